@@ -1,6 +1,6 @@
 """Composition root of the node agent: reads options, opens components, runs the loop, restores at the end.
-Everything that only some settings need is opened by `agent.components`. Raises before anything on the node is
-changed.
+Everything that only some settings need is opened by `agent.components`. Errors are raised before anything on the node
+is changed.
 """
 
 from __future__ import annotations
@@ -22,17 +22,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from agent import components
-from agent.components import open_journals
 from agent.config.config import AgentConfig
-from agent.config.loader import ConfigError
+from agent.config.loader import ConfigError, NodeCheck
 from agent.journal.decisions import DecisionJournal
 from agent.journal.evictions import EvictionJournal
 from agent.journal.log import CycleLog
 from agent.loop import Loop
 from agent.qrm.actuator.actuator import Actuator
 from agent.qrm.actuator.checkpoint import CpusetCheckpoint
-from agent.qrm.actuator.originals import OriginalsJournal, StateDirLocked
-from agent.qrm.actuator.shutdown import restore_all
+from agent.qrm.actuator.originals import OriginalsJournal, StateDirLocked, restore_all
 from agent.qrm.actuator.state_dir import open_originals, read_boot_id
 from agent.qrm.actuator.writer import KnobWriter
 from agent.qrm.decisions.cpu import managed_cgroups
@@ -48,7 +46,7 @@ from agent.sensors.snapshot import Sensor
 from agent.sensors.triggers.psi_triggers import STALL_US, WINDOW_US, PsiTriggerSet
 from api import VERSION
 from api.decision import ActMode
-from api.interfaces import CycleSink, PodSource, Probe, RunqLatencySource, Unavailable
+from api.interfaces import CycleSink, HealthReporter, PodSource, RunqLatencySource, Unavailable
 from common.http.token_review import TokenReviewer
 from common.http.web_config import WebConfig
 from common.supervised_tasks import SupervisedTasks
@@ -62,21 +60,31 @@ from probes.deferred_loading import DeferredLoader
 from probes.runqlat import open_runqlat
 
 if TYPE_CHECKING:
+    from agent.eviction.runner import EvictionRunner
     from agent.nri.lifecycle import NriLifecycle
+    from agent.qrm.actuator.node_knobs import NodeKnobs
     from exporters.otel.sink import OtelSink
     from exporters.recording.recorder import Recorder
 
+log = logging.getLogger("dioptase")
+BLAME = BlameProbe.name
+PROC, SYS = Path("/proc"), Path("/sys")
+IO_THREADS = 8
+"""Threads of the default executor, where asyncio resolves host names and the agent saves files and scans directories: each may
+hang for seconds on a name server or a disk. They are started on demand. Cycles and HTTP bodies have executors of their own."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-"""malloc.h; 1.3 MiB less at 200 cgroups."""
+"""Parameters of mallopt (malloc.h). Together they save 1.3 MiB of RSS at 200 cgroups."""
 _MMAP_THRESHOLD_BYTES = 128 << 10
 _GC_THRESHOLDS = (10_000, 10, 10)
-"""Instead of (700, 10, 10)."""
+"""In place of Python's (700, 10, 10)."""
 
 
 def limit_malloc_arenas() -> None:
-    """Keep glibc from giving every thread a heap of its own, and have it give large blocks back when they are freed: the few
-    threads here wait more than they allocate, and a scrape needs for a moment what it must not keep."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    """Makes glibc use one heap for all threads and return large blocks to the kernel when they are freed.
+
+    The few threads of the agent allocate little, and a scrape needs its memory for a moment only.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)
         mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
@@ -84,178 +92,253 @@ def limit_malloc_arenas() -> None:
 
 
 def reduce_gc_runs() -> None:
-    """Have the collector of cycles leave alone what lives as long as the agent, and come less often: a round makes tens of
-    thousands of objects and no cycles, and one collection of everything stopped it for 60 ms."""
+    """Excludes the objects that live as long as the agent from garbage collection, and makes collections rarer.
+
+    A cycle makes tens of thousands of objects and no reference cycles; one full collection took 60 ms.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
 
 
-log = logging.getLogger("dioptase")
-BLAME = BlameProbe.name
-READER_THREADS = 2
-"""Threads that answer scrapes: more would only keep more memory, for they compute and share one interpreter."""
-PROC, SYS = Path("/proc"), Path("/sys")
-
-
 class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says."""
+    """The options of the command line."""
 
     node: str = ""
-    """Its name in the cluster, where it reports and obeys; empty where it does neither."""
+    """The name of the Node object that the agent reports on and takes dynamic configuration for; empty for neither."""
     pods: Path | None
-    """None watches every cgroup and manages none, but for those of `kubelet`."""
+    """The pods file. Without one, and without `kubelet`, the agent watches every cgroup and manages none."""
     act: ActMode
     host: str
     port: int
     state_dir: Path
     config: Path | None = None
     kubelet: bool = False
-    """Whether the pods are those of the kubelet and the container runtime, instead of a file's."""
+    """Whether the pods come from the kubelet and the container runtime instead of a file."""
     duration_s: float | None = None
     malachite: tuple[str, int] | None = None
-    """Where Malachite's documents are served."""
+    """Address of Malachite's HTTP documents."""
     web_config: Path | None = None
     record: Path | None = None
     record_max_mib: int
 
 
 def main(options: AgentOptions) -> int:
-    """Run the agent until a signal or the duration ends it; the exit status is 1 if something could not be put back.
+    """Runs the agent until a signal or the duration ends it; returns 1 if a value could not be restored, else 0.
 
-    Raises ConfigError, PodsError and Unavailable before anything was changed.
+    Raises ConfigError, PodsError and Unavailable before anything is changed.
     """
     limit_malloc_arenas()
-    # Until the loop takes signals over, an end while the probe compiles must clean up as well; nothing was changed yet.
+    # Until the event loop handles signals, SIGTERM during the compilation of a probe must run the clean-up too.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
     document, config = components.load_node_settings(
         options.config, registry.PROBE_NAMES, PROC if options.kubelet else None
     )
-    if options.config is not None and (found := _node_mismatch(config)):
-        raise ConfigError(f"{options.config}: {found}")
+    check_node = _open_node_check() if options.config is not None or options.node else _fits_every_node
+    if mismatch := check_node(config):
+        raise ConfigError(f"{options.config}: {mismatch}")
     if config.exporters.token_review and not options.node:
         raise ConfigError(
             f"{options.config}: exporters.tokenReview: it is the API server that knows tokens; give --node too"
         )
-    # A file that cannot hold is refused before anything else.
-    return asyncio.run(_run(options, document, config, _static_pods(options.pods, config)))
+    # A pods file that is not valid is refused before anything else.
+    return asyncio.run(_run(options, document, config, _static_pods(options.pods, config), check_node))
 
 
-def _node_mismatch(config: AgentConfig) -> str:
-    """What the settings keep back and this node lacks; empty where it lacks nothing."""
-    from agent.config.node_check import check_against_node  # noqa: PLC0415 - the defaults fit everywhere
+def _fits_every_node(_defaults: AgentConfig) -> str:
+    return ""
+
+
+def _open_node_check() -> NodeCheck:
+    """Return a check of settings against this node: the first that it cannot hold, or an empty text.
+
+    The node is read here and only here: dynamic configuration checks on the event loop, several times per change.
+    """
+    from agent.config.node_check import check_against_node  # noqa: PLC0415 - the defaults fit every node
 
     reader = NodeReader(PROC, SYS)
     node = reader.read()
     reader.close()
-    numa = {number: one.meminfo["MemTotal"] for number, one in node.numa.items() if "MemTotal" in one.meminfo}
-    return check_against_node(config, read_topology(SYS), node.memory_total_bytes, numa)
+    numa = {number: sample.meminfo["MemTotal"] for number, sample in node.numa.items() if "MemTotal" in sample.meminfo}
+    topology, memory_bytes = read_topology(SYS), node.memory_total_bytes
+    return lambda config: check_against_node(config, topology, memory_bytes, numa)
 
 
 def _static_pods(path: Path | None, config: AgentConfig) -> PodSource:
-    """The pods of this node. What they ask for is held against the NUMA nodes that there are."""
     return NoPods() if path is None else StaticPods(path, _pod_parsing_context(config))
 
 
-async def _open_pod_source(
-    options: AgentOptions, config: AgentConfig, hierarchy: Hierarchy, pods: PodSource, tending: SupervisedTasks
-) -> tuple[PodSource, tuple[Probe, ...], int]:
-    """Whoever lists the pods, how those fare whom he asks, and for how long he may list what has ended (ns)."""
+async def _open_pod_inputs(
+    options: AgentOptions, config: AgentConfig, hierarchy: Hierarchy, pods: PodSource, tasks: SupervisedTasks
+) -> components.PodInputs:
     if not options.kubelet:
-        return pods, (), 0
-    asked = msgspec.structs.replace(config, kubelet=config.kubelet.named(options.node))
-    source, probes = await components.open_kubelet(asked, _pod_parsing_context(config), hierarchy, tending)
-    return source, probes, components.ended_container_listing_ns(config)
+        return components.PodInputs(pods=pods)
+    named = msgspec.structs.replace(config, kubelet=config.kubelet.named(options.node))
+    return await components.open_kubelet(named, _pod_parsing_context(config), hierarchy, tasks)
 
 
 def _pod_parsing_context(config: AgentConfig) -> PodParsingContext:
     return PodParsingContext(dialect=config.qos.dialect(), numa_nodes=read_topology(SYS).numa_nodes or None)
 
 
-async def _run(options: AgentOptions, file: Mapping[str, Any], config: AgentConfig, pods: PodSource) -> int:
-    hierarchy, state = detect_hierarchy(PROC), (options.state_dir, read_boot_id(PROC))
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(READER_THREADS, "reader"))
+class _Parts(msgspec.Struct, kw_only=True):
+    """What `_run` has opened before the exporters and the loop."""
+
+    config: AgentConfig
+    act: ActMode
+    hierarchy: Hierarchy
+    state: components.StateLocation
+    inputs: components.PodInputs
+    files: KnobWriter
+    originals: OriginalsJournal | None
+    cluster: components.ClusterConnection
+    latencies: RunqLatencySource
+    probes: DeferredLoader
+    node_knobs: NodeKnobs | None
+    evictor: EvictionRunner | None
+    runtime: NriLifecycle
+    act_warnings: tuple[str, ...]
+    """Why `act` is less than was requested."""
+    startup_warnings: tuple[str, ...]
+
+
+async def _run(
+    options: AgentOptions, file: Mapping[str, Any], config: AgentConfig, pods: PodSource, check_node: NodeCheck
+) -> int:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(IO_THREADS, "io"))
     async with AsyncExitStack() as stack:
-        tending = SupervisedTasks(stack)
-        files = stack.enter_context(closing(components.open_knob_writer(config, hierarchy, kubelet=options.kubelet)))
-        pods, asking, patience_ns = await _open_pod_source(options, config, hierarchy, pods, tending)
-        originals, state_missing = _open_originals(options, stack)
-        cluster = components.ClusterConnection(
-            options.node, options.state_dir if originals else None, kubelet=options.kubelet
-        )
-        config, told_missing = cluster.open(file, config, _node_mismatch)
-        act, act_missing = _effective_act(options.act, files, originals, pods, config)
-        waits, probes, waits_missing = _open_probes(config, hierarchy, stack, watching=isinstance(pods, NoPods))
-        node_knobs, knobs_missing = components.open_node_knobs(config, act, hierarchy, state, SYS)
-        evictor = components.open_evictor(config, act, hierarchy, stack, node=options.node, kubelet=options.kubelet)
-        journals = open_journals(None if originals is None else options.state_dir, stack, evicting=evictor is not None)
-        indicators, recorder = PodIndicatorScraper(), _open_recorder(options, stack)
-        cgroups, node = _open_readers(options, config, hierarchy, stack)
-        runtime = components.open_nri_lifecycle(config, act, pods, hierarchy, _pod_parsing_context(config), state[0])
-        sinks, reporting = await _open_exporters(options, config, (*journals, recorder), (cluster, runtime), stack)
-        sinks += await cluster.join(config, act, evictor, tending)
-        more = (*cluster.sources, *components.open_hardware_probes(config, SYS), *runtime.probes, tending)
-        sensor = Sensor(
-            cgroups=cgroups,
-            node=node,
-            sys=SYS,
-            pods=pods,
-            waits=waits,
-            indicators=indicators,
-            probes=(*probes.probes, *asking, *reporting, *more),
-            reclaim_root=config.memory.reclaim_root,
-            patience_ns=patience_ns,
-        )
+        tasks = SupervisedTasks(stack)
+        parts = await _open_parts(options, (file, config, check_node), pods, tasks)
+        act = parts.act
+        directory = None if parts.originals is None else options.state_dir
+        journals = components.open_journals(directory, stack, evicting=parts.evictor is not None)
+        exporters = await _open_exporters(options, parts, journals, stack)
+        exporters.sinks += await parts.cluster.join(parts.config, act, parts.evictor, tasks, parts.inputs.pods)
+        indicators = PodIndicatorScraper()
+        sensor = _open_sensor(options, parts, indicators, (exporters.reporters, (tasks,)), stack)
         if options.malachite is not None:
-            sinks.append(await _open_malachite(*options.malachite, hierarchy, stack))
-        loop = Loop(
-            config=config,
-            sensor=sensor,
-            actuator=Actuator(files, originals, act, runtime.foretold),
-            sinks=sinks,
-            triggers=_open_triggers(hierarchy, stack),
-            evictor=evictor,
-            node_knobs=node_knobs,
-            neighbours=cluster.neighbours,
-            checkpoint=CpusetCheckpoint(*state) if act is ActMode.ON else None,
-            forecasts=components.open_forecast_file(config, options.act, state, stack)
-            if originals is not None
-            else None,
-            startup_warnings=(*state_missing, *told_missing, *act_missing, *waits_missing, *knobs_missing),
-        )
-        cluster.start(loop.apply_config, tending)
-        runtime.start(lambda: loop.preview_inputs)
-        stack.callback(runtime.leave, files)
+            exporters.sinks.append(await _open_malachite(*options.malachite, parts.hierarchy, stack))
+        loop = _open_loop(options, parts, sensor, exporters, stack)
+        parts.cluster.start(loop.apply_config, tasks)
+        parts.runtime.start(lambda: loop.preview_inputs)
+        stack.callback(parts.runtime.leave, parts.files)
         reduce_gc_runs()
-        probes.start()
-        tending.begin("asking pods for indicators", partial(indicators.run, loop.pods))
+        parts.probes.start()
+        tasks.begin("scraping indicators of pods", partial(indicators.run, loop.pods))
+        unrestored = 0
         try:
             await _run_until_stopped(loop, options)
         finally:
-            made = runtime.end(files, originals)
-            left = restore_all(originals, files, node_knobs, loop.latest, journals[0], made) if act is ActMode.ON else 0
-            _log_act_downgrade(options.act, act, act_missing)
-    return 1 if left else 0
+            created = parts.runtime.end(parts.files, parts.originals)
+            if act is ActMode.ON:
+                unrestored = restore_all(
+                    parts.originals, parts.files, parts.node_knobs, loop.latest, journals[0], created
+                )
+            elif options.act is ActMode.ON:
+                log.warning("--act on was requested, and nothing was written. %s", " ".join(parts.act_warnings))
+    return 1 if unrestored else 0
 
 
-def _log_act_downgrade(asked: ActMode, act: ActMode, missing: Sequence[str]) -> None:
-    if act is not asked:
-        log.warning("--act on was asked for, and nothing was written. %s", " ".join(missing))
+async def _open_parts(
+    options: AgentOptions,
+    settings: tuple[Mapping[str, Any], AgentConfig, NodeCheck],
+    pods: PodSource,
+    tasks: SupervisedTasks,
+) -> _Parts:
+    """Opens all that the exporters and the loop need; nothing on the node is changed. Raises Unavailable."""
+    file, config, check_node = settings
+    hierarchy, state, stack = detect_hierarchy(PROC), (options.state_dir, read_boot_id(PROC)), tasks.stack
+    files = stack.enter_context(closing(components.open_knob_writer(config, hierarchy, kubelet=options.kubelet)))
+    inputs = await _open_pod_inputs(options, config, hierarchy, pods, tasks)
+    pods = inputs.pods
+    originals, originals_warnings = _open_originals(options, stack)
+    state_dir = options.state_dir if originals else None
+    cluster = components.ClusterConnection(options.node, state_dir, inputs.configuration)
+    config, cluster_warnings = cluster.open(file, config, check_node)
+    act, act_warnings = _effective_act(options.act, files, originals, pods, config)
+    latencies, probes, latency_warnings = _open_probes(config, hierarchy, stack, watching=isinstance(pods, NoPods))
+    node_knobs, knob_warnings = components.open_node_knobs(config, act, hierarchy, state, SYS)
+    return _Parts(
+        config=config,
+        act=act,
+        hierarchy=hierarchy,
+        state=state,
+        inputs=inputs,
+        files=files,
+        originals=originals,
+        cluster=cluster,
+        latencies=latencies,
+        probes=probes,
+        node_knobs=node_knobs,
+        evictor=components.open_evictor(config, act, hierarchy, stack, node=options.node, kubelet=options.kubelet),
+        runtime=components.open_nri_lifecycle(config, act, pods, hierarchy, _pod_parsing_context(config), state[0]),
+        act_warnings=act_warnings,
+        startup_warnings=(
+            *originals_warnings,
+            *cluster_warnings,
+            *act_warnings,
+            *latency_warnings,
+            *knob_warnings,
+        ),
+    )
 
 
-def _open_readers(
-    options: AgentOptions, config: AgentConfig, hierarchy: Hierarchy, stack: AsyncExitStack
-) -> tuple[CgroupReader, NodeReader]:
-    # Who asks for Malachite's documents reads back what it has just set, under a time that is to be true.
-    cgroups = CgroupReader(hierarchy, limit=config.max_cgroups, fresh_limits=options.malachite is not None)
+def _open_sensor(
+    options: AgentOptions,
+    parts: _Parts,
+    indicators: PodIndicatorScraper,
+    health: tuple[Sequence[HealthReporter], Sequence[HealthReporter]],
+    stack: AsyncExitStack,
+) -> Sensor:
+    """Opens the readers. `health` is that of exporters, and of components that live on the event loop."""
+    # Malachite's documents are read back by a client right after it writes a limit, so limits must not come from a cache.
+    cgroups = CgroupReader(parts.hierarchy, limit=parts.config.max_cgroups, fresh_limits=options.malachite is not None)
     stack.callback(cgroups.close)
     node = NodeReader(PROC, SYS)
     stack.callback(node.close)
-    return cgroups, node
+    exporters, loop_reporters = health
+    hardware = components.open_hardware_reporters(parts.config, SYS)
+    return Sensor(
+        cgroups=cgroups,
+        node=node,
+        sys=SYS,
+        pods=parts.inputs.pods,
+        waits=parts.latencies,
+        indicators=indicators,
+        probes=(*parts.probes.probes, *parts.inputs.probes),
+        reporters=(*parts.inputs.reporters, *exporters, *hardware, *parts.runtime.reporters),
+        loop_reporters=(*parts.cluster.reporters, *loop_reporters),
+        annotations=parts.cluster.node_annotations,
+        reclaim_root=parts.config.memory.reclaim_root,
+        patience_ns=parts.inputs.ended_listing_ns,
+    )
+
+
+def _open_loop(
+    options: AgentOptions, parts: _Parts, sensor: Sensor, exporters: _Exporters, stack: AsyncExitStack
+) -> Loop:
+    forecasts = None
+    if parts.originals is not None:
+        forecasts = components.open_forecast_file(parts.config, options.act, parts.state, stack)
+    return Loop(
+        config=parts.config,
+        sensor=sensor,
+        actuator=Actuator(parts.files, parts.originals, parts.act, parts.runtime.pending_originals),
+        sinks=exporters.sinks,
+        thread_sinks=exporters.thread_sinks,
+        before_cycle=sensor.read_loop_reporters,
+        triggers=_open_triggers(parts.hierarchy, stack),
+        evictor=parts.evictor,
+        node_knobs=parts.node_knobs,
+        peers=parts.cluster.peers,
+        checkpoint=CpusetCheckpoint(*parts.state) if parts.act is ActMode.ON else None,
+        forecasts=forecasts,
+        startup_warnings=parts.startup_warnings,
+    )
 
 
 def _open_originals(options: AgentOptions, stack: AsyncExitStack) -> tuple[OriginalsJournal | None, tuple[str, ...]]:
-    """The journal of originals. Only an agent that holds the lock goes on to act; watching needs none."""
+    """Opens the journal of originals. An agent that acts needs its lock; one that only watches runs without it."""
     try:
         originals = open_originals(options.state_dir, read_boot_id(PROC))
     except StateDirLocked:
@@ -265,24 +348,27 @@ def _open_originals(options: AgentOptions, stack: AsyncExitStack) -> tuple[Origi
     except Unavailable as error:
         return None, (f"{error.reason}: {error.remedy}.",)
     stack.callback(originals.close)
-    left = len(originals.entries())
-    found = (f"An earlier agent left {left} values changed; they are put back when this one ends with --act on.",)
-    return originals, (*originals.messages, *(found if left else ()))
+    count = len(originals.entries())
+    warning = f"An earlier agent left {count} values changed; this agent restores them when it ends with --act on."
+    return originals, (*originals.messages, *((warning,) if count else ()))
 
 
 def _effective_act(
-    asked: ActMode, files: KnobWriter, originals: OriginalsJournal | None, pods: PodSource, config: AgentConfig
+    requested: ActMode, files: KnobWriter, originals: OriginalsJournal | None, pods: PodSource, config: AgentConfig
 ) -> tuple[ActMode, tuple[str, ...]]:
-    """What can really be done: without write access, without a journal of originals, or as another's hands, nothing is."""
-    if asked is not ActMode.ON:
-        return asked, ()
+    """Returns the mode that is possible, and why it is not the requested one.
+
+    Decisions run dry without write access, without a journal of originals, and if a peer's QRM plugin carries them out.
+    """
+    if requested is not ActMode.ON:
+        return requested, ()
     if "advisor" in config.sockets.serve:
         return ActMode.DRY_RUN, ("Decisions run dry: sockets.serve has advisor, whose QRM plugin carries them out.",)
     try:
-        ours = managed_cgroups(pods.read())
+        managed = managed_cgroups(pods.read())
     except Unavailable:
-        ours = frozenset()  # the rounds say why; the root alone tells then
-    obstacle = files.write_obstacle(ours)
+        managed = frozenset()  # every cycle reports the reason; only the root is checked then
+    obstacle = files.write_obstacle(managed)
     if obstacle is not None:
         return ActMode.DRY_RUN, (f"Decisions run dry: {obstacle.reason}: {obstacle.remedy}.",)
     if originals is None:
@@ -290,8 +376,11 @@ def _effective_act(
     return ActMode.ON, ()
 
 
-def _open_waits(hierarchy: Hierarchy, *, blame: bool, watching: bool) -> tuple[RunqLatencySource, tuple[str, ...]]:
-    """The probe, or /proc/PID/schedstat where the kernel refuses it: of pods alone, for it costs a read for every thread."""
+def _open_latencies(hierarchy: Hierarchy, *, blame: bool, watching: bool) -> tuple[RunqLatencySource, tuple[str, ...]]:
+    """Opens the run-queue latency probe, or /proc/PID/schedstat if the kernel refuses it.
+
+    schedstat costs a read per thread, so it is read for listed pods only.
+    """
     try:
         return open_runqlat(blame=blame), ()
     except Unavailable as error:
@@ -305,12 +394,12 @@ def _open_waits(hierarchy: Hierarchy, *, blame: bool, watching: bool) -> tuple[R
 def _open_probes(
     config: AgentConfig, hierarchy: Hierarchy, stack: AsyncExitStack, *, watching: bool
 ) -> tuple[RunqLatencySource, DeferredLoader, tuple[str, ...]]:
-    """Waits, and the other probes, which are loaded later."""
-    chosen = registry.DEFAULT_PROBES if config.probes is None else config.probes
-    waits, missing = _open_waits(hierarchy, blame=BLAME in chosen, watching=watching)
-    stack.callback(waits.close)
-    openers = registry.openers(chosen, {BLAME: partial(shared_blame, waits)})
-    return waits, stack.enter_context(closing(DeferredLoader(openers))), missing
+    """Opens the run-queue latency source, and the loader of the other probes, which it loads later."""
+    names = registry.DEFAULT_PROBES if config.probes is None else config.probes
+    latencies, warnings = _open_latencies(hierarchy, blame=BLAME in names, watching=watching)
+    stack.callback(latencies.close)
+    openers = registry.openers(names, {BLAME: partial(shared_blame, latencies)})
+    return latencies, stack.enter_context(closing(DeferredLoader(openers))), warnings
 
 
 def _open_recorder(options: AgentOptions, stack: AsyncExitStack) -> Recorder | None:
@@ -323,17 +412,26 @@ def _open_recorder(options: AgentOptions, stack: AsyncExitStack) -> Recorder | N
     return recorder
 
 
+class _Exporters(msgspec.Struct):
+    """The sinks of cycles, and the exporters that report health of their own."""
+
+    sinks: list[CycleSink]
+    """Sinks that use objects of the event loop."""
+    thread_sinks: list[CycleSink]
+    """Sinks that write files or have a thread, published in the cycle thread, before `sinks`."""
+    reporters: list[HealthReporter]
+
+
 async def _open_exporters(
     options: AgentOptions,
-    config: AgentConfig,
-    kept: tuple[DecisionJournal, EvictionJournal | None, Recorder | None],
-    told: tuple[components.ClusterConnection, components.NullRuntime | NriLifecycle],
+    parts: _Parts,
+    journals: tuple[DecisionJournal, EvictionJournal | None],
     stack: AsyncExitStack,
-) -> tuple[list[CycleSink], list[Probe]]:
-    """Whoever is shown the rounds, and those of them that are sources too, because they say how they fare."""
-    (journal, evictions, recorder), (cluster, runtime) = kept, told
+) -> _Exporters:
+    (journal, evictions), recorder, cluster = journals, _open_recorder(options, stack), parts.cluster
+    config = parts.config
 
-    def about() -> AgentInfo:
+    def agent_info() -> AgentInfo:
         return AgentInfo(
             interval_s=config.interval_s,
             runq_latency_target_s=config.advisor.latency.target_wait_ms / 1000,
@@ -344,53 +442,51 @@ async def _open_exporters(
             recording=None if recorder is None else recorder.state,
             max_cgroups=config.exporters.max_cgroups,
             api_requests=cluster.requests(),
-            nri_answers=runtime.answers,
-            obeyed=cluster.obeyed(),
+            nri_answers=parts.runtime.answers,
+            applied_configs=cluster.applied_objects(),
             **cluster.socket_counters(),
         )
 
     spans = None
-    reporting: list[Probe] = [] if recorder is None else [recorder]
+    reporters: list[HealthReporter] = [] if recorder is None else [recorder]
     if any(name.startswith("OTEL_") for name in os.environ):
-        spans = _open_otel(about, reporting)
+        spans = _open_otel(agent_info, reporters)
     if spans is not None:
         stack.callback(spans.close)
-    stale_s = max(STALE_S, 3 * config.interval_s)
-    secured = None if options.web_config is None else WebConfig(options.web_config, check_yaml)
     server = AgentWebServer(
         journal=journal,
         evictions=evictions,
         version=VERSION,
-        stale_s=stale_s,
-        about=about,
-        configuration=cluster.told,
+        stale_s=max(STALE_S, 3 * config.interval_s),
+        about=agent_info,
+        configuration=cluster.effective_configuration,
         checks=partial(components.node_checks, options.state_dir),
-        web_config=secured,
+        web_config=None if options.web_config is None else WebConfig(options.web_config, check_yaml),
         tokens=TokenReviewer(cluster.review) if config.exporters.token_review else None,
     )
     port = await server.start(options.host, options.port)
     stack.push_async_callback(server.stop)
     host = f"[{options.host}]" if ":" in options.host else options.host
     log.info("page, API and metrics on http%s://%s:%d", "s" if server.encrypted else "", host, port)
-    sinks: list[CycleSink | None] = [journal, evictions, server, CycleLog(), spans, recorder]
-    return [sink for sink in sinks if sink is not None], reporting
+    thread_sinks = (journal, evictions, CycleLog(), spans, recorder)
+    return _Exporters([server], [sink for sink in thread_sinks if sink is not None], reporters)
 
 
-def _open_otel(about: Callable[[], AgentInfo], reporting: list[Probe]) -> OtelSink | None:
-    """OpenTelemetry, if the environment asks for it; why it cannot be is a source of its own."""
+def _open_otel(about: Callable[[], AgentInfo], reporters: list[HealthReporter]) -> OtelSink | None:
+    """Opens the OpenTelemetry exporter. If it cannot start, a component that reports the reason is added to `reporters`."""
     from exporters.otel import startup  # noqa: PLC0415 - most agents are scraped
 
     try:
         return startup.start_otel(os.environ, about)
     except Unavailable as error:
-        # Telemetry is no reason to leave a node without its agent.
+        # The node needs its agent with or without telemetry.
         log.error("nothing is sent to OpenTelemetry: %s: %s", error.reason, error.remedy)
-        reporting.append(startup.OtelUnavailable(error))
+        reporters.append(startup.OtelUnavailable(error))
         return None
 
 
 async def _open_malachite(host: str, port: int, hierarchy: Hierarchy, stack: AsyncExitStack) -> CycleSink:
-    """Malachite's documents, which most agents never need: their types are 2 MiB."""
+    """Serves Malachite's documents. Imported here because their types take 2 MiB."""
     from exporters.malachite.cgroup_documents import CgroupLayout  # noqa: PLC0415
     from exporters.malachite.server import MalachiteServer  # noqa: PLC0415
 
@@ -406,7 +502,7 @@ async def _open_malachite(host: str, port: int, hierarchy: Hierarchy, stack: Asy
 
 
 def _open_triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> PsiTriggerSet | None:
-    """Pressure triggers of online cgroups where there is a unified hierarchy; without one, waits have to do."""
+    """Opens pressure triggers of online cgroups; None without a unified hierarchy, where run-queue latency has to do."""
     if hierarchy.v2 is None:
         return None
     triggers = PsiTriggerSet(hierarchy.v2, stall_us=STALL_US, window_us=WINDOW_US)
@@ -415,7 +511,7 @@ def _open_triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> PsiTriggerSet
 
 
 async def _run_until_stopped(loop: Loop, options: AgentOptions) -> None:
-    """Run rounds until SIGTERM, SIGINT, a terminal that closes (unless nohup has us ignore that) or the duration."""
+    """Runs cycles until SIGTERM, SIGINT, SIGHUP (unless nohup ignores it) or the end of the duration."""
     running = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
@@ -426,7 +522,7 @@ async def _run_until_stopped(loop: Loop, options: AgentOptions) -> None:
 
 
 def _no_command() -> int:
-    """Options are read by the command line, which knows this module and not the other way round."""
+    """Refuses `python -m agent`: only the command line, which imports this module, reads options."""
     print("python -m agent is no command; run `dioptase agent`", file=sys.stderr)
     return 2
 

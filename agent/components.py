@@ -1,6 +1,6 @@
-"""Opens the optional components of the agent that the settings request: cluster, eviction, kubelet, knobs.
+"""Opens the optional components of the agent that the settings request: cluster, kubelet, knobs.
 Every component is imported inside the function that opens it, because gRPC, aiohttp and the API-server client cost
-memory that most agents do not need. Nothing here may block a cycle.
+memory that most agents do not need.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -17,56 +17,61 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from agent.config.config import AgentConfig
-from agent.config.eviction import EvictionConfig, EvictionMethodName
-from agent.config.loader import build_config, find_runtime_socket, load_document
+from agent.config.eviction import EvictionConfig
+from agent.config.loader import NodeCheck, build_config, find_runtime_socket, load_document
+from agent.eviction.evictor_by_qos_level import (
+    API_METHODS,
+    CONTAINER_METHOD,
+    SIGNAL_METHOD,
+    EvictorByQosLevel,
+)
 from agent.journal.decisions import DecisionJournal
 from agent.journal.evictions import EvictionJournal
 from agent.journal.forecast_file import ForecastFile
+from agent.nri.lifecycle import NriLifecycle
 from agent.qrm.actuator.writer import KnobWriter
 from agent.sensors.cgroup.hierarchy import Hierarchy, cgroup_exists, detect_hierarchy
 from agent.sensors.pods.pod_spec import PodParsingContext
 from agent.sensors.pods.static_pods import NoPods, StaticPods
 from api import VERSION
-from api.decision import ActMode, Outcome
+from api.decision import ActMode
 from api.diagnostics import DoctorCheck, EffectiveConfiguration
-from api.eviction import EvictionBlock, EvictionEvent
-from api.interfaces import CycleSink, PodSource, Probe, Unavailable
-from api.pod import Pod
+from api.interfaces import CycleSink, HealthReporter, PodSource, Probe, Unavailable
 from common.grpc_calls import CALL_COUNTS
 from common.supervised_tasks import SupervisedTasks
 
 if TYPE_CHECKING:
-    from agent.advisor.preview import PreviewInputs
     from agent.dynamic_config.follow import CustomNodeConfigFollower, DynamicConfig
-    from agent.eviction.api_evictor import EvictionMethod
-    from agent.eviction.runner import EvictionRunner, PodEvictor
+    from agent.eviction.eviction_records import EvictionRecords
+    from agent.eviction.runner import EvictionRunner, PodDetails, PodEvictor
+    from agent.katalyst.external_evictions import ExternalEvictionPlugins
     from agent.katalyst.peers import KatalystPeers
-    from agent.nri.lifecycle import NriLifecycle
     from agent.qrm.actuator.node_knobs import NodeKnobs
-    from agent.qrm.actuator.originals import OriginalsJournal
-    from agent.qrm.actuator.pending_originals import PendingOriginals
     from agent.reporter.cnr_writer import CnrWriter
+    from agent.sensors.pods.kubelet_configuration import KubeletConfigPoller
     from api.node_resources import ReportedField
     from kube.client import KubeClient
 
 NS_PER_S = 1_000_000_000
 EXECUTED_BY_PEER = ("advisor", "resource-plugins")
-"""Sockets whose other side does what is decided here, whether or not this agent does too."""
+"""Sockets whose peer carries out the decisions of this agent, also in a dry run."""
 StateLocation = tuple[Path, str]
-"""The state directory, and the id of this boot."""
+"""The state directory and the boot ID."""
 NODE_ORIGINALS, OOM_ORIGINALS, RESCTRL_GROUPS = "node-originals.json", "oom-originals.json", "fs/resctrl/dioptase-*"
-"""As agent.qrm.actuator.disk_settings, oom_scores and resctrl have them, which are loaded only where they are needed."""
+"""The same names as in agent.qrm.actuator.disk_settings, oom_scores and resctrl_groups, which are imported only when needed."""
 
 
 def load_node_settings(
     path: Path | None, probes: Collection[str], proc: Path | None
 ) -> tuple[Mapping[str, Any], AgentConfig]:
-    """What the settings file says, and the settings. With `proc`, whose mounts have the cgroups, those that name cgroups
-    are, unless set, the kubelet's. Raises ConfigError, and Unavailable where there are no cgroups."""
+    """Returns the settings file and the configuration. With `proc`, settings that name cgroups default to the kubelet's.
+
+    Raises ConfigError, and Unavailable without cgroups.
+    """
     document, config = load_document(path, probes)
     if proc is None:
         return document, config
-    from agent.config.node_check import apply_kubelet_roots  # noqa: PLC0415 - where pods are not a kubelet's, there are none of its cgroups
+    from agent.config.node_check import apply_kubelet_roots  # noqa: PLC0415 - only with a kubelet
 
     document = apply_kubelet_roots(
         document, config.kubelet.cgroup_root, partial(cgroup_exists, detect_hierarchy(proc).primary)
@@ -75,7 +80,7 @@ def load_node_settings(
 
 
 def open_knob_writer(config: AgentConfig, hierarchy: Hierarchy, *, kubelet: bool) -> KnobWriter:
-    """Whoever writes the knobs. Raises Unavailable."""
+    """Opens the writer of knobs: by the CRI if the configuration says so, else by cgroup files. Raises Unavailable."""
     socket = find_runtime_socket(config.kubelet.runtime_socket) if kubelet and config.kubelet.writer == "cri" else None
     if socket is None:
         return KnobWriter(hierarchy)
@@ -87,31 +92,33 @@ def open_knob_writer(config: AgentConfig, hierarchy: Hierarchy, *, kubelet: bool
 def open_evictor(
     config: AgentConfig, act: ActMode, hierarchy: Hierarchy, stack: AsyncExitStack, *, node: str, kubelet: bool
 ) -> EvictionRunner | None:
-    """The eviction manager, if a plugin is named, asked at a socket, or may be named while the agent runs, because the cluster
-    tells it its settings; it asks nobody to leave unless the agent acts. Raises Unavailable."""
+    """Opens the eviction manager if a plugin is enabled, runs at a socket, or may be enabled by dynamic configuration.
+
+    It evicts pods only if the agent acts. Raises Unavailable.
+    """
     if not (config.eviction.plugins or config.eviction.plugin_sockets or node) or act is ActMode.OFF:
         return None
     from agent.eviction.runner import EvictionRunner  # noqa: PLC0415
 
-    killer = None
+    pod_evictor = None
     if act is ActMode.ON:
-        killer = open_pod_evictor(config.eviction, hierarchy, node=node, kubelet=kubelet)
-        stack.callback(killer.close)
-    return EvictionRunner(config, killer)
+        pod_evictor = open_pod_evictor(config.eviction, hierarchy, node=node, kubelet=kubelet)
+        stack.callback(pod_evictor.close)
+    return EvictionRunner(config, pod_evictor)
 
 
-def open_hardware_probes(config: AgentConfig, sys: Path) -> tuple[Probe, ...]:
-    """Sources that say what the machine lacks for what the settings ask of it."""
+def open_hardware_reporters(config: AgentConfig, sys: Path) -> tuple[HealthReporter, ...]:
+    """Opens the components that report which hardware support of an enabled feature is missing."""
     if not config.power.enable:
         return ()
-    from agent.sensors.node.rapl import PowerCapSupport  # noqa: PLC0415 - few nodes ask for it
+    from agent.sensors.node.rapl import PowerCapSupport  # noqa: PLC0415 - few nodes enable it
 
-    return (PowerCapSupport(sys),)
+    return (PowerCapSupport(sys, capping=config.power.capping),)
 
 
 def node_checks(state_dir: Path) -> tuple[DoctorCheck, ...]:
-    """What this node can and cannot do, for whoever asks over HTTP; the probes say themselves how they fare, as sources."""
-    from agent.doctor import host_checks  # noqa: PLC0415 - few ask
+    """Returns the checks of this node for /api/v1/doctor; probes report their own health in the snapshot."""
+    from agent.doctor import host_checks  # noqa: PLC0415 - rarely requested
 
     return host_checks.check_host(state_dir)
 
@@ -119,445 +126,432 @@ def node_checks(state_dir: Path) -> tuple[DoctorCheck, ...]:
 def open_forecast_file(
     config: AgentConfig, act: ActMode, state: StateLocation, stack: AsyncExitStack
 ) -> ForecastFile | None:
-    """The predictor's history, where this agent judges and keeps score; it must have the state directory to itself."""
+    """Opens the predictor's history if the calibrated forecast is in use.
+
+    The agent must hold the lock of the state directory.
+    """
     if act is ActMode.OFF or config.forecast.method != "calibrated":
         return None
-    kept = ForecastFile(*state)
-    stack.callback(kept.close)
-    return kept
+    file = ForecastFile(*state)
+    stack.callback(file.close)
+    return file
 
 
 def open_node_knobs(
     config: AgentConfig, act: ActMode, hierarchy: Hierarchy, state: StateLocation, sys: Path
 ) -> tuple[NodeKnobs | None, tuple[str, ...]]:
-    """Settings of disks, caches and processes, where there are any or an earlier agent had some; why they are left alone."""
+    """Opens the knobs of disks, caches, processes and power limits if any is set, or an earlier agent left one changed.
+
+    Returns a warning instead if they cannot be opened.
+    """
     journals = (state[0] / name for name in (NODE_ORIGINALS, OOM_ORIGINALS))
     left = act is ActMode.ON and (any(journal.exists() for journal in journals) or any(sys.glob(RESCTRL_GROUPS)))
-    if act is ActMode.OFF or not (config.knobs.of_the_node or left):
+    if act is ActMode.OFF or not (config.knobs.of_the_node or config.power.enable or left):
         return None, ()
     from agent.qrm.actuator import node_knobs  # noqa: PLC0415 - few nodes set any
 
     try:
         return node_knobs.open_node_knobs(config.knobs, hierarchy, state, sys, dry=act is not ActMode.ON), ()
     except Unavailable as error:
-        return None, (f"Disks, caches and OOM scores are left alone: {error.reason}: {error.remedy}.",)
+        return None, (f"Disks, caches, OOM scores and power are left alone: {error.reason}: {error.remedy}.",)
+
+
+class PodInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """The pod source, and what the kubelet provides besides pods."""
+
+    pods: PodSource
+    ended_listing_ns: int = 0
+    """For how long a container that ended may still be listed."""
+    probes: tuple[Probe, ...] = ()
+    reporters: tuple[HealthReporter, ...] = ()
+    configuration: KubeletConfigPoller | None = None
+    """The kubelet's configuration; None without a kubelet."""
 
 
 async def open_kubelet(
-    config: AgentConfig, door: PodParsingContext, hierarchy: Hierarchy, tending: SupervisedTasks
-) -> tuple[PodSource, tuple[Probe, ...]]:
-    """The pods of the kubelet and of the container runtime, and how both fare, who were asked once already; what cannot be
-    asked now is asked again, and shown."""
-    from agent.sensors.pods.kubelet_client import CONFIGZ_PATH, KubeletClient  # noqa: PLC0415 - the others have their pods from a file, or none
-    from agent.sensors.pods.kubelet_managers import KubeletConfigPoller, KubeletManagersProbe  # noqa: PLC0415
+    config: AgentConfig, context: PodParsingContext, hierarchy: Hierarchy, tasks: SupervisedTasks
+) -> PodInputs:
+    """Opens the pods of the kubelet and the container runtime and the kubelet's configuration, and polls each once.
+
+    A failed poll is reported as health, and repeated.
+    """
+    from agent.sensors.pods.kubelet_client import CONFIGZ_PATH, KubeletClient  # noqa: PLC0415 - only with a kubelet
+    from agent.sensors.pods.kubelet_configuration import KubeletConfigPoller  # noqa: PLC0415
+    from agent.sensors.pods.kubelet_managers import KubeletManagersProbe  # noqa: PLC0415
     from agent.sensors.pods.kubelet_pods import KubeletPodSource  # noqa: PLC0415
     from agent.sensors.pods.pod_join import PodJoinContext  # noqa: PLC0415
 
-    runtime, socket, stack = None, find_runtime_socket(config.kubelet.runtime_socket), tending.stack
+    kubelet, runtime, stack = config.kubelet, None, tasks.stack
+    socket = find_runtime_socket(kubelet.runtime_socket)
     if socket is not None:
         from agent.sensors.pods.cri_client import ContainerRuntimeClient  # noqa: PLC0415 - gRPC is 12 MiB
 
-        runtime = ContainerRuntimeClient(socket, config.kubelet.timeout_s)
+        runtime = ContainerRuntimeClient(socket, kubelet.timeout_s)
         stack.push_async_callback(runtime.close)
-    kubelet = await stack.enter_async_context(KubeletClient(config.kubelet))
     node = PodJoinContext(
-        door=door, exists=partial(cgroup_exists, hierarchy.primary), cgroup_root=config.kubelet.cgroup_root
+        parsing=context, exists=partial(cgroup_exists, hierarchy.primary), cgroup_root=kubelet.cgroup_root
     )
-    pods = KubeletPodSource(kubelet, runtime, node, config.kubelet)
-    managers = KubeletConfigPoller(await stack.enter_async_context(KubeletClient(config.kubelet, CONFIGZ_PATH)))
-    await asyncio.gather(pods.run_cycle(), managers.look())
-    tending.begin("asking for pods", pods.run)
-    tending.begin("asking for the kubelet's managers", managers.run)
-    wants = config.advisor.policy == "canonical"
-    return pods, (*pods.probes(), KubeletManagersProbe(Path(config.kubelet.root_dir), managers, wants_cpusets=wants))
-
-
-class NullRuntime:
-    """RuntimeSide where the pods are a file's."""
-
-    foretold: PendingOriginals | None = None
-    probes: tuple[Probe, ...] = ()
-    answers: Mapping[str, int] = {}
-
-    def start(self, preview_inputs: Callable[[], PreviewInputs | None]) -> None: ...
-
-    def end(self, files: KnobWriter, originals: OriginalsJournal | None) -> tuple[Outcome, ...]:  # noqa: ARG002 - as the other's
-        return ()
-
-    def leave(self, files: KnobWriter) -> None: ...
+    pods = KubeletPodSource(await stack.enter_async_context(KubeletClient(kubelet)), runtime, node, kubelet)
+    pods.keep_manifests = bool(config.eviction.plugin_sockets)
+    configuration = KubeletConfigPoller(await stack.enter_async_context(KubeletClient(kubelet, CONFIGZ_PATH)))
+    await asyncio.gather(pods.poll(), configuration.poll())
+    tasks.begin("polling the pods", pods.run)
+    tasks.begin("polling the configuration of the kubelet", configuration.run)
+    cpusets = config.advisor.policy == "canonical"
+    return PodInputs(
+        pods=pods,
+        # The kubelet is polled at intervals, and answers late.
+        ended_listing_ns=round(2 * (kubelet.interval_s + kubelet.timeout_s) * NS_PER_S),
+        probes=(KubeletManagersProbe(Path(kubelet.root_dir), configuration, needs_cpusets=cpusets),),
+        reporters=pods.reporters(),
+        configuration=configuration,
+    )
 
 
 def open_nri_lifecycle(
-    config: AgentConfig, act: ActMode, pods: PodSource, hierarchy: Hierarchy, door: PodParsingContext, state_dir: Path
-) -> NriLifecycle | NullRuntime:
-    """The kubelet's and the runtime's part in acting, where the pods are theirs; who acts has that directory to himself."""
+    config: AgentConfig,
+    act: ActMode,
+    pods: PodSource,
+    hierarchy: Hierarchy,
+    context: PodParsingContext,
+    state_dir: Path,
+) -> NriLifecycle:
+    """Opens the NRI plugin if the pods come from a kubelet. An agent that acts holds the lock of `state_dir`."""
     if isinstance(pods, (StaticPods, NoPods)):
-        return NullRuntime()
-    from agent.nri.lifecycle import NriLifecycle  # noqa: PLC0415 - what speaks to them
+        return NriLifecycle(config, act, None, context, hierarchy, state_dir)
     from agent.sensors.pods.kubelet_pods import KubeletPodSource  # noqa: PLC0415
 
     assert isinstance(pods, KubeletPodSource)
-    return NriLifecycle(config, act, pods, door, hierarchy, state_dir)
+    return NriLifecycle(config, act, pods, context, hierarchy, state_dir)
 
 
-def ended_container_listing_ns(config: AgentConfig) -> int:
-    """How long a container that ended may still be listed with the kubelet's pods: it is asked now and then, and slow."""
-    return round(2 * (config.kubelet.interval_s + config.kubelet.timeout_s) * NS_PER_S)
+class BackgroundReporter(HealthReporter, Protocol):
+    """A component that works in a task of its own and reports its health."""
+
+    async def run(self) -> None: ...
+
+
+class ReportingComponent(BackgroundReporter, CycleSink, Protocol):
+    """A BackgroundReporter that takes cycles."""
+
+
+class OpenedComponents(msgspec.Struct):
+    """Opened components by what the agent does with them; a component may be in all three lists."""
+
+    sinks: list[CycleSink] = []
+    reporters: list[HealthReporter] = []
+    background: list[BackgroundReporter] = []
+
+    def add_sink(self, component: ReportingComponent) -> None:
+        """Adds a component that takes cycles, reports its health and works in a task."""
+        self.sinks.append(component)
+        self.add(component)
+
+    def add(self, component: BackgroundReporter) -> None:
+        """Adds a component that reports its health and works in a task."""
+        self.reporters.append(component)
+        self.background.append(component)
 
 
 class ClusterConnection:
-    """The cluster's side of the agent: who is reported to, and obeyed, and the neighbours at sockets. Without a node's name,
-    and where the settings name no socket, there is nobody."""
+    """The agent's connection to its cluster: reports, dynamic configuration, and Katalyst peers at sockets.
 
-    def __init__(self, node: str, state_dir: Path | None, *, kubelet: bool = False) -> None:
-        """What was obeyed last is remembered in `state_dir`; nowhere, where somebody else has it. `kubelet` says whether there
-        is one to ask."""
+    Without a node name there is no API server, and without configured sockets there are no peers.
+    """
+
+    def __init__(self, node: str, state_dir: Path | None, kubelet: KubeletConfigPoller | None = None) -> None:
+        """`state_dir` holds the dynamic configuration that was applied last; None if another agent has its lock. `kubelet` is
+        the configuration of the kubelet; None without one."""
         self._node, self._state_dir, self._kubelet = node, state_dir, kubelet
         self._file: Mapping[str, Any] = {}
         self._config, self._started_wall_ns = AgentConfig(), time.time_ns()
-        self._rules: DynamicConfig | None = None
-        self._joined: ClusterComponents | None = None
-        self.neighbours: KatalystPeers | None = None
-        """Those at sockets, once they were joined."""
-        self._evicting: tuple[CycleComponent, ...] = ()
+        self._dynamic: DynamicConfig | None = None
+        self._follower: CustomNodeConfigFollower | None = None
+        self._client: KubeClient | None = None
+        self._opened: list[OpenedComponents] = []
+        self._annotations: Callable[[], Mapping[str, str] | None] = lambda: None
+        self.peers: KatalystPeers | None = None
+        """The Katalyst peers at sockets, after `join`."""
 
     def open(
-        self, file: Mapping[str, Any], config: AgentConfig, fits: Callable[[AgentConfig], str]
+        self, file: Mapping[str, Any], config: AgentConfig, check_node: NodeCheck
     ) -> tuple[AgentConfig, tuple[str, ...]]:
-        """The settings that come of the file and of what was obeyed last, and what of that was lost. Raises Unavailable."""
+        """Returns the configuration of the file and of the objects that were applied last, and warnings. Raises Unavailable."""
         self._file, self._config = file, config
         if not self._node:
             return config, ()
         from agent.dynamic_config.follow import DynamicConfig  # noqa: PLC0415 - the types of Katalyst's kinds
         from agent.dynamic_config.last_good import LastGoodFile  # noqa: PLC0415
 
-        saved = None if self._state_dir is None else LastGoodFile(self._state_dir, self._node)
-        self._rules = DynamicConfig(file, config, fits, saved)
-        return self._rules.config, self._rules.messages
+        last_good = None if self._state_dir is None else LastGoodFile(self._state_dir, self._node)
+        self._dynamic = DynamicConfig(file, config, check_node, last_good)
+        ignored = (f"node.annotations are ignored: those of Node {self._node} count; take them out of the settings.",)
+        return self._dynamic.config, (*self._dynamic.messages, *(ignored if config.node.annotations else ()))
 
     async def join(
-        self, config: AgentConfig, act: ActMode, evictor: EvictionRunner | None, tending: SupervisedTasks
+        self,
+        config: AgentConfig,
+        act: ActMode,
+        evictor: EvictionRunner | None,
+        tasks: SupervisedTasks,
+        pods: object = None,
     ) -> tuple[CycleSink, ...]:
-        """Who is shown the rounds, to report them, with what the eviction manager has beside them. Raises Unavailable where no
-        API server is named."""
-        told = config.sockets
-        if act is not ActMode.OFF and (told.serve or told.take):
+        """Connects to the API server and the peers, and returns the sinks that report cycles there.
+
+        The components of the eviction manager that need either, or the details of its pod source `pods`, are opened too.
+        Raises Unavailable if no API server is named.
+        """
+        sockets = config.sockets
+        if self._dynamic is not None:
+            # A dry run takes no CPU back from reclaimed pods, so it reports none, unless a peer carries out the decisions.
+            by_peer = act is ActMode.DRY_RUN and any(socket in EXECUTED_BY_PEER for socket in sockets.serve)
+            await self._connect(self._dynamic, tasks.stack, reports_reclaimable=act is ActMode.ON or by_peer)
+        if act is not ActMode.OFF and (sockets.serve or sockets.take):
             from agent.katalyst.peers import KatalystPeers  # noqa: PLC0415 - gRPC is 12 MiB, and most agents stand alone
 
-            self.neighbours = KatalystPeers(config)
-        sinks: tuple[CycleSink, ...] = () if self.neighbours is None else self.neighbours.sinks
-        if self._rules is not None:
-            # In a dry run nobody takes back what is lent, unless decisions are carried out by those who ask for them.
-            lends = act is ActMode.ON or (act is ActMode.DRY_RUN and any(one in EXECUTED_BY_PEER for one in told.serve))
-            self._joined = await connect_cluster(
-                self._node, self._rules, tending.stack, kubelet=self._kubelet, lends=lends
-            )
-            sinks = (*self._joined.sinks, *sinks)
+            self.peers = KatalystPeers(config)
+            self._opened.append(OpenedComponents([*self.peers.sinks], [*self.peers.sources]))
         if evictor is not None:
-            client = None if self._joined is None else self._joined.client
-            self._evicting = await open_eviction_components(
-                evictor, config, client, self._node, tending, kubelet=self._kubelet
+            from agent.eviction.runner import PodDetails  # noqa: PLC0415 - only agents that evict
+
+            evictor.pod_details = pods if isinstance(pods, PodDetails) else None
+            self._opened.append(
+                open_eviction_components(
+                    evictor, config, self._client, self._node, tasks.stack, kubelet=self._kubelet is not None
+                )
             )
-        return (*sinks, *self._evicting)
+        return tuple(sink for opened in self._opened for sink in opened.sinks)
+
+    async def _connect(self, dynamic: DynamicConfig, stack: AsyncExitStack, *, reports_reclaimable: bool) -> None:
+        """Opens the components that work with the API server, which is named as for kubectl and not contacted yet."""
+        from agent.dynamic_config.follow import CustomNodeConfigFollower  # noqa: PLC0415
+        from agent.reporter.events import EvictionEventWriter  # noqa: PLC0415
+        from agent.reporter.extended_resources import ExtendedResources  # noqa: PLC0415
+        from common.yaml_guard import check_yaml  # noqa: PLC0415
+        from kube.client import KubeClient  # noqa: PLC0415
+        from kube.kubeconfig import load_access  # noqa: PLC0415
+
+        access = load_access(os.environ, check_yaml)
+        client = await stack.enter_async_context(KubeClient(access, f"dioptase-agent/{VERSION}"))
+        config, node = dynamic.config, self._node
+        self._client, self._follower = client, CustomNodeConfigFollower(client, node, dynamic)
+        opened, pollers = OpenedComponents(reporters=[self._follower]), list[BackgroundReporter]()
+        if config.report.offered_in:
+            from agent.katalyst.reporter_plugin_server import ReporterPluginServer  # noqa: PLC0415 - gRPC is 12 MiB
+
+            offered_in = Path(config.report.offered_in)
+            opened.add_sink(ReporterPluginServer(offered_in, reports_reclaimable=reports_reclaimable))
+        else:
+            cnr, pollers = open_cnr_writer(
+                client, node, config, stack, self._kubelet, reports_reclaimable=reports_reclaimable
+            )
+            opened.add_sink(cnr)
+        opened.add_sink(EvictionEventWriter(client, node))
+        if config.power.enable or config.overcommit.enable:
+            from agent.dynamic_config.node_annotations import NodeAnnotations  # noqa: PLC0415 - few nodes enable either
+
+            followed = NodeAnnotations(client, node, config)
+            self._annotations = followed.latest
+            opened.add(followed)
+        if config.report.extended_resources:
+            extended = ExtendedResources(client, node, reports_reclaimable=reports_reclaimable)
+            stack.push_async_callback(extended.withdraw)
+            opened.add_sink(extended)
+        for poller in pollers:
+            opened.add(poller)
+        self._opened.append(opened)
 
     @property
-    def sources(self) -> tuple[Probe, ...]:
-        """How that goes, once it was joined."""
-        beside = (*(() if self.neighbours is None else self.neighbours.sources), *self._evicting)
-        return beside if self._joined is None else (*self._joined.sources, *beside)
+    def reporters(self) -> tuple[HealthReporter, ...]:
+        """The health of all these components, after `join`. They live on the event loop."""
+        return tuple(reporter for opened in self._opened for reporter in opened.reporters)
 
-    def start(self, apply_config: Callable[[AgentConfig], None], tending: SupervisedTasks) -> None:
-        """Begin to report and to obey."""
-        if self._joined is not None:
-            self._joined.start(apply_config, tending)
-        if self.neighbours is not None:
-            self.neighbours.start(tending)
+    def start(self, apply_config: Callable[[AgentConfig], None], tasks: SupervisedTasks) -> None:
+        """Starts to report, and to pass each new dynamic configuration to `apply_config`."""
+        for opened in self._opened:
+            for component in opened.background:
+                tasks.begin(component.name, component.run)
+        if self._follower is not None:
+            tasks.begin(self._follower.name, partial(self._follower.run, apply_config))
+        if self.peers is not None:
+            self.peers.start(tasks)
+
+    def node_annotations(self) -> Mapping[str, str] | None:
+        """Returns the annotations of the Node that policies read, without API server those of the settings file.
+
+        None while they are unknown. Any thread may call it.
+        """
+        if not self._node:
+            return self._config.node.annotations
+        return self._annotations()
 
     def socket_counters(self) -> Mapping[str, Any]:
-        """What exporters say of sockets: all calls, and what came of those of the neighbours. Any thread may ask."""
-        if self.neighbours is None:
-            return {"calls": CALL_COUNTS.copy()}
-        return {
-            "calls": CALL_COUNTS.copy(),
-            "advice_ages_s": self.neighbours.ages_s(),
-            "peers": self.neighbours.peers(),
-        }
+        """Returns AgentInfo's counters of gRPC calls and Katalyst peers. Any thread may call it."""
+        calls: dict[str, Any] = {"calls": CALL_COUNTS.copy()}
+        if self.peers is not None:
+            calls |= {"advice_ages_s": self.peers.ages_s(), "peers": self.peers.peers()}
+        return calls
 
     async def review(self, token: str, path: str) -> bool | None:
-        """Whether the account of this token may get that path; None: it is nobody's. Raises Unavailable."""
-        if self._joined is None:
-            raise Unavailable("the agent has not joined its cluster yet", "ask again in a second")
-        from kube.access_review import review_token  # noqa: PLC0415 - only some are asked for
+        """Returns whether the token's account may get that path; None if the token is not valid. Raises Unavailable."""
+        if self._client is None:
+            raise Unavailable("the agent has not joined its cluster yet", "try again in a second")
+        from kube.access_review import review_token  # noqa: PLC0415 - only with tokenReview
 
-        return await review_token(self._joined.client, token, path)
+        return await review_token(self._client, token, path)
 
     def requests(self) -> Mapping[tuple[str, str, str], int]:
-        """To the API server so far, by method, resource and status. Any thread may ask."""
-        return {} if self._joined is None else self._joined.client.requests.copy()
+        """Returns the number of requests to the API server by method, resource and status. Any thread may call it."""
+        return {} if self._client is None else self._client.requests.copy()
 
-    def obeyed(self) -> Mapping[tuple[str, ...], bool]:
-        """By kind, key and hash: the objects that are obeyed, and those that cannot be."""
-        return {} if self._joined is None else self._joined.obeyed()
+    def applied_objects(self) -> Mapping[tuple[str, ...], bool]:
+        """Returns whether each configuration object, by kind, key and hash, is applied; False for one that is not valid."""
+        return {} if self._follower is None or self._dynamic is None else self._dynamic.object_states()
 
-    def told(self) -> EffectiveConfiguration:
-        """Every setting, and where it came from."""
-        if self._joined is not None:
-            return self._joined.told()
+    def effective_configuration(self) -> EffectiveConfiguration:
+        """Returns every setting and its source."""
+        if self._follower is not None:
+            return self._follower.effective()
         from agent.dynamic_config.effective import effective_configuration  # noqa: PLC0415
-        from agent.dynamic_config.merge import ResolvedConfig  # noqa: PLC0415 - few ask
+        from agent.dynamic_config.merge import ResolvedConfig  # noqa: PLC0415 - rarely requested
 
         return effective_configuration(ResolvedConfig(self._config, {}, {}, {}, {}), self._file, self._started_wall_ns)
 
 
 POD_RESOURCES = "pod-resources/kubelet.sock"
-"""Below the kubelet's root."""
+"""Path of the socket below the kubelet's root directory."""
 
 
-class BackgroundProbe(Probe, Protocol):
-    """Works in a task of its own, and says how it goes."""
-
-    async def run(self) -> None: ...
-
-
-class ReportingComponent(BackgroundProbe, CycleSink, Protocol):
-    """The same of one that is shown the rounds."""
-
-
-class ClusterComponents(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts that work while the agent runs: each sink and source is one of them."""
-
-    sinks: tuple[CycleSink, ...]
-    sources: tuple[Probe, ...]
-    told: Callable[[], EffectiveConfiguration]
-    obeyed: Callable[[], Mapping[tuple[str, ...], bool]]
-    client: KubeClient
-    parts: tuple[BackgroundProbe, ...]
-    follower: CustomNodeConfigFollower
-
-    def start(self, apply_config: Callable[[AgentConfig], None], tending: SupervisedTasks) -> None:
-        """Begin; `obey` is given the settings whenever they change."""
-        for part in self.parts:
-            tending.begin(part.name, part.run)
-        tending.begin(self.follower.name, partial(self.follower.run, apply_config))
-
-
-async def connect_cluster(
-    node: str, rules: DynamicConfig, stack: AsyncExitStack, *, kubelet: bool, lends: bool
-) -> ClusterComponents:
-    """Find the API server as kubectl does; whether it answers is seen later. `kubelet` is asked too, where there is one;
-    `lends` says whether somebody takes back what is lent. Raises Unavailable where no API server is named."""
-    from agent.dynamic_config.follow import CustomNodeConfigFollower  # noqa: PLC0415
-    from agent.reporter.events import EvictionEventWriter  # noqa: PLC0415
-    from agent.reporter.extended_resources import ExtendedResources  # noqa: PLC0415
-    from common.yaml_guard import check_yaml  # noqa: PLC0415
-    from kube.client import KubeClient  # noqa: PLC0415
-    from kube.kubeconfig import load_access  # noqa: PLC0415
-
-    access = load_access(os.environ, check_yaml)
-    client = await stack.enter_async_context(KubeClient(access, f"dioptase-agent/{VERSION}"))
-    config, follower = rules.config, CustomNodeConfigFollower(client, node, rules)
-    writers: list[ReportingComponent] = []
-    others: list[BackgroundProbe] = []
-    if config.report.offered_in:
-        from agent.katalyst.reporter_plugin_server import ReporterPluginServer  # noqa: PLC0415 - gRPC is 12 MiB
-
-        writers.append(ReporterPluginServer(Path(config.report.offered_in), lends=lends))
-    else:
-        cnr, others = await open_cnr_writer(client, node, config, stack, kubelet=kubelet, lends=lends)
-        writers.append(cnr)
-    writers.append(EvictionEventWriter(client, node))
-    if config.report.extended_resources:
-        extended = ExtendedResources(client, node, lends=lends)
-        stack.push_async_callback(extended.withdraw)
-        writers.append(extended)
-    return ClusterComponents(
-        sinks=tuple(writers),
-        sources=(follower, *writers, *others),
-        told=follower.told,
-        obeyed=rules.obeyed,
-        client=client,
-        parts=(*writers, *others),
-        follower=follower,
-    )
-
-
-async def open_cnr_writer(
-    client: KubeClient, node: str, config: AgentConfig, stack: AsyncExitStack, *, kubelet: bool, lends: bool
-) -> tuple[CnrWriter, list[BackgroundProbe]]:
-    """Who writes the node's CustomNodeResource, and whom he asks what to say beside the rounds: their `run` is to be run."""
+def open_cnr_writer(
+    client: KubeClient,
+    node: str,
+    config: AgentConfig,
+    stack: AsyncExitStack,
+    kubelet: KubeletConfigPoller | None,
+    *,
+    reports_reclaimable: bool,
+) -> tuple[CnrWriter, list[BackgroundReporter]]:
+    """Opens the writer of the node's CustomNodeResource and the components that collect its other inputs."""
     from agent.reporter.cnr_input_collector import CnrInputCollector  # noqa: PLC0415
     from agent.reporter.cnr_inputs import CnrInputs  # noqa: PLC0415
     from agent.reporter.cnr_writer import CnrWriter  # noqa: PLC0415
-    from agent.sensors.pods.kubelet_client import (  # noqa: PLC0415 - only agents with a kubelet
-        CONFIGZ_PATH,
-        KubeletClient,
-    )
 
-    report, asked, shares = config.report, None, None
-    if kubelet:
-        asked = await stack.enter_async_context(KubeletClient(config.kubelet.named(node), CONFIGZ_PATH))
-    socket, usual = report.pod_resources, Path(config.kubelet.root_dir) / POD_RESOURCES
-    if socket is None and kubelet and usual.exists():
-        socket = str(usual)
+    report, allocations = config.report, None
+    socket, default = report.pod_resources, Path(config.kubelet.root_dir) / POD_RESOURCES
+    if socket is None and kubelet is not None and default.exists():
+        socket = str(default)
     if socket:
         from agent.katalyst.pod_resources import PodResourcesListerClient  # noqa: PLC0415 - gRPC is 12 MiB
 
-        shares = PodResourcesListerClient(Path(socket))
-        stack.push_async_callback(shares.close)
+        allocations = PodResourcesListerClient(Path(socket))
+        stack.push_async_callback(allocations.close)
     start = CnrInputs(cpu_flags=report.cpu_flags, zone_types=report.device_zones)
-    around = CnrInputCollector((Path("/proc"), Path("/sys")), start, asked, shares)
-    others: list[BackgroundProbe] = [around]
+    collector = CnrInputCollector((Path("/proc"), Path("/sys")), start, kubelet, allocations)
+    pollers: list[BackgroundReporter] = [collector]
     fields: Callable[[], tuple[ReportedField, ...]] = tuple
     cnr = CnrWriter(
         client,
         node,
         metrics=report.node_metrics,
-        beside=lambda: msgspec.structs.replace(around.beside, fields=fields()),
-        lends=lends,
+        inputs=lambda: msgspec.structs.replace(collector.inputs, fields=fields()),
+        reports_reclaimable=reports_reclaimable,
     )
     if report.reporter_plugins:
         from agent.katalyst.reporter_plugins import ReporterPlugins  # noqa: PLC0415 - gRPC is 12 MiB
 
-        reporters = ReporterPlugins(Path(report.reporter_plugins), cnr.wake)
-        fields = reporters.fields
-        others.append(reporters)
-    return cnr, others
-
-
-SIGNAL_METHOD, CONTAINER_METHOD = "signals", "container-killer"
-API_METHODS = {"eviction-api-killer": "eviction", "deletion-api-killer": "deletion"}
-
-
-class CycleComponent(CycleSink, Probe, Protocol):
-    """A part that works beside the rounds, is shown them, and says how it fares."""
-
-
-class EvictorByQosLevel:
-    """A Killer that has each pod leave by the way that is set for its level."""
-
-    def __init__(self, config: EvictionConfig, usual: EvictionMethodName, hierarchy: Hierarchy) -> None:
-        from agent.eviction.api_evictor import ApiEvictor  # noqa: PLC0415 - nodes with a file of pods ask nobody
-        from agent.eviction.signals import SignalEvictor  # noqa: PLC0415
-
-        self._usual, self._levels = usual, config.killers
-        self.eviction_methods: dict[str, EvictionMethod] = {}
-        """By name; they are known once the API server is."""
-        self.asking, self._signals = (
-            ApiEvictor(lambda pod: self.eviction_methods[self._name(pod)]),
-            SignalEvictor(hierarchy),
-        )
-
-    @property
-    def terminating(self) -> frozenset[str]:
-        """As Killer says."""
-        return self.asking.terminating | self._signals.terminating
-
-    @property
-    def stuck(self) -> frozenset[str]:
-        """As Killer says."""
-        return self.asking.stuck | self._signals.stuck
-
-    @property
-    def held(self) -> Mapping[str, EvictionBlock]:
-        """As Killer says."""
-        return self.asking.held
-
-    def evict(self, pod: Pod, grace_s: float | None, reason: str) -> None:
-        """As Killer says."""
-        killer: PodEvictor = self._signals if self._name(pod) == SIGNAL_METHOD else self.asking
-        killer.evict(pod, grace_s, reason)
-
-    def withdraw(self, pod: str, why: str) -> None:
-        """As Killer says."""
-        self.asking.withdraw(pod, why)
-
-    def outcomes(self) -> Sequence[EvictionEvent]:
-        """As Killer says."""
-        return (*self.asking.outcomes(), *self._signals.outcomes())
-
-    def close(self) -> None:
-        """As Killer says."""
-        self.asking.close()
-        self._signals.close()
-
-    def _name(self, pod: Pod) -> EvictionMethodName:
-        return self._levels.get(pod.qos.value, self._usual)  # type: ignore[call-overload, no-any-return]
+        plugins = ReporterPlugins(Path(report.reporter_plugins), cnr.wake)
+        fields = plugins.fields
+        pollers.append(plugins)
+    return cnr, pollers
 
 
 def open_pod_evictor(config: EvictionConfig, hierarchy: Hierarchy, *, node: str, kubelet: bool) -> PodEvictor:
-    """Whoever makes pods leave, by the settings. Raises Unavailable for one that cannot work on this node."""
+    """Opens the pod evictor of the configured methods. Raises Unavailable for a method that cannot work on this node."""
     from agent.eviction.signals import SignalEvictor  # noqa: PLC0415
 
-    usual = config.killer or ("eviction-api-killer" if node and kubelet else "signals")
-    names = {usual, *config.killers.values()}
+    default = config.killer or ("eviction-api-killer" if node and kubelet else "signals")
+    names = {default, *config.killers.values()}
     for name in sorted(names):
-        lacking = [] if name == SIGNAL_METHOD or kubelet else ["--kubelet"]
-        lacking += ["--node"] if name in API_METHODS and not node else []
-        if lacking:
-            reason = f"eviction.killer: {name} needs {' and '.join(lacking)}"
-            raise Unavailable(reason, f"start the agent with {' and '.join(lacking)}, or set it to {SIGNAL_METHOD}")
+        missing = [] if name == SIGNAL_METHOD or kubelet else ["--kubelet"]
+        missing += ["--node"] if name in API_METHODS and not node else []
+        if missing:
+            reason = f"eviction.killer: {name} needs {' and '.join(missing)}"
+            raise Unavailable(reason, f"start the agent with {' and '.join(missing)}, or set it to {SIGNAL_METHOD}")
     if names == {SIGNAL_METHOD}:
         return SignalEvictor(hierarchy)
-    return EvictorByQosLevel(config, usual, hierarchy)
+    return EvictorByQosLevel(config, default, hierarchy)
 
 
-async def open_eviction_components(
+def open_eviction_components(
     evictor: EvictionRunner,
     config: AgentConfig,
     client: KubeClient | None,
     node: str,
-    tending: SupervisedTasks,
+    stack: AsyncExitStack,
     *,
     kubelet: bool,
-) -> tuple[CycleComponent, ...]:
-    """The parts that work beside the rounds, begun; with `kubelet` the pods are those of a container runtime. Raises
-    Unavailable."""
-    from agent.eviction.plugins.rootfs_pressure import (  # noqa: PLC0415 - only agents that evict
-        OVERUSE_NAME,
-        PRESSURE_NAME,
-    )
+) -> OpenedComponents:
+    """Opens the components that the eviction manager needs in addition to its plugins.
+
+    With `kubelet` the pods are those of a container runtime. Raises Unavailable.
+    """
+    from agent.eviction.plugins import rootfs_overuse, rootfs_pressure  # noqa: PLC0415 - only agents that evict
     from agent.eviction.soft_eviction_notifier import SoftEvictionNotifier  # noqa: PLC0415
 
-    parts: list[CycleComponent] = []
-    settings, stack = config.eviction, tending.stack
-    acting = evictor.killer is not None
-    if acting:
+    opened, settings, pod_evictor = OpenedComponents(), config.eviction, evictor.pod_evictor
+    if pod_evictor is not None:
         evictor.notifier = SoftEvictionNotifier(Path(settings.notify_root) if settings.notify_root else None)
-    if isinstance(evictor.killer, EvictorByQosLevel):
-        _open_eviction_methods(evictor.killer, config, client)
-        # Before the client of the API server is closed, which was opened after the killer.
-        stack.callback(evictor.killer.close)
-        parts.append(evictor.killer.asking)
-    if client is not None and acting:
+    if isinstance(pod_evictor, EvictorByQosLevel):
+        _open_eviction_methods(pod_evictor, config, client)
+        # The client of the API server was opened after the evictor; its tasks must end before the client is closed.
+        stack.callback(pod_evictor.close)
+        opened.reporters.append(pod_evictor.requests)
+    if client is not None and pod_evictor is not None:
         from agent.reporter.node_taints import NodeTaints  # noqa: PLC0415 - without an API server there is no Node
 
         taints = NodeTaints(client, node)
         stack.push_async_callback(taints.withdraw)
-        tending.begin(taints.name, taints.run)
-        parts.append(taints)
-    if settings.plugin_sockets:
-        from agent.katalyst.external_evictions import ExternalEvictionPlugins  # noqa: PLC0415 - gRPC is 12 MiB
+        opened.add_sink(taints)
+    details, records = evictor.pod_details, None
+    if client is not None and details is not None:
+        from agent.eviction.eviction_records import EvictionRecords  # noqa: PLC0415 - the client of the API server
 
-        outside = ExternalEvictionPlugins(settings)
-        evictor.external_findings = outside.findings
-        tending.begin(outside.name, outside.run)
-        parts.append(outside)
+        records = EvictionRecords(client, details.workload, evictor.needs_records)
+        evictor.records = records.latest
+        opened.add_sink(records)
+    if settings.plugin_sockets:
+        external = _open_external_plugins(settings, details, records)
+        evictor.external_findings = external.findings
+        opened.add_sink(external)
     if kubelet and (socket := find_runtime_socket(config.kubelet.runtime_socket)) is not None:
         from agent.eviction.writable_layers import WritableLayers  # noqa: PLC0415 - gRPC is 12 MiB
 
-        layers = WritableLayers(socket, config.kubelet.timeout_s, lambda: evictor.wants(PRESSURE_NAME, OVERUSE_NAME))
+        needed = partial(evictor.is_enabled, rootfs_pressure.NAME, rootfs_overuse.NAME)
+        layers = WritableLayers(socket, config.kubelet.timeout_s, needed)
         evictor.rootfs = layers.use
-        tending.begin(layers.name, layers.run)
-        parts.append(layers)
-    return tuple(parts)
+        opened.add(layers)
+    return opened
 
 
-def _open_eviction_methods(killers: EvictorByQosLevel, config: AgentConfig, client: KubeClient | None) -> None:
+def _open_external_plugins(
+    settings: EvictionConfig, details: PodDetails | None, records: EvictionRecords | None
+) -> ExternalEvictionPlugins:
+    """Opens the clients of plugins at sockets, which receive what the kubelet and the API server have of pods."""
+    from agent.katalyst.external_evictions import ExternalEvictionPlugins  # noqa: PLC0415 - gRPC is 12 MiB
+
+    if details is None:
+        return ExternalEvictionPlugins(settings)
+    if records is None:
+        return ExternalEvictionPlugins(settings, manifest=details.manifest)
+    return ExternalEvictionPlugins(settings, manifest=details.manifest, records=records.load)
+
+
+def _open_eviction_methods(evictor: EvictorByQosLevel, config: AgentConfig, client: KubeClient | None) -> None:
     for name in {config.eviction.killer or "eviction-api-killer", *config.eviction.killers.values()}:
         if name in API_METHODS and client is not None:
             from agent.eviction.api_evictor import ApiEvictionMethod  # noqa: PLC0415 - the client of the API server
 
-            killers.eviction_methods[name] = ApiEvictionMethod(client, API_METHODS[name])  # type: ignore[arg-type]
+            evictor.eviction_methods[name] = ApiEvictionMethod(client, API_METHODS[name])  # type: ignore[arg-type]
         elif name == CONTAINER_METHOD:
             from agent.eviction.cri_evictor import CriEvictor  # noqa: PLC0415 - gRPC is 12 MiB
 
@@ -566,13 +560,13 @@ def _open_eviction_methods(killers: EvictorByQosLevel, config: AgentConfig, clie
                 raise Unavailable(
                     f"eviction.killer: {CONTAINER_METHOD}: no container runtime is there", "set kubelet.runtimeSocket"
                 )
-            killers.eviction_methods[name] = CriEvictor(socket, config.kubelet.timeout_s)
+            evictor.eviction_methods[name] = CriEvictor(socket, config.kubelet.timeout_s)
 
 
 def open_journals(
     directory: Path | None, stack: AsyncExitStack, *, evicting: bool
 ) -> tuple[DecisionJournal, EvictionJournal | None]:
-    """What is decided, and who had to leave where somebody may; in memory alone where there is no directory."""
+    """Opens the journals of decisions and, if `evicting`, of evictions; without a directory they are kept in memory only."""
     decisions, evictions = DecisionJournal(None if directory is None else directory / "decisions.jsonl"), None
     stack.callback(decisions.close)
     if evicting:

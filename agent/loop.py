@@ -1,6 +1,7 @@
 """The agent's control loop: each cycle takes a snapshot, runs the advisor, applies decisions and publishes.
 A cycle starts on its interval, or at once on a run-queue latency alarm or a pressure trigger. A cycle that fails
-changes nothing more, reports a failed component, and the next cycle starts again.
+changes nothing more, reports a failed component, and the next cycle starts again. Cycles run in a thread of their own,
+because they read and write hundreds of files: the event loop goes on to serve HTTP, informers and the latency watch.
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,31 +20,28 @@ import msgspec
 from agent.advisor.cpu_estimate import online_containers
 from agent.advisor.engine import ExternalAdvice, PolicyState, evaluate_policy, restore_policy_state
 from agent.advisor.forecast.node_forecast import ForecastState
-from agent.advisor.latency import can_shrink_quota, latency_limits_ns
+from agent.advisor.latency import can_shrink_quota, is_latency_alarm, latency_limits_ns
 from agent.advisor.preview import PreviewInputs
-from agent.advisor.runq_latency import is_latency_alarm
 from agent.config.config import AgentConfig
 from agent.journal.forecast_file import ForecastFile
 from agent.qrm.actuator.actuator import Actuator
 from agent.qrm.actuator.checkpoint import CpusetCheckpoint
 from agent.qrm.cpuset.allowed_cpus import allowed_cpus_of, restrict_to_allowed
 from agent.qrm.cpuset.state import CpusetState, rebuild_state
-from agent.qrm.decisions.compose import PolicyResult
-from agent.qrm.decisions.cpu import managed_cgroups
+from agent.qrm.decisions.cpu import PolicyResult, compose_decisions, managed_cgroups
 from agent.qrm.decisions.knob_requests import with_nested_cpusets
 from agent.sensors.snapshot import Sensor
 from agent.sensors.triggers.psi_triggers import PsiTriggerSet
-from api.advice import MemoryAdvice, NodeAdvice
+from api.advice import NodeAdvice
+from api.cpu import Topology
 from api.decision import ActMode, Advice, Cycle, Outcome
 from api.eviction import EvictionEvent, EvictionResult
-from api.forecast import Forecast
 from api.interfaces import CycleSink, Unavailable
 from api.knobs import Knob
-from api.measurements import RunqLatency
 from api.pod import Pod
 from api.qos import QoSLevel
-from api.rates import cgroups_by_container, sum_runq_latencies
-from api.snapshot import ComponentHealth, Snapshot
+from api.rates import Rates, cgroups_by_container, rates_since, sum_runq_latencies
+from api.snapshot import ComponentHealth, NodeSample, RunqLatency, Snapshot
 
 if TYPE_CHECKING:
     from agent.eviction.runner import EvictionRunner
@@ -49,10 +50,48 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 TICK = "tick"
+CYCLE_THREAD = "cycle"
+BUG_REMEDY = "this is a bug: report it with the agent's log"
+
+
+class _CycleDraft(msgspec.Struct):
+    """The parts of one cycle while it runs. A part that fails keeps its default."""
+
+    config: AgentConfig
+    snapshot: Snapshot
+    now_ns: int
+    rates: Rates | None = None
+    """Rates since the previous cycle: computed once, for the policies, the sinks and the NRI previews."""
+    stage: str = "advisor"
+    result: PolicyResult | None = None
+    outcomes: tuple[Outcome, ...] = ()
+    evictions: EvictionResult | None = None
+    kills: tuple[EvictionEvent, ...] = ()
+    shadow: Advice | None = None
+
+    @property
+    def advice(self) -> Advice | None:
+        return None if self.result is None else self.result.advice
+
+    @property
+    def node_advice(self) -> NodeAdvice | None:
+        """Advice for the whole node; None if the advisor failed or does not run."""
+        return None if self.result is None else self.result.node or NodeAdvice()
+
+    def report(self, *components: ComponentHealth) -> None:
+        """Adds the health of components to the snapshot, where every reader looks for it."""
+        self.snapshot = msgspec.structs.replace(self.snapshot, sources=(*self.snapshot.sources, *components))
+
+    def report_unavailable(self, name: str, error: Unavailable) -> None:
+        self.report(ComponentHealth(name=name, ok=False, error=error.reason, remedy=error.remedy))
 
 
 class Loop:
-    """Owns what is remembered between rounds. `run` returns when `stop` is called."""
+    """Runs cycles and owns the state that lasts from one cycle to the next.
+
+    While `run` is active, the cycle thread computes one cycle at a time, and everything else happens on the event loop. The
+    two share immutable values that are replaced as a whole (`latest`, `preview_inputs`, the policy state).
+    """
 
     def __init__(  # noqa: PLR0913 - one argument per part of the agent
         self,
@@ -61,36 +100,45 @@ class Loop:
         sensor: Sensor,
         actuator: Actuator,
         sinks: Sequence[CycleSink],
+        thread_sinks: Sequence[CycleSink] = (),
+        before_cycle: Callable[[], None] | None = None,
         triggers: PsiTriggerSet | None = None,
         checkpoint: CpusetCheckpoint | None = None,
         evictor: EvictionRunner | None = None,
         forecasts: ForecastFile | None = None,
         node_knobs: NodeKnobs | None = None,
-        neighbours: KatalystPeers | None = None,
+        peers: KatalystPeers | None = None,
         startup_warnings: tuple[str, ...] = (),
     ) -> None:
-        """Raises Unavailable where the checkpoint cannot be read."""
+        """Loads the state of the previous agent. Raises Unavailable if the checkpoint cannot be read.
+
+        `sinks` take each cycle on the event loop, and may use objects that belong to it. `thread_sinks` take it in the cycle
+        thread, before `sinks`: they may write files. `before_cycle` is called on the event loop before each cycle.
+        """
         self._config, self._sensor, self._actuator, self._act = config, sensor, actuator, actuator.act
-        self._sinks, self._triggers, self._banner = sinks, triggers, startup_warnings
-        self._checkpoint, self._damaged, cpus = checkpoint, False, None
+        self._sinks, self._thread_sinks, self._before_cycle = sinks, thread_sinks, before_cycle
+        self._triggers, self._startup_warnings = triggers, startup_warnings
+        self._checkpoint, self._checkpoint_damaged, cpus = checkpoint, False, None
         if checkpoint is not None:
             cpus = checkpoint.load(time.monotonic_ns())
-            self._damaged = bool(checkpoint.messages)
-            self._banner += checkpoint.messages
+            self._checkpoint_damaged = bool(checkpoint.messages)
+            self._startup_warnings += checkpoint.messages
         self._forecasts, series = forecasts, None
         if forecasts is not None:
             series = forecasts.load(time.monotonic_ns(), time.time_ns())
-            self._banner += forecasts.messages
-        self._known = msgspec.structs.replace(
+            self._startup_warnings += forecasts.messages
+        self._policy_state = msgspec.structs.replace(
             restore_policy_state(cpus or CpusetState()), forecasts=ForecastState(series=series)
         )
-        self._inherits_previous_agent = True
-        self._shadow = PolicyState()
-        self._evictor, self._node_knobs, self._neighbours = evictor, node_knobs, neighbours
+        self._shadow_state = PolicyState()
+        self._restores_previous_quota = True
+        self._evictor, self._evictor_config = evictor, config
+        self._node_knobs, self._peers = node_knobs, peers
         self._previous: Snapshot | None = None
         self._latest: Cycle | None = None
-        self._basis: PreviewInputs | None = None
+        self._preview_inputs: PreviewInputs | None = None
         self._online_ids: dict[str, list[int]] = {}
+        self._publish_failures: dict[str, ComponentHealth] = {}
         self._seq = 0
         self._stop = asyncio.Event()
         self._alarm = asyncio.Event()
@@ -99,265 +147,353 @@ class Loop:
 
     @property
     def latest(self) -> Cycle | None:
-        """The round that finished last."""
+        """The latest finished cycle; None before the first one."""
         return self._latest
 
     @property
     def preview_inputs(self) -> PreviewInputs | None:
-        """What the latest round that went well was judged by; None before the first one. Any thread may ask, and while the next
-        one is at work too: whoever is made then is to have limits all the same."""
-        return self._basis
+        """The inputs of the latest cycle that did not fail; None before the first one.
+
+        Any thread may read it, also during a cycle: the NRI plugin computes limits for new containers from it.
+        """
+        return self._preview_inputs
 
     def pods(self) -> tuple[Pod, ...]:
-        """The pods of the latest round."""
+        """The pods of the latest snapshot."""
         return self._previous.pods if self._previous is not None else ()
 
     def apply_config(self, config: AgentConfig) -> None:
-        """Have these settings from the next round on. What a part of the agent was opened with stays as it was: sources,
-        probes, the pods' dialect, whole disks and caches (docs/dynamic-configuration.md lists what can change)."""
+        """Uses this configuration from the next cycle on; a cycle under way keeps the one that it started with.
+
+        Components that were opened with the old configuration keep it: sensors, probes, the annotation mapping, disks and
+        caches (docs/dynamic-configuration.md lists what can change).
+        """
         self._config = config
-        if self._evictor is not None:
-            self._evictor.apply_config(config)
 
     def stop(self) -> None:
-        """End after the round that runs now."""
+        """Ends `run` after the cycle that is under way."""
         self._stop.set()
         self._alarm.set()
 
     async def run(self) -> None:
-        """Rounds until `stop`: one every interval_s, and one at once on a wait alarm or a pressure trigger."""
+        """Runs cycles until `stop`: one every interval_s, and one at once on a latency alarm or a pressure trigger.
+
+        Returns, or is cancelled, only after the cycle under way has ended, so that nothing is written to the node later.
+        """
         watcher = asyncio.create_task(self._watch())
         if self._triggers is not None:
-            asyncio.get_running_loop().add_reader(self._triggers.fileno(), self._pressed)
+            asyncio.get_running_loop().add_reader(self._triggers.fileno(), self._on_pressure)
         due = time.monotonic()
         try:
-            while not self._stop.is_set():
-                self.run_cycle(self._trigger)
-                self._trigger = TICK
-                self._alarm.clear()
-                now = time.monotonic()
-                if now >= due:
-                    # After an overrun or a suspended machine the next round is a full interval away: no catching up.
-                    due = max(due + self._config.interval_s, now + self._config.interval_s / 2)
-                try:
-                    await asyncio.wait_for(self._alarm.wait(), max(due - now, 0.0))
-                except TimeoutError:
-                    continue
+            with ThreadPoolExecutor(1, CYCLE_THREAD) as executor:
+                while not self._stop.is_set():
+                    await self._run_in_thread(executor)
+                    now = time.monotonic()
+                    if now >= due:
+                        # After an overrun or a suspended machine the next cycle is a full interval away: no catching up.
+                        due = max(due + self._config.interval_s, now + self._config.interval_s / 2)
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._alarm.wait(), max(due - now, 0.0))
         finally:
             watcher.cancel()
-            if self._triggers is not None:
-                asyncio.get_running_loop().remove_reader(self._triggers.fileno())
+            self._remove_trigger_reader()
 
     def run_cycle(self, trigger: str) -> Cycle:
-        """One round. Never raises: a bug becomes a source named `advisor` or `actuator` that is not ok."""
-        started = time.monotonic_ns()
-        self._seq += 1
-        snapshot = self._sensor.snapshot(self._seq, started, time.time_ns())
-        advice: Advice | None = None
-        memory: MemoryAdvice | None = None
-        node: NodeAdvice | None = None
-        forecasts: tuple[Forecast, ...] = ()
-        stage, outcomes = "advisor", tuple[Outcome, ...]()
+        """Runs one cycle in the calling thread and returns it. Never raises: a bug becomes a component that is not ok."""
+        self._prepare()
+        finished = self._compute(trigger)
+        self._publish(finished)
+        return finished
+
+    async def _run_in_thread(self, executor: ThreadPoolExecutor) -> None:
+        # An alarm that comes during the cycle starts the next one, so both are reset before it.
+        trigger, self._trigger = self._trigger, TICK
+        self._alarm.clear()
+        if trigger == TICK:
+            self._alarm_suppressed = False
         try:
-            inside = cgroups_by_container(
-                snapshot.cgroups, (container.cgroup for container in online_containers(snapshot))
-            )
-            self._online_ids = {path: [snapshot.cgroups[p].id for p in paths] for path, paths in inside.items()}
-            if self._act is not ActMode.OFF:
-                if self._inherits_previous_agent and snapshot.pods:
-                    self._inherits_previous_agent, self._known = False, self._restore_from_previous_agent(snapshot)
-                if self._damaged:
-                    self._damaged, self._known = False, self._rebuilt(snapshot, started)
-                judged, before, told = self._judged(snapshot, started)
-                # Before anything is moved: who is started next goes on from there, wherever this one was killed.
-                snapshot = self._saved(snapshot)
-                advice, memory, node, forecasts = judged.advice, judged.memory, judged.node, judged.forecasts
-                stage = "actuator"
-                knobs = self._actuator.knobs(managed_cgroups(snapshot.pods))
-                for done in self._done(judged, snapshot, knobs, started):
-                    outcomes += done
-                self._finish(
-                    PreviewInputs(
-                        snapshot=snapshot, config=self._config, known=before, told=told, now_ns=started, knobs=knobs
-                    )
-                )
+            self._prepare()
+            self._publish(await asyncio.get_running_loop().run_in_executor(executor, self._compute, trigger))
+        except Exception:
+            log.exception("cycle %d failed; the next one starts on its interval", self._seq)
+        if self._alarm_suppressed and not self._stop.is_set():
+            self._trigger = TICK
+            self._alarm.clear()
+
+    def _prepare(self) -> None:
+        if self._before_cycle is not None:
+            self._guard_publish("before-cycle", self._before_cycle)
+
+    def _compute(self, trigger: str) -> Cycle:
+        """Does the work of one cycle that is not bound to the event loop, up to the sinks that write files."""
+        started, config = time.monotonic_ns(), self._config
+        self._seq += 1
+        if self._evictor is not None and config is not self._evictor_config:
+            self._evictor.apply_config(config)
+            self._evictor_config = config
+        draft = _CycleDraft(config, self._snapshot(started), started)
+        try:
+            self._advise_and_act(draft)
         except Exception as error:
-            log.exception("round %d: the %s failed; nothing more is changed in this round", self._seq, stage)
-            snapshot = _with_failure(snapshot, stage, error)
-        outcomes, snapshot = self._set_node(outcomes, snapshot, started)
-        evictions, kills, snapshot = self._evicted(snapshot, advice, started)
-        shadow, snapshot = self._run_shadow_policy(snapshot, started)
+            log.exception("cycle %d: the %s failed; this cycle changes nothing more", self._seq, draft.stage)
+            draft.report(_bug_health(draft.stage, error))
+        self._set_node_knobs(draft)
+        self._run_evictions(draft)
+        self._run_shadow_policy(draft)
+        result = draft.result
         finished = Cycle(
-            snapshot=snapshot,
+            snapshot=draft.snapshot,
             previous=self._previous,
             act=self._act,
             trigger=trigger,
-            advice=advice,
-            memory=memory,
-            node=node,
-            forecasts=forecasts,
-            shadow=shadow,
-            made=self._actuator.foretold.outcomes(),
-            outcomes=outcomes,
-            evictions=evictions,
-            kills=kills,
+            advice=draft.advice,
+            memory=None if result is None else result.memory,
+            node=None if result is None else result.node,
+            forecasts=() if result is None else result.forecasts,
+            shadow=draft.shadow,
+            runtime_outcomes=self._actuator.pending_originals.outcomes(),
+            outcomes=draft.outcomes,
+            evictions=draft.evictions,
+            kills=draft.kills,
             duration_ns=time.monotonic_ns() - started,
-            startup_warnings=self._banner,
+            startup_warnings=self._startup_warnings,
         )
-        self._previous, self._latest = snapshot, finished
-        # An alarm that led to nothing (the pod's own throttling, a spike that is over) is not heard again until the tick.
-        self._alarm_suppressed = trigger != TICK and (advice is None or advice.action != "shrink")
-        if self._triggers is not None:
-            self._triggers.watch({path: ids[0] for path, ids in self._online_ids.items()})
-        for sink in self._sinks:
-            sink.publish(finished)
+        finished.share_rates(draft.rates)
+        self._previous, self._latest = draft.snapshot, finished
+        self._publish_to(self._thread_sinks, finished)
         return finished
 
-    def _finish(self, preview_inputs: PreviewInputs) -> None:
-        """Have whoever is made from now on get what this round would give him."""
-        self._basis = preview_inputs
-        self._actuator.foretold.promised.taken(preview_inputs.known.cpus)
+    def _snapshot(self, now_ns: int) -> Snapshot:
+        """Returns the snapshot of this cycle, with the failures of the sinks in the cycle before it.
 
-    def _judged(self, snapshot: Snapshot, now_ns: int) -> tuple[PolicyResult, PolicyState, ExternalAdvice]:
-        """What is to be, by our advice or by that of whoever is asked in its stead; what was known before, and what he said."""
-        cpus = self._actuator.foretold.promised.kept(self._known.cpus)
-        known, told = msgspec.structs.replace(self._known, cpus=cpus), ExternalAdvice()
-        if self._neighbours is not None:
-            known, told = self._neighbours.before(known)
-        judged, self._known = evaluate_policy(snapshot, self._config, known, now_ns, told)
-        if self._neighbours is not None:
-            self._neighbours.after(snapshot, judged, self._known, self._config)
-        return judged, known, told
+        If the sensor raises, the snapshot holds the last known pods and CPUs and no measurements, so that nothing grows on
+        old data.
+        """
+        wall_time_ns, previous = time.time_ns(), self._previous
+        try:
+            snapshot = self._sensor.snapshot(self._seq, now_ns, wall_time_ns)
+        except Exception as error:
+            log.exception("cycle %d: the sensor failed; the cycle goes on without measurements", self._seq)
+            pods_health = ComponentHealth(name="pods", ok=False, error="the sensor failed", remedy=BUG_REMEDY)
+            snapshot = Snapshot(
+                seq=self._seq,
+                taken_at_ns=now_ns,
+                wall_time_ns=wall_time_ns,
+                boot_id="" if previous is None else previous.boot_id,
+                topology=Topology(cpus=()) if previous is None else previous.topology,
+                node=NodeSample(),
+                cgroups={},
+                pods=() if previous is None else previous.pods,
+                sources=(pods_health, _bug_health("sensor", error)),
+            )
+        failures = tuple(self._publish_failures.values())
+        return msgspec.structs.replace(snapshot, sources=(*snapshot.sources, *failures)) if failures else snapshot
 
-    def _done(
-        self, judged: PolicyResult, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]], now_ns: int
-    ) -> Iterator[tuple[Outcome, ...]]:
-        """Have done what is to be, and given back what nobody decides on any more and an earlier policy changed."""
-        ours = managed_cgroups(snapshot.pods)
-        decisions = judged.decisions(snapshot, knobs)
+    def _advise_and_act(self, draft: _CycleDraft) -> None:
+        """Evaluates the policy and applies its decisions. `draft.stage` names the part that is at work."""
+        snapshot, now_ns = draft.snapshot, draft.now_ns
+        draft.rates = rates_since(self._previous, snapshot)
+        inside = cgroups_by_container(snapshot.cgroups, (container.cgroup for container in online_containers(snapshot)))
+        self._online_ids = {path: [snapshot.cgroups[p].id for p in paths] for path, paths in inside.items()}
+        if self._act is ActMode.OFF:
+            return
+        if self._restores_previous_quota and snapshot.pods:
+            self._restores_previous_quota = False
+            self._policy_state = self._with_previous_quota(snapshot)
+        if self._checkpoint_damaged:
+            self._checkpoint_damaged, self._policy_state = False, self._rebuilt_state(snapshot, draft)
+        reservations = self._actuator.pending_originals.reservations
+        before = msgspec.structs.replace(self._policy_state, cpus=reservations.merge_into(self._policy_state.cpus))
+        external = ExternalAdvice()
+        if self._peers is not None:
+            before, external = self._peers.before(before)
+        result, self._policy_state = evaluate_policy(snapshot, draft.config, before, now_ns, external, draft.rates)
+        if self._peers is not None:
+            self._peers.after(snapshot, result, self._policy_state, draft.config)
+        # Before anything is written: wherever this agent is killed, the next one continues with this state.
+        self._save_state(draft)
+        draft.result, draft.stage = result, "actuator"
+        knobs = self._actuator.knobs(managed_cgroups(snapshot.pods))
+        self._actuate(draft, result, knobs)
+        self._preview_inputs = PreviewInputs(
+            snapshot=draft.snapshot,
+            config=draft.config,
+            state=before,
+            external_advice=external,
+            now_ns=now_ns,
+            knobs=knobs,
+            rates=draft.rates,
+        )
+        reservations.drop_merged(before.cpus)
+
+    def _actuate(self, draft: _CycleDraft, result: PolicyResult, knobs: Mapping[str, Collection[Knob]]) -> None:
+        """Applies the decisions, and restores what an earlier decision changed and no decision covers any more."""
+        snapshot, now_ns = draft.snapshot, draft.now_ns
+        decisions = compose_decisions(result, snapshot, knobs)
         if self._actuator.version == "v1":
             decisions = with_nested_cpusets(decisions, snapshot)
-        yield self._actuator.apply(decisions, now_ns, loosen=judged.asked.loosen)
-        # A tree that cannot be read tells of nobody that he has left, and neither does a kubelet that was not reached yet.
+        draft.outcomes += self._actuator.apply(decisions, now_ns, quota_exempt=result.knob_requests.quota_exempt)
+        # An unreadable tree does not show that a pod has left, and neither does a kubelet that was not reached yet.
         if snapshot.cgroups and (snapshot.pods or snapshot.pods_fresh):
-            coming = self._actuator.foretold.coming({one.cgroup for one in decisions}, now_ns / 1e9)
-            yield self._actuator.release(decisions, ((ours | judged.named) - snapshot.cgroups.keys()) | coming)
-        yield self._actuator.finished()
+            pending = self._actuator.pending_originals.unlisted(
+                {decision.cgroup for decision in decisions}, now_ns / 1e9
+            )
+            unseen = ((managed_cgroups(snapshot.pods) | result.extra_cgroups) - snapshot.cgroups.keys()) | pending
+            draft.outcomes += self._actuator.release(decisions, unseen)
+        draft.outcomes += self._actuator.finished()
 
-    def _restore_from_previous_agent(self, snapshot: Snapshot) -> PolicyState:
-        """What is known, with the CPU that an agent before this one left reclaimed pods: after a crash in the middle of a
-        breach growth goes on from there instead of starting at the node."""
+    def _with_previous_quota(self, snapshot: Snapshot) -> PolicyState:
+        """Returns the policy state with the CPU quota that the previous agent left to reclaimed pods.
+
+        After a crash in the middle of a latency breach, growth continues from that quota instead of from the whole node.
+        """
         reclaimed = {c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers}
-        lent = self._actuator.previous_quota_cores(reclaimed)
-        advisor = msgspec.structs.replace(self._known.advisor, reclaimable_cores=lent)
-        return self._known if lent is None else msgspec.structs.replace(self._known, advisor=advisor)
+        cores = self._actuator.previous_quota_cores(reclaimed)
+        if cores is None:
+            return self._policy_state
+        advisor = msgspec.structs.replace(self._policy_state.advisor, reclaimable_cores=cores)
+        return msgspec.structs.replace(self._policy_state, advisor=advisor)
 
-    def _rebuilt(self, snapshot: Snapshot, now_ns: int) -> PolicyState:
-        """What is known, with who has which CPUs as the cgroups themselves say."""
-        policy = self._config.placing.policy
+    def _rebuilt_state(self, snapshot: Snapshot, draft: _CycleDraft) -> PolicyState:
+        """Returns the policy state with the CPU assignment rebuilt from the cpusets of the cgroups."""
         topology = restrict_to_allowed(snapshot, allowed_cpus_of(snapshot, None)).topology
-        cpus = rebuild_state(snapshot.pods, snapshot.cgroups, topology, policy, now_ns)
-        known = restore_policy_state(cpus, self._known.advisor.reclaimable_cores)
-        return msgspec.structs.replace(known, forecasts=self._known.forecasts)
+        policy = draft.config.placing.policy
+        cpus = rebuild_state(snapshot.pods, snapshot.cgroups, topology, policy, draft.now_ns)
+        rebuilt = restore_policy_state(cpus, self._policy_state.advisor.reclaimable_cores)
+        return msgspec.structs.replace(rebuilt, forecasts=self._policy_state.forecasts)
 
-    def _saved(self, snapshot: Snapshot) -> Snapshot:
-        """Have it on disk who has which CPUs, so that a restart moves nobody, and what forecasts are made of."""
+    def _save_state(self, draft: _CycleDraft) -> None:
+        """Saves the CPU assignment, so that a restart moves no container, and the history of the forecasts."""
         try:
             if self._checkpoint is not None:
-                self._checkpoint.save(self._known.cpus)
+                self._checkpoint.save(self._policy_state.cpus)
         except Unavailable as error:
-            snapshot = _with_unavailable(snapshot, "cpu-state", error)
+            draft.report_unavailable("cpu-state", error)
         try:
-            if self._forecasts is not None and (series := self._known.forecasts.series) is not None:
-                self._forecasts.save(series, snapshot.taken_at_ns, snapshot.wall_time_ns)
+            if self._forecasts is not None and (series := self._policy_state.forecasts.series) is not None:
+                self._forecasts.save(series, draft.snapshot.taken_at_ns, draft.snapshot.wall_time_ns)
         except Unavailable as error:
-            snapshot = _with_unavailable(snapshot, "forecast-state", error)
-        return snapshot
+            draft.report_unavailable("forecast-state", error)
 
-    def _set_node(
-        self, outcomes: tuple[Outcome, ...], snapshot: Snapshot, now_ns: int
-    ) -> tuple[tuple[Outcome, ...], Snapshot]:
-        """What settings say of whole disks and of caches, whatever became of the advice."""
+    def _set_node_knobs(self, draft: _CycleDraft) -> None:
+        """Applies the settings of disks and caches, whether or not the advisor failed, and its power cap."""
         if self._node_knobs is None:
-            return outcomes, snapshot
+            return
         try:
-            done, failed = self._node_knobs.run_cycle(snapshot, now_ns)
+            outcomes, failed = self._node_knobs.run_cycle(draft.snapshot, draft.now_ns, draft.node_advice)
         except Exception as error:
             log.exception("the knobs of the node failed; they stay as they are")
-            return outcomes, _with_failure(snapshot, "node-knobs", error)
-        sources = (*snapshot.sources, *failed)
-        return (*outcomes, *done), msgspec.structs.replace(snapshot, sources=sources)
+            draft.report(_bug_health("node-knobs", error))
+            return
+        draft.outcomes += tuple(outcomes)
+        draft.report(*failed)
 
-    def _evicted(
-        self, snapshot: Snapshot, advice: Advice | None, now_ns: int
-    ) -> tuple[EvictionResult | None, tuple[EvictionEvent, ...], Snapshot]:
-        """Who has to leave. Where the manager fails, nobody has to, and a source tells."""
+    def _run_evictions(self, draft: _CycleDraft) -> None:
+        """Runs the eviction manager. If it fails, it evicts no pod and is reported as failed."""
         if self._evictor is None:
-            return None, (), snapshot
-        kills: tuple[EvictionEvent, ...] = ()
+            return
         started = time.monotonic_ns()
         try:
-            kills = self._evictor.outcomes()
-            found = self._evictor.run_cycle(snapshot, advice, self._known, now_ns)
+            draft.kills = self._evictor.outcomes()
+            result = self._evictor.run_cycle(draft.snapshot, draft.advice, self._policy_state, draft.now_ns)
         except Exception as error:
-            log.exception("the eviction manager failed; nobody is asked to leave in this round")
-            return None, kills, _with_failure(snapshot, "eviction", error)
-        status = self._evictor.status(found, time.monotonic_ns() - started)
-        return found, kills, msgspec.structs.replace(snapshot, sources=(*snapshot.sources, status))
+            log.exception("the eviction manager failed; this cycle evicts no pod")
+            draft.report(_bug_health("eviction", error))
+            return
+        draft.evictions = result
+        draft.report(self._evictor.status(result, time.monotonic_ns() - started))
 
-    def _run_shadow_policy(self, snapshot: Snapshot, now_ns: int) -> tuple[Advice | None, Snapshot]:
-        """What the second policy makes of the same snapshot. Where it fails, it has no say in anything, and a source tells."""
-        if self._config.shadow is None:
-            return None, snapshot
-        config = msgspec.structs.replace(self._config, advisor=self._config.shadow)
+    def _run_shadow_policy(self, draft: _CycleDraft) -> None:
+        """Evaluates the second policy on the same snapshot; its advice is only shown."""
+        shadow = draft.config.shadow
+        if shadow is None:
+            return
+        config = msgspec.structs.replace(draft.config, advisor=shadow)
         if self._act is not ActMode.OFF:
-            # What online work uses does not depend on who looks: history is kept once.
-            self._shadow = msgspec.structs.replace(self._shadow, forecasts=self._known.forecasts)
+            # The use of online pods does not depend on the policy, so both policies share one history.
+            forecasts = self._policy_state.forecasts
+            self._shadow_state = msgspec.structs.replace(self._shadow_state, forecasts=forecasts)
         try:
-            judged, self._shadow = evaluate_policy(snapshot, config, self._shadow, now_ns)
+            result, self._shadow_state = evaluate_policy(
+                draft.snapshot, config, self._shadow_state, draft.now_ns, rates=draft.rates
+            )
         except Exception as error:
             log.exception("the shadow policy failed")
-            self._shadow = PolicyState()
-            return None, _with_failure(snapshot, "shadow", error)
-        return judged.advice, snapshot
+            self._shadow_state = PolicyState()
+            draft.report(_bug_health("shadow", error))
+            return
+        draft.shadow = result.advice
+
+    def _publish(self, finished: Cycle) -> None:
+        """Passes the cycle to the sinks of the event loop and arms the pressure triggers of its online cgroups."""
+        # An alarm that led to nothing (the pod's own throttling, a spike that is over) is suppressed until the tick.
+        advice = finished.advice
+        self._alarm_suppressed = finished.trigger != TICK and (advice is None or advice.action != "shrink")
+        if self._triggers is not None:
+            online = {path: ids[0] for path, ids in self._online_ids.items()}
+            self._guard_publish("psi-triggers", partial(self._triggers.watch, online))
+        self._publish_to(self._sinks, finished)
+
+    def _publish_to(self, sinks: Sequence[CycleSink], finished: Cycle) -> None:
+        for sink in sinks:
+            self._guard_publish(f"sink-{type(sink).__name__}", partial(sink.publish, finished))
+
+    def _guard_publish(self, name: str, publish: Callable[[], None]) -> None:
+        """Calls `publish`. An exception is logged once, and reported as a failed component in the next cycle."""
+        try:
+            publish()
+        except Exception as error:
+            failure = _bug_health(name, error)
+            if self._publish_failures.get(name) != failure:
+                log.exception("%s failed in cycle %d; the agent continues", name, self._seq)
+            self._publish_failures[name] = failure
+        else:
+            self._publish_failures.pop(name, None)
 
     async def _watch(self) -> None:
-        """Between rounds, look at the waits of online pods alone; a breach starts a round without waiting for its time."""
-        before = dict[str, RunqLatency]()
+        """Compares the run-queue latency of online pods several times a second; a breach starts a cycle at once."""
         if self._config.advisor.policy != "latency" or self._act is ActMode.OFF:
             return
-        failed = False
+        before, failed = dict[str, RunqLatency](), False
         while True:
             await asyncio.sleep(self._config.watch_interval_s)
             try:
-                after = self._online_waits()
+                after = self._online_latencies()
+                if after is None:
+                    continue
                 policy = self._config.advisor
-                limits = latency_limits_ns(after, self._known.advisor.baseline_latency_ns, policy.latency)
+                limits = latency_limits_ns(after, self._policy_state.advisor.baseline_latency_ns, policy.latency)
                 if self._can_shrink() and is_latency_alarm(before, after, limits, policy.latency):
                     self._ring("wait")
             except Exception:
-                # The next round reads the same source in its guard and shows the reason; here one line is enough.
+                # The next cycle reads the same source in its guard and shows the reason; here one line is enough.
                 if not failed:
-                    log.exception("waits cannot be watched between rounds")
+                    log.exception("run-queue latency cannot be watched between cycles")
                 failed, before = True, {}
                 continue
             failed, before = False, after
 
-    def _online_waits(self) -> dict[str, RunqLatency]:
-        """Waits of the online containers of the last round, each with the groups below it, as far as they are known."""
-        ids = self._sensor.read_runq_latency([number for numbers in self._online_ids.values() for number in numbers])
+    def _online_latencies(self) -> dict[str, RunqLatency] | None:
+        """Returns the latency of each online container of the latest cycle, with the cgroups below it, where it is available.
+
+        None while the cycle thread reads the same probe.
+        """
+        online_ids = self._online_ids
+        latencies = self._sensor.read_runq_latency([number for numbers in online_ids.values() for number in numbers])
+        if latencies is None:
+            return None
         return {
-            container: sum_runq_latencies([ids[number] for number in numbers])
-            for container, numbers in self._online_ids.items()
-            if all(number in ids for number in numbers)
+            container: sum_runq_latencies([latencies[number] for number in numbers])
+            for container, numbers in online_ids.items()
+            if all(number in latencies for number in numbers)
         }
 
     def _can_shrink(self) -> bool:
-        # What the advisor remembers has only the CPUs that pods may have.
-        advisor, previous = self._config.advisor, self._known.advisor.previous
-        if advisor.policy != "latency" or self._act is ActMode.OFF or previous is None:
+        # The snapshot in the advisor's state contains only the CPUs that pods may use.
+        config, state = self._config.advisor, self._policy_state.advisor
+        if config.policy != "latency" or self._act is ActMode.OFF or state.previous is None:
             return False
-        return can_shrink_quota(self._known.advisor, len(previous.topology.cpus), advisor.latency)
+        return can_shrink_quota(state, len(state.previous.topology.cpus), config.latency)
 
     def _ring(self, trigger: str) -> None:
         if self._alarm_suppressed:
@@ -365,22 +501,21 @@ class Loop:
         self._trigger = trigger
         self._alarm.set()
 
-    def _pressed(self) -> None:
-        if self._triggers is not None and self._triggers.fired() and self._can_shrink():
-            self._ring("psi")
+    def _on_pressure(self) -> None:
+        try:
+            if self._triggers is not None and self._triggers.fired() and self._can_shrink():
+                self._ring("psi")
+        except Exception:
+            # The descriptor stays readable, so that asyncio would call this without end.
+            log.exception(
+                "the pressure triggers failed; cycles start on their interval and on run-queue latency alarms"
+            )
+            self._remove_trigger_reader()
+
+    def _remove_trigger_reader(self) -> None:
+        if self._triggers is not None:
+            asyncio.get_running_loop().remove_reader(self._triggers.fileno())
 
 
-def _with_unavailable(snapshot: Snapshot, name: str, error: Unavailable) -> Snapshot:
-    status = ComponentHealth(name=name, ok=False, error=error.reason, remedy=error.remedy)
-    return msgspec.structs.replace(snapshot, sources=(*snapshot.sources, status))
-
-
-def _with_failure(snapshot: Snapshot, stage: str, error: Exception) -> Snapshot:
-    """The same snapshot with one more source that failed, so that the failure is seen wherever sources are."""
-    status = ComponentHealth(
-        name=stage,
-        ok=False,
-        error=f"{type(error).__name__}: {error}",
-        remedy="this is a bug: report it with the agent's log",
-    )
-    return msgspec.structs.replace(snapshot, sources=(*snapshot.sources, status))
+def _bug_health(name: str, error: Exception) -> ComponentHealth:
+    return ComponentHealth(name=name, ok=False, error=f"{type(error).__name__}: {error}", remedy=BUG_REMEDY)

@@ -14,9 +14,9 @@ import msgspec
 from api.knobs import Knob, Reason
 
 NOT_NUMA_BOUND = -1
-"""In the place of a NUMA node: whatever is not bound to one."""
+"""Placeholder for a NUMA node: not bound to one."""
 NO_BANDWIDTH, NO_NETWORK_CARD, NETWORK_SPEED_UNKNOWN = "no_bandwidth", "no_network_card", "network_speed_unknown"
-"""Rules by which a pod is not promised the network bandwidth that it asks for."""
+"""Rules by which a pod's network bandwidth request is rejected."""
 
 
 class RegionKind(StrEnum):
@@ -27,11 +27,11 @@ class RegionKind(StrEnum):
     DEDICATED = "dedicated"
     """One pod of dedicated_cores."""
     ISOLATION = "isolation"
-    """One pod of shared_cores that is kept apart for a while."""
+    """One pod of shared_cores that is isolated from its pool for a while."""
 
 
 class ControlKnob(StrEnum):
-    """What a provision policy turns; Katalyst's control knobs. All in cores."""
+    """Katalyst's control knobs, the outputs of a provision policy, in cores."""
 
     REQUIREMENT = "non-reclaimed-cpu-requirement"
     ISOLATED_UPPER = "isolated-upper-cpu-size"
@@ -40,20 +40,20 @@ class ControlKnob(StrEnum):
 
 
 class Region(msgspec.Struct, frozen=True, kw_only=True):
-    """Online containers that are provided for together."""
+    """Online containers that are provisioned together."""
 
     name: str
-    """Stable from round to round: the pool, `dedicated-NAMESPACE/NAME`; with `-NUMA1` at its end where it is bound."""
+    """Stable across cycles: the pool or `dedicated-NAMESPACE/NAME`, with the suffix `-NUMA1` if NUMA-bound."""
     kind: RegionKind
     pool: str
-    """The pool whose CPUs they run on."""
+    """Pool whose CPUs the containers run on."""
     numa_nodes: tuple[int, ...]
-    """Those that they are bound to, or all that nobody is bound to exclusively."""
+    """NUMA nodes that the containers are bound to, or all that no pod is bound to exclusively."""
     bound: bool = False
     exclusive: bool = False
-    """numa_exclusive: nobody else's online pods are on these NUMA nodes."""
+    """Whether numa_exclusive keeps other online pods off these NUMA nodes."""
     reclaimable: bool = True
-    """Whether what they leave idle may be lent."""
+    """Whether the region's idle CPU may be reclaimed."""
     containers: tuple[str, ...] = ()
     """Paths of their cgroups."""
     pods: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Region(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IndicatorState(msgspec.Struct, frozen=True, kw_only=True):
-    """An indicator, where it is and where it should be."""
+    """Current and target value of an indicator."""
 
     name: str
     current: float
@@ -69,7 +69,7 @@ class IndicatorState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegionAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """What one region gets, and why."""
+    """Provision of one region and the reason."""
 
     region: Region
     policy: str
@@ -77,72 +77,72 @@ class RegionAdvice(msgspec.Struct, frozen=True, kw_only=True):
     upper_cores: float
     lower_cores: float
     headroom_cores: float | None = None
-    """What it leaves by the policy of headroom for its kind; shown, but not summed: regions share what they may grow to."""
+    """Headroom by the policy for this kind. Not additive: regions share the CPUs that they may grow to."""
     headroom_reason: Reason | None = msgspec.field(default=None, name="headroom_verdict")
     signals: tuple[IndicatorState, ...] = ()
     reason: Reason = msgspec.field(name="verdict")
 
 
 class PoolSize(msgspec.Struct, frozen=True, kw_only=True):
-    """How large a pool is to be on one NUMA node, or on all that are free to it."""
+    """Size of a pool on one NUMA node, or on all NUMA nodes without exclusive binding."""
 
     pool: str
     numa: int = NOT_NUMA_BOUND
     cpus: int
     quota_cores: float | None = None
-    """Limit of all cgroups of the pool together; None where CPUs alone limit."""
+    """CPU limit of all cgroups of the pool together; None if only its CPUs limit it."""
     overlap: Mapping[str, int] = {}
-    """By pool: how many of its CPUs this one may use too."""
+    """Number of CPUs shared with each other pool, by pool."""
 
 
 class CpuAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """Provision of one round."""
+    """CPU provision of one cycle."""
 
     regions: tuple[RegionAdvice, ...] = ()
     sizes: tuple[PoolSize, ...] = ()
     isolated: tuple[str, ...] = ()
-    """Pods kept apart, `namespace/name`."""
+    """Isolated pods, `namespace/name`."""
 
 
 class Headroom(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be promised to reclaimed pods in all, what they use now included; None where inputs are missing."""
+    """Total resources that reclaimed pods may request, their current use included; None if inputs are missing."""
 
     cores: float | None = None
     cores_by_numa: Mapping[int, float] = {}
     memory_bytes: float | None = None
     memory_by_numa: Mapping[int, float] = {}
     stale: tuple[str, ...] = ()
-    """`cpu` and `memory`, where nothing new was known of it: what was said before stands, or what is left of it."""
+    """`cpu` and `memory` if no new value could be computed: the previous value, or a reduced one, still applies."""
     reason: Reason = msgspec.field(name="verdict")
 
 
 class NicBandwidth(msgspec.Struct, frozen=True, kw_only=True):
-    """One network card, in Mbit/s. A promise holds both ways."""
+    """Bandwidth of one network card in Mbit/s. An allocation applies in both directions."""
 
     name: str
     speed: int
     egress_capacity: int
-    """What can be promised outwards: Katalyst's part of the speed, less what is reserved,"""
+    """Allocatable outbound bandwidth: Katalyst's share of the speed minus the reserve."""
     ingress_capacity: int
-    """and inwards."""
-    promised: int = 0
-    """To all pods together,"""
+    """Allocatable inbound bandwidth."""
+    allocated_mbit: int = msgspec.field(default=0, name="promised")
+    """Bandwidth allocated to all pods together."""
     pods: Mapping[str, int] = {}
-    """and to each, by `namespace/name`."""
+    """Allocated bandwidth by pod, `namespace/name`."""
 
     @property
     def capacity(self) -> int:
-        """What can be promised in all."""
+        """Allocatable bandwidth in both directions."""
         return min(self.egress_capacity, self.ingress_capacity)
 
     @property
     def free(self) -> int:
-        """And what may still be."""
-        return max(self.capacity - self.promised, 0)
+        """Bandwidth still allocatable."""
+        return max(self.capacity - self.allocated_mbit, 0)
 
 
 class KnobRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One cgroup is to have one value, or to be treated so once; QRM decides whether and how."""
+    """Desired value of one knob of one cgroup, or a one-shot operation; QRM decides whether and how to apply it."""
 
     cgroup: str
     knob: Knob
@@ -151,46 +151,46 @@ class KnobRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryPressure(StrEnum):
-    """How short memory is; Katalyst's states, and one for nobody knows."""
+    """Severity of a memory shortage: Katalyst's states and UNKNOWN."""
 
     NO_RISK = "no_risk"
     TUNE_MEMCG = "tune_memcg"
-    """Less is free than twice the critical watermark."""
+    """Free memory is below twice the critical watermark."""
     DROP_CACHE = "drop_cache"
-    """Less than the watermark itself."""
+    """Free memory is below the critical watermark."""
     UNKNOWN = "unknown"
-    """Inputs are missing: nothing is done about it."""
+    """Inputs are missing; no action is taken."""
 
 
 class MemoryCondition(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of the node or of one NUMA node."""
+    """Memory condition of the node or of one NUMA node."""
 
     state: MemoryPressure
     target_bytes: int = 0
-    """What is missing to twice the critical watermark; 0 where nothing is to be done."""
+    """Bytes missing to twice the critical watermark; 0 if no action is needed."""
     reason: Reason = msgspec.field(name="verdict")
 
 
 class MemoryAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer for one round. Bytes."""
+    """Memory advice of one cycle, in bytes."""
 
     policy: str
     headroom_bytes: float | None
-    """What can be promised to reclaimed pods in all, what they use now included; None where inputs are missing."""
+    """Memory that reclaimed pods may request in total, their current use included; None if inputs are missing."""
     headroom_by_numa: Mapping[int, float] = {}
-    """Sums to the above; empty where it is not known how it is spread."""
+    """Headroom by NUMA node; sums to headroom_bytes, empty if the distribution is unknown."""
     headroom_reason: Reason = msgspec.field(name="headroom_verdict")
     provision_by_numa: Mapping[int, float] = {}
-    """[reclaimed_memory_size] What a stock advisor would give reclaimed pods of each NUMA node; empty without one."""
+    """Memory for reclaimed pods of each NUMA node as a stock advisor reports it (reclaimed_memory_size); empty without one."""
     condition: MemoryCondition
     numa_conditions: Mapping[int, MemoryCondition] = {}
     knob_requests: tuple[KnobRequest, ...] = msgspec.field(default=(), name="wishes")
     reasons: tuple[Reason, ...] = msgspec.field(default=(), name="verdicts")
-    """Why each part that is switched on did, or did not, ask for anything."""
+    """Result of each enabled part, with or without a request."""
 
 
 class PowerActionKind(StrEnum):
-    """What is to be done about power."""
+    """Kinds of action on a power alert."""
 
     NOOP = "noop"
     EVICT = "evict"
@@ -199,24 +199,34 @@ class PowerActionKind(StrEnum):
 
 
 class PowerAction(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be done, in numbers, and why. It stands until the next answer."""
+    """Action on a power alert with its amounts and the reason. It applies until the next one."""
 
     kind: PowerActionKind
     at_ns: int | None = None
     """CLOCK_MONOTONIC when an eviction or a cap was decided."""
     percent: int = 0
-    """Of all pods, to be evicted,"""
+    """Percentage of all pods to evict."""
     count: int = 0
-    """and how many reclaimed pods that makes."""
+    """Number of reclaimed pods to evict."""
     target_watts: int = 0
-    """To cap power to,"""
+    """Power of the node that a cap is to reach."""
     current_watts: int = 0
-    """from this."""
+    """Measured power."""
+    reason: Reason = msgspec.field(name="verdict")
+
+
+class PowerCap(msgspec.Struct, frozen=True, kw_only=True):
+    """A power cap in force. It outlasts the action that set it until the alert is over."""
+
+    target_watts: int
+    """Power of the node that the cap is to reach."""
+    package_watts: int
+    """Limit of each processor package; 0 if no package has an energy counter, so that none can be limited."""
     reason: Reason = msgspec.field(name="verdict")
 
 
 class OvercommitAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node says of itself: 1 is no overcommitment."""
+    """Overcommitment ratios that the node reports; 1 means none."""
 
     cpu_ratio: float
     memory_ratio: float
@@ -224,9 +234,13 @@ class OvercommitAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """The answers that stand; None of what is switched off."""
+    """Power and overcommitment advice in effect; None if disabled."""
 
     power: PowerAction | None = None
+    power_cap: PowerCap | None = None
+    """The cap in force; None without one."""
+    releases_power_cap: bool = True
+    """Whether limits that this agent or an earlier one wrote are restored; False while an alert lasts or is unknown."""
     overcommit: OvercommitAdvice | None = None
 
 
@@ -235,11 +249,10 @@ PoolKeyT = TypeVar("PoolKeyT", str, tuple[str, int])
 
 
 def scale_proportionally(sizes: Mapping[PoolKeyT, int], target: int) -> dict[PoolKeyT, int] | None:
-    """Sizes in the same proportion whose sum is the target, none below 1; None where the target is less than their number.
-    What is given is 1 at least.
+    """Scale sizes to the given sum, keeping proportions and at least 1 each; None if the target is less than their number.
 
-    All are rounded up first; then the one that is largest for its original size gives one back, until they fit: of equals
-    the larger, then the first by name. That is Katalyst's regulation of pool sizes.
+    Sizes must be at least 1. As in Katalyst's pool size regulation, all sizes are rounded up first; then the size that grew
+    most in proportion loses one until the sum fits (ties: the larger size, then the first name).
     """
     total = sum(sizes.values())
     if total == target:

@@ -26,7 +26,7 @@ OOM_PRIORITY_BOUNDS = {
 """Bounds of oom_priority; the lower one is the default."""
 OOM_PRIORITY_NEVER, OOM_PRIORITY_IGNORE = 300, -300
 RSS_THRESHOLD_UNREACHABLE = 1e18
-"""rss_overuse_threshold of a pod whose own cannot be read: nothing reaches it, so it is not evicted by mistake."""
+"""The rss_overuse_threshold of a pod whose value is invalid: no usage reaches it, so the pod is not evicted by mistake."""
 _DEFAULT_MAPPING = AnnotationMapping()
 _ALL_LEVELS = tuple(QoSLevel)
 _NOT_SYSTEM = (QoSLevel.SHARED, QoSLevel.DEDICATED, QoSLevel.RECLAIMED)
@@ -34,19 +34,19 @@ _INTEGER = re.compile(r"[+-]?\d{1,9}", re.ASCII)
 _NUMBER = re.compile(r"\+?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _POOL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _RESERVED_POOL = re.compile(r"reclaim|reserve|dedicated|interrupt|fallback|isolation.*|system-.*|.*-NUMA\d+", re.ASCII)
-"""Names of pools that the agent itself makes."""
+"""Names of pools that the agent creates itself."""
 _SYSTEM_POOL = re.compile(r"reserve|system-.*", re.ASCII)
-"""Those of them that system_cores pods may name, and nobody else."""
+"""Reserved pools that system_cores pods, and no others, may name."""
 
 _ParsedValue = tuple[Any, str]
-"""The value that is taken, and what was wrong with the text; empty where nothing was."""
+"""Parsed value, and a description of what is wrong with the text; empty if it is valid."""
 
 
 class _EnhancementRule(NamedTuple):
     section: str
-    """The annotation whose object holds it; empty where it is an annotation of its own."""
+    """Annotation whose JSON object contains the enhancement; empty if it is an annotation of its own."""
     field: str
-    """Of Enhancements; empty where it has no effect."""
+    """Field of Enhancements; empty if the enhancement has no effect."""
     levels: Sequence[QoSLevel]
     read: Callable[[str, QoSLevel], _ParsedValue]
 
@@ -54,17 +54,17 @@ class _EnhancementRule(NamedTuple):
 def parse_enhancements(
     annotations: Mapping[str, str],
     level: QoSLevel,
-    dialect: AnnotationMapping = _DEFAULT_MAPPING,
+    mapping: AnnotationMapping = _DEFAULT_MAPPING,
     numa_nodes: Collection[int] | None = None,
 ) -> tuple[Enhancements, tuple[str, ...]]:
-    """What a pod of this level asks for, and one sentence for each thing that is wrong with how it does.
+    """Parse the enhancements of a pod of this level. Also returns one sentence for each problem.
 
-    Enhancements that the level does not know are left out. NUMA nodes that the machine lacks (`numa_nodes`; None where
-    that is not known here) stay asked for: whoever places the pod has to refuse it, not put it elsewhere.
+    Enhancements that the level does not support are dropped. NUMA nodes that the machine lacks (`numa_nodes`; None if
+    unknown) are retained: CPU allocation has to reject the pod instead of using other nodes.
     """
-    said, problems = _collect_enhancements(annotations, dialect)
+    texts, problems = _collect_enhancements(annotations, mapping)
     values: dict[str, Any] = {"oom_priority": OOM_PRIORITY_BOUNDS[level][0]}
-    for name, (where, text) in said.items():
+    for name, (where, text) in texts.items():
         rule = _ENHANCEMENT_RULES[name]
         if level in rule.levels:
             value, problem = rule.read(text, level)
@@ -74,106 +74,111 @@ def parse_enhancements(
             problem = f"is for {' and '.join(rule.levels)} only, this pod has {level.value}; remove it"
         if problem:
             problems.append(f"{where}: {problem}")
-    for name, text in dialect.defaults.items():
-        usual = _ENHANCEMENT_RULES.get(name)
-        if usual is not None and name not in said and level in usual.levels and usual.field:
-            values[usual.field] = usual.read(text, level)[0]
-    found = _drop_unsupported(Enhancements(**values), level, said, problems)
-    _check_nodes(found, said, numa_nodes, problems)
-    return found, tuple(problems)
+    for name, text in mapping.defaults.items():
+        default = _ENHANCEMENT_RULES.get(name)
+        if default is not None and name not in texts and level in default.levels and default.field:
+            values[default.field] = default.read(text, level)[0]
+    enhancements = _drop_unsupported(Enhancements(**values), level, texts, problems)
+    _check_nodes(enhancements, texts, numa_nodes, problems)
+    return enhancements, tuple(problems)
 
 
 def parse_numa_bind_result(
-    annotations: Mapping[str, str], dialect: AnnotationMapping = _DEFAULT_MAPPING
+    annotations: Mapping[str, str], mapping: AnnotationMapping = _DEFAULT_MAPPING
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """NUMA nodes of numa_bind_result (`1`, or a list), none for -1, and what is wrong with it."""
-    text = annotations.get(dialect.numa_bind_result_key, "-1").strip()
+    """Parse numa_bind_result (`1`, or a list; -1 is none) into NUMA nodes. Also returns its problem, if it is invalid."""
+    text = annotations.get(mapping.numa_bind_result_key, "-1").strip()
     nodes, problem = ((), "") if text == "-1" else _parse_numa_nodes(text, QoSLevel.SHARED)
-    return nodes or (), ((f"annotation {dialect.numa_bind_result_key}: {problem}",) if problem else ())
+    return nodes or (), ((f"annotation {mapping.numa_bind_result_key}: {problem}",) if problem else ())
 
 
 def validate_default_enhancement(name: str, text: str) -> str:
-    """What is wrong with a default of that enhancement; empty where some level can take it."""
+    """Describe what is wrong with a default value of an enhancement; empty if at least one level accepts it."""
     rule = _ENHANCEMENT_RULES.get(name)
     if rule is None:
         return f"there is no such enhancement; choose from {', '.join(_ENHANCEMENT_RULES)}"
-    found = [rule.read(text, level)[1] for level in rule.levels]
-    return found[0] if all(found) else ""
+    problems = [rule.read(text, level)[1] for level in rule.levels]
+    return problems[0] if all(problems) else ""
 
 
 def _collect_enhancements(
-    annotations: Mapping[str, str], dialect: AnnotationMapping
+    annotations: Mapping[str, str], mapping: AnnotationMapping
 ) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """Enhancements by name: where they stand, for people, and their text. A name counts most where it belongs, then in
-    another of the three objects, then alone."""
-    said: dict[str, tuple[str, str]] = {}
+    """Map enhancements to their location, for messages, and their text.
+
+    The annotation where an enhancement belongs takes precedence over the other two objects, and these over an
+    annotation of its own.
+    """
+    correct: dict[str, tuple[str, str]] = {}
     problems: list[str] = []
-    astray: dict[str, tuple[str, str]] = {}
+    misplaced: dict[str, tuple[str, str]] = {}
     for section in (MEMORY_KEY, CPU_KEY, NETWORK_KEY):
-        key = section if section in annotations else dialect.renamed.get(section, section)
+        key = section if section in annotations else mapping.renamed.get(section, section)
         for name, text in _decode_object(annotations, key, problems).items():
             where = f"annotation {key}: {name}"
             rule = _ENHANCEMENT_RULES.get(name)
             if rule is None or not rule.section:
-                known = ", ".join(known for known, rule in _ENHANCEMENT_RULES.items() if rule.section == section)
-                problems.append(f"annotation {key}: {name!r:.80} is no enhancement of it; it has {known}")
+                names = ", ".join(choice for choice, rule in _ENHANCEMENT_RULES.items() if rule.section == section)
+                problems.append(f"annotation {key}: {name!r:.80} is no enhancement of it; use one of {names}")
             elif rule.section == section:
-                said[name] = (where, text)
+                correct[name] = (where, text)
             else:
-                astray[name] = (where, text)
+                misplaced[name] = (where, text)
                 problems.append(f"{where}: belongs in {rule.section}; write it there")
-    own = {"numa_number": dialect.numa_number_key, "numa_ids": dialect.numa_ids_key}
-    alone = {name: own.get(name, name) for name in _ENHANCEMENT_RULES}
-    flat = {name: (f"annotation {key}", annotations[key]) for name, key in alone.items() if key in annotations}
-    return {**flat, **astray, **said}, problems
+    own = {"numa_number": mapping.numa_number_key, "numa_ids": mapping.numa_ids_key}
+    keys = {name: own.get(name, name) for name in _ENHANCEMENT_RULES}
+    separate = {name: (f"annotation {key}", annotations[key]) for name, key in keys.items() if key in annotations}
+    return {**separate, **misplaced, **correct}, problems
 
 
 def _decode_object(annotations: Mapping[str, str], key: str, problems: list[str]) -> dict[str, str]:
-    """One JSON object of strings; empty with a problem where it is anything else, as a whole, which is Katalyst's way."""
+    """Decode a JSON object of strings; as in Katalyst, any other content invalidates the whole annotation."""
     if key not in annotations:
         return {}
     where, example = f"annotation {key}", """write it like '{"name": "value"}'"""
     try:
-        found = msgspec.json.decode(annotations[key])
+        values = msgspec.json.decode(annotations[key])
     except (msgspec.DecodeError, ValueError, RecursionError):
         problems.append(f"{where}: {annotations[key]!r:.80} is not JSON; {example}; until then all of it is ignored")
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         problems.append(f"{where}: {annotations[key]!r:.80} is no JSON object; {example}; it is ignored")
         return {}
-    for name, value in found.items():
+    for name, value in values.items():
         if not isinstance(value, str):
-            told = msgspec.json.encode(value).decode()[:80]
-            remedy = f'write "{told}"' if isinstance(value, (bool, int, float)) else "write text in quotes"
-            problems.append(f"{where}: {name!r:.80}: {told} is not text; {remedy}; until then all of it is ignored")
+            text = msgspec.json.encode(value).decode()[:80]
+            remedy = f'write "{text}"' if isinstance(value, (bool, int, float)) else "write text in quotes"
+            problems.append(f"{where}: {name!r:.80}: {text} is not text; {remedy}; until then all of it is ignored")
             return {}
-    return found
+    return values
 
 
 def _drop_unsupported(
-    found: Enhancements, level: QoSLevel, said: Mapping[str, tuple[str, str]], problems: list[str]
+    enhancements: Enhancements, level: QoSLevel, texts: Mapping[str, tuple[str, str]], problems: list[str]
 ) -> Enhancements:
-    """Without what the rest does not allow."""
-    if found.numa_binding:
-        return found
+    if enhancements.numa_binding:
+        return enhancements
     if level is QoSLevel.DEDICATED:
         problems.append(
             f"annotation {MEMORY_KEY}: numa_binding: is missing: {level.value} pods get CPUs only on NUMA nodes that "
             """they are bound to; write '{"numa_binding": "true"}'"""
         )
     for name in ("numa_ids", "numa_number"):
-        # With dedicated_cores the line above has said it all.
-        if name in said and level is not QoSLevel.DEDICATED and level in _ENHANCEMENT_RULES[name].levels:
-            problems.append(f"{said[name][0]}: has no effect without numa_binding; add that to {MEMORY_KEY}")
-    return msgspec.structs.replace(found, numa_exclusive=False, numa_ids=None, numa_number=None)
+        # For dedicated_cores, the message above already covers these.
+        if name in texts and level is not QoSLevel.DEDICATED and level in _ENHANCEMENT_RULES[name].levels:
+            problems.append(f"{texts[name][0]}: has no effect without numa_binding; add that to {MEMORY_KEY}")
+    return msgspec.structs.replace(enhancements, numa_exclusive=False, numa_ids=None, numa_number=None)
 
 
 def _check_nodes(
-    found: Enhancements, said: Mapping[str, tuple[str, str]], numa_nodes: Collection[int] | None, problems: list[str]
+    enhancements: Enhancements,
+    texts: Mapping[str, tuple[str, str]],
+    numa_nodes: Collection[int] | None,
+    problems: list[str],
 ) -> None:
-    """Tell of nodes that contradict each other or that the machine lacks."""
-    where = {name: said[name][0] if name in said else f"default of {name}" for name in ("numa_ids", "numa_number")}
-    ids, number = found.numa_ids, found.numa_number
+    """Report NUMA nodes that contradict numa_number or that the machine lacks."""
+    where = {name: texts[name][0] if name in texts else f"default of {name}" for name in ("numa_ids", "numa_number")}
+    ids, number = enhancements.numa_ids, enhancements.numa_number
     if ids is not None and number not in (None, len(ids)):
         problems.append(
             f"{where['numa_ids']}: names {len(ids)} nodes, numa_number says {number}; the ids count, remove the number"
@@ -190,17 +195,13 @@ def _check_nodes(
 
 
 def _parse_flag(text: str, _level: QoSLevel) -> _ParsedValue:
-    return text == "true", "" if text in (
-        "true",
-        "false",
-    ) else f'{text!r:.80} counts as "false"; write "true" or "false"'
+    problem = "" if text in ("true", "false") else f'{text!r:.80} counts as "false"; write "true" or "false"'
+    return text == "true", problem
 
 
 def _parse_numa_share(text: str, _level: QoSLevel) -> _ParsedValue:
-    return text != "false", "" if text in (
-        "true",
-        "false",
-    ) else f'{text!r:.80} counts as "true"; write "true" or "false"'
+    problem = "" if text in ("true", "false") else f'{text!r:.80} counts as "true"; write "true" or "false"'
+    return text != "false", problem
 
 
 def _parse_rss_threshold(text: str, _level: QoSLevel) -> _ParsedValue:
@@ -215,7 +216,10 @@ def _parse_rss_threshold(text: str, _level: QoSLevel) -> _ParsedValue:
 
 def _parse_tolerance(text: str, _level: QoSLevel) -> _ParsedValue:
     value = _parse_number(text)
-    return value, "" if value is not None else f"{text!r:.80} is no number; write one such as 1.5; it bears everything"
+    problem = (
+        "" if value is not None else f"{text!r:.80} is no number; write one such as 1.5; it tolerates any suppression"
+    )
+    return value, problem
 
 
 def _parse_oom_priority(text: str, level: QoSLevel) -> _ParsedValue:
@@ -226,18 +230,18 @@ def _parse_oom_priority(text: str, level: QoSLevel) -> _ParsedValue:
     if value == OOM_PRIORITY_NEVER:
         return value, ""
     if value == OOM_PRIORITY_IGNORE:
-        # Ignoring a priority is to have none of one's own.
+        # As in Katalyst, ignoring the priority means the level's default.
         return low, ""
-    taken = max(low, min(high, value))
-    outside = f"{value} is outside of {low} to {high}, those of {level.value}; taken as {taken}, write that"
-    return taken, "" if taken == value else outside
+    clamped = max(low, min(high, value))
+    problem = f"{value} is outside of {low} to {high}, the range of {level.value}; it counts as {clamped}, write that"
+    return clamped, "" if clamped == value else problem
 
 
 def _parse_pool(text: str, level: QoSLevel) -> _ParsedValue:
     if not _POOL.fullmatch(text):
         return "", f"{text!r:.80} is no name of a pool; use letters, digits, '-', '.' and '_', at most 63"
     if _RESERVED_POOL.fullmatch(text) and not (level is QoSLevel.SYSTEM and _SYSTEM_POOL.fullmatch(text)):
-        return "", f"{text!r:.80} is a pool that the agent makes itself; choose another name"
+        return "", f"{text!r:.80} is a pool that the agent creates itself; choose another name"
     return text, ""
 
 
@@ -277,7 +281,7 @@ def _parse_numa_nodes(text: str, _level: QoSLevel) -> _ParsedValue:
 
 
 def _parse_number(text: str) -> float | None:
-    """Zero and above, and finite; None for any other text."""
+    """Parse a finite number of at least zero; None for any other text."""
     value = float(text) if _NUMBER.fullmatch(text) else math.inf
     return value if math.isfinite(value) else None
 
@@ -311,43 +315,41 @@ _ENHANCEMENT_RULES: Mapping[str, _EnhancementRule] = {
 
 PROFILE_KEY = "dioptase.io/service-profile"
 REQUEST_P99_MS = "request_p99_ms"
-"""Indicator: the time within which 99 of 100 requests were answered, as the pod itself publishes it."""
+"""Indicator: 99th percentile of request latency in milliseconds, as the pod itself publishes it."""
 IndicatorBound = Annotated[float, Meta(gt=0, lt=1e12)]
 
 
 class IndicatorTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a service profile says of one indicator."""
+    """Bounds of one indicator in a service profile."""
 
     lower: IndicatorBound | None = None
     upper: IndicatorBound | None = None
-    """Goes before `lower`."""
+    """Takes precedence over `lower`."""
 
 
 class ServiceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Of one pod; the default says nothing."""
+    """Service profile of one pod; the default sets nothing."""
 
     targets: Mapping[str, IndicatorTarget] = {}
-    """[extendedIndicator] By indicator, in its unit."""
+    """Indicator bounds (Katalyst's extendedIndicator), by indicator and in its unit."""
     disable_reclaim_level: Literal["", "Pod", "NUMA", "Socket", "Node"] = ""
-    """[disableReclaimLevel] Nothing is lent of the pod, its NUMA nodes, their sockets or the whole node; empty lends."""
+    """Scope whose resources are not reclaimed (disableReclaimLevel); empty allows reclaiming everywhere."""
     memory_offloading: Mapping[str, Any] = {}
-    """[transparentMemoryOffloading] Settings of `memory.offloading.default`, by their names there."""
+    """Overrides of `memory.offloading.default` (transparentMemoryOffloading), by their names there."""
 
     @property
-    def lends(self) -> bool:
-        """Whether what the pod leaves idle may be lent."""
+    def reclaimable(self) -> bool:
+        """Whether the pod's idle resources may be reclaimed."""
         return not self.disable_reclaim_level
 
 
 def parse_service_profile(annotations: Mapping[str, str]) -> tuple[ServiceProfile, tuple[str, ...]]:
-    """The profile of a pod's annotations and what is wrong with it. Of a pod whose profile cannot be read nothing is lent."""
+    """Parse the service profile annotation. If it is invalid, nothing of the pod is reclaimed and the problem is returned."""
     text = annotations.get(PROFILE_KEY)
     if text is None:
         return ServiceProfile(), ()
     try:
         return msgspec.json.decode(text, type=ServiceProfile), ()
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        remedy = (
-            'write JSON such as {"targets": {"request_p99_ms": {"upper": 20}}}; until then nothing of the pod is lent'
-        )
+        remedy = 'write JSON such as {"targets": {"request_p99_ms": {"upper": 20}}}; until then nothing of the pod is reclaimed'
         return ServiceProfile(disable_reclaim_level="Pod"), (f"annotation {PROFILE_KEY}: {error}; {remedy}",)

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import msgspec
 
 MAX_CPU = 8191
-"""NR_CPUS of the largest distribution kernels is 8192; a list that names more is a mistake, not a machine."""
+"""Highest CPU number accepted. NR_CPUS of the largest distribution kernels is 8192, so a higher number is a mistake."""
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """CPU numbers of a kernel list such as `0-3,8` (sorted, without repeats; empty text is the empty set).
+    """Parse a kernel CPU list such as `0-3,8` into sorted, distinct CPU numbers; empty text is the empty set.
 
-    Raises ValueError that quotes the part it could not read.
+    Raises ValueError that quotes the invalid part.
     """
     cpus: set[int] = set()
     for part in filter(None, (piece.strip() for piece in text.strip().split(","))):
@@ -28,7 +28,7 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
 
 
 def format_cpu_list(cpus: Iterable[int]) -> str:
-    """The kernel's shortest list for these CPUs: `0-3,8`; the inverse of `parse_cpu_list`."""
+    """Format CPUs as the kernel's shortest list, `0-3,8`; the inverse of `parse_cpu_list`."""
     ranges: list[list[int]] = []
     for cpu in sorted(set(cpus)):
         if ranges and cpu == ranges[-1][1] + 1:
@@ -39,14 +39,14 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
 
 
 class Cpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One online logical CPU and where it sits."""
+    """One online logical CPU and its place in the topology."""
 
     id: int
     core: int
     socket: int
     numa: int
     l3: int = 0
-    """Number of the cache that it shares with its neighbours (cache/index3/id); 0 where the machine does not say."""
+    """Number of the L3 cache that this CPU shares (cache/index3/id); 0 if the machine does not report it."""
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,5 +64,5 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def smt(self) -> bool:
-        """Whether some physical core carries more than one online logical CPU."""
+        """Whether at least one physical core has two or more online logical CPUs."""
         return len({(cpu.socket, cpu.core) for cpu in self.cpus}) < len(self.cpus)

@@ -13,11 +13,14 @@ from api.advice import CpuAdvice, Headroom, MemoryAdvice, NicBandwidth, NodeAdvi
 from api.eviction import EvictionEvent, EvictionResult
 from api.forecast import Forecast
 from api.knobs import Knob, Reason
+from api.rates import Rates, rates_since
 from api.snapshot import Snapshot
+
+_RATES = "rates"
 
 
 class ActMode(StrEnum):
-    """How far the agent goes: `off` decides nothing, `dry-run` decides and writes nothing, `on` writes."""
+    """How far the agent acts: `off` makes no decisions, `dry-run` makes them without writing, `on` writes."""
 
     OFF = "off"
     DRY_RUN = "dry-run"
@@ -25,79 +28,79 @@ class ActMode(StrEnum):
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
-    """A set of CPUs that pods share: Katalyst's `share` and `reclaim`; with overlap, pools have CPUs in common."""
+    """A named set of CPUs that pods share, such as Katalyst's `share` and `reclaim`; pools may overlap."""
 
     name: str
     cpus: tuple[int, ...]
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """The advisor's answer for one round. Cores are CPUs' worth of time per second."""
+    """The advisor's result of one cycle. `_cores` fields are CPU time per second."""
 
     policy: str
     cpu: CpuAdvice = CpuAdvice()
-    """How large every pool is to be,"""
+    """Regions and pool sizes."""
     pools: tuple[Pool, ...] = ()
-    """and the CPUs that QRM chose."""
+    """CPUs of each pool as QRM allocated them."""
     rejected: Mapping[str, Reason] = {}
-    """Pods whose wish for CPUs or network bandwidth cannot be fulfilled, by `namespace/name`, and why; they run on."""
+    """Pods whose CPU or network bandwidth request cannot be satisfied, by `namespace/name`; they keep running."""
     cards: tuple[NicBandwidth, ...] = ()
-    """Network cards whose speed is known, and what they are promised to whom."""
+    """Network cards of known speed, with the bandwidth allocated to each pod."""
     requirement_cores: float | None
-    """What the online pods need, estimated; None where inputs are missing."""
+    """Estimated CPU requirement of the online pods; None if inputs are missing."""
     headroom: Headroom | None = None
-    """What may be promised to reclaimed pods, found in this round; None in recordings that are older than that,"""
+    """Headroom for reclaimed pods computed in this cycle; None in recordings from before the field existed."""
     reported_headroom: Headroom | None = msgspec.field(default=None, name="advertised")
-    """and what the node advertises of it (Katalyst's reclaimed_millicpu / 1000, reclaimed_memory)."""
+    """Headroom that the node reports (Katalyst's reclaimed_millicpu / 1000, reclaimed_memory)."""
     reclaimable_cores: float = msgspec.field(name="lent_cores")
-    """What reclaimed pods may use right now; equals the node's CPUs when nothing holds them back but priority."""
+    """CPU that reclaimed pods may use now; all CPUs of the node if only priority restrains them."""
     idle: bool
-    """Whether reclaimed pods are to run with cpu.idle."""
+    """Whether reclaimed pods run with cpu.idle."""
     claims: Mapping[str, float] = {}
-    """By cgroup of a reclaimed container that made online pods wait: the part of its claim to lent CPU that counts."""
+    """Factor on the reclaim weight, by cgroup of a reclaimed container that interfered with online pods."""
     action: str
     """`grow`, `hold`, `shrink` or `freeze`."""
     reason: Reason = msgspec.field(name="verdict")
 
     @property
     def headroom_cores(self) -> float | None:
-        """CPU that may be promised in all; None where an input is missing."""
+        """CPU headroom of the node; None if an input is missing."""
         return None if self.headroom is None else self.headroom.cores
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """One knob of one cgroup, or of the node, is to have this value, and why."""
+    """One value for one knob of a cgroup or of the node, and the reason."""
 
     cgroup: str
-    """Its path; of a knob of the node the path below /sys of the disk or group that it belongs to."""
+    """Path of the cgroup; for a knob of the node the path below /sys of its disk or resctrl group."""
     cgroup_id: int
-    """0 of a knob of the node."""
+    """Inode of the cgroup; 0 for a knob of the node."""
     pod: str
-    """`namespace/name`; empty of the node's, and of a cgroup that is no pod's and that the settings name."""
+    """`namespace/name`; empty for the node, and for a cgroup of no pod that the settings name."""
     knob: Knob
     value: str
     reason: Reason = msgspec.field(name="verdict")
 
 
 class OutcomeStatus(StrEnum):
-    """What came of a decision."""
+    """Result of carrying out a decision."""
 
     APPLIED = "applied"
     """Written and read back."""
     UNCHANGED = "unchanged"
-    """The kernel had that value already; nothing was written."""
+    """The kernel had this value already; nothing was written."""
     DRY_RUN = "dry-run"
-    """Would have been written."""
+    """Not written because of dry-run."""
     REFUSED = "refused"
-    """The kernel said no, or the original could not be journalled."""
+    """The kernel rejected the value, or the original could not be journalled."""
     VANISHED = "vanished"
-    """The cgroup is gone, or another one took its path."""
+    """The cgroup was removed, or another one has its path."""
     MISMATCH = "mismatch"
-    """Written, but the kernel shows something else."""
+    """Written, but the kernel reads back a different value."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision and what came of it."""
+    """A decision and its result."""
 
     decision: Decision
     status: OutcomeStatus
@@ -107,56 +110,71 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Value read back."""
     error: str = ""
     clamped_from: str | None = None
-    """The value asked for, where the actuator had to bound it."""
+    """Decided value if the actuator had to clamp it."""
     repaired: bool = False
-    """Whether the knob had been as decided, and was not any more: somebody else, or the kernel, had put `before` there."""
+    """Whether another process or the kernel had changed the applied value to `before`."""
 
 
-class Cycle(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn of sense, advise, act: all that any exporter, page or explanation needs."""
+class Cycle(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One cycle of sense, advise and act: everything that an exporter, the page or an explanation needs."""
 
     snapshot: Snapshot
     previous: Snapshot | None
     act: ActMode
-    """What was done; may be less than what was asked for, see `banner`."""
+    """Mode in effect; may be less than the configured mode, see `startup_warnings`."""
     trigger: str
-    """`tick`, `wait` (online pods waited too long between ticks), `psi` (a pressure trigger fired), or `end` (the agent
-    puts everything back)."""
+    """Cause of the cycle: `tick`, `wait` (run-queue latency above target between ticks), `psi` (a pressure trigger fired) or
+    `end` (the agent restores all originals)."""
     advice: Advice | None = None
     memory: MemoryAdvice | None = None
-    """The same of memory; None where nothing was judged."""
+    """Memory advice; None if memory was not evaluated."""
     node: NodeAdvice | None = None
-    """Of the node as a whole; None where nobody asks for that."""
+    """Power and overcommitment advice; None if both are disabled."""
     forecasts: tuple[Forecast, ...] = ()
-    """What online work is foretold to use at the most, by resource; empty where nothing was judged."""
+    """Predicted peak use of online pods, by resource; empty if nothing was evaluated."""
     shadow: Advice | None = None
-    """What another policy would have advised; nothing is done about it."""
-    made: tuple[Outcome, ...] = ()
-    """What containers were made with, or changed to, before this round by the runtime that asked the agent (NRI): `before` is
-    what their owners asked for."""
+    """Advice of the shadow policy; it is never applied."""
+    runtime_outcomes: tuple[Outcome, ...] = msgspec.field(default=(), name="made")
+    """Values that the container runtime applied since the last cycle to containers it created or updated (NRI); `before` is
+    the value in the container's own spec."""
     outcomes: tuple[Outcome, ...] = ()
     evictions: EvictionResult | None = None
-    """Who has to leave, and why; None where no eviction plugin is configured."""
+    """Thresholds and victims; None if no eviction plugin is configured."""
     kills: tuple[EvictionEvent, ...] = ()
-    """What became of those who had to."""
+    """Progress of the evictions."""
     duration_ns: int = 0
     startup_warnings: tuple[str, ...] = msgspec.field(default=(), name="banner")
-    """What is missing on this node and how to get it, one sentence each."""
+    """Missing prerequisites of this node and their remedies, one sentence each."""
+
+    @property
+    def rates(self) -> Rates | None:
+        """Rates since the previous cycle; None without one. They are computed once per cycle, and are no part of recordings."""
+        # msgspec.structs.replace() copies `__dict__`, so the rates are stored with the snapshots that they belong to.
+        previous, snapshot, shared = self.__dict__.get(_RATES, (None, None, None))
+        rates: Rates | None = shared
+        if previous is not self.previous or snapshot is not self.snapshot:
+            rates = rates_since(self.previous, self.snapshot)
+            self.share_rates(rates)
+        return rates
+
+    def share_rates(self, rates: Rates | None) -> None:
+        """Takes the rates that the control loop has computed from the same two snapshots."""
+        self.__dict__[_RATES] = (self.previous, self.snapshot, rates)
 
     @property
     def done(self) -> tuple[Outcome, ...]:
-        """All outcomes, in the order in which they came about."""
-        return (*self.made, *self.outcomes)
+        """All outcomes in chronological order."""
+        return (*self.runtime_outcomes, *self.outcomes)
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the decision journal: an outcome and the round it belongs to."""
+    """One line of the decision journal: an outcome and the cycle it belongs to."""
 
     seq: int
-    """Grows by one for every entry, across restarts too."""
+    """Increases by one for every entry, also across restarts."""
     wall_time_ns: int
     cycle_seq: int = msgspec.field(name="round_seq")
     trigger: str
-    """The round's; `nri` of what the container runtime did because the agent had said so when it asked."""
+    """Trigger of the cycle; `nri` for values that the container runtime applied on the agent's reply."""
     policy: str
     outcome: Outcome

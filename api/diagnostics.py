@@ -6,62 +6,62 @@ import msgspec
 
 
 class DoctorCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding; `remedy` says what to do where `ok` is false, or something optional is lacking, and is empty otherwise."""
+    """One check; `remedy` is set if `ok` is false or an optional feature is missing, and empty otherwise."""
 
     name: str
     ok: bool
     detail: str
     remedy: str = ""
     conclusive: bool = msgspec.field(default=True, name="checked")
-    """False where there was nothing to ask: then nobody knows, and `remedy` says what to do to find out."""
+    """False if the check could not be made; `remedy` then says how to make it."""
 
 
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running agent says of its node, for whoever asks from afar."""
+    """Checks of a running agent, for remote callers."""
 
     version: str
-    """The agent's own."""
+    """Version of the agent."""
     checks: tuple[DoctorCheck, ...]
 
 
 class EffectiveSetting(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting."""
+    """One setting with its value and origin."""
 
     name: str
-    """Its path in the settings file."""
+    """Path in the settings file."""
     value: str
-    """As the settings file would have it, in one line."""
+    """Value in the notation of the settings file, on one line."""
     source: str
-    """`default`, `file`, or the kind of the object that says so."""
+    """`default`, `file`, or the kind of the API object that sets it."""
     object: str = ""
-    """That object, `namespace/name`, or its name alone,"""
+    """Name of that object, `namespace/name` if it has a namespace."""
     hash: str = ""
-    """its content,"""
+    """Hash of the object's content."""
     field: str = ""
-    """and the field."""
+    """Field of the object."""
     since_wall_ns: int | None = None
-    """CLOCK_REALTIME since when it is in force; None of defaults."""
+    """CLOCK_REALTIME since when the value is in effect; None for defaults."""
 
 
 class AppliedConfigObject(msgspec.Struct, frozen=True, kw_only=True):
-    """One object of the cluster's that this node is to obey."""
+    """API object that this node's configuration is to be taken from."""
 
     kind: str
     object: str
     hash: str
     since_wall_ns: int | None = None
-    """Since when it is obeyed; None where it is not: then `problem` says why, and what stands instead."""
+    """CLOCK_REALTIME since when the object is applied; None if it is not, and `problem` names the cause and the fallback."""
     problem: str = ""
     unused: tuple[str, ...] = ()
-    """Its fields that nothing here obeys, with the reason."""
+    """Fields of the object that have no effect in this agent, with the reason."""
 
 
 class EffectiveConfiguration(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is in force."""
+    """Complete effective configuration."""
 
     settings: tuple[EffectiveSetting, ...]
     objects: tuple[AppliedConfigObject, ...] = ()
     node: str = ""
-    """Whose CustomNodeConfig is obeyed; empty where none is."""
+    """Node whose CustomNodeConfig is applied; empty if none is."""
     problem: str = ""
-    """Why the API server says nothing new; empty where it does."""
+    """Why updates from the API server are not received; empty if they are."""

@@ -12,88 +12,80 @@ from typing import Literal
 import msgspec
 
 from api.knobs import Reason
+from api.quantity import format_bytes
 
 TAINT_PREFIX = "node.katalyst.kubewharf.io/"
-"""Of conditions that are shown as taints; all taints below it are the agent's."""
-
+"""Prefix of the taints for eviction conditions; the agent owns every taint with this prefix."""
 
 _BYTE_SCOPES = re.compile(
     r"(NumaMemory|NumaMemoryBalance|rootfs) .*|SystemMemory free|SystemRootfs bytes|.*reclaimed_memory "
 )
-"""Scope and subject."""
-
-
-def format_bytes(value: float) -> str:
-    """Bytes for a person, in the largest unit of which there is one, but at least MiB."""
-    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB")):
-        if value >= unit:
-            return f"{value / unit:.2f} {name}"
-    return f"{value / (1 << 20):.1f} MiB"
+"""`SCOPE SUBJECT` of the thresholds whose values are bytes; the others are ratios or seconds."""
 
 
 def format_observation(value: float | None, scope: str, subject: str) -> str:
-    """A number of a threshold for a person. Their units differ: ratios, seconds, and bytes."""
+    """Format a threshold's value in the unit of its scope: bytes, or a plain number for ratios and seconds."""
     if value is None:
         return "not known"
     return format_bytes(value) if _BYTE_SCOPES.fullmatch(f"{scope} {subject}") else f"{value:.12g}"
 
 
 class ThresholdMet(StrEnum):
-    """How far a threshold is crossed."""
+    """Whether a threshold is crossed, and which one."""
 
     NOT_MET = "not-met"
     SOFT = "soft"
-    """No new pods; at most one pod of the whole node is asked to leave in a round."""
+    """New pods are kept away, and at most one pod of the node is evicted in a cycle."""
     HARD = "hard"
-    """The first of the candidates has to leave."""
+    """The first candidate is evicted."""
 
 
 class EvictionCondition(msgspec.Struct, frozen=True, kw_only=True):
-    """What the node shows while a threshold is crossed, so that the scheduler keeps away."""
+    """Condition that the node reports while a threshold is crossed, so that the scheduler avoids it."""
 
     name: str
     kind: Literal["node", "cnr"] = "node"
-    """A taint of the Node, or one of Katalyst's CustomNodeResource."""
+    """Taint of the Node, or of Katalyst's CustomNodeResource."""
     effects: tuple[str, ...] = ("NoSchedule",)
 
 
 class ActiveCondition(msgspec.Struct, frozen=True, kw_only=True):
-    """A condition that is in force."""
+    """Eviction condition in force."""
 
     condition: EvictionCondition
     plugin: str
-    """Whose threshold was crossed last."""
+    """Plugin whose threshold was crossed last."""
     since_ns: int
     last_met_ns: int
-    """CLOCK_MONOTONIC, like since_ns. The condition outlives the threshold by some minutes."""
+    """CLOCK_MONOTONIC, like since_ns. The condition remains for some minutes after the threshold was last crossed."""
 
 
 class EvictionThreshold(msgspec.Struct, frozen=True, kw_only=True):
-    """What one plugin looked at in one round, and how it judged it."""
+    """Threshold of one plugin and its evaluation in one cycle."""
 
     plugin: str
     met: ThresholdMet
     scope: str = ""
-    """Which resource, where: `NumaMemory`, `cpu.load.1min.container`."""
+    """Resource and place: `NumaMemory`, `cpu.load.1min.container`."""
     subject: str = ""
-    """Which of several that have this scope: a NUMA node (`numa0`), a pool, a network card or a detector."""
+    """Instance within the scope: a NUMA node (`numa0`), a pool, a network card or a detector."""
     value: float | None = None
-    """The threshold itself."""
+    """Threshold."""
     observed: float | None = None
-    """What is held against it; None where it is not known, and then it is never met."""
+    """Value compared with the threshold; None if unknown, and then the threshold is not met."""
     operator: Literal["<", ">"] = ">"
-    """How `observed` relates to `value` when it is met."""
+    """Relation of `observed` to `value` that meets the threshold."""
     condition: EvictionCondition | None = None
     reason: Reason = msgspec.field(name="verdict")
     tolerance_s: float = 0.0
-    """It has to be met for so long before anybody leaves."""
+    """Time for which the threshold has to be met before a pod is evicted."""
     since_ns: int | None = None
-    """CLOCK_MONOTONIC since when it is met without a break."""
+    """CLOCK_MONOTONIC time since which the threshold has been met without interruption."""
     dry_run: bool = False
 
 
 class EvictionVictim(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod that has to leave, or in a dry run would have to."""
+    """Pod to be evicted, or that would be evicted without dry-run."""
 
     pod: str
     """`namespace/name`."""
@@ -101,72 +93,72 @@ class EvictionVictim(msgspec.Struct, frozen=True, kw_only=True):
     plugin: str
     scope: str
     reason: Reason = msgspec.field(name="verdict")
-    """`text` is the reason that people are shown."""
+    """Reason of the eviction; `text` is shown to people."""
     forced: bool
-    """Of a hard threshold; a soft one leaves pods the choice that ask to be told instead."""
+    """True for a hard threshold. A soft one only notifies pods that requested notification."""
     grace_s: float | None
-    """From the request to leave until it is made to; None is the pod's own."""
+    """Termination grace period of the eviction; None uses the pod's own."""
     notify: bool = False
-    """It is only told: it asked for that (pod_soft_evict_notify)."""
+    """Notify the pod instead of evicting it, as it requested (pod_soft_evict_notify)."""
     dry_run: bool = False
     observed: float | None = None
-    """What was held against the verdict's threshold,"""
+    """Value compared with the threshold of `reason`."""
     operator: Literal["<", ">"] = ">"
-    """how it relates to that,"""
+    """Relation of `observed` to that threshold."""
     since_ns: int | None = None
-    """and since when it does without a break (CLOCK_MONOTONIC)."""
+    """CLOCK_MONOTONIC time since which that threshold has been met without interruption."""
     subject: str = ""
-    """Of its threshold."""
+    """Subject of the threshold."""
     cgroup: str = ""
-    """Of the pod, or of its first container where they share none."""
+    """Cgroup of the pod, or of its first container if they share none."""
 
 
 class EvictionBlock(StrEnum):
-    """Why a pod that has to leave stays for now."""
+    """Why the eviction of a pod is pending."""
 
     BUDGET = "budget"
     """A disruption budget (PDB) does not allow it."""
     REFUSED = "refused"
-    """Whoever is asked does not allow us to."""
+    """The API server or the container runtime denies the agent permission."""
     UNREACHABLE = "unreachable"
     BUSY = "busy"
-    """He answers, and cannot do it now."""
+    """The API server or the container runtime answers, but is overloaded."""
 
 
 class EvictionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The eviction manager's answer for one round."""
+    """Result of the eviction manager for one cycle."""
 
     thresholds: tuple[EvictionThreshold, ...] = ()
     conditions: tuple[ActiveCondition, ...] = ()
     victims: tuple[EvictionVictim, ...] = ()
-    """In the order in which they are to leave."""
+    """Victims in eviction order."""
     waiting: tuple[str, ...] = ()
-    """Pods that would leave too but for the burst allowed in one round."""
+    """Candidates deferred because the number of evictions per cycle is limited."""
     terminating: tuple[str, ...] = msgspec.field(default=(), name="leaving")
-    """Pods that were asked to leave, and are still here."""
+    """Pods whose eviction was accepted and which are still on the node."""
     held: Mapping[str, EvictionBlock] = {}
-    """Pods that have to leave and could not be asked yet, and why; they are tried again."""
+    """Pods whose eviction is blocked, with the cause; it is retried."""
 
 
 class EvictionEventReason(StrEnum):
-    """What became of an eviction; Katalyst's reasons of its events on the pod."""
+    """Steps of an eviction; Katalyst's reasons of its events on the pod."""
 
     CREATED = "EvictCreated"
     SUCCEEDED = "EvictSucceeded"
     FAILED = "EvictFailed"
     EXCEEDED = "EvictExceededGracePeriod"
-    """It is still there long after its grace."""
+    """The pod is still on the node long after its grace period."""
     CANCELLED = "EvictCancelled"
-    """Ours: it could not be asked to leave, and by now need not."""
+    """The eviction was blocked until it was no longer needed. Not a reason of Katalyst's."""
     STOPPED = "ContainerStopped"
-    """Of the killer that stops containers and leaves the pod."""
+    """The eviction method that stops containers and leaves the pod."""
     NOTIFIED = "NotifySuccess"
-    """It was told of a soft threshold, as it asked for."""
+    """The pod was notified of a soft threshold, as it requested."""
     NOT_NOTIFIED = "NotifyFailed"
 
 
 class EvictionEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of an eviction, as an event of the pod would say it."""
+    """One step of an eviction, in the form of an event on the pod."""
 
     pod: str
     reason: EvictionEventReason
@@ -184,7 +176,7 @@ class EvictionEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def action(self) -> str:
-        """Katalyst's word for what was being done."""
+        """Katalyst's action of the event."""
         return _EVENT_ACTIONS.get(self.reason, "Evicting")
 
 
@@ -196,15 +188,15 @@ _EVENT_ACTIONS = {
 
 
 class EvictionEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the eviction journal: who was to leave and why, or what became of that."""
+    """One line of the eviction journal: a victim, or one step of an eviction."""
 
     seq: int
-    """Grows by one for every entry, across restarts too."""
+    """Increases by one for every entry, also across restarts."""
     wall_time_ns: int
     cycle_seq: int = msgspec.field(name="round_seq")
     victim: EvictionVictim | None = None
     kill: EvictionEvent | None = None
-    """One of the two is there."""
+    """Exactly one of `victim` and `kill` is set."""
 
     @property
     def pod(self) -> str:

@@ -12,59 +12,59 @@ from api.knobs import Reason
 
 
 class ForecastResource(StrEnum):
-    """What is foretold; amounts are cores of the one and bytes of the other."""
+    """Forecast resource; amounts are cores (CPU) or bytes (memory)."""
 
     CPU = "cpu"
     MEMORY = "memory"
 
 
 class PeakForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest use to expect within the horizon, in the unit of the samples."""
+    """Predicted peak use within the horizon, in the unit of the samples."""
 
     peak: float | None
-    """None where nothing can be foretold: promise nothing on its account."""
+    """None if no forecast is possible; then no headroom may be based on it."""
     expected: float | None = None
-    """The expected peak,"""
+    """Expected peak without margin."""
     margin: float = 0.0
-    """and what is added for safety, the alarm's share included."""
+    """Safety margin, including the surcharge of an active alarm."""
     season: bool = False
-    """Whether yesterday's peaks had a part in it."""
+    """Whether yesterday's peaks contributed."""
     alarm: bool = False
     """Whether use rose above every forecast for it within the last hour."""
     trusted: bool = False
-    """Whether history is long and fresh enough to promise more than Katalyst's formula would."""
+    """Whether the history is long and recent enough to allow more headroom than Katalyst's formula."""
     history_s: float = 0.0
-    """Time of which a peak is remembered."""
+    """Length of the recorded history of peaks."""
     reason: Reason = msgspec.field(name="verdict")
 
 
 class ForecastScore(msgspec.Struct, frozen=True, kw_only=True):
-    """How forecasts of the last day, one for each five minutes, compared with their hour's peak; None before the first."""
+    """Accuracy of the last day's forecasts, made every five minutes, against the peak of their hour; None before the first."""
 
     miss_ratio: float | None = None
-    """Part of them that the peak exceeded,"""
+    """Share of the forecasts that the peak exceeded."""
     big_miss_ratio: float | None = None
-    """by more than a tenth of the node."""
+    """Share of the forecasts that the peak exceeded by more than a tenth of the node."""
     shortfall_mean: float | None = None
-    """By how much those fell short; None where none did."""
+    """Mean amount by which the exceeded forecasts were too low; None if none was exceeded."""
     shortfall_max: float | None = None
     bias: float | None = None
-    """Mean of forecast minus peak: above 0 is caution."""
+    """Mean of forecast minus peak; positive values are conservative."""
     quantile_ratio: float | None = None
-    """Part of past errors that the margin covers, as its misses have steered it."""
+    """Quantile of past errors covered by the margin; adjusted after misses."""
     evaluated: int = 0
-    """Since the agent started."""
+    """Forecasts evaluated since the agent started."""
     missed: int = 0
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """The forecast of one resource."""
+    """Forecast of one resource."""
 
     resource: ForecastResource
     used: float | None
-    """What online work, and all else that is no reclaimed pod's, uses at this moment; None where it is not known."""
+    """Current use by everything but reclaimed pods; None if unknown."""
     forecast: PeakForecast
     target_miss_ratio: float = msgspec.field(name="promised_miss_ratio")
-    """Misses that the settings allow, the measure for `score`."""
+    """Configured miss ratio that `score` is compared with."""
     score: ForecastScore | None = None
-    """None of a method that keeps none."""
+    """None for a method that does not measure its accuracy."""

@@ -11,12 +11,12 @@ import msgspec
 
 from api.decision import Cycle, JournalEntry
 from api.eviction import EvictionEntry
-from api.measurements import RunqLatency
 from api.pod import Pod
+from api.snapshot import RunqLatency
 
 
 class Unavailable(Exception):
-    """This machine cannot give something: what and why, and what a person can do about it."""
+    """This machine cannot provide something: the reason, and a remedy that a person can carry out."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(reason)
@@ -25,99 +25,103 @@ class Unavailable(Exception):
 
 
 class KernelFeatureAbsent(Unavailable):
-    """The running kernel does not have it: nothing has failed, and only another kernel has it."""
+    """The running kernel lacks a feature. Nothing has failed, and only another kernel has it."""
 
 
 class Vanished(Exception):
-    """A cgroup or process went away between two looks at it: normal, and never an error."""
+    """A cgroup or process ended between two reads: normal, never an error."""
 
 
 class RunqLatencySource(Protocol):
-    """Run-queue wait of cgroups, cumulative."""
+    """Cumulative run-queue latency of cgroups."""
 
     @property
     def form(self) -> str:
-        """Which way of measuring runs, for people and metrics: `tp_btf`, `raw_tp`, `classic` or `schedstat`."""
+        """Measurement variant, for people and metrics: `tp_btf`, `raw_tp`, `classic` or `schedstat`."""
 
     def read(
-        self, live: Mapping[int, str], wanted: Collection[int] | None = None, *, complete: bool = True
+        self, live: Mapping[int, str], cgroup_ids: Collection[int] | None = None, *, complete: bool = True
     ) -> Mapping[int, RunqLatency]:
-        """Waits by cgroup id, of the wanted cgroups or of all. `live` has the paths of the cgroups that exist.
+        """Latency by cgroup id, of `cgroup_ids` or of all cgroups. `live` maps the ids of existing cgroups to their paths.
 
-        A live cgroup that has not waited yet has a Wait of zero; one whose waits are not known is absent. Cgroups that
-        `live` lacks may be forgotten, unless it is not `complete`. Raises Unavailable when the source has stopped working.
+        A live cgroup that has not waited yet has a latency of zero; one whose waits are unknown is absent. Cgroups missing
+        from `live` may be dropped if it is `complete`. Raises Unavailable when the source has stopped working.
         """
 
     def problem(self) -> Unavailable | None:
-        """What the source could not count lately although it works, and what to do; None when all is well."""
+        """Events that a working source could not count recently, with the remedy; None if there are none."""
 
     @property
     def lost_events(self) -> int | None:
-        """How much the source could not count since it was opened; None where nothing can be lost."""
+        """Number of events not counted since the source was opened; None if none can be lost."""
 
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""
 
 
+class HealthReporter(Protocol):
+    """Component whose health every snapshot shows, whether or not it measures anything."""
+
+    name: str
+    """Name of the component in the snapshot; of a probe also the stem of its files and the argument of `dioptase probe`."""
+
+    @property
+    def form(self) -> str:
+        """Variant of the component; of a probe `loading` before it is attached, `absent` if the kernel supports none."""
+
+    @property
+    def lost_events(self) -> int | None:
+        """Number of events not counted since the start; None if none can be lost."""
+
+    def problem(self) -> Unavailable | None:
+        """Current failure, or the events that a working component could not count recently; None if there are none."""
+
+
 class ProbeReading(msgspec.Struct, frozen=True):
-    """What a probe has counted: values by name of the field of CgroupSample or NodeSample that they are for."""
+    """Values counted by a probe, by the name of their field in CgroupSample or NodeSample."""
 
     cgroups: Mapping[int, Mapping[str, object]] = {}
     """By cgroup id."""
     node: Mapping[str, object] = {}
 
 
-class Probe(Protocol):
-    """One question that the kernel answers, beside run-queue waits, which have a port of their own."""
-
-    name: str
-    """Stem of its files, name of its source in the snapshot and of `dioptase probe NAME`."""
-
-    @property
-    def form(self) -> str:
-        """Which way of measuring runs; `loading` before any does, `absent` where the running kernel takes none."""
+class Probe(HealthReporter, Protocol):
+    """Kernel measurement other than run-queue latency, which has a protocol of its own."""
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
-        """Everything it has counted since it was opened; what it does not know is absent. `live` and `complete` as for
-        WaitSource. Raises Unavailable when it has stopped working."""
-
-    def problem(self) -> Unavailable | None:
-        """What it could not count lately although it works, and what to do; None when all is well."""
-
-    @property
-    def lost_events(self) -> int | None:
-        """How much it could not count since it was opened; None where nothing can be lost."""
+        """Everything counted since the probe was opened; unknown values are absent. `live` and `complete` as in
+        RunqLatencySource. Raises Unavailable when the probe has stopped working."""
 
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""
 
 
 class PodSource(Protocol):
-    """Whoever lists the node's pods: a file, the kubelet, the container runtime."""
+    """Source of the node's pods: a file, the kubelet, or the container runtime."""
 
     def read(self) -> tuple[Pod, ...]:
-        """All pods of this node. Raises Unavailable when they cannot be listed now."""
+        """All pods of this node. Raises Unavailable if they cannot be listed now."""
 
 
 class CycleSink(Protocol):
-    """Whoever is shown each round. Must return quickly and must not raise."""
+    """Consumer of finished cycles. `publish` must return quickly and must not raise."""
 
     def publish(self, finished: Cycle) -> None: ...
 
 
 class DecisionRecord(Protocol):
-    """The bounded record of decisions, as readers see it, from any thread."""
+    """Readable, bounded record of decisions; safe to use from any thread."""
 
     def entries(
-        self, after: int = 0, limit: int = 200, wanted: Callable[[JournalEntry], bool] | None = None
+        self, after: int = 0, limit: int = 200, matches: Callable[[JournalEntry], bool] | None = None
     ) -> Sequence[JournalEntry]:
-        """The newest `limit` entries that are wanted and whose seq is greater than `after`, oldest first."""
+        """The newest `limit` entries that match and whose seq is greater than `after`, oldest first."""
 
 
 class EvictionRecord(Protocol):
-    """The bounded record of evictions, as readers see it, from any thread."""
+    """Readable, bounded record of evictions; safe to use from any thread."""
 
     def entries(
-        self, after: int = 0, limit: int = 200, wanted: Callable[[EvictionEntry], bool] | None = None
+        self, after: int = 0, limit: int = 200, matches: Callable[[EvictionEntry], bool] | None = None
     ) -> Sequence[EvictionEntry]:
-        """The newest `limit` entries that are wanted and whose seq is greater than `after`, oldest first."""
+        """The newest `limit` entries that match and whose seq is greater than `after`, oldest first."""

@@ -11,68 +11,74 @@ import msgspec
 
 
 class Knob(StrEnum):
-    """A kernel control of one cgroup, named for what it does; agent/qrm/knobs/knob_files.py maps it to files of v1 and v2.
+    """A kernel control of one cgroup or of the node; agent/qrm/knobs/knob_files.py maps it to files of v1 and v2.
 
-    Values are in version 2's notation. Those from MEMORY_RECLAIM on are no settings: they make the kernel do something once,
-    and there is nothing to put back. Those from WBT on are the node's, not a cgroup's, but for OOM_SCORE_ADJ.
+    Values are in the notation of cgroup v2. MEMORY_RECLAIM to MIGRATE_PAGES are one-shot operations without an original to
+    restore. WBT to SCHEMATA belong to the node, not to a cgroup.
     """
 
     CPUSET = "cpuset.cpus"
-    """CPU list; empty means: whatever the parent has (v2)."""
+    """CPU list; empty inherits the parent's (v2)."""
     MEMS = "cpuset.mems"
-    """List of NUMA nodes; empty as above."""
+    """List of NUMA nodes; empty inherits the parent's (v2)."""
     WEIGHT = "cpu.weight"
-    """v2 weight, 1 to 10000, 100 is the default; translated to shares on v1."""
+    """Weight, 1 to 10000, default 100; converted to cpu.shares on v1."""
     QUOTA = "cpu.max"
-    """Microseconds of CPU per period and the period: `50000 100000`; `max 100000` is no limit."""
+    """Microseconds of CPU per period and the period: `50000 100000`; `max 100000` means no limit."""
     BURST = "cpu.max.burst"
-    """Microseconds that may be saved up and used beyond the quota (Linux 5.14)."""
+    """Microseconds that may be accumulated and used beyond the quota (Linux 5.14)."""
     IDLE = "cpu.idle"
-    """`1`: the group runs only where nobody else wants to (Linux 5.15)."""
+    """`1` schedules the cgroup only when no other task wants the CPU (Linux 5.15)."""
     MEMORY_MAX = "memory.max"
     """Bytes, or `max`."""
     MEMORY_HIGH = "memory.high"
-    """Bytes above which the group itself has to reclaim, or `max`; version 1 has nothing like it."""
+    """Bytes above which the cgroup's tasks reclaim memory themselves, or `max`; v2 only."""
     MEMORY_LOW = "memory.low"
-    """Bytes that are reclaimed only when nothing else is left; version 1 has nothing like it."""
+    """Bytes that are reclaimed only if no unprotected memory is left; v2 only."""
     MEMORY_MIN = "memory.min"
-    """Bytes that are never reclaimed; version 1 has nothing like it."""
+    """Bytes that are never reclaimed; v2 only."""
     SWAP_MAX = "memory.swap.max"
     """Bytes of swap, or `max`."""
     IO_WEIGHT = "io.weight"
-    """1 to 10000, 100 is the default."""
+    """Weight, 1 to 10000, default 100."""
     IO_MAX = "io.max"
-    """A line for each device: `8:16 rbps=1048576 wbps=max riops=max wiops=max`."""
+    """One line per device: `8:16 rbps=1048576 wbps=max riops=max wiops=max`."""
     NET_CLASS = "net_cls.classid"
-    """Class of the group's packets, as a number; version 1 alone."""
+    """Class id of the cgroup's packets; v1 only."""
     MEMORY_RECLAIM = "memory.reclaim"
-    """Have the group give up so many bytes, by writing them back, dropping them or swapping them out (Linux 5.19)."""
+    """Reclaim this many bytes from the cgroup by writeback, dropping or swapping (Linux 5.19)."""
     DROP_CACHE = "drop_cache"
-    """Have the group give up page cache: so many bytes, of version 1 as much as it can (memory.force_empty)."""
+    """Reclaim page cache of the cgroup: this many bytes, or on v1 as much as possible (memory.force_empty)."""
     MIGRATE_PAGES = "migrate_pages"
-    """Move memory of the group's tasks from some NUMA nodes to another: `0 1`, from and to, as lists."""
+    """Move memory of the cgroup's tasks between NUMA nodes: `0 1`, from and to, as lists."""
     WBT = "wbt_lat_usec"
-    """Of a disk: reads that take longer have writing back held up, in microseconds; 0 holds nothing up."""
+    """Latency in microseconds above which reads of a disk throttle writeback; 0 disables throttling."""
     IO_COST_QOS = "io.cost.qos"
-    """Of a disk: when it counts as overloaded. The device's number, and words such as `enable=1 rpct=95.00 rlat=10000`."""
+    """When a disk counts as overloaded: its number and parameters such as `enable=1 rpct=95.00 rlat=10000`."""
     IO_COST_MODEL = "io.cost.model"
-    """Of a disk: what requests cost it. Likewise, such as `ctrl=user model=linear rbps=174019176`."""
+    """Cost model of a disk: its number and parameters such as `ctrl=user model=linear rbps=174019176`."""
+    POWER_LIMIT = "constraint_0_power_limit_uw"
+    """Long-term power limit of a processor package in microwatts (RAPL)."""
     SCHEMATA = "schemata"
-    """Of a group of resctrl: its part of caches and memory bandwidth, `L3:0=f MB:0=100`."""
+    """Cache and memory-bandwidth allocation of a resctrl group, `L3:0=f MB:0=100`."""
     OOM_SCORE_ADJ = "oom_score_adj"
-    """Of each process in a cgroup: thousandths of the memory that it counts as using beside its own; -1000 is never killed."""
+    """OOM score adjustment of each process in a cgroup, in thousandths of memory; -1000 exempts it from the OOM killer."""
 
 
 ONE_SHOT_KNOBS = frozenset((Knob.MEMORY_RECLAIM, Knob.DROP_CACHE, Knob.MIGRATE_PAGES))
-"""Those that are done, not set."""
+"""Knobs that trigger an operation and hold no value."""
+
+
+ReasonInputs = dict[str, float | int | str | None]
+"""Observed values that a decision was based on, by name."""
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """Why: the rule that fired, in a sentence, with the threshold and every input that it looked at."""
+    """Why a decision was made: the rule that applied, its threshold and every input it used."""
 
     rule: str
-    """Short code, stable, usable as a metric label: `wait_above_target`."""
+    """Stable short code, usable as a metric label: `wait_above_target`."""
     text: str
-    """One sentence for a person, with the numbers in it."""
+    """One sentence for people, including the numbers."""
     threshold: float | None = None
     inputs: Mapping[str, float | int | str | None] = {}

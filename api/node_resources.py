@@ -1,4 +1,4 @@
-"""Resources of a node as others report them: kubelet allocations, reporter plugin fields, network cards."""
+"""Resources of a node as other programs report them: kubelet allocations, reporter plugin fields, network cards."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import msgspec
 
 
 class TopologyLevel(StrEnum):
-    """What a node of the machine's topology is."""
+    """Kind of a topology node."""
 
     NUMA = "numa"
     SOCKET = "socket"
 
 
 class DeviceAllocation(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices of one resource that are near the same NUMA nodes."""
+    """Devices of one resource with affinity to the same NUMA nodes."""
 
     resource: str
     ids: tuple[str, ...]
@@ -33,33 +33,31 @@ class MemoryAllocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopologyQuantity(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a resource, and where it is."""
+    """Part of a resource in one topology node."""
 
     value: float
     node: int
     level: TopologyLevel = TopologyLevel.NUMA
     name: str = ""
-    """Of what provides it, such as `eth0`,"""
+    """Name of the providing device, such as `eth0`."""
     kind: str = ""
-    """and what that is, such as `NIC`; empty of the node itself."""
+    """Kind of that device, such as `NIC`; empty for the topology node itself."""
     annotations: Mapping[str, str] = {}
 
 
 class TopologyResource(msgspec.Struct, frozen=True, kw_only=True):
-    """KubeWharf's: a resource as a whole and in parts; of a node its allocatable part, with its capacity beside it."""
+    """Resource in KubeWharf's form: in total and by topology node; for a node the allocatable amount and the capacity."""
 
     name: str
     total: float
     parts: tuple[TopologyQuantity, ...] = ()
     capacity_total: float = 0.0
-    """Of a container what it was given at first, of a node its capacity."""
+    """Original amount for a container, capacity for a node."""
     capacity_parts: tuple[TopologyQuantity, ...] = ()
-    node_resource: bool = False
-    scalar: bool = False
 
 
 class ContainerAllocation(msgspec.Struct, frozen=True, kw_only=True):
-    """One container. CPUs are those that are its alone."""
+    """Resources allocated to one container; `cpus` are exclusive CPUs."""
 
     name: str
     cpus: tuple[int, ...] = ()
@@ -69,7 +67,7 @@ class ContainerAllocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PodAllocation(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod. The kubelet names no uid here."""
+    """Resources allocated to one pod. The kubelet's pod resources API does not report its uid."""
 
     namespace: str
     name: str
@@ -85,7 +83,7 @@ class PodAllocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeAllocatable(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node has to give."""
+    """Allocatable resources of a node."""
 
     cpus: tuple[int, ...] = ()
     memory: tuple[MemoryAllocation, ...] = ()
@@ -94,7 +92,7 @@ class NodeAllocatable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObjectSection(StrEnum):
-    """Where in an object a field is."""
+    """Section of an API object."""
 
     SPEC = "spec"
     STATUS = "status"
@@ -102,7 +100,7 @@ class ObjectSection(StrEnum):
 
 
 class ReportedField(msgspec.Struct, frozen=True, kw_only=True):
-    """One field of the first level of one object of this node."""
+    """First-level field of a section of one of the node's API objects, as a reporter plugin sets it."""
 
     plugin: str
     group: str
@@ -110,28 +108,28 @@ class ReportedField(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     part: ObjectSection
     name: str
-    """Go's name of it, such as `NodeResourceProperties`."""
+    """Field name in Go, such as `NodeResourceProperties`."""
     value: msgspec.Raw
-    """JSON."""
+    """Value as JSON."""
 
 
 class NetworkInterfaceCard(msgspec.Struct, frozen=True, kw_only=True):
-    """A network interface that is a device."""
+    """Network interface of a device."""
 
     name: str
     index: int
     numa: int
-    """-1 where the firmware does not say."""
+    """-1 if the firmware does not report it."""
     pci: str
-    """Its address on the bus; empty of one that is on another."""
+    """PCI address; empty for a device on another bus."""
     speed_mbit: int
-    """-1 where it has no link, or is only emulated."""
+    """-1 without a link, or for an emulated card."""
     enabled: bool
 
 
 class HardwareInventory(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine's files say that no policy looks at."""
+    """Hardware properties that are reported but used by no policy."""
 
     flags: tuple[str, ...] = ()
-    """Of the first CPU, as the kernel calls them; empty where it does not say."""
+    """Flags of the first CPU in the kernel's names; empty if unknown."""
     cards: tuple[NetworkInterfaceCard, ...] = ()

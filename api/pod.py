@@ -12,18 +12,18 @@ from api.annotations import ServiceProfile
 from api.qos import Enhancements, QoSLevel
 
 RECLAIMED_CPU = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
-"""In thousandths of a CPU, as a whole number: `2k` is two CPUs."""
+"""Resource name of reclaimed CPU, in thousandths of a CPU: `2k` is two CPUs."""
 RECLAIMED_MEMORY = "resource.katalyst.kubewharf.io/reclaimed_memory"
 NET_BANDWIDTH = "resource.katalyst.kubewharf.io/net_bandwidth"
-"""In Mbit/s, both ways."""
+"""Resource name of network bandwidth in Mbit/s, reserved in both directions."""
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True):
-    """One container: the cgroup that holds its tasks and what it asked for (None where it asked for nothing)."""
+    """One container: its cgroup and its requests and limits; None if it has none."""
 
     name: str
     cgroup: str
-    """Path below the root of every controller, with a leading slash and none at the end."""
+    """Path below the root of every controller, with a leading slash and without a trailing one."""
     cpu_request_cores: float | None = None
     cpu_limit_cores: float | None = None
     memory_request_bytes: int | None = None
@@ -35,39 +35,44 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     net_bandwidth_mbit: int | None = None
     """Request of resource.katalyst.kubewharf.io/net_bandwidth."""
     sidecar: bool = False
-    """Whether it goes along with the pod's main container."""
+    """Whether this container starts and stops with the pod's main container."""
 
 
 class Pod(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod with its resolved QoS level; `uid` is what Kubernetes gave it, or `namespace/name` in a static file."""
+    """One pod with its resolved QoS level; `uid` is set by Kubernetes, or `namespace/name` in a static file."""
 
     uid: str
     namespace: str
     name: str
     qos: QoSLevel
     containers: tuple[Container, ...]
-    """Those that run."""
+    """Running containers."""
     waiting: tuple[Container, ...] = ()
-    """Those that do not, and may: not begun yet, between two lives, or over while the pod is not. Their `cgroup` is empty."""
+    """Containers that may still run: not started yet, between two restarts, or finished in an unfinished pod. No `cgroup`."""
     annotations: Mapping[str, str] = {}
     labels: Mapping[str, str] = {}
     priority: int = 0
-    """Kubernetes' own: of two pods the one with less gives way."""
+    """Kubernetes' pod priority: of two pods the one with the lower priority is evicted first."""
     enhancements: Enhancements = Enhancements()
     bound_numa: tuple[int, ...] = ()
-    """NUMA nodes that it was bound to (numa_bind_result); empty where to none."""
+    """NUMA nodes that the pod was bound to (numa_bind_result); empty if none."""
     profile: ServiceProfile = ServiceProfile()
     address: str | None = None
-    """Where its ports answer: its own IP address, or that of loopback where it shares the node's network; None where nobody
-    says it. Never what its annotations say."""
+    """IP address at which the pod's ports answer, loopback if it shares the node's network; None if unknown. Never taken
+    from an annotation, so that a pod cannot direct the agent to another host."""
     grace_s: float | None = None
-    """What it asks for to end in [terminationGracePeriodSeconds], or was given when it was told to
-    [deletionGracePeriodSeconds]; None where nobody says it."""
+    """Termination grace period: deletionGracePeriodSeconds if the pod is being deleted, else terminationGracePeriodSeconds;
+    None if unknown."""
     terminating: bool = msgspec.field(default=False, name="leaving")
-    """Whether it was told to end, whoever did (deletionTimestamp): it runs on for a while, and need not be told again."""
+    """Whether the pod is being deleted (deletionTimestamp is set). It keeps running for its grace period."""
     problems: tuple[str, ...] = ()
-    """What its labels and annotations say that cannot be taken as said: annotation, reason, remedy and what holds instead."""
+    """Invalid labels and annotations: each names the annotation, the reason, the value used instead and the remedy."""
 
     @property
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+def request_weight(container: Container) -> float:
+    """Return the weight by which reclaimed containers share the reclaimable CPU."""
+    return container.reclaimed_cpu_cores or container.cpu_request_cores or 1.0

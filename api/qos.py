@@ -1,5 +1,5 @@
 """Katalyst's QoS levels, enhancements and the annotation keys that carry them (katalyst.kubewharf.io, v0.5).
-Pure. An unknown or contradictory level raises ValueError; it never becomes a default.
+An unknown or contradictory level raises ValueError; it never becomes a default.
 """
 
 from __future__ import annotations
@@ -30,60 +30,60 @@ class QoSLevel(StrEnum):
 
     @property
     def online(self) -> bool:
-        """Whether the node lends this level's idle CPU and must give it back on demand."""
+        """Whether idle CPU of this level may be reclaimed and must be returned on demand."""
         return self in (QoSLevel.SHARED, QoSLevel.DEDICATED)
 
 
 class BurstPolicy(StrEnum):
-    """cpu_burst_policy: whether CPU that was not used may be saved up and used beyond the quota."""
+    """Values of cpu_burst_policy: whether a container may accumulate unused CPU time and use it beyond its quota."""
 
     DEFAULT = "default"
-    """As the node's configuration has it."""
+    """Use the policy in the node's configuration."""
     CLOSED = "closed"
     STATIC = "static"
     DYNAMIC = "dynamic"
 
 
 class Enhancements(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pod asks for beyond its level: the values of memory_, cpu_ and network_enhancement, read and checked."""
+    """Parsed and validated values of the memory_, cpu_ and network_enhancement annotations of one pod."""
 
     numa_binding: bool = False
-    """All of its memory and CPU on as few NUMA nodes as hold it."""
+    """Place all memory and CPUs of the pod on as few NUMA nodes as can hold them."""
     numa_exclusive: bool = False
-    """And those nodes for itself; dedicated_cores alone."""
+    """Give these NUMA nodes to this pod only; dedicated_cores only."""
     numa_share: bool = True
     """Whether other pods may share its NUMA nodes."""
     numa_ids: tuple[int, ...] | None = None
-    """Exactly these nodes."""
+    """NUMA nodes to use, exactly these."""
     numa_number: int | None = None
-    """So many nodes; numa_ids counts more."""
+    """Number of NUMA nodes to use; numa_ids takes precedence."""
     align_by_socket: bool = False
     distribute_evenly: bool = False
-    """distribute_evenly_across_numa."""
+    """Katalyst's distribute_evenly_across_numa."""
     full_cores: bool = False
-    """full_pcpus_pairing: whole physical cores."""
+    """Katalyst's full_pcpus_pairing: allocate complete physical cores."""
     cpuset_pool: str = ""
-    """Name of its pool, where that is not `share`."""
+    """Name of the pod's CPU pool if it is not `share`."""
     suppression_tolerance_rate: float | None = None
-    """How many times what reclaimed pods get their requests may be before it is evicted; None bears everything."""
+    """Ratio of requested to available reclaimed CPU above which the pod is evicted; None tolerates any ratio."""
     burst_policy: BurstPolicy = BurstPolicy.DEFAULT
     burst_percent: float | None = None
-    """Of the quota, 0 to 100."""
+    """Percentage of the quota, 0 to 100."""
     rss_overuse_threshold: float | None = None
-    """Resident memory over requests from which it may be evicted; None is the node's."""
+    """Ratio of resident memory to requests from which the pod may be evicted; None uses the node's threshold."""
     oom_priority: int = 0
-    """The OOM killer takes the lowest first; within the bounds of its level, never with 300."""
+    """The OOM killer selects the lowest priority first. Bounded by the level's range; 300 exempts the pod."""
 
 
 class AnnotationMapping(msgspec.Struct, frozen=True, kw_only=True):
-    """Under which names the pods of a cluster say what Katalyst's annotations say (settings: agent/config/qos.py)."""
+    """Annotation names of this cluster that stand for Katalyst's annotations (settings: agent/config/qos.py)."""
 
     selectors: Mapping[QoSLevel, Mapping[str, str]] = {}
-    """Further annotations that put a pod into a level, with the values that do."""
+    """Additional annotations, with their values, that assign a pod to a level."""
     renamed: Mapping[str, str] = {}
-    """Of MEMORY_KEY, CPU_KEY and NETWORK_KEY: another annotation of the same meaning. Katalyst's own counts more."""
+    """Alternative names of MEMORY_KEY, CPU_KEY and NETWORK_KEY. Katalyst's own annotation takes precedence."""
     defaults: Mapping[str, str] = {}
-    """Enhancements, by name, of pods that do not say them and whose level knows them."""
+    """Enhancements, by name, of pods that do not set them and whose level supports them."""
     numa_number_key: str = NUMA_NUMBER_KEY
     numa_ids_key: str = NUMA_IDS_KEY
     numa_bind_result_key: str = NUMA_BIND_RESULT_KEY
@@ -92,13 +92,13 @@ class AnnotationMapping(msgspec.Struct, frozen=True, kw_only=True):
 def explicit_qos_level(
     annotations: Mapping[str, str], selectors: Mapping[QoSLevel, Mapping[str, str]] | None = None
 ) -> QoSLevel | None:
-    """The level that a pod states, in Katalyst's annotation or in one of `selectors`; None when it says nothing.
+    """Return the level stated by Katalyst's annotation or by one of `selectors`; None if the pod states none.
 
-    Raises ValueError that names annotation and remedy where the value is unknown, or where two annotations disagree.
+    Raises ValueError that names annotation and remedy if the value is unknown, or if two annotations disagree.
     """
-    found: dict[QoSLevel, str] = {}
-    wanted = {level: {QOS_LEVEL_KEY: level.value, **(selectors or {}).get(level, {})} for level in QoSLevel}
-    for level, values in wanted.items():
+    levels: dict[QoSLevel, str] = {}
+    accepted = {level: {QOS_LEVEL_KEY: level.value, **(selectors or {}).get(level, {})} for level in QoSLevel}
+    for level, values in accepted.items():
         agree = [key for key, value in values.items() if annotations.get(key) == value]
         differ = [key for key, value in values.items() if annotations.get(key, value) != value]
         if agree and differ:
@@ -107,19 +107,21 @@ def explicit_qos_level(
                 f"which says {level.value}; remove one of the two"
             )
         if agree:
-            found[level] = agree[0]
-    if len(found) > 1:
-        (one, first), (other, second) = list(found.items())[:2]
-        raise ValueError(f"annotation {first} says {one.value} and {second} says {other.value}; remove one of the two")
-    if not found:
-        _raise_if_unknown(annotations, wanted)
-    return next(iter(found), None)
+            levels[level] = agree[0]
+    if len(levels) > 1:
+        (level, key), (other_level, other_key) = list(levels.items())[:2]
+        raise ValueError(
+            f"annotation {key} says {level.value} and {other_key} says {other_level.value}; remove one of the two"
+        )
+    if not levels:
+        _raise_if_unknown(annotations, accepted)
+    return next(iter(levels), None)
 
 
-def _raise_if_unknown(annotations: Mapping[str, str], wanted: Mapping[QoSLevel, Mapping[str, str]]) -> None:
-    # As Katalyst has it, a key of the default level with a value that puts the pod nowhere is an error; of another
-    # level it means: not that one.
-    for key in wanted[QoSLevel.SHARED]:
+def _raise_if_unknown(annotations: Mapping[str, str], accepted: Mapping[QoSLevel, Mapping[str, str]]) -> None:
+    # As in Katalyst, an unknown value of a key of the default level is an error; an unknown value of a key of another
+    # level means that the pod does not have that level.
+    for key in accepted[QoSLevel.SHARED]:
         if key in annotations:
-            known = ", ".join(dict.fromkeys(values[key] for values in wanted.values() if key in values))
-            raise ValueError(f"annotation {key}: {annotations[key]!r:.80} is not a QoS level; use one of {known}")
+            choices = ", ".join(dict.fromkeys(values[key] for values in accepted.values() if key in values))
+            raise ValueError(f"annotation {key}: {annotations[key]!r:.80} is not a QoS level; use one of {choices}")

@@ -1,4 +1,4 @@
-"""Parses Kubernetes quantities (`500m`, `1Gi`) and Go durations (`1h30m`). Pure.
+"""Parses Kubernetes quantities (`500m`, `1Gi`) and Go durations (`1h30m`), and formats amounts as text. Pure.
 Invalid text raises ValueError that quotes it.
 """
 
@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 MAX_QUANTITY = (1 << 63) - 1
-"""What the API server itself counts to."""
+"""Largest quantity of the API server, an int64."""
 _QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2}|)", re.ASCII)
 _SCALE = {
     "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("0.001"), "": Decimal(1),
@@ -21,7 +21,7 @@ _SCALE = {
 
 
 def parse_quantity(text: str) -> Decimal:
-    """The number that a Kubernetes quantity stands for: `500m` is 0.5, `1Gi` is 1073741824, `1e3` is 1000. Never negative.
+    """Parse a Kubernetes quantity: `500m` is 0.5, `1Gi` is 1073741824, `1e3` is 1000. Never negative.
 
     Raises ValueError that quotes the text.
     """
@@ -33,8 +33,10 @@ def parse_quantity(text: str) -> Decimal:
 
 
 def convert_quantity(value: Any) -> Decimal:
-    """What JSON or YAML has in the place of a quantity: text, or a plain number. Raises ValueError that quotes it, and of what
-    does not fit into the numbers of everybody who is told of it."""
+    """Convert a quantity from JSON or YAML: text or a plain number.
+
+    Raises ValueError that quotes the value if it is invalid or exceeds MAX_QUANTITY, which protobuf peers cannot represent.
+    """
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError(f"{value!r:.80} is not a quantity; write a number such as 2, 0.5, 500m or 1Gi")
     text = f"{value:.9f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
@@ -52,7 +54,7 @@ _MAX_DURATION_S = 292 * 365.25 * 86_400
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds of a Go duration such as `1h30m` or `500ms`. Raises ValueError that says how one is written."""
+    """Parse a Go duration such as `1h30m` or `500ms` into seconds. Raises ValueError that shows the notation."""
     if text in ("0", "+0", "-0"):
         return 0.0
     if not _DURATION.fullmatch(text):
@@ -64,3 +66,21 @@ def parse_duration_s(text: str) -> float:
     if total_s > _MAX_DURATION_S:
         raise ValueError(f"{text!r:.60} is longer than a duration can be; 292 years are the most")
     return -total_s if text.startswith("-") else total_s
+
+
+def format_cores(cores: float) -> str:
+    """Return cores as text: `2.50 cores`."""
+    return f"{cores:.2f} cores"
+
+
+def format_bytes(value: float) -> str:
+    """Return bytes as text in the largest unit of which there is one, but at least MiB: `1.50 GiB`, `81.9 MiB`."""
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB")):
+        if value >= unit:
+            return f"{value / unit:.2f} {name}"
+    return f"{value / (1 << 20):.1f} MiB"
+
+
+def format_count(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 pod`, `2 pods`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

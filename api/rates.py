@@ -1,18 +1,20 @@
-"""Rates per cgroup and node from two consecutive snapshots.
-A cgroup that was recreated, or a counter that decreased, has no rate for that interval. Identity is the cgroup's
-inode.
+"""Rates per cgroup and node from two consecutive snapshots, and run-queue latency of online containers as evaluated.
+A cgroup that was recreated, or a counter that decreased, has no rate for that interval. Identity is the cgroup's inode.
+The evaluated latency is without the containers' own throttling; latency below one millisecond is never attributed to
+throttling, and a container whose cgroups are not all measured has no value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
+from math import ceil
 
 import msgspec
 
 from api.cpu import Cpu
-from api.measurements import CpuTimes, Pressure, RunqLatency
-from api.snapshot import CgroupSample, Snapshot
+from api.histogram import BOUNDS_NS, slot_of
+from api.snapshot import CgroupSample, CpuTimes, Pressure, RunqLatency, Snapshot
 
 NS_PER_US = 1000
 
@@ -23,13 +25,13 @@ class CgroupRates(msgspec.Struct, frozen=True, kw_only=True):
     interval_ns: int
     cpu_cores: float | None = None
     throttled_periods_ratio: float | None = None
-    """Throttled periods among the CFS periods that elapsed; 0 where none elapsed."""
+    """Share of the elapsed CFS periods that were throttled; 0 if none elapsed."""
     throttled_periods: int | None = None
     throttled_ns: int | None = None
     wait: RunqLatency | None = None
     """Waits that ended within the interval."""
     wait_cores: float | None = None
-    """Mean number of tasks that waited for a CPU; with cpu_cores it makes the mean number runnable (Little's law)."""
+    """Mean number of tasks waiting for a CPU. With cpu_cores it gives the mean number of runnable tasks (Little's law)."""
     cpu_pressure_ratio: float | None = None
     memory_pressure_ratio: float | None = None
     io_pressure_ratio: float | None = None
@@ -48,14 +50,14 @@ class NodeRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates of the node and of every cgroup present, as the same cgroup, in both snapshots (by path)."""
+    """Rates of the node, and by path of every cgroup that is in both snapshots with the same inode."""
 
     node: NodeRates
     cgroups: Mapping[str, CgroupRates]
 
 
 def delta(before: int | None, after: int | None) -> int | None:
-    """Growth of a counter; None where either end is unknown or the counter went backwards."""
+    """Growth of a counter; None if either value is unknown or the counter decreased."""
     if before is None or after is None or after < before:
         return None
     return after - before
@@ -84,27 +86,28 @@ def _zero_runq_latency(slots: int) -> RunqLatency:
 
 
 def sum_runq_latencies(waits: Sequence[RunqLatency]) -> RunqLatency:
-    """All of these waits together; without a distribution where one of them has none."""
+    """Sum of these distributions; without slots if one of them has none."""
     if len(waits) == 1:
         return waits[0]
-    known = [wait.slots for wait in waits if wait.slots is not None]
-    slots = tuple(map(sum, zip(*known, strict=True))) if known and len(known) == len(waits) else None
+    distributions = [wait.slots for wait in waits if wait.slots is not None]
+    complete = bool(distributions) and len(distributions) == len(waits)
+    slots = tuple(map(sum, zip(*distributions, strict=True))) if complete else None
     return RunqLatency(sum_ns=sum(wait.sum_ns for wait in waits), count=sum(wait.count for wait in waits), slots=slots)
 
 
 def cgroups_by_container(cgroups: Collection[str], containers: Iterable[str]) -> dict[str, list[str]]:
-    """By container's cgroup, where it is there: its path, and then those of the groups below it.
+    """Map each container cgroup that exists to its own path followed by the paths of its descendants.
 
-    A group below two containers belongs to the nearer one.
+    A cgroup below two containers belongs to the nearest one.
     """
-    found = {path: [path] for path in containers if path in cgroups}
+    groups = {path: [path] for path in containers if path in cgroups}
     for path in cgroups:
         above = path.rpartition("/")[0]
-        while above and above not in found:
+        while above and above not in groups:
             above = above.rpartition("/")[0]
-        if above and path not in found:
-            found[above].append(path)
-    return found
+        if above and path not in groups:
+            groups[above].append(path)
+    return groups
 
 
 def compute_rates(previous: Snapshot, current: Snapshot) -> Rates | None:
@@ -118,6 +121,22 @@ def compute_rates(previous: Snapshot, current: Snapshot) -> Rates | None:
         if (before := previous.cgroups.get(path)) is not None and before.id == after.id
     }
     return Rates(node=_node_rates(previous, current, interval_ns), cgroups=cgroups)
+
+
+def rates_since(previous: Snapshot | None, current: Snapshot, shared: Rates | None = None) -> Rates | None:
+    """Return `shared` if these are the rates since `previous`, and compute them otherwise; None without a previous snapshot."""
+    if previous is None:
+        return None
+    if shared is not None and shared.node.interval_ns == current.taken_at_ns - previous.taken_at_ns:
+        return shared
+    return compute_rates(previous, current)
+
+
+def with_busy_limit(rates: Rates | None, cpus: int) -> Rates | None:
+    """Return the rates of a node of which only so many CPUs count: the busy cores are at most these; 0 CPUs are unknown."""
+    if rates is None or rates.node.busy_cores is None or not 0 < cpus < rates.node.busy_cores:
+        return rates
+    return msgspec.structs.replace(rates, node=msgspec.structs.replace(rates.node, busy_cores=float(cpus)))
 
 
 def _cgroup_rates(before: CgroupSample, after: CgroupSample, interval_ns: int) -> CgroupRates:
@@ -162,8 +181,8 @@ def _node_rates(previous: Snapshot, current: Snapshot, interval_ns: int) -> Node
 
 
 def _capped_at_cpus(cpus: Sequence[Cpu], cores: float) -> float:
-    """No more than there are. The stamps are taken before the files are read, and the node's times are whole ticks: where a
-    busy machine keeps the second read waiting, a short interval holds more of them than it has room for."""
+    # The timestamps are taken before the files are read, and /proc/stat counts whole ticks. If a busy machine delays the
+    # second read, a short interval contains more CPU time than its CPUs can provide.
     return min(cores, float(len(cpus))) if cpus else cores
 
 
@@ -177,3 +196,78 @@ def _pressure_ratio(before: Pressure | None, after: Pressure | None, interval_ns
         return None
     stalled_us = delta(before.some_us, after.some_us)
     return None if stalled_us is None else stalled_us * NS_PER_US / interval_ns
+
+
+NS_PER_MS = 1_000_000
+
+
+def exclude_throttling(
+    wait: RunqLatency, throttled_ns: int, throttled_periods: int, threads: int, cpus: int
+) -> RunqLatency:
+    """Remove the latency that a container's own CPU quota caused, which reclaimed pods have no part in.
+
+    The kernel counts the throttled time of every held thread as waiting (`sched_info`), but `throttled_usec` once per
+    CPU. Therefore up to `threads` waits per throttled period are removed, and in total the throttled time of every
+    thread that shared a CPU, longest first and at each slot's lower bound. Waits below a millisecond stay.
+    """
+    if not throttled_ns or not throttled_periods:
+        return wait
+    left_ns = throttled_ns * ceil(max(threads, 1) / max(min(threads, cpus), 1))
+    if wait.slots is None:
+        return RunqLatency(sum_ns=max(wait.sum_ns - left_ns, 0), count=wait.count)
+    slots, left, sum_ns = list(wait.slots), throttled_periods * max(threads, 1), wait.sum_ns
+    for k in range(len(slots) - 1, slot_of(NS_PER_MS), -1):
+        removed = min(slots[k], left, left_ns // BOUNDS_NS[k - 1])
+        slots[k] -= removed
+        left -= removed
+        left_ns -= removed * BOUNDS_NS[k - 1]
+        sum_ns -= removed * BOUNDS_NS[k - 1]
+    return RunqLatency(sum_ns=max(sum_ns, 0), count=sum(slots), slots=tuple(slots))
+
+
+def online_runq_latency(
+    snapshot: Snapshot, change: Rates | None, previous: Snapshot | None
+) -> dict[str, RunqLatency | None]:
+    """Return the waits of every online container since the previous cycle, by cgroup; None if they are not measured.
+
+    A container's tasks are those of its cgroup and of all descendants. A missing cgroup is omitted, unless the whole
+    tree could not be read: then no container has a value.
+    """
+    containers = [container.cgroup for pod in snapshot.pods if pod.qos.online for container in pod.containers]
+    inside = cgroups_by_container(snapshot.cgroups, containers)
+    readable = "/" in snapshot.cgroups
+    return {
+        container: _container_latency(inside[container], snapshot, change, previous) if container in inside else None
+        for container in containers
+        if container in inside or not readable
+    }
+
+
+def _container_latency(
+    paths: Sequence[str], snapshot: Snapshot, change: Rates | None, previous: Snapshot | None
+) -> RunqLatency | None:
+    """Return the waits of these cgroups together, the container's own first, without those that its own quota caused."""
+    waits, throttled_ns, periods = [], 0, 0
+    for path in paths:
+        sample = snapshot.cgroups[path]
+        if path != paths[0] and sample.periods is None:
+            continue  # without a cpu controller, its tasks are charged to the cgroup above
+        waits.append(cgroup_runq_latency(sample, change, previous))
+        if change is not None and (rate := change.cgroups.get(path)) is not None:
+            throttled_ns += rate.throttled_ns or 0
+            periods += rate.throttled_periods or 0
+    measured = [wait for wait in waits if wait is not None]
+    if len(measured) < len(waits):
+        return None
+    threads = snapshot.cgroups[paths[0]].threads or 1
+    return exclude_throttling(sum_runq_latencies(measured), throttled_ns, periods, threads, len(snapshot.topology.cpus))
+
+
+def cgroup_runq_latency(sample: CgroupSample, change: Rates | None, previous: Snapshot | None) -> RunqLatency | None:
+    """Return the waits of one cgroup since the previous cycle; all of them if the cgroup was created since then."""
+    before = previous.cgroups.get(sample.path) if previous else None
+    if change is not None and before is not None and before.id == sample.id:
+        rate = change.cgroups.get(sample.path)
+        return rate.wait if rate else None
+    is_new = change is not None and previous is not None and "/" in previous.cgroups
+    return sample.wait if is_new else None

@@ -6,6 +6,7 @@ exposition may contain; they leave as `\\xNN`. Cgroup names are encoded reversib
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
@@ -14,12 +15,12 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """The same text with every byte that was not UTF-8 spelled out: `/a\\udcff` becomes `/a\\xff`."""
+    """Escape every byte that was not UTF-8: `/a\\udcff` becomes `/a\\xff`."""
     return text if text.isascii() else _SURROGATE.sub(_escape_surrogate, text)
 
 
 def to_json(value: object) -> bytes:
-    """JSON of a value of ours, whatever bytes the names in it are made of."""
+    """Encode a value as JSON, escaping bytes of names that are not UTF-8."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -27,7 +28,7 @@ def to_json(value: object) -> bytes:
 
 
 def literal_choices(kind: Any, field: str) -> tuple[str, ...]:
-    """What a field such as `advisor.policy` of a Struct may be where its type lists it; empty where it does not."""
+    """Choices of a Struct field such as `advisor.policy` if its type is a Literal; else empty."""
     for name in field.split("."):
         kind = next((part for part in get_args(kind) if _is_struct(part)), kind)  # of `Struct | None`
         fields = msgspec.structs.fields(kind) if _is_struct(kind) else ()
@@ -59,7 +60,7 @@ _ESCAPED_BYTE = re.compile(rb"\\x([01][0-9a-f]|5c|7f|[89a-f][0-9a-f])")
 
 
 def cgroup_name_to_text(name: bytes) -> str:
-    """How a cgroup's name or path is written everywhere outside of the kernel."""
+    """Decode the name or path of a cgroup reversibly into printable text."""
     text = name.decode(errors="surrogateescape")
     if text.isprintable() and "\\" not in text:
         return text
@@ -68,9 +69,15 @@ def cgroup_name_to_text(name: bytes) -> str:
 
 
 def cgroup_name_to_bytes(text: str) -> bytes:
-    """The name that `to_text` was given."""
+    """Inverse of `cgroup_name_to_text`."""
     return _ESCAPED_BYTE.sub(lambda match: bytes.fromhex(match[1].decode()), text.encode(errors="surrogateescape"))
 
 
 def _escape_char(char: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in char.encode(errors="surrogateescape"))
+
+
+def join_first(items: Sequence[str], limit: int, separator: str = ", ") -> str:
+    """Return the first items as one text, and how many more there are."""
+    more = [f"and {len(items) - limit} more"] if len(items) > limit else []
+    return separator.join([*items[:limit], *more])

@@ -27,18 +27,18 @@ section, which were measured side by side in one run, and trust ratios more than
 
 
 def assemble() -> None:
-    """Put the sections together; one that was never measured is left out and said so."""
+    """Join the sections to bench/RESULTS.md; a benchmark without results has a note instead."""
     parts = [HEAD]
     for name in BENCHMARKS:
         section = HERE / "results" / f"{name}.md"
         text = section.read_text() if section.exists() else f"## {name}\n\nNot measured yet.\n"
-        # Sections stand in results/ beside their pictures; the page stands above.
+        # Sections are next to their pictures in results/; the page is one directory above.
         parts.append(text.replace(f"]({name}.", f"](results/{name}."))
     (HERE / "RESULTS.md").write_text("\n".join(part.strip() + "\n" for part in parts))
 
 
 def main(arguments: list[str]) -> int:
-    """Run all; the exit status is 1 if one failed, and the page has what the others measured."""
+    """Run all benchmarks and assemble the page from those that succeeded; the exit status is 1 if one failed."""
     if unknown := [argument for argument in arguments if argument != "--assemble"]:
         print(
             f"unknown argument {unknown[0]!r}; one bench alone takes options: python -m bench.colocation --help",

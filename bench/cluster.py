@@ -1,68 +1,72 @@
-"""Measures the agent's cost on a real node with a hundred pods, beside the kubelet and containerd.
+"""Measures the agent's cost on a real node with a hundred pods, compared with the kubelet and containerd.
 In a second phase the API server is stopped.
 """
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from agent.sensors.cgroup.hierarchy import detect_hierarchy
-from bench.machine import cpu_ns_of, end_cleanly_on_sigterm, memory_kib_of, this_machine
+from bench.machine import (
+    bench_parser,
+    cpu_ns_of,
+    end_cleanly_on_sigterm,
+    markdown_table,
+    memory_kib_of,
+    this_machine,
+    write_results,
+)
 from tests.cluster.binaries import Missing
-from tests.cluster.cluster import Cluster, made
+from tests.cluster.cluster import Cluster, create_cluster
 from tests.cluster.control_plane import API_SERVER
 from tests.cluster.daemons import Late, wait
 from tests.cluster.objects import a_pod
-from tests.cluster.pods import QOS
 from tests.cluster.programs import CODE, Agent, Controller
 from tests.cluster.service_accounts import Account
 
-RESULTS = Path(__file__).parent / "results"
 PODS = "/api/v1/namespaces/default/pods"
 LEVELS = ("shared_cores", "reclaimed_cores")
 NS_PER_MS, KIB_PER_MIB = 1_000_000, 1024
 
 
 class ProgramCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one program, or of several of a kind together."""
+    """Cost of one program, or the sum of several of a kind."""
 
     cpu_ms: float
-    """For each second."""
+    """Milliseconds a second."""
     rss_mib: float
 
 
 class ClusterPhase(msgspec.Struct, frozen=True, kw_only=True):
-    """So many seconds, and what was spent in them."""
+    """Costs within one phase of the run."""
 
     name: str
     seconds: float
     rounds: int
     pods: int
-    """That still ran as they did before, at its end."""
+    """Pods that still run at its end, without a restart."""
     costs: Mapping[str, ProgramCost]
 
 
 class ClusterRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything, with what it was measured on."""
+    """Results of all phases."""
 
     machine: str
     pods: int
     phases: Sequence[ClusterPhase]
 
 
-def measure(pods: int, seconds: float, away: float) -> ClusterRun:
-    """Make a cluster, look at it, and remove it. Raises Missing and Late."""
+def measure(pods: int, seconds: float, outage_s: float) -> ClusterRun:
+    """Create a cluster, measure its phases, and remove it. Raises Missing and Late."""
     folder = Path(tempfile.mkdtemp(prefix="dioptase-bench-"))
-    cluster = made(1)
+    cluster = create_cluster(1)
     try:
         cluster.kubectl("apply", "--server-side", "-f", CODE / "deploy/crds")
         cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", CODE / "deploy/crds")
@@ -73,11 +77,11 @@ def measure(pods: int, seconds: float, away: float) -> ClusterRun:
         controller.begin()
         agent.begin()
         agent.wait("the pods", lambda: len(agent.view()["containers"]) == pods)
-        time.sleep(10)  # probes load, and what is new is written once
+        time.sleep(10)  # probes are loaded, and new pods get their first values
         phases = [_phase("at rest", cluster, agent, controller, seconds)]
-        if away:
+        if outage_s:
             cluster.daemons.end(API_SERVER)
-            phases.append(_phase("API server away", cluster, agent, controller, away))
+            phases.append(_phase("API server away", cluster, agent, controller, outage_s))
             cluster.daemons.again(API_SERVER)
             cluster.control.ready()
             phases.append(_phase("and back", cluster, agent, controller, min(seconds, 20.0)))
@@ -91,8 +95,7 @@ def measure(pods: int, seconds: float, away: float) -> ClusterRun:
 def _create_pods(cluster: Cluster, pods: int) -> None:
     """So many pods, running."""
     for number in range(pods):
-        pod: dict[str, Any] = a_pod(f"pod{number:03}")
-        pod["metadata"]["annotations"] = {QOS: LEVELS[number % 2]}
+        pod = a_pod(f"pod{number:03}", LEVELS[number % 2])
         pod["spec"]["containers"][0]["command"] = ["sleep", "infinity"]
         pod["spec"]["terminationGracePeriodSeconds"] = 0
         cluster.server.ask("POST", PODS, pod)
@@ -100,10 +103,10 @@ def _create_pods(cluster: Cluster, pods: int) -> None:
 
 
 def _running_pods(cluster: Cluster) -> int:
-    """Pods that run, and never began anew."""
-    found = cluster.server.ask("GET", PODS)["items"]
-    statuses = [pod["status"].get("containerStatuses", []) for pod in found]
-    return sum(bool(each) and all(one["ready"] and not one["restartCount"] for one in each) for each in statuses)
+    """Count the pods whose containers are ready and were never restarted."""
+    pods = cluster.server.ask("GET", PODS)["items"]
+    statuses = [pod["status"].get("containerStatuses", []) for pod in pods]
+    return sum(bool(each) and all(item["ready"] and not item["restartCount"] for item in each) for each in statuses)
 
 
 def _phase(name: str, cluster: Cluster, agent: Agent, controller: Controller, seconds: float) -> ClusterPhase:
@@ -141,11 +144,11 @@ def _costs_so_far(cluster: Cluster, agent: Agent, controller: Controller) -> dic
 
 
 def _shim_pids(cluster: Cluster) -> list[int]:
-    """Of each pod the process that containerd leaves beside it; those of other nodes have other mounts."""
+    """Return the pids of the shims of this node, one per pod; those of other nodes are in other mount namespaces."""
     space = cluster.daemons.pid("node1")
     assert space is not None
     mine = Path(f"/proc/{space}/ns/mnt").stat().st_ino
-    found = []
+    results = []
     for process in Path("/proc").iterdir():
         try:
             if (
@@ -153,14 +156,14 @@ def _shim_pids(cluster: Cluster) -> list[int]:
                 and (process / "comm").read_text().startswith("containerd-shim")
                 and (process / "ns/mnt").stat().st_ino == mine
             ):
-                found.append(int(process.name))
+                results.append(int(process.name))
         except OSError:
             continue
-    return found
+    return results
 
 
 def markdown(run: ClusterRun) -> str:
-    """The section of RESULTS.md."""
+    """Render the section of RESULTS.md."""
     first, names = run.phases[0].costs, [each.name for each in run.phases]
     kubelet = first["kubelet"]
     heads = ["program", *(f"CPU, {name}" for name in names), "of the kubelet's CPU", "memory MiB", "of the kubelet's"]
@@ -173,25 +176,24 @@ def markdown(run: ClusterRun) -> str:
         f"{', '.join(f'{each.seconds:.0f}' for each in run.phases)} s. Shims are one",
         "process for each pod.",
         "",
-        f"| {' | '.join(heads)} |",
-        "|---|" + "---:|" * (len(heads) - 1),
     ]
+    rows = []
     for program, cost in first.items():
         cpus = [f"{each.costs[program].cpu_ms:.1f}" if program in each.costs else "" for each in run.phases]
         ratios = [cost.cpu_ms / kubelet.cpu_ms, cost.rss_mib / kubelet.rss_mib]
-        cells = [program, *cpus, f"{ratios[0]:.2f}", f"{cost.rss_mib:.0f}", f"{ratios[1]:.2f}"]
-        text.append(f"| {' | '.join(cells)} |")
-    text.append("")
-    text += [f"- {one.name}: {one.rounds} rounds; {one.pods} of {run.pods} pods run as before." for one in run.phases]
+        rows.append([program, *cpus, f"{ratios[0]:.2f}", f"{cost.rss_mib:.0f}", f"{ratios[1]:.2f}"])
+    text += [*markdown_table(heads, rows), ""]
+    text += [
+        f"- {phase.name}: {phase.rounds} rounds; {phase.pods} of {run.pods} pods run as before." for phase in run.phases
+    ]
     return "\n".join(text) + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
+    parser = bench_parser("cluster", __doc__)
     parser.add_argument("--pods", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=60.0, help="of the first phase")
-    parser.add_argument("--away", type=float, default=60.0, help="for so long the API server is killed; 0: not at all")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for cluster.json and .md")
+    parser.add_argument("--away", type=float, default=60.0, help="seconds without API server; 0 skips this phase")
     args = parser.parse_args(argv)
     end_cleanly_on_sigterm()
     try:
@@ -200,9 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     print(markdown(run))
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "cluster.json").write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
-    (args.out / "cluster.md").write_text(markdown(run))
+    write_results(args.out, "cluster", markdown(run), run)
     lost = [each.name for each in run.phases if each.pods != run.pods]
     if lost:
         print(f"bench: pods were lost: {', '.join(lost)}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The main benchmark: an open-loop online service beside batch work, in every scenario and colocation mode.
+"""The main benchmark: an open-loop online service with batch work, in every scenario and colocation mode.
 Cells are shuffled within each repetition, so that a slow minute of the machine affects no mode more than another.
 """
 
@@ -9,16 +9,15 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-import msgspec
 
 from agent.sensors.cgroup.hierarchy import detect_hierarchy
 from api.interfaces import RunqLatencySource, Unavailable
-from api.measurements import RunqLatency
+from api.snapshot import RunqLatency
 from bench import colocation_report
 from bench.colocation_cell import AGENT_WARMUP_S, WARMUP_S, CellResult, CellSetup, measure_cell, warmup_s
+from bench.colocation_figures import save_figures
 from bench.colocation_modes import (
     COMPARED_MODES,
     CURVE_MODES,
@@ -29,29 +28,28 @@ from bench.colocation_modes import (
     ONLINE,
 )
 from bench.colocation_modes import SCENARIOS_BY_NAME as SCENARIOS
-from bench.colocation_report import ColocationResults, Reaction, markdown, p99_svg
-from bench.machine import end_cleanly_on_sigterm, node_times, this_machine
+from bench.colocation_report import ColocationResults, Reaction, markdown
+from bench.machine import bench_parser, end_cleanly_on_sigterm, name_list, node_times, this_machine, write_results
 from bench.reaction import KINDS, PERIOD_S, measure_reaction
 from demo.online import pieces_for
 from demo.workloads import allowed_cpu_count, size_for
 
-RESULTS = Path(__file__).parent / "results"
 MAX_QUIET_OTHERS, MAX_QUIET_STOLEN, MAX_TRIES = 0.03, 0.003, 3
-"""A cell in which other processes, or the hypervisor, took so much of the node is measured again, so often in all at most.
-From 0.3 % stolen on, cells show a stall of 100 ms, of a quota that the host has for us, which is the p99 of such a cell."""
+"""Limits of the node's share used by other processes and stolen by the hypervisor. A cell above one of them is repeated, up
+to this number of tries. From 0.3 % stolen on, cells have a stall of 100 ms (a quota of the host), which is their p99."""
 QUIET_TIMEOUT_S = 20.0
 CELL_OVERHEAD_S, AGENT_START_S = 3.0, 6.0
-"""What a cell takes beside its warm-up and its measured time, and what an agent's start takes on top; about."""
+"""Approximate time of a cell besides its warm-up and measured time, and of an agent's start."""
 
 CellPlan = list[tuple[int, str, str]]
-"""Round, mode, scenario."""
+"""Repetition, mode, scenario."""
 
 
 def options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.colocation", description=__doc__)
-    parser.add_argument("--modes", type=_names(MODES_BY_NAME), help="these alone, in every round of every scenario")
+    parser = bench_parser("colocation", __doc__)
+    parser.add_argument("--modes", type=name_list(MODES_BY_NAME), help="these alone, in every round of every scenario")
     parser.add_argument(
-        "--scenarios", type=_names(SCENARIOS), default=DEFAULT_SCENARIOS, help=f"of {', '.join(SCENARIOS)}"
+        "--scenarios", type=name_list(SCENARIOS), default=DEFAULT_SCENARIOS, help=f"of {', '.join(SCENARIOS)}"
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--curve-rounds", type=int, default=2, help="rounds of the trade-off; 0 leaves it out")
@@ -60,35 +58,24 @@ def options(argv: Sequence[str]) -> argparse.Namespace:
         "--steps", type=int, default=30, help="jumps of the load in each reaction test; 0 leaves them out"
     )
     parser.add_argument(
-        "--reactions", type=_names(MODES_BY_NAME), default=("ours",), help="modes of the reaction tests"
+        "--reactions", type=name_list(MODES_BY_NAME), default=("ours",), help="modes of the reaction tests"
     )
     parser.add_argument(
-        "--minutes", type=float, default=25.0, help="what does not fit into this is left out, and said so"
+        "--minutes", type=float, default=25.0, help="repetitions that do not fit into this are left out and listed"
     )
     parser.add_argument("--waits", action="store_true", help="also read the online cgroup's run-queue wait")
     parser.add_argument(
         "--quick", action="store_true", help="one round of 2 s cells, two steps, no curve, however busy the machine is"
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for colocation.json, .md and .svg")
     args = parser.parse_args(argv)
     if args.quick:
         args.rounds, args.seconds, args.curve_rounds, args.steps = 1, 2.0, 0, min(args.steps, 2)
     return args
 
 
-def _names(known: Mapping[str, object]) -> Callable[[str], tuple[str, ...]]:
-    def parse(text: str) -> tuple[str, ...]:
-        names = tuple(text.split(","))
-        if unknown := [name for name in names if name not in known]:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(known)}")
-        return names
-
-    return parse
-
-
 def plan_of(args: argparse.Namespace) -> CellPlan:
-    """What is measured, in this order. Round by round, so that what time cuts off are repetitions."""
+    """Return all cells in order of measurement, repetition by repetition, so that a time limit cuts off repetitions."""
     order = random.Random(args.seed)
     plan: CellPlan = []
     for number in range(1, max(args.rounds, args.curve_rounds) + 1):
@@ -103,32 +90,32 @@ def plan_of(args: argparse.Namespace) -> CellPlan:
 
 
 def expected_s(mode: str, seconds: float) -> float:
-    """About how long a cell takes."""
+    """Approximate duration of a cell."""
     starts_s = 0.0 if MODES_BY_NAME[mode].agent_config is None else AGENT_START_S
     return warmup_s(MODES_BY_NAME[mode]) + seconds + CELL_OVERHEAD_S + starts_s
 
 
 class TimeBudget:
-    """How much of the run's time is left for what was not planned."""
+    """The time left for measurements that were not planned."""
 
     def __init__(self, minutes: float, planned_s: float) -> None:
         self._ends = time.monotonic() + 60 * minutes
         self.planned_s = planned_s
-        """What the rest of the plan needs."""
+        """Time that the rest of the plan needs."""
 
     def fits(self, seconds: float) -> bool:
-        """Whether so much is left at all."""
+        """Whether this much time is left."""
         return self._ends - time.monotonic() >= seconds
 
-    def spares(self, seconds: float) -> bool:
-        """Whether so much can be spent on something else, and the plan is kept all the same."""
+    def has_time_for_retry(self, seconds: float) -> bool:
+        """Whether this much time can be spent in addition to the rest of the plan."""
         return self.fits(seconds + self.planned_s)
 
 
 def run_cells(
     args: argparse.Namespace, bed: CellSetup, plan: CellPlan, budget: TimeBudget
 ) -> tuple[list[CellResult], list[str], list[str]]:
-    """All cells; which failed, while the others went on; and for which there was no time."""
+    """Measure all cells; returns them, the failures, and the repetitions left out for lack of time."""
     cells: list[CellResult] = []
     failures: list[str] = []
     left_out: list[str] = []
@@ -151,12 +138,12 @@ def run_cells(
 
 
 def _quiet_cell(bed: CellSetup, which: tuple[int, str, str], tries: int, budget: TimeBudget) -> CellResult:
-    """The cell, measured again while somebody else's work disturbs it and there is time; the quietest one counts."""
+    """Measure a cell, again while other work disturbs it and time is left; returns the least disturbed result."""
     tried: list[CellResult] = []
     number, mode, scenario = which
-    while not tried or (len(tried) < tries and budget.spares(expected_s(mode, bed.seconds))):
+    while not tried or (len(tried) < tries and budget.has_time_for_retry(expected_s(mode, bed.seconds))):
         if tries > 1 and (waited_s := wait_until_quiet()) > 1:
-            print(f"  waited {waited_s:.0f} s for others to be quiet", flush=True)
+            print(f"  waited {waited_s:.0f} s until the node was idle", flush=True)
         tried.append(measure_cell(bed, MODES_BY_NAME[mode], SCENARIOS[scenario], number))
         if _noise_level(tried[-1]) < 1:
             break
@@ -165,7 +152,7 @@ def _quiet_cell(bed: CellSetup, which: tuple[int, str, str], tries: int, budget:
 
 
 def wait_until_quiet() -> float:
-    """Return once the node has been nearly idle for a second, or after QUIET_WITHIN_S; how long that took, in seconds."""
+    """Wait until the node has been nearly idle for a second, or QUIET_TIMEOUT_S; returns the seconds waited."""
     began = time.monotonic()
     while time.monotonic() - began < QUIET_TIMEOUT_S:
         before = node_times()
@@ -177,7 +164,7 @@ def wait_until_quiet() -> float:
 
 
 def _noise_level(cell: CellResult) -> float:
-    """How disturbed a cell was; 1 is too much."""
+    """How disturbed a cell was; above 1 is too much."""
     return max(cell.noise.others / MAX_QUIET_OTHERS, cell.noise.stolen / MAX_QUIET_STOLEN)
 
 
@@ -189,27 +176,28 @@ def _cell_line(cell: CellResult) -> str:
         f"client {cell.client_cores:.2f} cores"
     )
     if cell.lending is not None:
-        text += f", lent {cell.lending.reclaimable_cores:.2f} cores, {cell.lending.changes} changes"
+        text += f", reclaimable {cell.lending.reclaimable_cores:.2f} cores, {cell.lending.changes} changes"
     if cell.waits is not None:
         text += f", wait mean {cell.waits.mean_ms:.2f} p99 {cell.waits.p99_ms or float('nan'):.2f} ms"
     return text
 
 
 def reactions(args: argparse.Namespace, bed: CellSetup) -> list[Reaction]:
-    found = []
+    reactions = []
     for mode, kind in [(mode, kind) for mode in args.reactions for kind in KINDS] if args.steps else ():
         print(f"{mode}: {args.steps} {kind} of the load", flush=True)
-        found.append(measure_reaction(bed, MODES_BY_NAME[mode], kind, args.steps))
-        late = colocation_report.format_reaction_ms(colocation_report.reaction_quantile(found[-1], 0.99))
+        reactions.append(measure_reaction(bed, MODES_BY_NAME[mode], kind, args.steps))
+        late = colocation_report.format_reaction_ms(colocation_report.reaction_quantile(reactions[-1], 0.99))
         print(
-            f"  taken back in {colocation_report.format_reaction_ms(colocation_report.reaction_quantile(found[-1], 0.5))}, at worst {late}",
+            f"  taken back in "
+            f"{colocation_report.format_reaction_ms(colocation_report.reaction_quantile(reactions[-1], 0.5))}, at worst {late}",
             flush=True,
         )
         print(
-            f"  quota decided: {_format_each(found[-1].decided_ms)}; written: {_format_each(found[-1].written_ms)}",
+            f"  quota decided: {_format_each(reactions[-1].decided_ms)}; written: {_format_each(reactions[-1].written_ms)}",
             flush=True,
         )
-    return found
+    return reactions
 
 
 def _format_each(after_ms: Sequence[float]) -> str:
@@ -217,7 +205,7 @@ def _format_each(after_ms: Sequence[float]) -> str:
 
 
 def reactions_s(args: argparse.Namespace) -> float:
-    """About how long they take."""
+    """Approximate duration of the reaction tests."""
     return (
         len(args.reactions) * len(KINDS) * (AGENT_START_S + AGENT_WARMUP_S + PERIOD_S * args.steps)
         if args.steps
@@ -242,7 +230,7 @@ def settings(args: argparse.Namespace, bed: CellSetup) -> str:
 
 
 def _open_waits() -> RunqLatencySource:
-    from probes.runqlat import open_runqlat  # noqa: PLC0415 - only a bench that is asked for waits needs a probe
+    from probes.runqlat import open_runqlat  # noqa: PLC0415 - only --waits needs a probe
 
     return open_runqlat()
 
@@ -287,11 +275,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write(results: ColocationResults, directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "colocation.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
-    (directory / "colocation.md").write_text(markdown(results))
-    (directory / "colocation.svg").write_text(p99_svg(results))
-    (directory / "colocation.tradeoff.svg").write_text(colocation_report.tradeoff_svg(results))
+    write_results(directory, "colocation", markdown(results), results)
+    save_figures(results, directory)
     print(
         "\n".join(
             (

@@ -15,8 +15,8 @@ import msgspec
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import JournalEntry, OutcomeStatus
 from api.histogram import quantile_ns
-from api.measurements import RunqLatency
 from api.rates import runq_latency_delta
+from api.snapshot import RunqLatency
 from bench.colocation_modes import BATCH, ONLINE, ColocationMode, ModeKnobs, Scenario
 from bench.machine import TICKS_PER_S, NodeTimes, children_of, cpu_ns_of, node_times, wait_until_ready
 from cli.agent_process import AgentExited, AgentProcess, free_port
@@ -30,7 +30,7 @@ NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 WARMUP_S = 2.0
 AGENT_WARMUP_S = 12.0
-"""After a breach the agent lends step by step, 10 % of the node a second; what is measured is what it arrives at."""
+"""After a breach the agent grows the reclaimable CPU by 10 % of the node a second; the steady state is measured."""
 PODS = f"""pods:
 - name: online
   annotations: {{katalyst.kubewharf.io/qos_level: shared_cores}}
@@ -42,15 +42,15 @@ PODS = f"""pods:
 
 
 class MeasurementNoise(msgspec.Struct, frozen=True):
-    """Shares of all CPU time. Where the agent runs, those with the warm-up if they are larger: it remembers."""
+    """Shares of all CPU time. With an agent, of the warm-up too if larger: the agent's state depends on it."""
 
     others: float
-    """Used by neither the workloads nor the client nor the agent."""
+    """Share used by neither the workloads nor the client nor the agent."""
     stolen: float
-    """Taken by the hypervisor."""
+    """Share taken by the hypervisor."""
 
     def or_worse(self, other: MeasurementNoise) -> MeasurementNoise:
-        """The larger one of each."""
+        """Return the larger value of each share."""
         return MeasurementNoise(max(self.others, other.others), max(self.stolen, other.stolen))
 
 
@@ -58,13 +58,13 @@ class AgentActivity(msgspec.Struct, frozen=True):
     """What the agent did in the measured time."""
 
     reclaimable_cores: float = msgspec.field(name="lent_cores")
-    """Average over its rounds."""
+    """Average over the agent's cycles."""
     changes: int
-    """Values changed."""
+    """Number of values changed."""
 
 
 class RunqLatencyQuantiles(msgspec.Struct, frozen=True):
-    """Milliseconds; quantiles are None where the source knows sums only."""
+    """Milliseconds; quantiles are None if the source has sums only."""
 
     mean_ms: float
     p50_ms: float | None
@@ -73,7 +73,7 @@ class RunqLatencyQuantiles(msgspec.Struct, frozen=True):
 
 
 class CellResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of one cell. Latencies include what was lost, with its age at the timeout."""
+    """Results of one cell. Latencies include lost requests, with their age at the timeout."""
 
     mode: str
     scenario: str
@@ -91,12 +91,12 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     """CPU time of the service for one request."""
     client_cores: float
     lag_us: float
-    """How late the client sent, on average."""
+    """Average delay of the client's requests."""
     noise: MeasurementNoise
     lending: AgentActivity | None = None
-    """Where the agent ran."""
+    """Only with an agent."""
     waits: RunqLatencyQuantiles | None = None
-    """Run-queue waits of the online cgroup, where they were asked for."""
+    """Run-queue latency of the online cgroup, if requested."""
 
 
 class CounterMarks(msgspec.Struct, frozen=True):
@@ -114,11 +114,11 @@ class CounterMarks(msgspec.Struct, frozen=True):
 
 
 RunqLatencyReader = Callable[[int], RunqLatency | None]
-"""Run-queue waits so far of the cgroup with this id."""
+"""Returns the cumulative run-queue latency of the cgroup with this id."""
 
 
 def quantile_ms(latencies_ns: Sequence[int], q: float) -> float:
-    """The q-quantile of sorted latencies; the nearest sample, no interpolation."""
+    """Return the q-quantile of sorted latencies: the nearest sample, without interpolation."""
     if not latencies_ns:
         return float("nan")
     return latencies_ns[min(len(latencies_ns) - 1, int(q * len(latencies_ns)))] / NS_PER_MS
@@ -134,42 +134,42 @@ def bench_cgroups(hierarchy: Hierarchy) -> Iterator[DemoCgroups]:
 
 
 class CellSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What all cells of a run have in common."""
+    """Parameters that all cells of a run share."""
 
     hierarchy: Hierarchy
     cpus: tuple[int, ...]
     size: WorkloadSize
     pieces: int
-    """Work on memory that costs as much as a request, where nobody disturbs it."""
+    """Memory work that costs as much as a request on an idle machine."""
     seconds: float
     """Measured time of a cell, after its warm-up."""
     waits: RunqLatencyReader | None = None
 
 
 class RunningCell(msgspec.Struct, frozen=True):
-    """The workloads in their cgroups, and the agent where the mode has one."""
+    """The workloads in their cgroups, and the agent if the mode has one."""
 
     groups: DemoCgroups
     loads: DemoWorkloads
     agent: AgentProcess | None
     samples: Path
-    """What the client writes when it ends."""
+    """File that the client writes at its end."""
 
 
 @contextmanager
 def running_cell(
     bed: CellSetup, mode: ColocationMode, scenario: Scenario, schedule: Schedule, **client: object
 ) -> Iterator[RunningCell]:
-    """Everything of one cell, from fresh cgroups on; it is gone afterwards."""
+    """Start everything of one cell in new cgroups; stop and remove it at the end."""
     with bench_cgroups(bed.hierarchy) as groups, tempfile.TemporaryDirectory(prefix="dioptase-bench-") as name:
         directory = Path(name)
         loads = DemoWorkloads(bed.size, directory, groups.procs(ONLINE), groups.procs(BATCH))
         agent: AgentProcess | None = None
         try:
-            if mode.run_cycle is not None:
-                mode.run_cycle(ModeKnobs(bed.hierarchy, groups, bed.cpus, scenario.load))
+            if mode.write_knobs is not None:
+                mode.write_knobs(ModeKnobs(bed.hierarchy, groups, bed.cpus, scenario.load))
             if mode.agent_config is not None:
-                # Before the load, beside which its probes would be compiled for long: that child gives way to everybody.
+                # Before the load: the child that compiles the probes has a low priority, and the load would delay it for long.
                 agent = start_agent(directory, mode.agent_config)
             loads.start_online(pieces=bed.pieces if scenario.memory else None)
             if mode.batch:
@@ -185,7 +185,7 @@ def running_cell(
 
 
 def start_agent(directory: Path, config: str) -> AgentProcess:
-    """The real agent process on the bench's pods, acting, once it has finished a round and loaded its probes."""
+    """Start the real agent with --act on for the bench's pods; returns when a cycle is finished and the probes are loaded."""
     (directory / "pods.yaml").write_text(PODS)
     (directory / "agent.yaml").write_text(config)
     files = (("--pods", "pods.yaml"), ("--config", "agent.yaml"), ("--state-dir", "state"))
@@ -196,13 +196,13 @@ def start_agent(directory: Path, config: str) -> AgentProcess:
         wait_until_ready(agent)
     except AgentExited as error:
         agent.stop()
-        said = (directory / "agent.log").read_text(errors="replace").strip().splitlines()
-        raise RuntimeError(f"{error}: {' / '.join(said[-3:])}") from error
+        lines = (directory / "agent.log").read_text(errors="replace").strip().splitlines()
+        raise RuntimeError(f"{error}: {' / '.join(lines[-3:])}") from error
     return agent
 
 
 def measure_cell(bed: CellSetup, mode: ColocationMode, scenario: Scenario, round_number: int) -> CellResult:
-    """Run one cell."""
+    """Measure one cell."""
     warmup, seconds = warmup_s(mode), bed.seconds
     schedule = scenario.schedule(bed.size, seconds, warmup)
     client: dict[str, object] = {"duration_s": warmup + seconds + 0.5, "seed": round_number, "warmup_s": warmup}
@@ -226,26 +226,26 @@ def measure_cell(bed: CellSetup, mode: ColocationMode, scenario: Scenario, round
         latency for due, latency in zip(pairs[::2], pairs[1::2], strict=True) if before.wall_ns <= due < after.wall_ns
     ]
     numbers = _cell_numbers((mode.name, scenario.name, round_number), (before, after), sorted(inside), sent)
-    # Warm-up makes the time longer: what disturbed the measured part alone must not be lost in that.
+    # The warm-up makes the interval longer, which could hide a disturbance of the measured part: take the worse of both.
     noise = numbers.noise.or_worse(_noise(began, after)) if agent else numbers.noise
     return msgspec.structs.replace(numbers, noise=noise, lending=lending)
 
 
 def warmup_s(mode: ColocationMode) -> float:
-    """How long a cell of that mode runs before it is measured."""
+    """Seconds that a cell of this mode runs before it is measured."""
     return WARMUP_S if mode.agent_config is None else AGENT_WARMUP_S
 
 
 def _agent_activity(agent: AgentProcess, from_ns: int, until_ns: int) -> AgentActivity | None:
     views = msgspec.json.decode(agent.get("/api/v1/history?after=0", 10) or b"[]", type=list[View])
-    lent = [
+    reclaimable = [
         view.reclaimable_cores
         for view in views
         if from_ns <= view.wall_time_ms * NS_PER_MS < until_ns and view.reclaimable_cores
     ]
     entries = msgspec.json.decode(agent.get("/api/v1/decisions?limit=2000", 10) or b"[]", type=list[JournalEntry])
     applied = [e for e in entries if e.outcome.status is OutcomeStatus.APPLIED and from_ns <= e.wall_time_ns < until_ns]
-    return AgentActivity(fmean(lent), len(applied)) if lent else None
+    return AgentActivity(fmean(reclaimable), len(applied)) if reclaimable else None
 
 
 def _noise(before: CounterMarks, after: CounterMarks) -> MeasurementNoise:
@@ -312,7 +312,7 @@ def _runq_latency_quantiles(before: RunqLatency | None, after: RunqLatency | Non
     wait = runq_latency_delta(before, after)
     if wait is None or not wait.count:
         return None
-    found = [quantile_ns(wait.slots, q) if wait.slots is not None else None for q in (0.5, 0.99, 0.999)]
+    quantiles = [quantile_ns(wait.slots, q) if wait.slots is not None else None for q in (0.5, 0.99, 0.999)]
     return RunqLatencyQuantiles(
-        wait.sum_ns / wait.count / NS_PER_MS, *(None if ns is None else ns / NS_PER_MS for ns in found)
+        wait.sum_ns / wait.count / NS_PER_MS, *(None if ns is None else ns / NS_PER_MS for ns in quantiles)
     )

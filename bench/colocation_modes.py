@@ -1,4 +1,4 @@
-"""Modes (how a batch job runs beside the service) and scenarios (their loads) of bench.colocation."""
+"""Modes (how a batch job and the service share a node) and scenarios (their loads) of bench.colocation."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from demo.workloads import WorkloadSize
 
 ONLINE, BATCH = "dioptase-bench-online", "dioptase-bench-batch"
 TARGETS_MS = (1.0, 3.0, 10.0, 30.0)
-"""What the agent is told that online pods may wait, along the trade-off; 10 ms unless told."""
+"""Targets of run-queue latency along the trade-off; the default is 10 ms."""
 
 
 class ModeKnobs(msgspec.Struct, frozen=True):
-    """What a mode may turn its knobs on."""
+    """The cgroups whose knobs a mode writes."""
 
     hierarchy: Hierarchy
     groups: DemoCgroups
     cpus: tuple[int, ...]
     load: float
-    """Of all CPUs, what the online service uses."""
+    """Share of all CPUs that the online service uses."""
 
     def write(self, group: str, controller: str, file: str, value: str) -> None:
         mount = self.hierarchy.controller(controller)
@@ -34,17 +34,17 @@ class ModeKnobs(msgspec.Struct, frozen=True):
 
 
 class ColocationMode(msgspec.Struct, frozen=True, kw_only=True):
-    """One way."""
+    """One way of running the batch job next to the service."""
 
     name: str
     what: str
     batch: bool = True
     sched_idle: bool = False
-    run_cycle: Callable[[ModeKnobs], None] | None = None
+    write_knobs: Callable[[ModeKnobs], None] | None = None
     agent_config: str | None = None
-    """Text of the agent's configuration file; the real agent runs where this is not None."""
+    """Text of the agent's configuration file; None runs no agent."""
     target_ms: float | None = None
-    """The wait that policy `latency` was told to hold: the modes that have one are the points of the trade-off."""
+    """Target of policy `latency`; the modes with a target are the points of the trade-off."""
 
 
 def _idle(node: ModeKnobs) -> None:
@@ -73,9 +73,9 @@ def _latency_config(target_ms: float) -> str:
     return f"advisor:\n  latency:\n    targetWaitMs: {target_ms:g}\n"
 
 
-def _forecast_config(target_ms: float) -> ColocationMode:
+def _target_mode(target_ms: float) -> ColocationMode:
     return ColocationMode(
-        name=f"ours-{target_ms:g}ms", what=f"the agent told that online pods may wait {target_ms:g} ms",
+        name=f"ours-{target_ms:g}ms", what=f"the agent with targetWaitMs {target_ms:g}",
         agent_config=_latency_config(target_ms), target_ms=target_ms,
     )  # fmt: skip
 
@@ -83,27 +83,28 @@ def _forecast_config(target_ms: float) -> ColocationMode:
 MODES: tuple[ColocationMode, ...] = (
     ColocationMode(name="alone", what="no batch job", batch=False),
     ColocationMode(name="floor", what="burners under SCHED_IDLE and cpu.idle: the best this kernel gives on a full node",
-         sched_idle=True, run_cycle=_idle),
+         sched_idle=True, write_knobs=_idle),
     ColocationMode(name="unmanaged", what="two cgroups with equal shares"),
-    ColocationMode(name="shares", what="batch cgroup with the least weight (cpu.shares 2, cpu.weight 1)", run_cycle=_least_weight),
-    ColocationMode(name="partition", what="disjoint cpusets sized by Katalyst's rule", run_cycle=_partition),
+    ColocationMode(name="shares", what="batch cgroup with the least weight (cpu.shares 2, cpu.weight 1)",
+         write_knobs=_least_weight),
+    ColocationMode(name="partition", what="disjoint cpusets sized by Katalyst's rule", write_knobs=_partition),
     ColocationMode(name="ours", what="the agent as shipped, policy latency", agent_config="", target_ms=10.0),
-    ColocationMode(name="ours-protect", what="the agent told to protect harder (targetWaitMs 3)", agent_config=_latency_config(3.0),
-         target_ms=3.0),
-    *(_forecast_config(target_ms) for target_ms in TARGETS_MS if target_ms not in (3.0, 10.0)),
+    ColocationMode(name="ours-protect", what="the agent with a stricter target (targetWaitMs 3)",
+         agent_config=_latency_config(3.0), target_ms=3.0),
+    *(_target_mode(target_ms) for target_ms in TARGETS_MS if target_ms not in (3.0, 10.0)),
     ColocationMode(name="canonical", what="the agent with Katalyst's policy: disjoint pools, sized by their use",
          agent_config="advisor: {policy: canonical}\n"),
-    ColocationMode(name="idle", what="cpu.idle alone, nothing else", run_cycle=_idle),
+    ColocationMode(name="idle", what="cpu.idle alone, nothing else", write_knobs=_idle),
 )  # fmt: skip
 MODES_BY_NAME = {mode.name: mode for mode in MODES}
 MAIN_MODES = ("alone", "floor", "ours", "ours-protect")
 COMPARED_MODES = ("unmanaged", "partition")
-"""Measured once in each scenario: what they do to the service is not a matter of a few percent."""
+"""Measured once in each scenario: their effect on the service is far larger than the noise."""
 CURVE_MODES = (*MAIN_MODES, *(mode.name for mode in MODES if mode.name.endswith("ms")), "canonical")
 
 CALM_SHARE, BURST_SHARE, BURSTING = 0.3, 0.7, 0.25
-"""Of the node, between bursts and in them, and the part of the time that they last: 40 % on average. Higher bursts of requests
-that memory makes dearer would be more than the node can serve, and all that is seen then is how long the bursts last."""
+"""Load between bursts and in bursts, and the share of time in bursts: 40 % of the node on average. With higher bursts of
+memory work the node would be overloaded, and the latency would show only the length of the bursts."""
 BURST_EVERY_S = 1.0
 
 
@@ -113,13 +114,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     what: str
     load: float
-    """Of all CPUs, what the online service uses on average."""
+    """Average share of all CPUs that the online service uses."""
     bursty: bool = False
     memory: bool = False
-    """Requests are work on memory, and the batch job streams through memory and page cache."""
+    """Whether requests are work on memory and the batch job streams through memory and page cache."""
 
     def schedule(self, size: WorkloadSize, seconds: float, from_s: float) -> Schedule:
-        """The requests of a cell whose measured time lasts `seconds` from `from_s` on; before it they come alike."""
+        """Return the requests of a cell whose measured time lasts `seconds` from `from_s` on; a steady rate before it."""
         if not self.bursty:
             return ConstantRate(rate=size.rate(self.load))
         drawn = random_bursts(
@@ -130,7 +131,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def steady(percent: int) -> Scenario:
-    """A steady load beside batch work that computes."""
+    """A steady load with a batch job that computes."""
     return Scenario(
         name=f"steady-{percent}", what=f"{percent} % of the node, steadily; batch computes", load=percent / 100
     )
@@ -145,5 +146,5 @@ SCENARIOS: tuple[Scenario, ...] = (
 )
 DEFAULT_SCENARIOS = ("steady-60", "memory", "bursty")
 CURVE_SCENARIO = "bursty-memory"
-"""Where the trade-off is drawn: the worst neighbour and the least even load."""
+"""Scenario of the trade-off: the worst interference and the least even load."""
 SCENARIOS_BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}

@@ -1,4 +1,4 @@
-"""Medians, goals, the trade-off curve, tables and charts of a colocation run. Pure."""
+"""Medians, goals, the trade-off curve and tables of a colocation run. Pure."""
 
 from __future__ import annotations
 
@@ -12,32 +12,31 @@ from bench.colocation_cell import CellResult
 from bench.colocation_modes import CURVE_SCENARIO
 from bench.colocation_modes import MODES_BY_NAME as MODES
 from bench.colocation_modes import SCENARIOS_BY_NAME as SCENARIOS
-from bench.machine import BenchMachine
-from bench.plot import ChartGoal, ChartMark, ChartPoint, line_chart, scatter_chart
+from bench.machine import BenchMachine, markdown_table
 
 CellMetric = Callable[[CellResult], float]
 
 
 class Reaction(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of batch work's CPU when the online load jumped, in milliseconds from the first request of each jump."""
+    """How batch work lost its CPU after jumps of the online load; milliseconds from the first request of each jump."""
 
     mode: str
     kind: str
     """`steps` or `bursts`."""
     steps: int
     taken_ms: tuple[float, ...]
-    """Until batch work's CPU was taken back, whoever did that, for each step in which it was;"""
+    """Time until batch work's CPU was taken back, by the scheduler or by the agent, for each step in which it was."""
     never: int
-    """and in how many more it was not."""
+    """Number of steps in which it was not taken back."""
     decided_ms: tuple[float, ...]
-    """Start of the round in which the agent decided on a smaller quota, where it did (the journal's time)."""
+    """Start of the cycle in which the agent decided a smaller quota, by the journal's time."""
     written_ms: tuple[float, ...]
-    """When the first changed value was seen in a cgroup file, polled every few milliseconds."""
+    """Time of the first change of a cgroup file, polled every few milliseconds."""
     triggers: tuple[str, ...]
 
 
 class CellGroup(msgspec.Struct, frozen=True):
-    """The rounds of one mode in one scenario."""
+    """The repetitions of one mode in one scenario."""
 
     cells: tuple[CellResult, ...]
 
@@ -50,7 +49,7 @@ class CellGroup(msgspec.Struct, frozen=True):
 
 
 class ColocationResults(msgspec.Struct, frozen=True, kw_only=True):
-    """One run."""
+    """Results of one run."""
 
     machine: BenchMachine
     settings: str
@@ -58,24 +57,24 @@ class ColocationResults(msgspec.Struct, frozen=True, kw_only=True):
     reactions: tuple[Reaction, ...] = ()
     failures: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    """Repetitions for which there was no time."""
+    """Repetitions left out for lack of time."""
 
     def group(self, mode: str, scenario: str) -> CellGroup | None:
-        """None where that was not measured."""
+        """Return the cells of a mode in a scenario; None if not measured."""
         cells = tuple(cell for cell in self.cells if (cell.mode, cell.scenario) == (mode, scenario))
         return CellGroup(cells) if cells else None
 
     def modes(self, scenario: str | None = None) -> list[str]:
-        """Modes with at least one cell, there or anywhere, in the order in which bench.colocation_modes has them."""
+        """Return the modes with a cell in this scenario, or in any, in the order of bench.colocation_modes."""
         there = {cell.mode for cell in self.cells if scenario in (None, cell.scenario)}
         return [name for name in MODES if name in there]
 
     def scenarios(self) -> list[str]:
-        """Those with at least one cell, in the order in which bench.colocation_modes has them."""
+        """Return the scenarios with a cell, in the order of bench.colocation_modes."""
         return [name for name in SCENARIOS if any(cell.scenario == name for cell in self.cells)]
 
     def ratio(self, scenario: str, mode: str, base: str, of: CellMetric) -> float | None:
-        """Median of one mode over the median of another in the same scenario."""
+        """Return the median of a mode divided by the median of another in the same scenario."""
         here, there = self.group(mode, scenario), self.group(base, scenario)
         if here is None or there is None or not there.median(of):
             return None
@@ -100,7 +99,7 @@ REACTION_P50_MS, REACTION_P99_MS = 200.0, 1000.0
 
 
 class ColocationGoal(msgspec.Struct, frozen=True):
-    """One goal in one place: what was measured, and whether that is enough."""
+    """One goal in one scenario, with its measured value."""
 
     met: bool
     text: str
@@ -110,21 +109,21 @@ class ColocationGoal(msgspec.Struct, frozen=True):
 
 
 class TradeoffPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One mode on the trade-off."""
+    """One mode on the trade-off curve."""
 
     mode: str
     target_ms: float | None
     batch: float
-    """Units done, as a part of what they are at the floor."""
+    """Batch work done, relative to the floor."""
     p99: float
-    """Of the online service, as a multiple of what it is alone."""
+    """Latency of the online service, relative to `alone`."""
     low: float
     high: float
 
 
 def tradeoff_curve(results: ColocationResults, scenario: str = CURVE_SCENARIO) -> list[TradeoffPoint]:
-    """Every mode with batch work, least done first; empty where `alone` or `floor` were not measured there."""
-    found = []
+    """Return a point per mode with batch work, least work first; empty if `alone` or `floor` was not measured."""
+    points = []
     for mode in results.modes(scenario):
         batch = results.ratio(scenario, mode, "floor", cell_units)
         times = results.ratio(scenario, mode, "alone", cell_p99)
@@ -132,58 +131,44 @@ def tradeoff_curve(results: ColocationResults, scenario: str = CURVE_SCENARIO) -
         if not MODES[mode].batch or batch is None or times is None or group is None or alone is None:
             continue
         low, high = (value / alone.median(cell_p99) for value in group.spread(cell_p99))
-        found.append(
+        points.append(
             TradeoffPoint(mode=mode, target_ms=MODES[mode].target_ms, batch=batch, p99=times, low=low, high=high)
         )
-    return sorted(found, key=lambda point: point.batch)
+    return sorted(points, key=lambda point: point.batch)
 
 
 def tradeoff_markdown(results: ColocationResults) -> list[str]:
-    """The table of the trade-off."""
+    """Render the table of the trade-off."""
     points = tradeoff_curve(results)
     if not points:
         return []
     out = [
-        "### What is lent against what it costs",
+        "### Reclaimed CPU against its cost",
         "",
-        f"In `{CURVE_SCENARIO}`: batch work done as a part of the floor's, and the service's p99 as a multiple of what it is",
-        "alone, both medians; the targets are what policy `latency` was told that online pods may wait for a CPU.",
+        f"In `{CURVE_SCENARIO}`: batch work done as a part of the floor's, and the service's p99 relative to",
+        "`alone`, both medians; the targets are the `targetWaitMs` of policy `latency`.",
         "",
         "![p99 against batch work done](colocation.tradeoff.svg)",
         "",
-        "| mode | target ms | batch / floor | p99 / alone (all rounds) | within 1.10x alone |",
-        "|---|---|---|---|---|",
     ]
-    for point in points:
-        target = "" if point.target_ms is None else f"{point.target_ms:g}"
-        out.append(
-            f"| {point.mode} | {target} | {point.batch:.2f} | {point.p99:.2f} ({point.low:.2f} to {point.high:.2f}) "
-            f"| {'yes' if point.p99 <= MAX_P99_OF_ALONE else 'no'} |"
+    heads = ("mode", "target ms", "batch / floor", "p99 / alone (all rounds)", "within 1.10x alone")
+    rows = [
+        (
+            point.mode, "" if point.target_ms is None else f"{point.target_ms:g}", f"{point.batch:.2f}",
+            f"{point.p99:.2f} ({point.low:.2f} to {point.high:.2f})", "yes" if point.p99 <= MAX_P99_OF_ALONE else "no",
         )
-    return [*out, ""]
-
-
-def tradeoff_svg(results: ColocationResults) -> str:
-    """The same as a picture: right is more lent, down is less harm."""
-    points = tradeoff_curve(results)
-    marks = [ChartMark(p.batch, p.p99, p.low, p.high, p.mode, joined=p.target_ms is not None) for p in points]
-    floor = [p.p99 for p in points if p.mode == "floor"]
-    goals = [ChartGoal(f"goal when told to protect: {MAX_P99_OF_ALONE:g}x alone", y=MAX_P99_OF_ALONE)]
-    goals += [
-        ChartGoal(f"goal of ours: {MAX_P99_OF_FLOOR:g}x the floor", y=MAX_P99_OF_FLOOR * times) for times in floor
-    ]
-    goals += [ChartGoal(f"{MIN_UNITS_OF_FLOOR:g} of the floor's batch work", x=MIN_UNITS_OF_FLOOR)]
-    title = f"What is lent against what it costs the online service ({CURVE_SCENARIO})"
-    return scatter_chart(title, "batch work done, part of the floor's", "p99, multiple of alone", marks, goals)
+        for point in points
+    ]  # fmt: skip
+    return [*out, *markdown_table(heads, rows), ""]
 
 
 def evaluate_colocation_goals(results: ColocationResults) -> list[ColocationGoal]:
-    """The goals, wherever what they are about was measured."""
-    found: list[ColocationGoal] = []
+    """Evaluate all goals in the scenarios that were measured."""
+    goals: list[ColocationGoal] = []
     for scenario in results.scenarios():
-        found += _goals_against_floor(results, scenario)
-    found += [verdict for scenario in results.scenarios() for verdict in _latency_policy_goal(results, scenario)]
-    return found + [verdict for reaction in results.reactions for verdict in _reaction_goal(reaction)]
+        goals += _goals_against_floor(results, scenario)
+    goals += [goal for scenario in results.scenarios() for goal in _latency_policy_goal(results, scenario)]
+    return goals + [goal for reaction in results.reactions for goal in _reaction_goal(reaction)]
 
 
 def _goals_against_floor(results: ColocationResults, scenario: str) -> list[ColocationGoal]:
@@ -206,27 +191,27 @@ def _goals_against_floor(results: ColocationResults, scenario: str) -> list[Colo
 
 
 def _latency_policy_goal(results: ColocationResults, scenario: str) -> list[ColocationGoal]:
-    """Of all that policy `latency` was told there, what lends most within the goal; else what comes nearest."""
+    """Evaluate the target of policy `latency` with most batch work within the goal; otherwise the one nearest to the goal."""
     points = [point for point in tradeoff_curve(results, scenario) if point.target_ms is not None]
     if not points:
         return []
     within = [point for point in points if point.p99 <= MAX_P99_OF_ALONE]
     best = max(within, key=lambda p: p.batch) if within else min(points, key=lambda p: p.p99)
     text = (
-        f"{scenario}: told to protect, a p99 of at most {MAX_P99_OF_ALONE:.2f}x alone: {best.p99:.2f}x with a target of "
+        f"{scenario}: with a stricter target, a p99 of at most {MAX_P99_OF_ALONE:.2f}x alone: {best.p99:.2f}x with a target of "
         f"{best.target_ms:g} ms, at which batch work does {best.batch:.2f} of the floor's"
     )
     return [ColocationGoal(bool(within), text)]
 
 
 def reaction_quantile(reaction: Reaction, q: float) -> float:
-    """Of all steps that called for something, those that were not answered in their time included: infinitely late."""
+    """Return the quantile over all steps that had CPU to take back; steps in which that failed count as infinite."""
     every = sorted(reaction.taken_ms) + [math.inf] * reaction.never
     return every[min(math.ceil(q * len(every)) - 1, len(every) - 1)] if every else math.nan
 
 
 def format_reaction_ms(value_ms: float) -> str:
-    """Milliseconds, or that it took longer than the step."""
+    """Format milliseconds; infinite means longer than the step."""
     return "" if math.isnan(value_ms) else f"{value_ms:.0f} ms" if math.isfinite(value_ms) else "later than the step"
 
 
@@ -237,7 +222,8 @@ def _reaction_goal(reaction: Reaction) -> Sequence[ColocationGoal]:
         ColocationGoal(
             reaction_quantile(reaction, q) <= limit_ms,
             f"{reaction.mode}, {reaction.kind}: CPU is taken back within {limit_ms:g} ms in {words}: "
-            f"{format_reaction_ms(reaction_quantile(reaction, q))} ({len(reaction.taken_ms) + reaction.never} of {reaction.steps} "
+            f"{format_reaction_ms(reaction_quantile(reaction, q))} "
+            f"({len(reaction.taken_ms) + reaction.never} of {reaction.steps} "
             "jumps had something to take)",
         )
         for q, limit_ms, words in ((0.5, REACTION_P50_MS, "the median"), (0.99, REACTION_P99_MS, "99 of 100"))
@@ -250,19 +236,8 @@ SCENARIO_COLUMNS = (
 )  # fmt: skip
 
 
-def p99_svg(results: ColocationResults) -> str:
-    """p99 of every scenario, one line per mode."""
-    names = results.scenarios()
-    lines: dict[str, list[ChartPoint]] = {}
-    for mode in results.modes():
-        groups = [(x, found) for x, name in enumerate(names) if (found := results.group(mode, name))]
-        lines[mode] = [ChartPoint(x, found.median(cell_p99), *found.spread(cell_p99)) for x, found in groups]
-    title = "p99 latency of the online service beside twice as many burners as CPUs"
-    return line_chart(title, "scenario", "p99, ms (median, bar: all rounds)", lines, dict(enumerate(names)))
-
-
 def markdown(results: ColocationResults) -> str:
-    """The whole section."""
+    """Render the section of RESULTS.md."""
     out = ["## Colocation", "", results.machine.line(), "", results.settings, ""]
     out += [f"- **{name}**: {MODES[name].what}" for name in results.modes()]
     out += ["", "![p99 in each scenario](colocation.svg)", ""]
@@ -284,33 +259,29 @@ def markdown(results: ColocationResults) -> str:
 
 
 def _scenario_table(results: ColocationResults, scenario: str) -> list[str]:
-    out = [
-        f"### Scenario {scenario}",
-        "",
-        f"{SCENARIOS[scenario].what}.",
-        "",
-        f"| {' | '.join(SCENARIO_COLUMNS)} |",
-        "|---" * len(SCENARIO_COLUMNS) + "|",
-    ]
+    rows = []
     for mode in results.modes(scenario):
-        if (found := results.group(mode, scenario)) is None:
+        if (group := results.group(mode, scenario)) is None:
             continue
-        low, high = found.spread(cell_p99)
-        lost = sum(cell.lost for cell in found.cells)
-        out.append(
-            f"| {mode} | {found.median(lambda c: c.p50_ms):.2f} | {found.median(cell_p99):.2f} ({low:.2f} to {high:.2f}) "
-            f"| {found.median(lambda c: c.p999_ms):.2f} | {_times(results.ratio(scenario, mode, 'alone', cell_p99))} "
-            f"| {_times(results.ratio(scenario, mode, 'floor', cell_p99))} | {found.median(cell_units):,.0f} "
-            f"| {_times(results.ratio(scenario, mode, 'floor', cell_units))} | {_reclaimed_cell(found)} "
-            f"| {found.median(lambda c: c.node_use):.1%} | {found.median(lambda c: c.online_us):.0f} "
-            f"| {found.median(lambda c: c.noise.stolen):.1%} | {lost} |"
-        )
-    return [*out, ""]
+        low, high = group.spread(cell_p99)
+        lost = sum(cell.lost for cell in group.cells)
+        rows.append(
+            (
+                mode, f"{group.median(lambda c: c.p50_ms):.2f}", f"{group.median(cell_p99):.2f} ({low:.2f} to {high:.2f})",
+                f"{group.median(lambda c: c.p999_ms):.2f}", _times(results.ratio(scenario, mode, "alone", cell_p99)),
+                _times(results.ratio(scenario, mode, "floor", cell_p99)), f"{group.median(cell_units):,.0f}",
+                _times(results.ratio(scenario, mode, "floor", cell_units)), _reclaimed_cell(group),
+                f"{group.median(cell_node_use):.1%}", f"{group.median(lambda c: c.online_us):.0f}",
+                f"{group.median(lambda c: c.noise.stolen):.1%}", f"{lost}",
+            )
+        )  # fmt: skip
+    table = markdown_table(SCENARIO_COLUMNS, rows)
+    return [f"### Scenario {scenario}", "", f"{SCENARIOS[scenario].what}.", "", *table, ""]
 
 
-def _reclaimed_cell(found: CellGroup) -> str:
-    lent = [cell.lending.reclaimable_cores for cell in found.cells if cell.lending is not None]
-    return f"{median(lent):.2f}" if lent else ""
+def _reclaimed_cell(group: CellGroup) -> str:
+    reclaimable = [cell.lending.reclaimable_cores for cell in group.cells if cell.lending is not None]
+    return f"{median(reclaimable):.2f}" if reclaimable else ""
 
 
 def _times(value: float | None) -> str:
@@ -319,7 +290,7 @@ def _times(value: float | None) -> str:
 
 REACTION_COLUMNS = (
     "mode", "jumps", "to take back", "taken back p50", "p99", "most", "not within it", "quota smaller",
-    "decided p50, most ms", "written p50, most ms", "what started the round",
+    "decided p50, most ms", "written p50, most ms", "trigger of the cycle",
 )  # fmt: skip
 
 
@@ -329,24 +300,25 @@ def _reaction_table(results: ColocationResults) -> list[str]:
     out = [
         "### From a jump of the load to batch work's CPU taken back",
         "",
-        "From the moment at which the load jumps from 10 % to 90 % of the node, until the CPU time that batch work had in the",
-        "50 ms before has fallen by nine tenths of what it has to: by the scheduler, which the agent told who gives way, or by",
-        "a quota. *Quota*: where the agent took back by a decision, which it does when online pods wait too long all the same,",
-        "the journal's time of that round, and when the new value was seen in a cgroup file. *Steps*: 1.2 s long, at even",
+        "From the moment at which the load jumps from 10 % to 90 % of the node, until the CPU time of batch work in the last",
+        "50 ms has fallen by nine tenths of the required amount: by the scheduler, according to the agent's priorities, or by",
+        "a quota. *Quota*: cases in which the agent decided a smaller quota because online pods waited too long nevertheless:",
+        "the journal's time of that cycle, and the time of the change in a cgroup file. *Steps*: 1.2 s long, at even",
         "distances; *bursts*: of random lengths and distances.",
         "",
-        f"| {' | '.join(REACTION_COLUMNS)} |",
-        "|---" * len(REACTION_COLUMNS) + "|",
     ]
-    for found in results.reactions:
-        kinds = ", ".join(f"{kind} {found.triggers.count(kind)}" for kind in sorted(set(found.triggers)))
-        p50, late, most = (format_reaction_ms(reaction_quantile(found, q)) for q in (0.5, 0.99, 1.0))
-        out.append(
-            f"| {found.mode} | {found.steps} {found.kind} | {len(found.taken_ms) + found.never} | {p50} | {late} | {most} "
-            f"| {found.never} | {len(found.decided_ms)} | {_middle_and_max(found.decided_ms)} "
-            f"| {_middle_and_max(found.written_ms)} | {kinds} |"
-        )
-    return [*out, ""]
+    rows = []
+    for reaction in results.reactions:
+        kinds = ", ".join(f"{kind} {reaction.triggers.count(kind)}" for kind in sorted(set(reaction.triggers)))
+        p50, late, highest = (format_reaction_ms(reaction_quantile(reaction, q)) for q in (0.5, 0.99, 1.0))
+        rows.append(
+            (
+                reaction.mode, f"{reaction.steps} {reaction.kind}", f"{len(reaction.taken_ms) + reaction.never}",
+                p50, late, highest, f"{reaction.never}", f"{len(reaction.decided_ms)}",
+                _middle_and_max(reaction.decided_ms), _middle_and_max(reaction.written_ms), kinds,
+            )
+        )  # fmt: skip
+    return [*out, *markdown_table(REACTION_COLUMNS, rows, text_columns=2), ""]
 
 
 def _middle_and_max(values: Sequence[float]) -> str:
@@ -361,18 +333,17 @@ def _runq_latency_table(results: ColocationResults) -> list[str]:
         "",
         "Milliseconds, medians of all rounds; every switch, log2 histogram.",
         "",
-        "| scenario | mode | mean | p50 | p99 | p99.9 |",
-        "|---|---|---|---|---|---|",
     ]
+    rows = []
     for scenario in results.scenarios():
         for mode in results.modes(scenario):
-            found = results.group(mode, scenario)
-            waits = [cell.waits for cell in found.cells if cell.waits is not None] if found else []
+            group = results.group(mode, scenario)
+            waits = [cell.waits for cell in group.cells if cell.waits is not None] if group else []
             if waits:
                 columns = zip(*map(msgspec.structs.astuple, waits), strict=True)
                 cells = [_middle([value for value in column if value is not None]) for column in columns]
-                out.append(f"| {scenario} | {mode} | {' | '.join(cells)} |")
-    return [*out, ""]
+                rows.append((scenario, mode, *cells))
+    return [*out, *markdown_table(("scenario", "mode", "mean", "p50", "p99", "p99.9"), rows, text_columns=2), ""]
 
 
 def _middle(values: Sequence[float]) -> str:
@@ -380,23 +351,25 @@ def _middle(values: Sequence[float]) -> str:
 
 
 def _instrument_table(results: ColocationResults) -> list[str]:
-    """Whether the instruments themselves are sound: cost of a request, share and lateness of the client."""
+    """Render the quality of the instruments: cost of a request, share and delay of the client."""
     out = [
         "### Instruments",
         "",
         "CPU time of the service per request (its cost plus socket calls), CPU of the client, how late the client sent on",
         "average, and how much of the node others used; medians of all modes.",
         "",
-        "| scenario | service us per request (all cells) | client cores | client late us (largest) | others |",
-        "|---|---|---|---|---|",
     ]
+    heads = ("scenario", "service us per request (all cells)", "client cores", "client late us (largest)", "others")
+    rows = []
     for scenario in results.scenarios():
         cells = CellGroup(tuple(cell for cell in results.cells if cell.scenario == scenario))
         low, high = cells.spread(lambda c: c.online_us)
-        out.append(
-            f"| {scenario} | {cells.median(lambda c: c.online_us):.0f} ({low:.0f} to {high:.0f}) "
-            f"| {cells.median(lambda c: c.client_cores):.3f} "
-            f"| {cells.median(lambda c: c.lag_us):.0f} ({cells.spread(lambda c: c.lag_us)[1]:.0f}) "
-            f"| {cells.median(lambda c: c.noise.others):.1%} |"
-        )
-    return [*out, ""]
+        rows.append(
+            (
+                scenario, f"{cells.median(lambda c: c.online_us):.0f} ({low:.0f} to {high:.0f})",
+                f"{cells.median(lambda c: c.client_cores):.3f}",
+                f"{cells.median(lambda c: c.lag_us):.0f} ({cells.spread(lambda c: c.lag_us)[1]:.0f})",
+                f"{cells.median(lambda c: c.noise.others):.1%}",
+            )
+        )  # fmt: skip
+    return [*out, *markdown_table(heads, rows), ""]

@@ -21,7 +21,6 @@ from msgspec.structs import replace
 
 import agent.advisor.engine
 import agent.loop
-import agent.qrm.decisions.compose
 from agent.config.config import AgentConfig
 from agent.loop import Loop
 from agent.offline.simulation.simulator import Simulation
@@ -41,15 +40,14 @@ from agent.sensors.cgroup.hierarchy import Hierarchy, detect_hierarchy
 from api.cpu import format_cpu_list
 from api.decision import ActMode, Decision, OutcomeStatus
 from api.knobs import Knob, Reason
-from api.measurements import RunqLatency
 from api.qos import Enhancements, QoSLevel
-from api.snapshot import Snapshot
+from api.snapshot import RunqLatency, Snapshot
 from bench.cycle_cost_report import SCALING_STAGES, ApplyCost, CycleCostResults, CycleCostRow, LatencySpread, markdown
-from bench.machine import end_cleanly_on_sigterm, this_machine
+from bench.machine import bench_parser, end_cleanly_on_sigterm, this_machine, write_results
 
 KINDS = ("ramp", "bursty", "ramp", "step")
 USUAL_POD_SHARE = 60
-"""So many times faster than in the world, so that a minute of rounds sees bursts come and go."""
+"""Time in the loads runs faster by this factor, so that a minute of cycles contains several bursts."""
 DEDICATED_EVERY_N_PODS, NAMED_POOL_EVERY_N_PODS = 20, 5
 PARENT = "/kubepods"
 _CPUSET = ("cpuset.cpus", "cpuset.mems")
@@ -71,12 +69,12 @@ _PLAIN_FILES = {
     "io.weight": "default 100\n",
     "io.max": "",
 }
-"""Version 2's files with the kernel's defaults."""
+"""Files of cgroup version 2 with the kernel's defaults."""
 
 
 def simulated_plan(cpus: int, numa: int, pods: int) -> SimulationPlan:
-    """Half online, half batch. Of the online pods some have pools of their own and some CPUs of their own; their peaks
-    together are four fifths of the node."""
+    """Plan half online and half batch pods. Some online pods have their own pools or CPUs; their peaks add up to four fifths of
+    the node."""
     machine = build_topology(cpus, numa)
     online = pods // 2
     peak = 0.8 * cpus / online
@@ -87,27 +85,27 @@ def simulated_plan(cpus: int, numa: int, pods: int) -> SimulationPlan:
 
 def _online(number: int, peak_cores: float) -> SimulatedService:
     kind, seed = KINDS[number % len(KINDS)], 1
-    made = build_service(f"web{number}", kind, peak_cores, seed=seed, parent=PARENT)
+    service = build_service(f"web{number}", kind, peak_cores, seed=seed, parent=PARENT)
     usual = build_load(kind, seed)
-    pod = made.pod
+    pod = service.pod
     if number % DEDICATED_EVERY_N_PODS == DEDICATED_EVERY_N_PODS - 1:
         one_cpu = replace(pod.containers[0], cpu_request_cores=1.0)
         pod = replace(pod, qos=QoSLevel.DEDICATED, containers=(one_cpu,))
     elif number % NAMED_POOL_EVERY_N_PODS == NAMED_POOL_EVERY_N_PODS - 1:
         pod = replace(pod, enhancements=Enhancements(cpuset_pool=f"pool{number // NAMED_POOL_EVERY_N_PODS % 3}"))
-    return replace(made, pod=pod, load=lambda at_s: usual(at_s * USUAL_POD_SHARE))
+    return replace(service, pod=pod, load=lambda at_s: usual(at_s * USUAL_POD_SHARE))
 
 
 @contextmanager
-def plain_cgroup_tree(made: SimulationPlan) -> Iterator[Hierarchy]:
-    """A version 2 tree of ordinary files in memory: this machine need not have those CPUs."""
+def plain_cgroup_tree(plan: SimulationPlan) -> Iterator[Hierarchy]:
+    """A version 2 tree of ordinary files in memory, because this machine may not have these CPUs."""
     root = Path(tempfile.mkdtemp(prefix="dioptase-bench-", dir="/dev/shm"))
     try:
         everything = {
-            "cpuset.cpus.effective": f"{format_cpu_list(made.topology.ids)}\n",
-            "cpuset.mems.effective": f"{format_cpu_list(made.topology.numa_nodes)}\n",
+            "cpuset.cpus.effective": f"{format_cpu_list(plan.topology.ids)}\n",
+            "cpuset.mems.effective": f"{format_cpu_list(plan.topology.numa_nodes)}\n",
         }
-        for path in ("", PARENT, *(service.cgroup for service in made.services)):
+        for path in ("", PARENT, *(service.cgroup for service in plan.services)):
             directory = root / path.lstrip("/")
             directory.mkdir(exist_ok=True)
             for name, text in {**_PLAIN_FILES, **everything}.items():
@@ -119,7 +117,7 @@ def plain_cgroup_tree(made: SimulationPlan) -> Iterator[Hierarchy]:
 
 @contextmanager
 def real_cgroups(hierarchy: Hierarchy, parent: str, count: int) -> Iterator[Sequence[str]]:
-    """So many cgroups without tasks, side by side, in every hierarchy that has knobs. Raises OSError."""
+    """Create cgroups without tasks in every hierarchy that has knobs. Raises OSError."""
     names = ("cpu", "cpuset", "memory")
     mounts = {mount for mount in map(hierarchy.controller, names) if mount is not None}
     paths = [f"{parent}/{number}" for number in range(count)]
@@ -139,38 +137,37 @@ def real_cgroups(hierarchy: Hierarchy, parent: str, count: int) -> Iterator[Sequ
         yield paths
 
 
-RESULTS = Path(__file__).parent / "results"
 NS_PER_S = 1_000_000_000
 NODES = ((200, 64, 2, 20.0), (500, 256, 8, 100.0))
 """Pods, CPUs, NUMA nodes, and the goal in milliseconds."""
 POLICIES = ("latency", SCALING_STAGES, "canonical")
 INITIAL_RECLAIMED_CORES = 0.1
-"""Part of the node that is lent when growth begins."""
+"""Reclaimable share of the node when growth begins."""
 COLLECTIONS = (10_000, 10, 10)
-"""As the agent has it (agent/__main__.py)."""
+"""Thresholds of the garbage collector as in the agent (agent/__main__.py)."""
 STAGES: Mapping[str, tuple[object, str]] = {
     "advise": (agent.advisor.engine, "advise_cpu"),
     "place": (agent.advisor.engine, "allocate_cpusets"),
     "memory": (agent.advisor.engine, "advise_memory"),
     "other knobs": (agent.advisor.engine, "build_knob_requests"),
-    "decide": (agent.qrm.decisions.compose.PolicyResult, "decisions"),
+    "decide": (agent.loop, "compose_decisions"),
     "which knobs": (Actuator, "knobs"),
     "apply": (Actuator, "apply"),
     "release": (Actuator, "release"),
     "checkpoint": (CpusetCheckpoint, "save"),
 }
-"""By what it is called here: the functions that a round goes through, none inside another. The rest of a round is `rest`."""
+"""Functions that a cycle calls, by stage; none is called inside another. The remaining time of a cycle is `rest`."""
 
 
 class Stopwatch:
-    """Adds up what each stage takes, in nanoseconds."""
+    """Adds up the time of each stage in nanoseconds."""
 
     def __init__(self) -> None:
         self.spent: dict[str, int] = {}
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Within it, every stage is timed."""
+        """Time every stage within the `with` block."""
         with ExitStack() as stack:
             for name, (owner, attribute) in STAGES.items():
                 stack.enter_context(patch.object(owner, attribute, self._timed(name, getattr(owner, attribute))))
@@ -188,7 +185,7 @@ class Stopwatch:
 
 
 class SimulatedSensor:
-    """A sensor of a node that is only computed. The time is the node's."""
+    """A sensor of a simulated node, with the node's clock."""
 
     def __init__(self, simulation: Simulation, ids: Mapping[str, int]) -> None:
         self._simulation, self._ids = simulation, ids
@@ -199,13 +196,13 @@ class SimulatedSensor:
         return self._next.taken_at_ns
 
     def advance(self) -> None:
-        """Let a second pass."""
-        found = self._simulation.step(1.0)
+        """Advance the node by a second."""
+        snapshot = self._simulation.step(1.0)
         cgroups = {
             path: msgspec.structs.replace(sample, id=self._ids[path]) if path in self._ids else sample
-            for path, sample in found.cgroups.items()
+            for path, sample in snapshot.cgroups.items()
         }
-        self._next = msgspec.structs.replace(found, cgroups=cgroups)
+        self._next = msgspec.structs.replace(snapshot, cgroups=cgroups)
 
     def snapshot(self, _seq: int, _now_ns: int, _wall_ns: int) -> Snapshot:
         return self._next
@@ -228,11 +225,11 @@ def _quiet_collector() -> Iterator[None]:
 
 
 def measure_cycles(pods: int, cpus: int, numa: int, goal_ms: float, policy: str, rounds: int) -> CycleCostRow:
-    """Rounds a second of the node's time apart; the first ones, in which everything is written, are not counted."""
-    made = simulated_plan(cpus, numa, pods)
+    """Measure cycles at intervals of a simulated second, without the first ones, which write every value."""
+    plan = simulated_plan(cpus, numa, pods)
     advisor: dict[str, Any] = {"policy": policy}
     settling = max(rounds // 5, 2)
-    watch, whole, cpu, written = Stopwatch(), list[float](), list[float](), list[float]()
+    watch, total_ms, cpu, written = Stopwatch(), list[float](), list[float](), list[float]()
     stages: dict[str, list[float]] = {name: [] for name in STAGES}
     with ExitStack() as stack:
         if policy == SCALING_STAGES:
@@ -242,11 +239,11 @@ def measure_cycles(pods: int, cpus: int, numa: int, goal_ms: float, policy: str,
                 patch.object(Actuator, "previous_quota_cores", lambda *_: INITIAL_RECLAIMED_CORES * cpus)
             )
         config = msgspec.convert({"advisor": advisor}, AgentConfig)
-        hierarchy = stack.enter_context(plain_cgroup_tree(made))
-        simulation = Simulation(made)
+        hierarchy = stack.enter_context(plain_cgroup_tree(plan))
+        simulation = Simulation(plan)
         root = hierarchy.primary
         sensor = SimulatedSensor(
-            simulation, {s.cgroup: (root / s.cgroup.lstrip("/")).stat().st_ino for s in made.services}
+            simulation, {s.cgroup: (root / s.cgroup.lstrip("/")).stat().st_ino for s in plan.services}
         )
         loop = _acting_agent(config, sensor, hierarchy, stack)
         stack.enter_context(watch.attached())
@@ -260,12 +257,12 @@ def measure_cycles(pods: int, cpus: int, numa: int, goal_ms: float, policy: str,
             _check_snapshot(finished.snapshot)
             simulation.apply([outcome.decision for outcome in finished.outcomes])
             if number >= settling:
-                whole.append(took_ns / 1e6)
+                total_ms.append(took_ns / 1e6)
                 cpu.append(busy_ns / 1e6)
                 written.append(sum(outcome.status is OutcomeStatus.APPLIED for outcome in finished.outcomes))
                 for name, spent in stages.items():
                     spent.append(watch.spent.get(name, 0) / 1e6)
-    rest = [total - sum(spent[i] for spent in stages.values()) for i, total in enumerate(whole)]
+    rest = [total - sum(spent[i] for spent in stages.values()) for i, total in enumerate(total_ms)]
     return CycleCostRow(
         pods=pods,
         cpus=cpus,
@@ -273,7 +270,7 @@ def measure_cycles(pods: int, cpus: int, numa: int, goal_ms: float, policy: str,
         policy=policy,
         goal_ms=goal_ms,
         rounds=rounds,
-        whole=LatencySpread.of(whole),
+        total=LatencySpread.of(total_ms),
         cpu=LatencySpread.of(cpu),
         stages={name: LatencySpread.of(spent) for name, spent in {**stages, "rest": rest}.items()},
         written=LatencySpread.of(written),
@@ -281,53 +278,54 @@ def measure_cycles(pods: int, cpus: int, numa: int, goal_ms: float, policy: str,
 
 
 def _acting_agent(config: AgentConfig, sensor: SimulatedSensor, hierarchy: Hierarchy, stack: ExitStack) -> Loop:
-    """An agent that acts, until the stack is left; for it the time is the node's."""
-    state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dioptase-bench-")))
-    files = KnobWriter(hierarchy)
-    stack.callback(files.close)
-    originals = open_originals(state, "bench")
-    stack.callback(originals.close)
+    """Return the loop of an agent with --act on and the clock of the node, valid until the stack is closed."""
+    state, actuator = _open_actuator(hierarchy, stack)
     clock = SimpleNamespace(monotonic_ns=lambda: sensor.now_ns, time_ns=lambda: sensor.now_ns, monotonic=time.monotonic)
     stack.enter_context(patch.object(agent.loop, "time", clock))
     sensed: Any = sensor
     return Loop(
         config=config,
         sensor=sensed,
-        actuator=Actuator(files, originals, ActMode.ON),
+        actuator=actuator,
         sinks=(),
         checkpoint=CpusetCheckpoint(state, "bench"),
     )
 
 
+def _open_actuator(hierarchy: Hierarchy, stack: ExitStack) -> tuple[Path, Actuator]:
+    """Return a temporary state directory and an actuator that journals there, valid until the stack is closed."""
+    state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dioptase-bench-")))
+    files = KnobWriter(hierarchy)
+    stack.callback(files.close)
+    originals = open_originals(state, "bench")
+    stack.callback(originals.close)
+    return state, Actuator(files, originals, ActMode.ON)
+
+
 def _check_snapshot(snapshot: Snapshot) -> None:
     failed = [f"{source.name}: {source.error}" for source in snapshot.sources if not source.ok]
     if failed:
-        raise RuntimeError(f"a round failed, so its cost means nothing: {'; '.join(failed)}")
+        raise RuntimeError(f"a cycle failed, so its cost is not valid: {'; '.join(failed)}")
 
 
 def measure_apply(hierarchy: Hierarchy, count: int, rounds: int) -> Iterator[ApplyCost]:
-    """`Actuator.apply` on cgroups of this machine's kernel: every value changes in every round, or none does."""
+    """Measure `Actuator.apply` on real cgroups: every value changes in every repetition, or none does."""
     cpus = len(os.sched_getaffinity(0))
-    wanted: Sequence[tuple[str, Knob, Callable[[int], str]]] = (
+    knobs: Sequence[tuple[str, Knob, Callable[[int], str]]] = (
         ("a new quota for each", Knob.QUOTA, lambda turn: f"{20_000 + 10 * turn} 100000"),
         ("a lower quota for each", Knob.QUOTA, lambda turn: f"{20_000 - 10 * turn} 100000"),
         ("the same quotas as before", Knob.QUOTA, lambda _turn: "30000 100000"),
         ("other CPUs for each", Knob.CPUSET, lambda turn: str(turn % cpus)),
         ("cpu.idle on and off for each", Knob.IDLE, lambda turn: str(turn % 2)),
     )
-    why = Reason(rule="bench", text="for measuring")
+    why = Reason(rule="bench", text="benchmark")
     with ExitStack() as stack:
         parent = f"/dioptase-bench-{os.getpid()}"
         paths = stack.enter_context(real_cgroups(hierarchy, parent, count))
-        state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dioptase-bench-")))
-        files = KnobWriter(hierarchy)
-        stack.callback(files.close)
-        originals = open_originals(state, "bench")
-        stack.callback(originals.close)
-        actuator = Actuator(files, originals, ActMode.ON)
+        _, actuator = _open_actuator(hierarchy, stack)
         ids = [(hierarchy.primary / path.lstrip("/")).stat().st_ino for path in paths]
         stack.enter_context(_quiet_collector())
-        for what, knob, value in wanted:
+        for what, knob, value in knobs:
             took = []
             for turn in range(rounds + 1):
                 decisions = [
@@ -344,21 +342,20 @@ def measure_apply(hierarchy: Hierarchy, count: int, rounds: int) -> Iterator[App
                 ]
                 if refused:
                     raise RuntimeError(f"{what}: {refused[0]}")
-            # In the first one originals are journalled.
+            # The first repetition journals the originals.
             yield ApplyCost(what=what, knobs=count, spread=LatencySpread.of(took[1:]))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.cycle_cost", description=__doc__)
+    parser = bench_parser("cycle_cost", __doc__)
     parser.add_argument("--rounds", type=int, default=60, help="counted for each node and policy")
     parser.add_argument("--policy", choices=POLICIES, action="append", help="only this one; may be repeated")
     parser.add_argument("--pods", type=int, action="append", help="only the node with so many pods; may be repeated")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for cycle_cost.json and cycle_cost.md")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print and write the table; goals that are missed are said so, and are no failure of the bench."""
+    """Print and write the table; a missed goal does not fail the benchmark."""
     end_cleanly_on_sigterm()
     args = parse(argv)
     rows = []
@@ -368,8 +365,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rows.append(measure_cycles(pods, cpus, numa, goal_ms, policy, args.rounds))
                 last = rows[-1]
                 print(
-                    f"{last.reason} {pods} pods, {cpus} CPUs, {numa} NUMA nodes, {policy}: {last.whole.median:.1f} ms, p99"
-                    f" {last.whole.p99:.1f} of {goal_ms:g} (CPU {last.cpu.median:.1f}, {last.cpu.p99:.1f})",
+                    f"{last.reason} {pods} pods, {cpus} CPUs, {numa} NUMA nodes, {policy}: {last.total.median:.1f} ms, p99"
+                    f" {last.total.p99:.1f} of {goal_ms:g} (CPU {last.cpu.median:.1f}, {last.cpu.p99:.1f})",
                     flush=True,
                 )
     hierarchy = detect_hierarchy()
@@ -377,11 +374,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         applied = tuple(measure_apply(hierarchy, 200, args.rounds))
     except OSError as error:
-        print(f"bench: cgroups cannot be made here, so apply alone is left out: {error}", file=sys.stderr)
+        print(f"bench: cgroups cannot be created here, `apply` alone is left out: {error}", file=sys.stderr)
     results = CycleCostResults(machine=this_machine(hierarchy.mode), rows=tuple(rows), applied=applied)
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "cycle_cost.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
-    (args.out / "cycle_cost.md").write_text(markdown(results))
+    write_results(args.out, "cycle_cost", markdown(results), results)
     print(markdown(results))
     return 0
 

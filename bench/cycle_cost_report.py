@@ -7,17 +7,20 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from bench.machine import BenchMachine
+from bench.machine import BenchMachine, markdown_table
 
 SCALING_STAGES = "latency, growing"
-"""As after a breach: more is lent in every round, so that every batch job has a new quota."""
+"""Growth after a breach: the reclaimable CPU changes in every cycle, and with it the quota of every batch job."""
 
 
 class LatencySpread(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds."""
+    """Median and 99th percentile in milliseconds."""
 
     median: float
     p99: float
+
+    def cell(self) -> str:
+        return f"{self.median:.1f}, {self.p99:.1f}"
 
     @classmethod
     def of(cls, values_ms: Sequence[float]) -> LatencySpread:
@@ -26,7 +29,7 @@ class LatencySpread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CycleCostRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy on one node."""
+    """Cost of one policy on one node."""
 
     pods: int
     cpus: int
@@ -34,20 +37,20 @@ class CycleCostRow(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     goal_ms: float
     rounds: int
-    whole: LatencySpread
+    total: LatencySpread = msgspec.field(name="whole")
     cpu: LatencySpread
     """CPU time of the thread."""
     stages: Mapping[str, LatencySpread]
     written: LatencySpread
-    """Knobs written in a round: a number, not a time."""
+    """Number of knobs written in a cycle, not a time."""
 
     @property
     def reason(self) -> str:
-        return "PASS" if self.whole.p99 < self.goal_ms else "MISS"
+        return "PASS" if self.total.p99 < self.goal_ms else "MISS"
 
 
 class ApplyCost(msgspec.Struct, frozen=True, kw_only=True):
-    """`apply` alone, on real cgroups."""
+    """Cost of `apply` alone, on real cgroups."""
 
     what: str
     knobs: int
@@ -55,7 +58,7 @@ class ApplyCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CycleCostResults(msgspec.Struct, frozen=True, kw_only=True):
-    """One run."""
+    """Results of one run."""
 
     machine: BenchMachine
     rows: tuple[CycleCostRow, ...]
@@ -63,35 +66,29 @@ class CycleCostResults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def markdown(results: CycleCostResults) -> str:
-    """The section of bench/RESULTS.md."""
+    """Render the section of bench/RESULTS.md."""
     stages = tuple(results.rows[0].stages) if results.rows else ()
-    out = ["## Cost of a round", "", results.machine.line(), ""]
+    out = ["## Cost of a cycle", "", results.machine.line(), ""]
     out += [
-        "Milliseconds, median and p99, of the agent's own rounds on nodes that are only computed, whose cgroups are ordinary",
-        "files in memory. Half of the pods are online, with loads that come and go, some of them in pools or on CPUs of their",
-        "own; the others are batch jobs. Everything that is on by default; sensing and showing are measured elsewhere.",
-        "`CPU` is the round's own CPU time, which suffers less from others on this machine; `written` is how many knobs a",
-        f"round changes; `{SCALING_STAGES}` is the time after a breach, when every batch job has a new quota in every round.",
+        "Milliseconds, median and p99, of the agent's own cycles on simulated nodes, whose cgroups are ordinary files in",
+        "memory. Half of the pods are online, with varying loads, some of them in pools or on CPUs of their own; the others",
+        "are batch jobs. All default features are on; sensors and exporters are measured elsewhere.",
+        "`CPU` is the cycle's own CPU time, which depends less on other work on this machine; `written` is how many knobs a",
+        f"cycle changes; `{SCALING_STAGES}` is the time after a breach, when every batch job has a new quota in every cycle.",
         "The goal is for p99.",
         "",
-        "| node | policy | round | goal | CPU | written | " + " | ".join(stages) + " |",
-        "|---|---|---:|---|---:|---:|" + "---:|" * len(stages),
     ]
-    for row in results.rows:
-        parts = [f"{row.stages[name].median:.1f}, {row.stages[name].p99:.1f}" for name in stages]
-        out.append(
-            f"| {row.pods} pods, {row.cpus} CPUs, {row.numa} NUMA nodes | {row.policy} "
-            f"| {row.whole.median:.1f}, {row.whole.p99:.1f} | {row.reason} {row.goal_ms:g} "
-            f"| {row.cpu.median:.1f}, {row.cpu.p99:.1f} | {row.written.median:g}, {row.written.p99:g} "
-            f"| {' | '.join(parts)} |"
+    rows = [
+        (
+            f"{row.pods} pods, {row.cpus} CPUs, {row.numa} NUMA nodes", row.policy, row.total.cell(),
+            f"{row.reason} {row.goal_ms:g}", row.cpu.cell(), f"{row.written.median:g}, {row.written.p99:g}",
+            *(row.stages[name].cell() for name in stages),
         )
+        for row in results.rows
+    ]  # fmt: skip
+    out += markdown_table(("node", "policy", "cycle", "goal", "CPU", "written", *stages), rows, text_columns=2)
     if results.applied:
-        out += [
-            "",
-            "`apply` alone, with the kernel's own cgroups on this machine, without tasks:",
-            "",
-            "| what is decided | knobs | median ms | p99 ms |",
-            "|---|---:|---:|---:|",
-            *(f"| {a.what} | {a.knobs} | {a.spread.median:.1f} | {a.spread.p99:.1f} |" for a in results.applied),
-        ]
+        out += ["", "`apply` alone, with the kernel's own cgroups on this machine, without tasks:", ""]
+        costs = [(a.what, f"{a.knobs}", f"{a.spread.median:.1f}", f"{a.spread.p99:.1f}") for a in results.applied]
+        out += markdown_table(("what is decided", "knobs", "median ms", "p99 ms"), costs)
     return "\n".join(out) + "\n"

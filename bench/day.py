@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -16,16 +14,22 @@ from agent.offline.simulation import workloads
 from agent.offline.simulation.simulator import run_simulation
 from agent.sensors.cgroup.hierarchy import detect_hierarchy
 from api.interfaces import Unavailable
-from bench.machine import BenchMachine, end_cleanly_on_sigterm, this_machine
+from bench.machine import (
+    BenchMachine,
+    bench_parser,
+    end_cleanly_on_sigterm,
+    markdown_table,
+    this_machine,
+    write_results,
+)
 
-RESULTS = Path(__file__).parent / "results"
 POLICIES = ("latency", "canonical")
 HORIZON_S = 600.0
 SEED = 1
 
 
 class SimulatedNode(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine that is computed."""
+    """One simulated machine."""
 
     cpus: int
     numa: int
@@ -41,18 +45,18 @@ NODES = (
 
 
 class DayRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy on one of them."""
+    """Result of one policy on one simulated machine."""
 
     node: SimulatedNode
     policy: str
     wall_s: float
     faster: float
-    """How many seconds went by there in one second here."""
+    """Simulated seconds per second."""
     score: PolicyScore
 
 
 class DayResults(msgspec.Struct, frozen=True, kw_only=True):
-    """One run."""
+    """Results of one run."""
 
     machine: BenchMachine
     hours: float
@@ -61,7 +65,7 @@ class DayResults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(node: SimulatedNode, policy: str, hours: float, interval_s: float) -> DayRow:
-    """Let that time pass there."""
+    """Simulate one policy on one machine."""
     plan = workloads.build_node(node.cpus, node.numa, node.kinds, online=node.services, seed=SEED)
     config = msgspec.convert({"advisor": {"policy": policy}}, AgentConfig)
     tally, began = ScoreCounters(HORIZON_S), time.monotonic()
@@ -72,35 +76,36 @@ def measure(node: SimulatedNode, policy: str, hours: float, interval_s: float) -
 
 
 COLUMNS = (
-    "CPUs", "NUMA nodes", "services", "loads", "policy", "rounds", "took s", "times faster", "lent", "used",
-    "online wait p99 ms", "harm ms/s", "short ms/s", "promised", "missed", "values written",
+    "CPUs", "NUMA nodes", "services", "loads", "policy", "cycles", "took s", "times faster", "reclaimable", "used",
+    "online wait p99 ms", "harm ms/s", "short ms/s", "headroom", "exceeded", "values written",
 )  # fmt: skip
 TEXT = (
-    "{hours:g} hours of generated load on computed nodes, a round every {interval_s:g} s, by each policy: `dioptase simulate`, "
-    "{took_s:,.0f} s for all of them here. *Harm* is what online pods waited for batch work, *short* what they wanted beyond "
-    "the CPUs of their own pool; a promise is missed where online pods used more within {horizon_s:g} s than it left. A "
-    "computed node has no caches and no memory: it compares policies, and predicts no machine."
+    "{hours:g} hours of generated load on simulated nodes, a cycle every {interval_s:g} s, by each "
+    "policy: `dioptase simulate`, "
+    "{took_s:,.0f} s for all of them here. *Harm* is the time that online pods waited for batch work, "
+    "*short* the CPU that they "
+    "needed beyond their own pool; headroom is exceeded where online pods used more within {horizon_s:g} s than it left. A "
+    "simulated node has no caches and no memory: it compares policies, and predicts no machine."
 )
 
 
 def markdown(results: DayResults) -> str:
-    """The section."""
+    """Render the section of RESULTS.md."""
     took_s = sum(row.wall_s for row in results.rows)
     text = TEXT.format(hours=results.hours, interval_s=results.interval_s, took_s=took_s, horizon_s=HORIZON_S)
     out = ["## A day in minutes", "", results.machine.line(), "", text, ""]
-    out += [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *map(_line, results.rows), ""]
-    return "\n".join(out)
+    return "\n".join([*out, *markdown_table(COLUMNS, map(_cells, results.rows), text_columns=5), ""])
 
 
-def _line(row: DayRow) -> str:
+def _cells(row: DayRow) -> tuple[str, ...]:
     node, score = row.node, row.score
-    missed = "" if score.missed_ratio is None else f"{score.missed_ratio:.1%}"
     return (
-        f"| {node.cpus} | {node.numa} | {node.services} | {', '.join(node.kinds)} | {row.policy} | {score.rounds:,} "
-        f"| {row.wall_s:.0f} | {row.faster:,.0f} | {score.reclaimable_cores:.1f} | {score.batch_cores:.1f} "
-        f"| {_number(score.wait_p99_ms)} | {score.harm_ms_per_s:.0f} | {score.short_ms_per_s:.0f} "
-        f"| {_number(score.headroom_cores)} | {missed} | {score.changes:,} |"
-    )
+        f"{node.cpus}", f"{node.numa}", f"{node.services}", ", ".join(node.kinds), row.policy, f"{score.rounds:,}",
+        f"{row.wall_s:.0f}", f"{row.faster:,.0f}", f"{score.reclaimable_cores:.1f}", f"{score.batch_cores:.1f}",
+        _number(score.wait_p99_ms), f"{score.harm_ms_per_s:.0f}", f"{score.short_ms_per_s:.0f}",
+        _number(score.headroom_cores), "" if score.missed_ratio is None else f"{score.missed_ratio:.1%}",
+        f"{score.changes:,}",
+    )  # fmt: skip
 
 
 def _number(value: float | None) -> str:
@@ -108,10 +113,9 @@ def _number(value: float | None) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.day", description=__doc__)
+    parser = bench_parser("day", __doc__)
     parser.add_argument("--hours", type=float, default=24.0)
-    parser.add_argument("--interval", type=float, default=5.0, help="seconds between two rounds")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for day.json and .md")
+    parser.add_argument("--interval", type=float, default=5.0, help="seconds between two cycles")
     args = parser.parse_args(argv)
     end_cleanly_on_sigterm()
     try:
@@ -126,9 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"{node.cpus} CPUs, {policy}: {rows[-1].wall_s:.0f} s, {rows[-1].faster:,.0f} times faster", flush=True
             )
     results = DayResults(machine=this_machine(cgroups), hours=args.hours, interval_s=args.interval, rows=tuple(rows))
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "day.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
-    (args.out / "day.md").write_text(markdown(results))
+    write_results(args.out, "day", markdown(results), results)
     print(f"wrote {args.out}/day.md and .json")
     return 0
 

@@ -26,10 +26,10 @@ from probes.perf_event import SOFTWARE, PerfEvent
 
 LOAD_S = 1.0
 MIN_EVENTS = 200
-"""Runs of a program in a visit, below which its mean says little."""
+"""Minimum number of program runs in a visit; with fewer, the mean is not meaningful."""
 EMPTY = Form(name="tp_btf", typed=True, fields={}, programs=[Program("on_event", "softirq_entry", "dtse_empty")])
 SUBSTITUTE_EVENTS = {"cycles": PerfEvent(SOFTWARE, 2), "instructions": PerfEvent(SOFTWARE, 4)}
-"""PERF_COUNT_SW_PAGE_FAULTS and _CPU_MIGRATIONS, where the machine has no counters: the call, without reading a register."""
+"""PERF_COUNT_SW_PAGE_FAULTS and _CPU_MIGRATIONS, for machines without counters: the same call without reading a register."""
 TEXT = """## Probe cost per event
 
 {machine}. `python -m bench.event_cost --rounds {rounds}`: medians of {rounds} shuffled rounds of {load_s:g} s each.
@@ -43,49 +43,55 @@ TEXT = """## Probe cost per event
   connection; a TCP connection made, used for one byte and closed; direct reads of 4 KiB from a loop device; two processes on
   one CPU that pass a byte back and forth; a task sent from one CPU to another, which here stand for two NUMA nodes; a file of
   64 MiB read within a limit of 16 MiB; a walk over all threads, {sleepers:,} of them asleep (an event is a thread).
-- oomkill's program runs once for each killed process: nothing beside the kill. Context switches are in the section above.
+- oomkill's program runs once for each killed process: little compared with the kill. Context switches are in the section above.
 - *counters* reads two {counted} at each switch.
 """
 
 
 @dataclass
 class EventProbe:
-    """A probe in one form, the load for it, and what was measured: by program, (events a second, ns an event)."""
+    """A probe in one form, its load, and its measurements by program: (events a second, ns an event)."""
 
     name: str
     load: str
     job: Job
     prepare: Callable[[Loaded], object] = lambda _loaded: None
-    """What else the probe does before its programs see what they shall."""
-    seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """Further set-up of the probe before its programs record events."""
+    measurements: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
 
 def event_probes(scratch: Path, events: counters.PerfEvents) -> list[EventProbe]:
     empty = scratch / "empty.bpf.c"
     empty.write_text("int on_event(u64 *ctx) { return 0; }\n")
-    found = [EventProbe("empty program", "datagrams", Job(sources=[empty], forms=[EMPTY], maps=[], constants={}))]
+    event_cost_probes = [
+        EventProbe("empty program", "datagrams", Job(sources=[empty], forms=[EMPTY], maps=[], constants={}))
+    ]
     for form in ("tp_btf", "raw_tp"):
         talk = sockets.job((form,), os.cpu_count() or 1)
-        found += [EventProbe(f"sockets, {form}", load, talk) for load in ("datagrams", "stream", "connections")]
-        found.append(EventProbe(f"softirq, {form}", "datagrams", softirq.job((form,))))
-        found.append(EventProbe(f"blockio, {form}", "direct reads", blockio.job((form,))))
-        found.append(EventProbe(f"throttles, {form}", "switches", throttles.job((form,), possible_cpus())))
-        found.append(
+        event_cost_probes += [
+            EventProbe(f"sockets, {form}", load, talk) for load in ("datagrams", "stream", "connections")
+        ]
+        event_cost_probes.append(EventProbe(f"softirq, {form}", "datagrams", softirq.job((form,))))
+        event_cost_probes.append(EventProbe(f"blockio, {form}", "direct reads", blockio.job((form,))))
+        event_cost_probes.append(EventProbe(f"throttles, {form}", "switches", throttles.job((form,), possible_cpus())))
+        event_cost_probes.append(
             EventProbe(f"kswapd, {form}", "reads under a limit", kswapd.job((form,), kswapd.nodes_with_memory()))
         )
-        who = wakeups.job((form,), cpu_id_limit())
-        found += [EventProbe(f"wakeups, {form}", load, who) for load in ("switches", "datagrams")]
+        wakeups_job = wakeups.job((form,), cpu_id_limit())
+        event_cost_probes += [EventProbe(f"wakeups, {form}", load, wakeups_job) for load in ("switches", "datagrams")]
         two_nodes = partial(migrations.MigrationsProbe, cpu_nodes={cpu: cpu for cpu in os.sched_getaffinity(0)})
-        found.append(EventProbe(f"migrations, {form}", "moves", migrations.job((form,), cpu_id_limit()), two_nodes))
+        event_cost_probes.append(
+            EventProbe(f"migrations, {form}", "moves", migrations.job((form,), cpu_id_limit()), two_nodes)
+        )
         reading = partial(counters.CountersProbe, events=events)
         counting = counters.job((form,), possible_cpu_ids(), events)
-        found.append(EventProbe(f"counters, {form}", "switches", counting, reading))
-    found.append(EventProbe("threads, iterator", "1,000 threads", threads.job()))
-    return found
+        event_cost_probes.append(EventProbe(f"counters, {form}", "switches", counting, reading))
+    event_cost_probes.append(EventProbe("threads, iterator", "1,000 threads", threads.job()))
+    return event_cost_probes
 
 
 def hardware_events() -> counters.PerfEvents:
-    """Cycles and instructions, or what is read in the same way."""
+    """Return the events cycles and instructions, or software events that are read in the same way."""
     try:
         there = counters.countable_events(counters.EVENTS, counters.online_cpus()[0])
     except Unavailable:
@@ -94,7 +100,7 @@ def hardware_events() -> counters.PerfEvents:
 
 
 def measure_probe(contestant: EventProbe) -> None:
-    """Load the probe, run the load, take the statistics of its programs."""
+    """Load the probe, run the load, read the BPF statistics of its programs."""
     with load(contestant.job) as loaded, LOADS[contestant.load](loaded) as turn:
         contestant.prepare(loaded)
         statistics = bpf.enable_stats()
@@ -109,7 +115,7 @@ def measure_probe(contestant: EventProbe) -> None:
         count = runs - before[name][0]
         if count >= MIN_EVENTS:
             pair = (count / elapsed, (run_ns - before[name][1]) / count)
-            contestant.seen.setdefault(name, []).append(pair)
+            contestant.measurements.setdefault(name, []).append(pair)
 
 
 def _program_stats(loaded: Loaded) -> dict[str, tuple[int, int]]:
@@ -117,11 +123,11 @@ def _program_stats(loaded: Loaded) -> dict[str, tuple[int, int]]:
 
 
 def markdown_rows(measured: list[EventProbe]) -> str:
-    """The table; programs that the load hardly ran are left out."""
-    empty = median(ns for pairs in measured[0].seen.values() for _, ns in pairs)
+    """Render the table; programs with too few runs are left out."""
+    empty = median(ns for pairs in measured[0].measurements.values() for _, ns in pairs)
     lines = []
     for contestant in measured:
-        for name, pairs in contestant.seen.items():
+        for name, pairs in contestant.measurements.items():
             each = [ns for _, ns in pairs]
             cells = (
                 contestant.name,

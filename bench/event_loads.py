@@ -24,7 +24,7 @@ from probes.loader import Loaded
 
 
 class SwitchLoad:
-    """Runs until the end of its `with` block."""
+    """Pairs of processes that pass a byte back and forth, until the end of the `with` block."""
 
     def __init__(self, cpus: tuple[int, ...]) -> None:
         self._cpus = cpus
@@ -84,29 +84,32 @@ class SwitchLoad:
 LoadStep = Callable[[], None]
 SLEEPERS = 1000
 LIMIT_BYTES, FILE_BYTES = 16 << 20, 64 << 20
-READER_CODE = "import sys\nwhile True:\n    with open(sys.argv[1], 'rb', buffering=0) as file:\n        while file.read(1 << 20): pass"
-"""A program that reads a file over and over."""
+READER_CODE = (
+    "import sys\nwhile True:\n    with open(sys.argv[1], 'rb', buffering=0) as file:\n"
+    "        while file.read(1 << 20): pass"
+)
+"""A program that reads a file repeatedly."""
 STEP_S = 0.05
-"""Of a load that runs by itself, in processes of its own."""
+"""Duration of a step of a load that runs in its own processes."""
 
 
 @contextmanager
 def datagrams(_loaded: Loaded) -> Iterator[LoadStep]:
     with (
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one,
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as two,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver,
     ):
-        two.bind(("127.0.0.1", 0))
-        one.connect(two.getsockname())
-        yield lambda: (one.send(b"x" * 100), two.recv(100), None)[-1]
+        receiver.bind(("127.0.0.1", 0))
+        sender.connect(receiver.getsockname())
+        yield lambda: (sender.send(b"x" * 100), receiver.recv(100), None)[-1]
 
 
 @contextmanager
 def stream(_loaded: Loaded) -> Iterator[LoadStep]:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
-        two, _ = server.accept()
-        with two:
-            yield lambda: (one.send(b"x" * 100), two.recv(100), None)[-1]
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+        receiver, _ = server.accept()
+        with receiver:
+            yield lambda: (sender.send(b"x" * 100), receiver.recv(100), None)[-1]
 
 
 @contextmanager
@@ -114,11 +117,11 @@ def connections(_loaded: Loaded) -> Iterator[LoadStep]:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def turn() -> None:
-            with socket.create_connection(server.getsockname()) as one:
-                two, _ = server.accept()
-                with two:
-                    one.send(b"x")
-                    two.recv(1)
+            with socket.create_connection(server.getsockname()) as sender:
+                receiver, _ = server.accept()
+                with receiver:
+                    sender.send(b"x")
+                    receiver.recv(1)
 
         yield turn
 
@@ -128,15 +131,15 @@ def direct_reads(_loaded: Loaded) -> Iterator[LoadStep]:
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as backing:
         backing.write(b"z" * (1 << 20))
         backing.flush()
-        made = subprocess.run(
+        device = subprocess.run(
             ["losetup", "--find", "--show", backing.name], capture_output=True, text=True, check=True
         ).stdout.strip()
-        file, buffer = os.open(made, os.O_RDONLY | os.O_DIRECT), mmap.mmap(-1, 4096)
+        file, buffer = os.open(device, os.O_RDONLY | os.O_DIRECT), mmap.mmap(-1, 4096)
         try:
             yield lambda: (os.preadv(file, [buffer], 0), None)[-1]
         finally:
             os.close(file)
-            subprocess.run(["losetup", "--detach", made], check=True)
+            subprocess.run(["losetup", "--detach", device], check=True)
 
 
 @contextmanager
@@ -148,13 +151,13 @@ def switches(_loaded: Loaded) -> Iterator[LoadStep]:
 
 @contextmanager
 def migrations(_loaded: Loaded) -> Iterator[LoadStep]:
-    """This task goes from one CPU to another and back."""
+    """Move this task from one CPU to another and back."""
     allowed = os.sched_getaffinity(0)
-    one, two = min(allowed), max(allowed)
+    first, last = min(allowed), max(allowed)
 
     def turn() -> None:
-        os.sched_setaffinity(0, {one})
-        os.sched_setaffinity(0, {two})
+        os.sched_setaffinity(0, {first})
+        os.sched_setaffinity(0, {last})
 
     try:
         yield turn
@@ -164,7 +167,7 @@ def migrations(_loaded: Loaded) -> Iterator[LoadStep]:
 
 @contextmanager
 def limited_reads(_loaded: Loaded) -> Iterator[LoadStep]:
-    """A process reads a file that is larger than its memory limit: each batch of pages has to be reclaimed first."""
+    """A process reads a file that is larger than its memory limit: each batch of pages must be reclaimed first."""
     memory = detect_hierarchy().controller("memory")
     if memory is None:
         raise SystemExit("reclaim needs the memory controller; enable it in cgroup.subtree_control")
@@ -190,7 +193,7 @@ def limited_reads(_loaded: Loaded) -> Iterator[LoadStep]:
 
 @contextmanager
 def thread_walks(loaded: Loaded) -> Iterator[LoadStep]:
-    """The iterator walks over every thread of the node, 1,000 sleeping ones of ours among them."""
+    """The iterator visits every thread of the node, among them 1,000 sleeping threads of this process."""
     over = threading.Event()
     sleepers = [threading.Thread(target=over.wait) for _ in range(SLEEPERS)]
     for sleeper in sleepers:

@@ -24,7 +24,7 @@ from cli.agent_process import AGENT_COMMAND, free_port
 from demo.launch import launch_in_cgroups
 
 PARENT = "dioptase-bench-peers"
-"""The cgroup below which everything to watch is made."""
+"""Cgroup that contains all cgroups of the benchmark."""
 CADVISOR_SOURCE = Path(__file__).parent / "peers_go"
 NODE_EXPORTER = "prometheus-node-exporter"
 START_TIMEOUT_S = 90.0
@@ -33,13 +33,13 @@ KUBELET_METRICS = "app,cpu,cpuLoad,disk,diskIO,memory,network,oom_event,pressure
 
 
 class ExporterVariant(msgspec.Struct, frozen=True):
-    """One exporter in one way of running it."""
+    """One exporter with its options."""
 
     name: str
     what: str
-    """How it is run, for the page."""
+    """Description of the options, for the page."""
     command: Callable[[int, Path], list[str]]
-    """From the port to answer at and a directory of its own."""
+    """Makes the command line from the port to listen on and a directory of its own."""
 
 
 def _watch_command(port: int, directory: Path) -> list[str]:
@@ -57,22 +57,22 @@ def _cadvisor_command(*options: str) -> Callable[[int, Path], list[str]]:
 
 
 DIOPTASE = ExporterVariant(
-    "dioptase", "it watches every cgroup each second, with all probes: what an exporter does", _watch_command
+    "dioptase", "watches every cgroup each second, with all probes, as an exporter", _watch_command
 )
 DIOPTASE_DECIDING = ExporterVariant(
     "dioptase, deciding",
-    "the same, and every container is a pod's, half of them online: ten times a second their waits are looked at, once a "
-    "second it is decided what to lend (nothing is written)",
+    "the same, with every container in a pod, half of them online: checks run-queue latencies ten times a second, and decides "
+    "once a second how much CPU is reclaimable (nothing is written)",
     _decide_command,
 )
 CADVISOR = ExporterVariant(
     "cAdvisor, 1 s",
-    "housekeeping every second for every cgroup, as the agent reads them; its standard metrics",
+    "housekeeping every second for every cgroup, as in the agent; its standard metrics",
     _cadvisor_command("-housekeeping_interval=1s", "-allow_dynamic_housekeeping=false"),
 )
 KUBELET = ExporterVariant(
     "cAdvisor, as in the kubelet",
-    "housekeeping every 10 s, 15 s where nothing happens; the kubelet's metrics; no events kept",
+    "housekeeping every 10 s, 15 s if idle; the kubelet's metrics; no events kept",
     _cadvisor_command(
         "-housekeeping_interval=10s",
         "-max_housekeeping_interval=15s",
@@ -83,7 +83,7 @@ KUBELET = ExporterVariant(
 )
 NODE_EXPORTER_VARIANT = ExporterVariant(
     "node_exporter",
-    "as it is without options: the node, nothing about cgroups",
+    "default options: the node, no cgroups",
     lambda port, _: [NODE_EXPORTER, f"--web.listen-address=127.0.0.1:{port}"],
 )
 EXPORTERS = {
@@ -96,7 +96,7 @@ EXPORTERS = {
 
 
 def build_cadvisor() -> Path:
-    """cAdvisor's program, built once from the modules in peers_go/go.mod. Raises Unavailable where that cannot be done."""
+    """Return cAdvisor's program, built once from the modules in `peers_go/go.mod`. Raises Unavailable if the build fails."""
     key = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(CADVISOR_SOURCE.iterdir()))).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dioptase-bench"
     program = cache / f"cadvisor-{key}"
@@ -107,18 +107,18 @@ def build_cadvisor() -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     print("building cAdvisor, once: about a minute and a half of CPU", flush=True)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        made = Path(scratch) / "cadvisor"
-        command = ["nice", "-n", "19", go, "build", "-mod=readonly", "-trimpath", "-o", str(made), "."]
+        built_program = Path(scratch) / "cadvisor"
+        command = ["nice", "-n", "19", go, "build", "-mod=readonly", "-trimpath", "-o", str(built_program), "."]
         built = subprocess.run(command, cwd=CADVISOR_SOURCE, stderr=subprocess.PIPE, text=True, check=False)
         if built.returncode:
             reason = built.stderr.strip()[-500:]
-            raise Unavailable(f"cAdvisor could not be built: {reason}", "see that Go reaches its module proxy")
-        made.rename(program)
+            raise Unavailable(f"cAdvisor could not be built: {reason}", "check that Go reaches its module proxy")
+        built_program.rename(program)
     return program
 
 
 def missing_reason(contestant: ExporterVariant) -> Unavailable | None:
-    """Why it cannot be run here; builds cAdvisor where that is asked for."""
+    """Return why the exporter cannot run here, or None; builds cAdvisor if it is needed."""
     if contestant is NODE_EXPORTER_VARIANT and shutil.which(NODE_EXPORTER) is None:
         return Unavailable(f"{NODE_EXPORTER} is not installed", "run deploy/install-packages bench")
     if contestant in (CADVISOR, KUBELET):
@@ -130,16 +130,16 @@ def missing_reason(contestant: ExporterVariant) -> Unavailable | None:
 
 
 class Scrape(msgspec.Struct, frozen=True):
-    """One answer."""
+    """One response."""
 
     ms: float
-    """From asking to having the last byte; the connection is made meanwhile."""
+    """From the request to the last byte, including the connection."""
     body: bytes
-    """As it was sent, so maybe in gzip."""
+    """The body as sent, possibly compressed."""
 
 
 class ExporterProcess:
-    """One of them running; it gets SIGTERM when we end, however that happens."""
+    """A running exporter; it receives SIGTERM when this process ends, however that happens."""
 
     def __init__(self, contestant: ExporterVariant, directory: Path) -> None:
         self.contestant, self._port = contestant, free_port()
@@ -159,8 +159,8 @@ class ExporterProcess:
             self._process.kill()
             self._process.wait()
 
-    def wait_until_it_answers(self) -> None:
-        """Raises Unavailable when that does not come about."""
+    def wait_until_responding(self) -> None:
+        """Wait for the first response. Raises Unavailable after a timeout, or if the process exits."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
@@ -171,11 +171,13 @@ class ExporterProcess:
                 time.sleep(0.2)
             else:
                 return
-        said = self._log.read_text(errors="replace").strip().splitlines()[-3:]
-        raise Unavailable(f"{self.contestant.name} does not answer: {' / '.join(said)}", "run it by itself and see")
+        lines = self._log.read_text(errors="replace").strip().splitlines()[-3:]
+        raise Unavailable(
+            f"{self.contestant.name} does not answer: {' / '.join(lines)}", "run it alone and check its output"
+        )
 
     def scrape(self, *, gzip: bool = False) -> Scrape:
-        """Ask for /metrics, in the text format, over a connection of its own. Raises OSError and HTTPException."""
+        """Request /metrics in the text format over a new connection. Raises OSError and HTTPException."""
         began = time.perf_counter_ns()
         connection = HTTPConnection("127.0.0.1", self._port, timeout=30)
         try:
@@ -195,20 +197,20 @@ class ExporterProcess:
         return sum(memory_kib_of(pid) for pid in self._family()) / 1024
 
     def bpf_run_ns(self) -> int:
-        """Run time of its BPF programs in whatever task they ran, while the kernel's statistics were on."""
+        """Run time of its BPF programs in all tasks, while the kernel's BPF statistics were on."""
         return self._in_kernel("run_time_ns")
 
     def bpf_memory_mib(self) -> float:
-        """What its BPF programs and maps take, by the kernel's books."""
+        """Memory of its BPF programs and maps, as accounted by the kernel."""
         return self._in_kernel("memlock") / (1 << 20)
 
     def _in_kernel(self, name: str) -> int:
-        # Sockets and files have neither line.
+        # fdinfo of sockets and files has neither line.
         amount = 0
         for info in Path(f"/proc/{self._process.pid}/fdinfo").iterdir():
             try:
                 lines = info.read_text().splitlines()
-            except FileNotFoundError:  # closed meanwhile
+            except FileNotFoundError:  # closed in the meantime
                 continue
             amount += sum(int(value) for key, _, value in (line.partition(":") for line in lines) if key == name)
         return amount
@@ -223,19 +225,19 @@ _CGROUP_LABEL = re.compile(r'[{,](?:cgroup|id)="(/(?:[^"\\]|\\.)*)"')
 
 
 class SeriesCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Series of one exposition, in Prometheus' text format: every line that is no comment."""
+    """Numbers of series of one exposition in Prometheus' text format."""
 
     series: int
     cgroups: dict[str, int]
-    """Of them, those of each cgroup: labelled `cgroup` as here, or `id` as in cAdvisor, with its path."""
+    """Series by the cgroup path in label `cgroup` (dioptase) or `id` (cAdvisor)."""
     buckets: dict[str, int]
-    """Of those again, the buckets of histograms."""
+    """Histogram buckets among these, by cgroup path."""
     names: dict[str, int]
-    """How many different metrics there are of each cgroup; the parts of a histogram count one each."""
+    """Numbers of different metrics by cgroup path; each part of a histogram counts as one."""
 
 
 def count_series(text: str) -> SeriesCounts:
-    """Read one exposition. A line that is none is not counted."""
+    """Count the series of one exposition; other lines are ignored."""
     series = 0
     cgroups, buckets = Counter[str](), Counter[str]()
     names: dict[str, set[str]] = {}
@@ -243,9 +245,9 @@ def count_series(text: str) -> SeriesCounts:
         if (named := _METRIC_NAME.match(line)) is None:
             continue
         series += 1
-        if (found := _CGROUP_LABEL.search(line, named.end())) is None:
+        if (label := _CGROUP_LABEL.search(line, named.end())) is None:
             continue
-        path, name = found[1], named[0]
+        path, name = label[1], named[0]
         cgroups[path] += 1
         buckets[path] += name.endswith("_bucket")
         names.setdefault(path, set()).add(name)
@@ -253,5 +255,5 @@ def count_series(text: str) -> SeriesCounts:
         series=series,
         cgroups=dict(cgroups),
         buckets=dict(buckets),
-        names={path: len(found) for path, found in names.items()},
+        names={path: len(label) for path, label in names.items()},
     )

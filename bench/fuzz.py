@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
@@ -15,15 +14,15 @@ import msgspec
 from agent.offline import capture
 from agent.sensors import parsers
 from agent.sensors.cgroup.cgroup_files import FIELD_TABLE
-from agent.sensors.cgroup.hierarchy import detect_hierarchy
+from agent.sensors.cgroup.hierarchy import detect_hierarchy, parse_mountinfo
 from agent.sensors.node import machine, node_cpu, node_disks, node_memory, node_network
 from api.interfaces import Unavailable
+from bench.machine import bench_parser, write_results
 
-RESULTS = Path(__file__).parent / "results"
 Parse = Callable[[bytes], Any]
 MAX_CGROUPS = 20
 MAX_TEXT_BYTES = 4096
-"""Of a text that is damaged: longer ones are cut, or there would be fewer."""
+"""Longer texts are cut before they are damaged, so that more texts can be tested."""
 HARD_TOKENS = (
     b"", b"\n", b" ", b":", b"-1", b"-", b"0", b"9" * 21, b"18446744073709551616", b"nan", b"1e9", b"1_0", b"\x00", b"\xff",
     b"max", b"N0=", b"cpu", b"\xd9\xa3", b"=", b"254:0", b"Node 0, zone", b" kB", b"\t", b"some avg10=",
@@ -42,16 +41,16 @@ NODE: dict[str, tuple[Parse, ...]] = {
     "dev": (node_network.parse_net_dev,),
     "diskstats": (node_disks.parse_diskstats,),
     "interrupts": (node_cpu.parse_interrupts,),
-    "mountinfo": (lambda text: [m.point for m in node_disks.local_mounts(node_disks.parse_mountinfo(text))],),
+    "mountinfo": (lambda text: [m.point for m in node_disks.local_mounts(parse_mountinfo(text))],),
     "cpuinfo": (node_cpu.parse_cpuinfo_khz, lambda text: machine.cpu_codename(machine.parse_first_cpu(text))),
-    "cpulist": (node_memory.parse_numa_cpus,),
+    "cpulist": (lambda text: machine.parse_cpus(text.decode("ascii", "replace")),),
 }
-"""Parsers of the node's texts by file name; those of cgroups are in the table of their fields."""
+"""Parsers of the node's files by file name; those of cgroups are in FIELD_TABLE."""
 
 
 def parser_inputs() -> list[tuple[str, Parse, bytes]]:
-    """Every parser with a text of this machine that is meant for it."""
-    by_name: dict[str, list[Parse]] = {name: list(found) for name, found in NODE.items()}
+    """Return every parser with a text of this machine in its format."""
+    by_name: dict[str, list[Parse]] = {name: list(parsers_of_file) for name, parsers_of_file in NODE.items()}
     for row in FIELD_TABLE.values():
         for place in (*row.v1, *row.v2):
             by_name.setdefault(place.file.decode(), []).append(place.parse)
@@ -66,7 +65,7 @@ def parser_inputs() -> list[tuple[str, Parse, bytes]]:
 
 
 def damage(text: bytes, chance: random.Random) -> bytes:
-    """One to four pieces replaced, left out or repeated."""
+    """Replace, delete or repeat one to four pieces of the text."""
     for _ in range(chance.randint(1, 4)):
         start = chance.randint(0, len(text))
         end = min(len(text), start + chance.choice((0, 1, 2, 8, 64, 1024)))
@@ -76,25 +75,24 @@ def damage(text: bytes, chance: random.Random) -> bytes:
 
 
 def fuzz(count: int, seed: int) -> tuple[int, list[str]]:
-    """How many texts were read, and what went wrong: the parser, the error and the text."""
+    """Return the number of parser inputs, and the failures: parser, error and text."""
     chance = random.Random(seed)
-    found = parser_inputs()
+    inputs = parser_inputs()
     faults: list[str] = []
     for index in range(count):
-        name, parse, text = found[index % len(found)]
+        name, parse, text = inputs[index % len(inputs)]
         damaged = damage(text, chance)
         try:
             msgspec.msgpack.encode(parse(damaged))
         except Exception as error:  # noqa: BLE001 - this is what is looked for
             faults.append(f"{name}: {type(error).__name__}: {error}: {damaged!r:.200}")
-    return len(found), faults
+    return len(inputs), faults
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.fuzz", description=__doc__)
+    parser = bench_parser("fuzz", __doc__)
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for fuzz.md")
     args = parser.parse_args(argv)
     began = time.monotonic()
     try:
@@ -106,10 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bench: {fault}", file=sys.stderr)
     text = (
         f"## Fuzzing\n\n{args.count} damaged texts of {kinds} kinds (seed {args.seed}) were read in "
-        f"{time.monotonic() - began:.0f} s; {len(faults)} made a parser raise or say what cannot be written down.\n"
+        f"{time.monotonic() - began:.0f} s; {len(faults)} made a parser raise or return a value that cannot be encoded.\n"
     )
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "fuzz.md").write_text(text)
+    write_results(args.out, "fuzz", text)
     print(text)
     return 1 if faults else 0
 

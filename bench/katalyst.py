@@ -1,4 +1,4 @@
-"""Measures the CPU and memory of the stock Katalyst agent beside ours on the same simulated node and pods."""
+"""Measures the CPU and memory of the stock Katalyst agent and of dioptase on the same simulated node and pods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS = 1_000_000_000
 def measure_processes(
     pids: Mapping[str, int], seconds: float, cpu_ns: Callable[[int], int] = cpu_ns_of
 ) -> dict[str, dict[str, float]]:
-    """CPU in thousandths of one and memory in MiB, by name."""
+    """Return CPU use in thousandths of a CPU and memory in MiB, by name."""
     before, began = {name: cpu_ns(pid) for name, pid in pids.items()}, time.monotonic_ns()
     time.sleep(seconds)
     passed_ns = time.monotonic_ns() - began
@@ -33,12 +33,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     options = parser.parse_args()
     end_cleanly_on_sigterm()
-    # The cluster is the tests'; nothing else here needs it.
+    # The test cluster is imported here, because nothing else in this module needs it.
     from tests.cluster.side_by_side import both  # noqa: PLC0415
 
     with both() as pids:
-        found = measure_processes(pids, options.seconds)
-    print(json.dumps({"seconds": options.seconds, "machine": this_machine("hybrid").line(), "found": found}, indent=1))
+        processes = measure_processes(pids, options.seconds)
+    print(
+        json.dumps({"seconds": options.seconds, "machine": this_machine("hybrid").line(), "found": processes}, indent=1)
+    )
 
 
 if __name__ == "__main__":

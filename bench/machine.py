@@ -4,13 +4,14 @@ An agent is ready when it has finished a cycle and every probe is loaded or refu
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import os
 import platform
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +25,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class BenchMachine(msgspec.Struct, frozen=True, kw_only=True):
-    """Enough to judge whether two results may be compared."""
+    """Description of a machine, to judge whether two results are comparable."""
 
     date: str
     kernel: str
@@ -35,7 +36,7 @@ class BenchMachine(msgspec.Struct, frozen=True, kw_only=True):
     python: str
 
     def line(self) -> str:
-        """One sentence for the head of a table."""
+        """Return one line for the head of a section."""
         guest = ", virtual machine" if self.hypervisor else ""
         return (
             f"{self.date}, Linux {self.kernel}, {self.cpus} x {self.cpu}{guest}, cgroups {self.cgroups}, "
@@ -59,7 +60,7 @@ def this_machine(cgroups: str) -> BenchMachine:
 
 
 class NodeTimes(msgspec.Struct, frozen=True):
-    """/proc/stat's first line in ticks: everything, what was not idle, and what the hypervisor took."""
+    """First line of /proc/stat in ticks: total, not idle, and stolen by the hypervisor."""
 
     total: int
     busy: int
@@ -74,22 +75,22 @@ def node_times() -> NodeTimes:
 
 
 def end_cleanly_on_sigterm() -> None:
-    """Leave by an exception, as on Ctrl-C, so that every `finally` on the way removes what it made."""
+    """Exit by an exception on SIGTERM, as on Ctrl-C, so that every `finally` cleans up."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def cpu_ns_of(pid: int) -> int:
-    """CPU time of all threads of one process, at the scheduler's precision."""
+    """Return the CPU time of all threads of a process, with the scheduler's precision."""
     return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
 
 
 def children_of(pid: int) -> list[int]:
-    """Direct children of a process's main thread."""
+    """Return the direct children of a process's main thread."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def memory_kib_of(pid: int, field: str = "VmRSS") -> int:
-    """One of the memory lines of /proc/PID/status."""
+    """Return a memory field of /proc/PID/status."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1])
@@ -101,17 +102,17 @@ READY_POLL_INTERVAL_S = 0.2
 
 
 class StartedAgent(Protocol):
-    """An agent as far as it is waited for; cli.agent_process.AgentProcess is one."""
+    """The parts of an agent process that `wait_until_ready` uses; `cli.agent_process.AgentProcess` implements it."""
 
     def wait_healthy(self) -> None:
-        """Return when it has finished a round."""
+        """Return when the agent has finished a cycle."""
 
     def get(self, path: str, timeout_s: float = 2.0) -> bytes | None:
-        """The body at that path; None where there is no good answer now."""
+        """Return the body at that path, or None without a response of status 200."""
 
 
 def wait_until_ready(agent: StartedAgent, clock: Callable[[], float] = time.monotonic) -> None:
-    """Return when no source says any more that it is loading. Raises AgentEnded where that does not come about."""
+    """Return when no source reports that it is loading. Raises AgentExited on exit or timeout."""
     agent.wait_healthy()
     deadline = clock() + PROBES_TIMEOUT_S
     while still := _is_loading(agent.get("/api/v1/view")):
@@ -124,3 +125,41 @@ def _is_loading(view_json: bytes | None) -> list[str]:
     if view_json is None:
         return ["the agent does not answer"]
     return [source.name for source in msgspec.json.decode(view_json, type=View).sources if source.detail == LOADING]
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> list[str]:
+    """Return the lines of a Markdown table; columns after the first `text_columns` are aligned right."""
+    alignment = ["---"] * text_columns + ["---:"] * (len(heads) - text_columns)
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+    return [lines[0], f"|{'|'.join(alignment)}|", *lines[1:]]
+
+
+RESULTS = Path(__file__).parent / "results"
+"""Default directory of every benchmark's results."""
+
+
+def bench_parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """Return the parser of `python -m bench.NAME`, with the option --out."""
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=description)
+    parser.add_argument("--out", type=Path, default=RESULTS, help=f"directory of the results ({name}.md and others)")
+    return parser
+
+
+def name_list(values: Mapping[str, object]) -> Callable[[str], tuple[str, ...]]:
+    """Return the argparse type of a comma-separated list of keys of `values`."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(text.split(","))
+        if unknown := [name for name in names if name not in values]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(values)}")
+        return names
+
+    return parse
+
+
+def write_results(directory: Path, name: str, text: str, results: object = None) -> None:
+    """Write the section NAME.md and, if given, the results as NAME.json."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if results is not None:
+        (directory / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+    (directory / f"{name}.md").write_text(text)

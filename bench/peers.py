@@ -20,7 +20,7 @@ import msgspec
 from agent.sensors.cgroup.hierarchy import detect_hierarchy, unescape_mount
 from api.interfaces import Unavailable
 from bench.exporter_processes import EXPORTERS, PARENT, ExporterProcess, ExporterVariant, count_series, missing_reason
-from bench.machine import end_cleanly_on_sigterm, this_machine
+from bench.machine import bench_parser, end_cleanly_on_sigterm, name_list, this_machine, write_results
 from bench.peers_report import ExporterRow, PeersResults, layout, markdown, peers_goal_lines
 from demo.cgroups import V1_CONTROLLERS
 from demo.launch import launch_in_cgroups
@@ -32,11 +32,11 @@ LIMITS = {
     "memory.limit_in_bytes": "1073741824",
     "memory.max": "1073741824",
 }
-"""One CPU and 1 GiB, in the files of both versions."""
+"""One CPU and 1 GiB, for the files of both cgroup versions."""
 
 
 def sleep_command(_index: int) -> list[str]:
-    """What runs in each cgroup unless something else is asked for."""
+    """Default program of a cgroup."""
     return ["sleep", "infinity"]
 
 
@@ -44,21 +44,21 @@ def sleep_command(_index: int) -> list[str]:
 def populated_cgroups(
     parent: str, count: int, program: Callable[[int], Sequence[str]] = sleep_command, *, in_pods: bool = False
 ) -> Iterator[list[str]]:
-    """`count` cgroups below `parent`, each with the program that its number gets; their paths. All goes at the end.
+    """Create `count` cgroups below `parent`, each with its program; yields their paths and removes everything at the end.
 
-    `in_pods`: each below a cgroup of its own, which makes twice as many.
+    `in_pods`: each cgroup gets a parent of its own, so there are twice as many.
     """
     mounts = _cgroup_mounts()
     names = [f"{parent}/pod{index:03}/container" if in_pods else f"{parent}/{index:03}" for index in range(count)]
     groups = [parent, *(group for name in names for group in _ancestors(name))]
-    made: list[Path] = []
+    created: list[Path] = []
     processes: list[subprocess.Popen[bytes]] = []
     for mount in mounts:
         _remove_tree(mount / parent)
     try:
         for group in groups:
             for mount in mounts:
-                _make_cgroup(mount / group, made, LIMITS if in_pods and group != parent else {}, leaf=group in names)
+                _make_cgroup(mount / group, created, LIMITS if in_pods and group != parent else {}, leaf=group in names)
         for index, name in enumerate(names):
             processes.append(
                 launch_in_cgroups(program(index), procs=[mount / name / "cgroup.procs" for mount in mounts])
@@ -68,29 +68,29 @@ def populated_cgroups(
         for process in processes:
             process.kill()
             process.wait()
-        for directory in reversed(made):
+        for directory in reversed(created):
             directory.rmdir()
 
 
 def _ancestors(name: str) -> list[str]:
-    """The cgroups below the topmost one on the way to that one, itself the last."""
+    """Return the cgroups on the path below the topmost one, and the cgroup itself last."""
     parts = name.split("/")
     return ["/".join(parts[:depth]) for depth in range(2, len(parts) + 1)]
 
 
 def _cgroup_mounts() -> list[Path]:
-    # Every tree, also those that the agent does not read: cAdvisor asks the devices controller who lives in a cgroup.
-    found: dict[int, Path] = {}
+    # All trees, also those that the agent does not read: cAdvisor reads the processes of a cgroup in the devices controller.
+    mounts: dict[int, Path] = {}
     for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         left, _, right = line.partition(" - ")
         if right.partition(" ")[0] in ("cgroup", "cgroup2"):
             mount = Path(unescape_mount(left.split(" ")[4]))
-            found.setdefault(mount.stat().st_dev, mount)
-    return list(found.values())
+            mounts.setdefault(mount.stat().st_dev, mount)
+    return list(mounts.values())
 
 
 def _remove_tree(directory: Path) -> None:
-    """Remove what a killed run left; where processes still live in it the kernel refuses, and so do we."""
+    """Remove what a killed run left; the kernel refuses this while processes live in it."""
     if directory.exists():
         for child in directory.iterdir():
             if child.is_dir():
@@ -98,9 +98,9 @@ def _remove_tree(directory: Path) -> None:
         directory.rmdir()
 
 
-def _make_cgroup(directory: Path, made: list[Path], limits: Mapping[str, str], *, leaf: bool) -> None:
+def _make_cgroup(directory: Path, created: list[Path], limits: Mapping[str, str], *, leaf: bool) -> None:
     directory.mkdir()
-    made.append(directory)
+    created.append(directory)
     for name in ("cpuset.cpus", "cpuset.mems"):
         file, parent = directory / name, directory.parent / name
         if file.exists() and parent.exists() and not file.read_text().strip():
@@ -115,7 +115,7 @@ def _make_cgroup(directory: Path, made: list[Path], limits: Mapping[str, str], *
 
 
 def pods_file(paths: Sequence[str]) -> str:
-    """All of them as pods, alternately shared_cores and reclaimed_cores."""
+    """Render a pods file with all cgroups, alternately shared_cores and reclaimed_cores."""
     levels = ("shared_cores", "reclaimed_cores")
     pods = [
         {
@@ -128,16 +128,15 @@ def pods_file(paths: Sequence[str]) -> str:
     return msgspec.yaml.encode({"pods": pods}).decode()
 
 
-RESULTS = Path(__file__).parent / "results"
 COUNTS = "10,100,200,200p,500"
 SCRAPE_EVERY_S = 10.0
 CYCLE_S = 1.25
-"""Between two timed scrapes of the same exporter: more than a tick, or the second would find the text of the first."""
+"""Time between two timed scrapes of one exporter: longer than a cycle, or the second scrape would get a cached text."""
 OTHERS = 1000
-"""Cgroups that the machine may have beside those of the bench."""
+"""Number of cgroups that the machine may have besides those of the benchmark."""
 BUSY_EVERY = 10
 BUSY = "import time\nwhile True:\n    time.sleep(0.25)\n    sum(range(20000))"
-"""Of every ten cgroups one computes for half a millisecond, four times a second."""
+"""One of ten cgroups computes for half a millisecond, four times a second."""
 NS_PER_S = 1_000_000_000
 TEXT = (
     "{rounds} rounds of {seconds:g} s after {warmup:g} s of warming up; medians. Each cgroup is in every tree and has a "
@@ -145,22 +144,22 @@ TEXT = (
     "many cgroups, without limits. *In pods*: that many containers as a kubelet makes them, each in the cgroup of a "
     "pod, with limits of CPU and memory, so there are twice as many cgroups. All exporters run at once on the same "
     "cgroups. CPU is that of an exporter and its children for each minute, with a scrape in gzip every {every:g} s; *in "
-    "BPF* is what its programs take beside that, in the tasks that they run in, by the kernel's statistics, which are on "
-    "for {seconds:g} s at the end; the memory of their maps is beside that of the process, too. RSS "
+    "BPF* is what its programs take in addition, in the tasks that they run in, by the kernel's statistics, which are on "
+    "for {seconds:g} s at the end; the memory of their maps is in addition to that of the process, too. RSS "
     "is read at the end, when each has run for {ran:.0f} s at least: cAdvisor keeps the samples of 120 s. Scrapes are "
     "timed apart from that, in each round {samples} without compression and {samples} in gzip, more than a tick apart, "
-    "in an order drawn anew each time, each over a new connection. A series is a line of the exposition: each bucket of "
+    "in an order drawn again each time, each over a new connection. A series is a line of the exposition: each bucket of "
     "a histogram is one, so they are also counted without."
 )
 
 
 class ExporterCosts(msgspec.Struct):
-    """What the rounds found of one exporter."""
+    """Measurements of one exporter in all rounds."""
 
     cpu_s: list[float] = msgspec.field(default_factory=list)
-    """For each minute."""
+    """CPU seconds per minute."""
     bpf_s: float = 0.0
-    """Of its BPF programs, for each minute, in the tasks that they ran in."""
+    """CPU seconds per minute of its BPF programs, in the tasks in which they ran."""
     plain_ms: list[float] = msgspec.field(default_factory=list)
     gzip_ms: list[float] = msgspec.field(default_factory=list)
     plain: bytes = b""
@@ -168,21 +167,21 @@ class ExporterCosts(msgspec.Struct):
 
 
 class WatchedCgroups(msgspec.Struct, frozen=True):
-    """What there is to watch."""
+    """The cgroups to watch."""
 
     cgroups: int
     in_pods: bool
 
 
 class PeersPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run goes."""
+    """Parameters of a run."""
 
     rounds: int
     seconds: float
-    """In which CPU is counted, in each round."""
+    """Duration of the CPU measurement in each round."""
     warmup_s: float
     samples: int
-    """Timed scrapes in a round, of each kind."""
+    """Number of timed scrapes of each kind in a round."""
     order: random.Random
 
     @property
@@ -195,17 +194,17 @@ class PeersPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cgroup_program(index: int) -> Sequence[str]:
-    """What lives in a cgroup."""
+    """Return the program of a cgroup by its number."""
     return [sys.executable, "-I", "-S", "-c", BUSY] if index % BUSY_EVERY == 0 else sleep_command(index)
 
 
 def measure(bed: WatchedCgroups, contestants: Sequence[ExporterVariant], plan: PeersPlan) -> list[ExporterRow]:
-    """All of them on one bed. Raises Unavailable where one does not come up or goes away."""
-    _say(bed, "making the cgroups")
+    """Measure all exporters on one set of cgroups. Raises Unavailable if one does not start or exits."""
+    _say(bed, "creating the cgroups")
     with populated_cgroups(PARENT, bed.cgroups, cgroup_program, in_pods=bed.in_pods) as paths, ExitStack() as running:
         exporters = [running.enter_context(_start_exporter(contestant, paths, running)) for contestant in contestants]
         for exporter in exporters:
-            exporter.wait_until_it_answers()
+            exporter.wait_until_responding()
         _say(bed, f"{len(exporters)} exporters run; warming up for {plan.warmup_s:g} s")
         time.sleep(plan.warmup_s)
         spent = {exporter.contestant.name: ExporterCosts() for exporter in exporters}
@@ -214,9 +213,9 @@ def measure(bed: WatchedCgroups, contestants: Sequence[ExporterVariant], plan: P
                 _count_cpu(exporters, plan, spent)
                 _time_scrapes(exporters, plan, spent)
             except (HTTPException, FileNotFoundError) as error:
-                raise Unavailable(f"an exporter went away: {error}", "run it by itself and see") from error
-            said = (f"{name} {found.cpu_s[-1]:.2f} s/min" for name, found in spent.items())
-            _say(bed, f"round {number} of {plan.rounds}: {', '.join(said)}")
+                raise Unavailable(f"an exporter exited: {error}", "run it alone and check its output") from error
+            lines = (f"{name} {costs.cpu_s[-1]:.2f} s/min" for name, costs in spent.items())
+            _say(bed, f"round {number} of {plan.rounds}: {', '.join(lines)}")
         _count_bpf(exporters, plan, spent)
         return [_row(bed, paths, exporter, spent[exporter.contestant.name]) for exporter in exporters]
 
@@ -233,7 +232,7 @@ def _start_exporter(contestant: ExporterVariant, paths: Sequence[str], running: 
 
 
 def _count_cpu(exporters: Sequence[ExporterProcess], plan: PeersPlan, spent: dict[str, ExporterCosts]) -> None:
-    """Each is scraped in turn, evenly spread over the time between two scrapes of the same one."""
+    """Measure CPU while each exporter is scraped in turn, evenly spread over the scrape interval."""
     began, before = time.monotonic(), [exporter.cpu_ns() for exporter in exporters]
     turns = round(plan.seconds / plan.every_s)
     for turn in range(turns):
@@ -248,7 +247,7 @@ def _count_cpu(exporters: Sequence[ExporterProcess], plan: PeersPlan, spent: dic
 
 
 def _count_bpf(exporters: Sequence[ExporterProcess], plan: PeersPlan, spent: dict[str, ExporterCosts]) -> None:
-    """By itself and last: the kernel's statistics make every BPF program slower."""
+    """Measure last and separately, because the kernel's statistics slow down every BPF program."""
     statistics = bpf.enable_stats()
     try:
         began, before = time.monotonic(), [exporter.bpf_run_ns() for exporter in exporters]
@@ -266,21 +265,22 @@ def _time_scrapes(exporters: Sequence[ExporterProcess], plan: PeersPlan, spent: 
     for gzip in kinds:
         due = time.monotonic() + CYCLE_S
         for exporter in plan.order.sample(list(exporters), len(exporters)):
-            scrape, found = exporter.scrape(gzip=gzip), spent[exporter.contestant.name]
+            scrape, costs = exporter.scrape(gzip=gzip), spent[exporter.contestant.name]
             if gzip:
-                found.gzip_ms.append(scrape.ms)
-                found.gzip = scrape.body
+                costs.gzip_ms.append(scrape.ms)
+                costs.gzip = scrape.body
             else:
-                found.plain_ms.append(scrape.ms)
-                found.plain = scrape.body
+                costs.plain_ms.append(scrape.ms)
+                costs.plain = scrape.body
         time.sleep(max(0.0, due - time.monotonic()))
 
 
 def _row(bed: WatchedCgroups, paths: Sequence[str], exporter: ExporterProcess, spent: ExporterCosts) -> ExporterRow:
     rss_mib = exporter.rss_mib()
-    found = count_series(spent.plain.decode(errors="replace"))
+    numbers = count_series(spent.plain.decode(errors="replace"))
     series, buckets, names = (
-        round(median(counts.get(path, 0) for path in paths)) for counts in (found.cgroups, found.buckets, found.names)
+        round(median(numbers.get(path, 0) for path in paths))
+        for numbers in (numbers.cgroups, numbers.buckets, numbers.names)
     )
     return ExporterRow(
         cgroups=bed.cgroups,
@@ -295,7 +295,7 @@ def _row(bed: WatchedCgroups, paths: Sequence[str], exporter: ExporterProcess, s
         gzip_ms=median(spent.gzip_ms),
         scrape_kib=len(spent.plain) / 1024,
         gzip_kib=len(spent.gzip) / 1024,
-        series=found.series,
+        series=numbers.series,
         cgroup_series=series,
         cgroup_buckets=buckets,
         cgroup_names=names,
@@ -303,7 +303,7 @@ def _row(bed: WatchedCgroups, paths: Sequence[str], exporter: ExporterProcess, s
 
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__)
+    parser = bench_parser("peers", __doc__)
     parser.add_argument(
         "--counts", type=_parse_watched_cgroups, default=COUNTS, help="how many cgroups; with a p, containers in pods"
     )
@@ -311,10 +311,9 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=20.0, help="in which CPU is counted, in each round")
     parser.add_argument("--warmup", type=float, default=45.0, help="seconds before the first round")
     parser.add_argument("--samples", type=int, default=5, help="timed scrapes in a round, of each kind")
-    parser.add_argument("--only", type=_names, default=tuple(EXPORTERS), help=f"of {','.join(EXPORTERS)}")
+    parser.add_argument("--only", type=name_list(EXPORTERS), default=tuple(EXPORTERS), help=f"of {','.join(EXPORTERS)}")
     parser.add_argument("--quick", action="store_true", help="10 containers in pods, one round of 3 s")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for peers.json and .md")
     args = parser.parse_args(argv)
     if args.quick:
         args.counts, args.rounds, args.seconds, args.warmup, args.samples = (
@@ -329,13 +328,6 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _parse_watched_cgroups(text: str) -> tuple[WatchedCgroups, ...]:
     return tuple(WatchedCgroups(int(word.removesuffix("p")), word.endswith("p")) for word in text.split(","))
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    if unknown := [name for name in names if name not in EXPORTERS]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(EXPORTERS)}")
-    return names
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -365,9 +357,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write(results: PeersResults, directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "peers.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
-    (directory / "peers.md").write_text(markdown(results))
+    write_results(directory, "peers", markdown(results), results)
     for line in peers_goal_lines(results.rows):
         print(line)
     print(f"wrote {directory}/peers.md and .json")

@@ -12,22 +12,21 @@ import msgspec
 
 from agent.advisor.forecast.baselines import METHODS, ForecastMethod
 from api.forecast import ForecastResource
-from bench.machine import end_cleanly_on_sigterm, this_machine
+from bench.machine import bench_parser, end_cleanly_on_sigterm, this_machine, write_results
 from bench.predictors_report import PredictorRow, PredictorScore, PredictorsResults, goal_lines, heading, markdown
 from bench.traces import FAMILIES, Trace, generate, nodes_of, read_machines
 
-RESULTS = Path(__file__).parent / "results"
 CORES = 64.0
 EVERY_S, HORIZON_S = 300, 3600
 NS_PER_S = 1_000_000_000
 START_NS = 7 * NS_PER_S
-"""No trace begins on a boundary of anything."""
+"""No trace begins on the boundary of a minute or an hour."""
 DAY_S = 86_400
 SEED = 20_261_122
 
 
 def evaluate_method(method: ForecastMethod, trace: Trace) -> PredictorScore:
-    """One method over one trace: after a day (of a trace of one day, half a day), every five minutes."""
+    """Evaluate one method on one trace every five minutes, after a day (half a day for a trace of one day)."""
     used, step_s = trace.used, trace.step_s
     every, ahead = EVERY_S // step_s, HORIZON_S // step_s
     warm = (DAY_S if len(used) * step_s > DAY_S else DAY_S // 2) // step_s
@@ -43,18 +42,18 @@ def evaluate_method(method: ForecastMethod, trace: Trace) -> PredictorScore:
         began = time.perf_counter_ns()
         peak = method.predict(state, now_ns, HORIZON_S * NS_PER_S).peak
         predicting += time.perf_counter_ns() - began
-        foretold = 1.0 if peak is None else min(peak / CORES, 1.0)
+        forecast = 1.0 if peak is None else min(peak / CORES, 1.0)
         actual = max(used[index + 1 : index + 1 + ahead])
-        shortfalls.append(actual - foretold)
+        shortfalls.append(actual - forecast)
         lendable += 1 - actual
-        left += 1 - foretold
+        left += 1 - forecast
     return PredictorScore(
         evaluated=len(shortfalls),
         missed=sum(shortfall > 0 for shortfall in shortfalls),
         by_5=sum(shortfall > 0.05 for shortfall in shortfalls),
         by_10=sum(shortfall > 0.10 for shortfall in shortfalls),
         shortfall=sum(max(shortfall, 0.0) for shortfall in shortfalls),
-        lent=left,
+        reclaimable=left,
         lendable=lendable,
         observed=len(used),
         observe_ns=observing,
@@ -64,19 +63,19 @@ def evaluate_method(method: ForecastMethod, trace: Trace) -> PredictorScore:
 
 
 def compare_methods(sets: Iterable[tuple[str, float, Sequence[Trace]]]) -> Iterator[PredictorRow]:
-    """A row for each set of traces, by name and mean use, and each method; sums over the traces."""
+    """Yield a row per set of traces (by name and mean use) and method; sums over the traces."""
     for name, mean, traces in sets:
         for method_name, method in METHODS.items():
             yield PredictorRow(
                 traces=name,
                 used=mean,
                 predictor=method_name,
-                judged=sum_scores([evaluate_method(method, t) for t in traces]),
+                score=sum_scores([evaluate_method(method, t) for t in traces]),
             )
 
 
 def sum_scores(parts: Sequence[PredictorScore]) -> PredictorScore:
-    """All of these together; of states the largest."""
+    """Sum the scores; of the state sizes take the largest."""
     fields = [field for field in PredictorScore.__struct_fields__ if field != "state_bytes"]
     together = {field: sum(getattr(part, field) for part in parts) for field in fields}
     return PredictorScore(**together, state_bytes=max(part.state_bytes for part in parts))
@@ -100,7 +99,7 @@ def _with_mean(name: str, traces: Sequence[Trace]) -> tuple[str, float, Sequence
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.predictors", description=__doc__)
+    parser = bench_parser("predictors", __doc__)
     parser.add_argument(
         "--trace", type=Path, action="append", default=[], help="CSV (.gz) of machines; may be repeated"
     )
@@ -110,12 +109,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--machines", type=int, default=5, help="of each family")
     parser.add_argument("--days", type=int, default=8, help="of each trace; 14 at least where weeks matter")
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for predictors.json and predictors.md")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print and write the table; goals that are missed are said so, and are no failure of the bench."""
+    """Print and write the table; a missed goal does not fail the benchmark."""
     end_cleanly_on_sigterm()
     args = parse(argv)
     rows: list[PredictorRow] = []
@@ -130,12 +128,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = PredictorsResults(
         machine=this_machine("not used"),
         settings=f"{args.machines} machines of each family, {args.days} days (weekly at least 14), seed {args.seed}.",
-        methods=tuple((name, method.what) for name, method in METHODS.items()),
+        methods=tuple((name, method.description) for name, method in METHODS.items()),
         rows=tuple(rows),
     )
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "predictors.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
-    (args.out / "predictors.md").write_text(markdown(results))
+    write_results(args.out, "predictors", markdown(results), results)
     print("\n".join(goal_lines(rows)))
     return 0
 

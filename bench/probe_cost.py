@@ -57,7 +57,7 @@ _FIELDS = (
 
 
 def bcc_headers(root: Path) -> Path:
-    """A header tree with the few structs that bcc's runqlat uses, laid out as in the running kernel."""
+    """Create a header tree with the few structs that bcc's runqlat uses, laid out as in the running kernel."""
     types = Btf.read()
     stub_tree(root)
     for name in ("linux/nsproxy.h", "linux/pid_namespace.h", "linux/init_task.h", "uapi/linux/ptrace.h"):
@@ -68,7 +68,7 @@ def bcc_headers(root: Path) -> Path:
 
 
 def bpftrace_program(path: Path) -> Path:
-    """bpftrace's runqlat.bt without the header that defines TASK_RUNNING, which is 0."""
+    """Copy bpftrace's `runqlat.bt` without the header that defines TASK_RUNNING, which is 0."""
     if not BPFTRACE_TOOL.exists() or shutil.which(BCC_TOOL) is None:
         raise SystemExit("the tools to compare with are missing: apt-get install bpftrace bpfcc-tools")
     path.write_text(BPFTRACE_TOOL.read_text().replace("#include <linux/sched.h>", "#define TASK_RUNNING 0"))
@@ -76,16 +76,16 @@ def bpftrace_program(path: Path) -> Path:
 
 
 def bcc_error_without_headers() -> str:
-    """What bcc's tool says when it is run as it is."""
+    """Return the error of bcc's tool when it runs without headers."""
     env = {name: value for name, value in os.environ.items() if name != "BCC_KERNEL_SOURCE"}
     command = [BCC_TOOL, "1", "1"]
     run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=env)
-    said = [line for line in run.stdout.splitlines() if "kernel headers" in line]
-    return said[0].split(". ")[0] + "." if said else "it runs."
+    lines = [line for line in run.stdout.splitlines() if "kernel headers" in line]
+    return lines[0].split(". ")[0] + "." if lines else "it runs."
 
 
 def tool_versions() -> str:
-    """Debian's versions of both tools."""
+    """Return Debian's versions of both tools."""
     query = ["dpkg-query", "--show", "--showformat=${Package} ${Version}, ", "bpfcc-tools", "bpftrace"]
     return subprocess.run(query, capture_output=True, text=True, check=True).stdout.rstrip(", ")
 
@@ -124,18 +124,18 @@ without a probe, and nothing but wakeups and switches.
 - *ns a switch*: run time of all programs of the tool by the kernel's BPF statistics, over the node's context switches. The
   statistics take the time before and after each run; the empty program shows what that alone comes to, and the fifth column
   is the rest.
-- *with who makes whom wait*: the same program also splits each wait among the cgroups that had the CPU meanwhile.
+- *with blame*: the same program also splits each wait among the cgroups that held the CPU in the meantime.
 - *load slowed by*: round trips lost against no probe in the same round, statistics off.
 - bcc and bpftrace keep one histogram for the node, or one per pid namespace; neither keeps one per cgroup.
 - bcc's tool by itself prints here: `{without_headers}` It runs unmodified on a header tree made from the kernel's BTF. In
-  bpftrace's program the line `#include <linux/sched.h>` is replaced by the one constant that it is there for.
+  bpftrace's program the line `#include <linux/sched.h>` is replaced by the one constant that it is needed for.
 """
 NO_TOOL, NO_PROGRAM = "no probe", "empty program"
 
 
 @dataclass(frozen=True)
 class ToolMeasurement:
-    """One contestant in one round."""
+    """Measurement of one tool in one round."""
 
     trips_per_s: float
     ns_per_switch: float
@@ -146,7 +146,7 @@ class ToolMeasurement:
 
 @dataclass
 class RunqlatTool:
-    """A tool and what was measured of it."""
+    """A tool and its measurements."""
 
     name: str
     argv: list[str] | None
@@ -155,7 +155,7 @@ class RunqlatTool:
 
 
 def runqlat_tools(scratch: Path) -> list[RunqlatTool]:
-    ours = [sys.executable, "-c", "from cli.main import main; main()", "probe", "runqlat", "--json", "--form"]
+    probe_command = [sys.executable, "-c", "from cli.main import main; main()", "probe", "runqlat", "--json", "--form"]
     blame = [sys.executable, "-c", BLAME]
     empty = scratch / "empty.bpf.c"
     empty.write_text("int on_switch(u64 *ctx) { return 0; }\n")
@@ -165,11 +165,11 @@ def runqlat_tools(scratch: Path) -> list[RunqlatTool]:
     return [
         RunqlatTool(NO_TOOL, None),
         RunqlatTool(NO_PROGRAM, [sys.executable, "-c", EMPTY, str(empty)]),
-        RunqlatTool("dioptase, tp_btf, per cgroup", [*ours, "tp_btf"]),
-        RunqlatTool("dioptase, tp_btf, with who makes whom wait", [*blame, "tp_btf"]),
-        RunqlatTool("dioptase, raw_tp, per cgroup", [*ours, "raw_tp"]),
-        RunqlatTool("dioptase, raw_tp, with who makes whom wait", [*blame, "raw_tp"]),
-        RunqlatTool("dioptase, classic, per cgroup", [*ours, "classic"]),
+        RunqlatTool("dioptase, tp_btf, per cgroup", [*probe_command, "tp_btf"]),
+        RunqlatTool("dioptase, tp_btf, with blame", [*blame, "tp_btf"]),
+        RunqlatTool("dioptase, raw_tp, per cgroup", [*probe_command, "raw_tp"]),
+        RunqlatTool("dioptase, raw_tp, with blame", [*blame, "raw_tp"]),
+        RunqlatTool("dioptase, classic, per cgroup", [*probe_command, "classic"]),
         RunqlatTool("bcc runqlat, whole node", ["runqlat-bpfcc", "1"], headers),
         RunqlatTool("bcc runqlat --pidnss, per pid namespace", ["runqlat-bpfcc", "--pidnss", "1"], headers),
         RunqlatTool("bpftrace runqlat.bt, whole node", ["unshare", "-m", "sh", "-c", mount + script]),
@@ -177,18 +177,18 @@ def runqlat_tools(scratch: Path) -> list[RunqlatTool]:
 
 
 def program_ids(pid: int) -> set[int]:
-    """Numbers of the BPF programs that a process holds."""
-    found = set()
+    """Return the ids of the BPF programs that a process holds."""
+    ids = set()
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for path in Path(f"/proc/{pid}/fdinfo").iterdir():
             with contextlib.suppress(FileNotFoundError):
-                found |= {int(line.split()[1]) for line in path.read_text().splitlines() if line.startswith("prog_id:")}
-    return found
+                ids |= {int(line.split()[1]) for line in path.read_text().splitlines() if line.startswith("prog_id:")}
+    return ids
 
 
 @contextlib.contextmanager
 def running_tool(contestant: RunqlatTool) -> Iterator[tuple[int | None, set[int], float]]:
-    """The started tool: its pid, its programs and how long it took until they were all there."""
+    """Start the tool; yields its pid, the ids of its programs and the seconds until all were loaded."""
     if contestant.argv is None:
         yield None, set(), 0.0
         return
@@ -230,11 +230,11 @@ def measure_tool(contestant: RunqlatTool, load: SwitchLoad) -> ToolMeasurement:
         trips, at = load.round_trips(), time.monotonic()
         time.sleep(RATE_S)
         rate = (load.round_trips() - trips) / (time.monotonic() - at)
-        held = bpf.enable_stats()
+        statistics = bpf.enable_stats()
         before, switches = bpf_run_totals(ids), context_switches()
         time.sleep(STATS_S)
         after, switches = bpf_run_totals(ids), context_switches() - switches
-        os.close(held)
+        os.close(statistics)
         rss_kib = 0 if pid is None else memory_kib_of(pid)
     return ToolMeasurement(
         rate, (after[0] - before[0]) / switches, (after[1] - before[1]) / switches, rss_kib / 1024, start_s
@@ -242,7 +242,7 @@ def measure_tool(contestant: RunqlatTool, load: SwitchLoad) -> ToolMeasurement:
 
 
 def markdown(all_of: list[RunqlatTool], rounds: int) -> str:
-    """The section for bench/RESULTS.md."""
+    """Render the section of bench/RESULTS.md."""
     machine = this_machine(detect_hierarchy(Path("/proc")).mode)
     nothing = next(c for c in all_of if c.name == NO_TOOL)
     empty = next(c for c in all_of if c.name == NO_PROGRAM)
@@ -258,7 +258,7 @@ def markdown(all_of: list[RunqlatTool], rounds: int) -> str:
 
 
 def tool_row(contestant: RunqlatTool, nothing: RunqlatTool, empty_ns: float) -> str:
-    """One line of the table: medians, and the range of the first."""
+    """Render one line of the table: medians, and the range of the first."""
     visits = contestant.visits
     cost, runs = [v.ns_per_switch for v in visits], median(v.runs_per_switch for v in visits)
     slower = median(1 - v.trips_per_s / n.trips_per_s for v, n in zip(visits, nothing.visits, strict=True))

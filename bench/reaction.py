@@ -24,25 +24,25 @@ from demo.schedule import RateBursts, random_bursts
 
 NS_PER_S, NS_PER_MS = 1_000_000_000, 1_000_000
 CALM_SHARE, STEP_SHARE = 0.1, 0.9
-"""Of the node: a step takes nearly all that batch work has."""
+"""Shares of the node; a step takes nearly all CPU of the batch job."""
 PERIOD_S, STEP_S, FIRST_S = 3.5, 1.2, 2.0
 BURSTING = 0.3
-"""Part of the time that bursts last which come and go at random."""
+"""Share of time in random bursts."""
 POLL_S, WINDOW_S, BEFORE_S = 0.005, 0.05, 0.3
 TAKEN_BACK_SHARE = 0.9
-"""CPU counts as taken back when batch work's use has fallen by so much of what the step calls for."""
+"""CPU counts as taken back when the use of batch work has fallen by this part of the required amount."""
 KINDS = ("steps", "bursts")
 
 
 def schedule_of(kind: str, low: float, high: float, steps: int) -> RateBursts:
-    """So many steps at even distances, or as many bursts of random lengths and distances in the same time."""
+    """Return steps at even distances, or as many bursts of random lengths and distances in the same time."""
     if kind == "steps":
         return RateBursts(low=low, high=high, period_s=PERIOD_S, on=((FIRST_S, FIRST_S + STEP_S),))
     return random_bursts(low, high, period_s=PERIOD_S * steps, count=steps, on_share=BURSTING, seed=1)
 
 
 class BatchCpuSampler:
-    """Notes what CPU time the batch job has had, and when the text of any knob file changes."""
+    """Samples the CPU time of the batch job, and records the times at which a knob file changes."""
 
     def __init__(self, hierarchy: Hierarchy, groups: DemoCgroups) -> None:
         directories = [directory for name in (ONLINE, BATCH) for directory in groups.directories(name)]
@@ -53,15 +53,15 @@ class BatchCpuSampler:
             hierarchy.primary / BATCH / "cpu.stat" if v2 or mount is None else mount / BATCH / "cpuacct.usage"
         ).open("rb", buffering=0)
         self.samples: list[tuple[int, int]] = []
-        """CLOCK_REALTIME and CPU time so far, in ns."""
+        """CLOCK_REALTIME and cumulative CPU time, in nanoseconds."""
         self.changes_ns: list[int] = []
-        """CLOCK_REALTIME of each change."""
+        """CLOCK_REALTIME of each change of a knob file."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        with suppress(PermissionError):  # then it is late where both CPUs are busy, never early
+        with suppress(PermissionError):  # then samples may be late on busy CPUs, never early
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         before = self._read()
         while not self._ended.wait(POLL_S):
@@ -87,34 +87,34 @@ class BatchCpuSampler:
 
 
 def used_ns(text: bytes) -> int:
-    """CPU time in cpuacct.usage, or in cpu.stat."""
+    """Parse the CPU time in cpuacct.usage or cpu.stat, in nanoseconds."""
     word, _, rest = text.partition(b" ")
     return int(rest.split(maxsplit=1)[0]) * 1000 if word == b"usage_usec" else int(word)
 
 
 def measure_reaction(bed: CellSetup, mode: ColocationMode, kind: str, steps: int) -> Reaction:
-    """Put the service under so many sudden jumps of its load and see what becomes of the batch job's CPU."""
+    """Apply sudden jumps of the load to the service, and measure the batch job's loss of CPU."""
     schedule = schedule_of(kind, bed.size.rate(CALM_SHARE), bed.size.rate(STEP_SHARE), steps)
     scenario = Scenario(name=kind, what=kind, load=CALM_SHARE)
     first_s = warmup_s(mode)
     schedule = msgspec.structs.replace(schedule, from_s=first_s)
     duration_s = first_s + PERIOD_S * steps
     with running_cell(bed, mode, scenario, schedule, duration_s=duration_s) as running:
-        watch = BatchCpuSampler(bed.hierarchy, running.groups)
+        sampler = BatchCpuSampler(bed.hierarchy, running.groups)
         try:
             running.loads.process("client").wait(duration_s + 60)
             start_ns = running.loads.client[ClientCell.STARTED_NS]
-            said = running.agent.get("/api/v1/decisions?limit=2000", 10) if running.agent else None
+            journal = running.agent.get("/api/v1/decisions?limit=2000", 10) if running.agent else None
         finally:
-            watch.close()
-    entries = [e for e in msgspec.json.decode(said or b"[]", type=list[JournalEntry]) if is_taking_back(e)]
+            sampler.close()
+    entries = [e for e in msgspec.json.decode(journal or b"[]", type=list[JournalEntry]) if is_taking_back(e)]
     onsets_s = [onset for onset in schedule.spikes(duration_s) if onset >= first_s]
     spans = [tuple(start_ns + int(at * NS_PER_S) for at in (on, burst_end_s(schedule, on))) for on in onsets_s]
-    return _reaction((mode.name, kind), spans, watch, entries, bed.size.cpus * (1 - STEP_SHARE))
+    return _reaction((mode.name, kind), spans, sampler, entries, bed.size.cpus * (1 - STEP_SHARE))
 
 
 def burst_end_s(schedule: RateBursts, onset_s: float) -> float:
-    """When the burst that begins there ends."""
+    """Return the end of the burst that begins at `onset_s`."""
     at = (onset_s - schedule.from_s) % schedule.period_s
     begin, end = min(schedule.on, key=lambda burst: abs(burst[0] - at))
     return onset_s + end - begin
@@ -127,11 +127,11 @@ def _reaction(
     entries: Sequence[JournalEntry],
     left_cores: float,
 ) -> Reaction:
-    taken: list[float] = []
+    reaction_times: list[float] = []
     decided, written, triggers = [], [], []
     for onset, end in spans:
-        if (found := taken_back_ms(watch.samples, onset, end, left_cores)) is not None:
-            taken.append(found)
+        if (reaction_ms := taken_back_ms(watch.samples, onset, end, left_cores)) is not None:
+            reaction_times.append(reaction_ms)
         entry = next((e for e in entries if onset <= e.wall_time_ns < end), None)
         if entry is not None:
             decided.append((entry.wall_time_ns - onset) / NS_PER_MS)
@@ -141,8 +141,8 @@ def _reaction(
         mode=which[0],
         kind=which[1],
         steps=len(spans),
-        taken_ms=tuple(value for value in taken if math.isfinite(value)),
-        never=sum(not math.isfinite(value) for value in taken),
+        taken_ms=tuple(value for value in reaction_times if math.isfinite(value)),
+        never=sum(not math.isfinite(value) for value in reaction_times),
         decided_ms=tuple(decided),
         written_ms=tuple(written),
         triggers=tuple(triggers),
@@ -150,9 +150,9 @@ def _reaction(
 
 
 def taken_back_ms(samples: Sequence[tuple[int, int]], onset_ns: int, end_ns: int, left_cores: float) -> float | None:
-    """From the onset until batch work's use, over the WINDOW_S before, has fallen by nine tenths of the way to what the step
-    leaves; the window counts too, so nothing is faster than that. Infinite where that does not come about within the step,
-    None where batch work had so little before that there was nothing to take."""
+    """Return the time from the onset until batch work's use, averaged over the last WINDOW_S, has fallen by TAKEN_BACK_SHARE of
+    the required amount; the window limits the resolution. Infinite if that does not happen within the step, None if batch work
+    used so little before that nothing had to be taken back."""
     began = mean_cores(samples, onset_ns - int(BEFORE_S * NS_PER_S), onset_ns)
     if began is None or began <= left_cores:
         return None
@@ -166,7 +166,7 @@ def taken_back_ms(samples: Sequence[tuple[int, int]], onset_ns: int, end_ns: int
 
 
 def mean_cores(samples: Sequence[tuple[int, int]], from_ns: int, until_ns: int) -> float | None:
-    """Mean use between the samples that are nearest before both times; None where there are none."""
+    """Return the mean use between the last samples before both times; None without samples."""
     first, last = (bisect_right(samples, (at, 1 << 63)) - 1 for at in (from_ns, until_ns))
     if first < 0 or first == last:
         return None
@@ -175,7 +175,7 @@ def mean_cores(samples: Sequence[tuple[int, int]], from_ns: int, until_ns: int) 
 
 
 def is_taking_back(entry: JournalEntry) -> bool:
-    """Whether the decision was carried out and leaves the batch job less than before: what a spike calls for."""
+    """Whether the decision was applied and reduces the quota of the batch job."""
     outcome = entry.outcome
     if outcome.status is not OutcomeStatus.APPLIED or outcome.decision.knob is not Knob.QUOTA:
         return False
@@ -183,6 +183,6 @@ def is_taking_back(entry: JournalEntry) -> bool:
 
 
 def _quota(text: str) -> float:
-    """The first word of cpu.max: microseconds, or no limit."""
+    """Parse the first word of cpu.max: microseconds, or infinity."""
     word = text.split(maxsplit=1)[0]
     return math.inf if word == "max" else float(word)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -15,17 +14,24 @@ import msgspec
 
 from agent.sensors.cgroup.hierarchy import Hierarchy, detect_hierarchy
 from api.interfaces import Unavailable
-from bench.machine import cpu_ns_of, end_cleanly_on_sigterm, memory_kib_of, wait_until_ready
+from bench.machine import (
+    bench_parser,
+    cpu_ns_of,
+    end_cleanly_on_sigterm,
+    markdown_table,
+    memory_kib_of,
+    wait_until_ready,
+    write_results,
+)
 from cli.agent_process import AgentExited, AgentProcess, free_port
 from exporters.view.cycle_view import View
 
-RESULTS = Path(__file__).parent / "results"
 PARENT = "dioptase-bench-soak"
 NS_PER_MS = 1_000_000
 MOST_GROWTH_MIB, MOST_GROWTH_FDS = 4.0, 16
-"""Between the halves of the churn: an allocator's luck, and groups caught half-way."""
+"""Limits of growth between the halves of the churn; they allow for allocator noise and cgroups in transition."""
 EXPECTED = ("open-files",)
-"""Thousands of cgroups may need more descriptors than the hard limit allows: then files are opened for each read."""
+"""Sources that may fail: thousands of cgroups may need more descriptors than the hard limit; files are then reopened."""
 CHURN = """
 import os, sys, time
 parents, rate, prefix = sys.argv[3:], int(sys.argv[1]), sys.argv[2]
@@ -35,71 +41,71 @@ def live_in(group):
         procs.write("0")
     time.sleep(0.0001)
 
-made, began, told = 0, time.monotonic(), time.monotonic()
+created, began, reported = 0, time.monotonic(), time.monotonic()
 alive = []
 while True:
-    while made < (time.monotonic() - began) * rate:
-        name = f"{prefix}{made}"
+    while created < (time.monotonic() - began) * rate:
+        name = f"{prefix}{created}"
         for parent in parents:
             os.mkdir(f"{parent}/{name}")
         live_in(f"{parents[0]}/{name}")
         live_in(parents[0])
         alive.append(name)
-        made += 1
-        if time.monotonic() - told >= 1:
-            told = time.monotonic()
-            print(made, flush=True)
+        created += 1
+        if time.monotonic() - reported >= 1:
+            reported = time.monotonic()
+            print(created, flush=True)
         if len(alive) > 20:
-            gone = alive.pop(0)
+            name = alive.pop(0)
             for parent in parents:
-                os.rmdir(f"{parent}/{gone}")
+                os.rmdir(f"{parent}/{name}")
     time.sleep(0.005)
 """
 
 
 class AgentSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent at one moment, and its rounds since the look before."""
+    """The agent at one time, and its cycles since the previous sample."""
 
     phase: str
     rss_mib: float
     descriptors: int
     cpu_ms: float
-    """For each second."""
+    """Milliseconds a second."""
     rounds: int
     errors: tuple[str, ...]
-    """What sources said was wrong, each once."""
+    """Errors of sources, each once."""
 
 
 class SoakRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run."""
+    """Results of one run."""
 
     at_rest: int
     rate: float
-    """Cgroups that were really made, lived in, and removed, in a second."""
+    """Cgroups created, entered by a task and removed in a second."""
     seconds: float
-    """Of each phase."""
+    """Duration of each phase."""
     looks: tuple[AgentSample, ...]
 
     def growth(self) -> tuple[float, int]:
-        """MiB and descriptors between the halves of the churn."""
+        """Return the growth between the halves of the churn: MiB and descriptors."""
         first, second = (look for look in self.looks if look.phase.startswith("churn"))
         return second.rss_mib - first.rss_mib, second.descriptors - first.descriptors
 
     def faults(self) -> list[str]:
-        """Why this was not survived; empty where it was."""
+        """Return the reasons of a failure; empty if the run passed."""
         mib, descriptors = self.growth()
-        found = [f"{look.phase}: {error}" for look in self.looks for error in look.errors]
-        found += [f"{look.phase}: no round" for look in self.looks if not look.rounds]
+        results = [f"{look.phase}: {error}" for look in self.looks for error in look.errors]
+        results += [f"{look.phase}: no cycle" for look in self.looks if not look.rounds]
         if mib > MOST_GROWTH_MIB:
-            found.append(f"memory grew by {mib:.1f} MiB")
+            results.append(f"memory grew by {mib:.1f} MiB")
         if descriptors > MOST_GROWTH_FDS:
-            found.append(f"{descriptors} descriptors more are open")
-        return found
+            results.append(f"{descriptors} more descriptors are open")
+        return results
 
 
 @contextmanager
 def idle_cgroups(hierarchy: Hierarchy, count: int) -> Iterator[None]:
-    """`count` empty cgroups in every tree."""
+    """Create `count` empty cgroups in every tree; remove them at the end."""
     mounts = dict.fromkeys((*hierarchy.v1.values(), *((hierarchy.v2,) if hierarchy.v2 else ())))
     roots = [mount / PARENT for mount in mounts]
     for root in roots:
@@ -116,7 +122,7 @@ def idle_cgroups(hierarchy: Hierarchy, count: int) -> Iterator[None]:
 
 
 def _churn_cgroups(hierarchy: Hierarchy) -> list[Path]:
-    # The tree that says what a cgroup is, and those whose files cost most.
+    # The primary tree, and those whose files are the most expensive ones.
     trees = (hierarchy.primary, hierarchy.v1.get("memory"), hierarchy.v2)
     return [tree / PARENT for tree in dict.fromkeys(trees) if tree is not None]
 
@@ -130,7 +136,7 @@ def _remove(root: Path) -> None:
 
 
 def run_soak(hierarchy: Hierarchy, at_rest: int, rate: int, seconds: float) -> SoakRun:
-    """Rest for a while, churn for twice as long, rest again."""
+    """Measure a phase of rest, two phases of churn, and a phase of rest."""
     with idle_cgroups(hierarchy, at_rest), tempfile.TemporaryDirectory(prefix="dioptase-soak-") as name:
         directory = Path(name)
         (directory / "pods.yaml").write_text("pods: []\n")
@@ -141,26 +147,26 @@ def run_soak(hierarchy: Hierarchy, at_rest: int, rate: int, seconds: float) -> S
             agent = AgentProcess(options, port=free_port(), output=log)
         try:
             wait_until_ready(agent)
-            time.sleep(6.0)  # every slow file has had its turn
-            watch = _AgentSampler(agent)
-            looks = [watch.look("rest", seconds)]
+            time.sleep(6.0)  # every slow file has been read once
+            sampler = _AgentSampler(agent)
+            looks = [sampler.look("rest", seconds)]
             argv = [sys.executable, "-c", CHURN, str(rate), "churn", *map(str, _churn_cgroups(hierarchy))]
             with subprocess.Popen(argv, stdout=subprocess.PIPE) as churn:
                 assert churn.stdout is not None
                 began = time.monotonic()
-                looks.append(watch.look("churn, first half", seconds, churn))
-                looks.append(watch.look("churn, second half", seconds, churn))
+                looks.append(sampler.look("churn, first half", seconds, churn))
+                looks.append(sampler.look("churn, second half", seconds, churn))
                 churn.kill()
                 lasted = time.monotonic() - began
-                made = int(churn.stdout.read().split()[-1])
-            looks.append(watch.look("rest again", seconds))
-            return SoakRun(at_rest=at_rest, rate=made / lasted, seconds=seconds, looks=tuple(looks))
+                created_count = int(churn.stdout.read().split()[-1])
+            looks.append(sampler.look("rest again", seconds))
+            return SoakRun(at_rest=at_rest, rate=created_count / lasted, seconds=seconds, looks=tuple(looks))
         finally:
             agent.stop()
 
 
 class _AgentSampler:
-    # Reads the agent's history as it goes: it keeps some rounds only.
+    # Polls the agent's history regularly, because the agent retains only some cycles.
     def __init__(self, agent: AgentProcess) -> None:
         self._agent, self._seq = agent, 0
 
@@ -195,31 +201,29 @@ class _AgentSampler:
 
 
 def markdown(run: SoakRun) -> str:
-    """The section of bench/RESULTS.md."""
+    """Render the section of bench/RESULTS.md."""
     mib, descriptors = run.growth()
     out = [
         "## Soak",
         "",
-        f"{run.at_rest} cgroups at rest, and {run.rate:.0f} made and removed in a second, in the trees that count most; a",
-        f"task runs in each before it goes, so that every probe has to remember it. Phases of {run.seconds:g} s. Between",
+        f"{run.at_rest} cgroups at rest, and {run.rate:.0f} created and removed in a second, in the primary trees; a",
+        f"task runs in each before it is removed, so that every probe has data on it. Phases of {run.seconds:g} s. Between",
         f"the halves of the churn the agent grew by {mib:.1f} MiB and {descriptors} descriptors.",
         "",
-        "| phase | CPU ms/s | RSS MiB | descriptors | rounds | errors of sources |",
-        "|---|---|---|---|---|---|",
     ]
-    out += [
-        f"| {look.phase} | {look.cpu_ms:.0f} | {look.rss_mib:.1f} | {look.descriptors} | {look.rounds} | {len(look.errors)} |"
-        for look in run.looks
+    heads = ("phase", "CPU ms/s", "RSS MiB", "descriptors", "cycles", "errors of sources")
+    rows = [
+        (x.phase, f"{x.cpu_ms:.0f}", f"{x.rss_mib:.1f}", f"{x.descriptors}", f"{x.rounds}", f"{len(x.errors)}")
+        for x in run.looks
     ]
-    return "\n".join([*out, ""])
+    return "\n".join([*out, *markdown_table(heads, rows), ""])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
+    parser = bench_parser("soak", __doc__)
     parser.add_argument("--rest", type=int, default=2000)
     parser.add_argument("--rate", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each of the four phases")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for soak.json and .md")
     args = parser.parse_args(argv)
     end_cleanly_on_sigterm()
     try:
@@ -228,9 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     print(markdown(run))
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "soak.json").write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
-    (args.out / "soak.md").write_text(markdown(run))
+    write_results(args.out, "soak", markdown(run), run)
     faults = run.faults()
     for fault in faults:
         print(f"bench: {fault}", file=sys.stderr)

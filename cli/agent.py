@@ -16,7 +16,7 @@ from agent.qrm.actuator.state_dir import default_state_dir
 from agent.sensors.pods.static_pods import PodsError
 from api.decision import ActMode
 from api.interfaces import Unavailable
-from cli.options import DEFAULT_LISTEN, Seconds, parse_listen
+from cli.options import DEFAULT_LISTEN, Seconds, exit_unavailable, parse_listen
 from exporters import DEFAULT_RECORDING_MIB, MIN_RECORDING_MIB
 
 
@@ -33,55 +33,55 @@ from exporters import DEFAULT_RECORDING_MIB, MIN_RECORDING_MIB
 )  # fmt: skip
 @click.option(
     "--node", default="", metavar="NAME",
-    help="This node's name in the cluster: report to its API server, and obey what is configured there.",
+        help="This node's name in the cluster: report to its API server, and apply the configuration set there.",
 )  # fmt: skip
 @click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Where page, API and metrics are served.")
 @click.option(
     "--state-dir", type=click.Path(path_type=Path), default=default_state_dir, show_default="/var/lib/dioptase as root",
-    help="Where originals of changed values and the decision journal are kept.",
+        help="Directory of the decision journal and of the originals of changed values.",
 )  # fmt: skip
 @click.option("--config", type=click.Path(path_type=Path), help="Settings (YAML), see docs/settings.md.")
 @click.option(
     "--web-config", type=click.Path(path_type=Path),
     help="TLS and passwords of the server (YAML), as Prometheus' exporters have it.",
 )  # fmt: skip
-@click.option("--record", type=click.Path(path_type=Path), help="Record every round into this directory.")
+@click.option("--record", type=click.Path(path_type=Path), help="Record every cycle into this directory.")
 @click.option(
     "--record-max-mib", type=click.IntRange(min=MIN_RECORDING_MIB), default=DEFAULT_RECORDING_MIB, show_default=True,
-    help="The oldest rounds go when the recording is larger.",
+        help="Delete the oldest cycles when the recording is larger.",
 )  # fmt: skip
 @click.option(
     "--malachite", metavar="HOST:PORT",
-    help="Serve Malachite's documents there too; Katalyst's agent asks 127.0.0.1:9002.",
+        help="Also serve Malachite's documents at this address; Katalyst's agent expects 127.0.0.1:9002.",
 )  # fmt: skip
-@click.option("--duration", "duration_s", type=Seconds(min=0, min_open=True), help="End after so many seconds.")
+@click.option("--duration", "duration_s", type=Seconds(min=0, min_open=True), help="End after this many seconds.")
 def agent(act: str | None, pods: Path | None, kubelet: bool, listen: str, malachite: str | None, **others: Any) -> None:
-    """Run the node agent until a signal ends it; then every changed value is put back."""
+    """Run the node agent until a signal ends it; then restore every changed value."""
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, handlers=[StderrLog()])
     host, port = parse_listen(listen)
-    also = None if malachite is None else parse_listen(malachite, "--malachite")
+    malachite_address = None if malachite is None else parse_listen(malachite, "--malachite")
     if kubelet and pods is not None:
-        raise click.UsageError("--kubelet and --pods both say which pods there are; choose one")
+        raise click.UsageError("--kubelet and --pods exclude each other: choose one source of pods")
     listed = kubelet or pods is not None
     options = AgentOptions(
-        act=_resolve_act(act, listed=listed), pods=pods, kubelet=kubelet, host=host, port=port, malachite=also, **others
-    )
+        act=_resolve_act(act, listed=listed), pods=pods, kubelet=kubelet, host=host, port=port, malachite=malachite_address,
+        **others,
+    )  # fmt: skip
     try:
         status = main(options)
     except (ConfigError, PodsError) as error:
         raise click.UsageError(str(error)) from error
     except Unavailable as error:
-        click.echo(f"dioptase agent: {error.reason}\n  remedy: {error.remedy}", err=True)
-        sys.exit(1)
+        exit_unavailable("agent", error)
     sys.exit(status)
 
 
-def _resolve_act(asked: str | None, *, listed: bool) -> ActMode:
-    """What the agent may do: without a list of pods there is nobody to decide for."""
-    if not listed and asked not in (None, ActMode.OFF.value):
+def _resolve_act(requested: str | None, *, listed: bool) -> ActMode:
+    """Return what the agent may do: without a list of pods it only watches."""
+    if not listed and requested not in (None, ActMode.OFF.value):
         raise click.UsageError(
-            f"--act {asked} needs --pods or --kubelet: without a list of pods there is nobody to decide for"
+            f"--act {requested} needs --pods or --kubelet: without a list of pods the agent decides nothing"
         )
-    if asked is None:
+    if requested is None:
         return ActMode.DRY_RUN if listed else ActMode.OFF
-    return ActMode(asked)
+    return ActMode(requested)

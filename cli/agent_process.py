@@ -8,25 +8,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from http.client import HTTPConnection, HTTPException
 from typing import IO
 
+from api.interfaces import Unavailable
+from cli.client import AgentClient
 from demo.launch import launch_in_cgroups
 
 AGENT_COMMAND = (sys.executable, "-P", "-c", "from cli.main import main; main(prog_name='dioptase')", "agent")
 START_TIMEOUT_S = 90.0
-"""More than the minute that compiling the probe may take at most (probes/loader.py)."""
+"""Exceeds the timeout of compiling the probe, which is a minute (probes/loader.py)."""
 STOP_TIMEOUT_S = 20.0
-"""The agent puts every changed value back before it ends."""
-LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound here, on the contrary
+"""The agent restores every changed value before it exits."""
+LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - addresses to connect to, not to bind
 
 
 class AgentExited(Exception):
-    """The agent is not there any more, or never came up."""
+    """The agent has exited, or never answered."""
 
 
 class AgentProcess:
-    """A running `dioptase agent`; it gets SIGTERM when we end, however that happens."""
+    """A running `dioptase agent`; the kernel sends it SIGTERM when this process ends, however that happens."""
 
     def __init__(
         self,
@@ -53,11 +54,11 @@ class AgentProcess:
         return f"http://{host}:{self.port}/"
 
     def ended(self) -> int | None:
-        """Its exit code once it has ended; negative for a signal."""
+        """Exit code of the agent, negative for a signal; None while it runs."""
         return self._process.poll()
 
     def wait_healthy(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Return when it has finished a round, or `stopped` says so. Raises AgentEnded when that does not come about."""
+        """Return when the agent has finished a cycle or `stopped` returns true. Raises AgentExited if it exits or times out."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while not stopped():
             if (code := self.ended()) is not None:
@@ -69,19 +70,14 @@ class AgentProcess:
             time.sleep(0.1)
 
     def get(self, path: str, timeout_s: float = 2.0) -> bytes | None:
-        """The body at that path; None where there is no good answer now."""
-        connection = HTTPConnection(self.host, self.port, timeout=timeout_s)
+        """Return the body at that path, or None without a response of status 200."""
         try:
-            connection.request("GET", path)
-            response = connection.getresponse()
-            return response.read() if response.status == 200 else None
-        except (OSError, HTTPException):
+            return AgentClient(self.url, timeout_s).read(path)
+        except Unavailable:
             return None
-        finally:
-            connection.close()
 
     def stop(self) -> int:
-        """SIGTERM, and SIGKILL where that does not help; the exit code. Idempotent."""
+        """Send SIGTERM, then SIGKILL after a timeout; return the exit code. Idempotent."""
         self._process.terminate()
         try:
             return self._process.wait(STOP_TIMEOUT_S)
@@ -91,7 +87,7 @@ class AgentProcess:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody has now."""
+    """Return a TCP port that is free now."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
         sock.bind((host, 0))
         port: int = sock.getsockname()[1]
@@ -99,7 +95,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def is_port_free(host: str, port: int) -> bool:
-    """Whether a server could listen there now."""
+    """Whether a server could listen at this address now."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

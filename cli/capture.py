@@ -28,15 +28,15 @@ from api.interfaces import Unavailable
 PROC, SYS = Path("/proc"), Path("/sys")
 MANIFEST = "manifest.json"
 MAX_ARCHIVE_BYTES = 64 << 20
-"""Of all texts together; what does not fit is counted in the manifest."""
+"""Limit for all files together; the manifest counts the files left out."""
 _PROGRESS_EVERY_FILES = 500
 
 
 class CaptureManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What an archive holds; the first file in it."""
+    """Content of the manifest, the first file of an archive."""
 
     version: str
-    """Of dioptase."""
+    """Version of dioptase."""
     kernel: str
     machine: str
     captured_at: str
@@ -50,7 +50,7 @@ class CaptureManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _validate_output(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:  # noqa: ARG001 - as click asks
-    """Refuse before the work what can never be written."""
+    """Callback of --output: reject an empty name before any work is done."""
     if value == "":
         raise click.BadParameter("name a file, or `-` for standard output")
     return None if value is None else Path(value)
@@ -62,59 +62,61 @@ def _validate_output(ctx: click.Context, param: click.Parameter, value: str | No
     "--output",
     type=click.Path(dir_okay=False),
     callback=_validate_output,
-    help="The archive, `-` for standard output; a file that is there is replaced, a pipe or device is written into."
+    help="The archive, `-` for standard output; an existing file is replaced, a pipe or device is written into."
     "  [default: dioptase-capture-TIME.tar.gz]",
 )
-@click.option("--cgroups", type=click.IntRange(min=1), default=1000, show_default=True, help="Most cgroups to look at.")
+@click.option(
+    "--cgroups", type=click.IntRange(min=1), default=1000, show_default=True, help="Maximum number of cgroups to read."
+)
 def capture(*, output: Path | None, cgroups: int) -> None:
-    """Write an archive of the files of /proc, /sys and the cgroup trees that the agent reads, each as it is.
+    """Write an archive of the files of /proc, /sys and the cgroup trees that the agent reads, unchanged.
 
-    It tells names of cgroups, mounts, disks and network interfaces, and counters. It holds no environment, command line
-    or name of a process. Look into it before you pass it on: `tar tzf FILE`.
+    It contains counters, and the names of cgroups, mounts, disks and network interfaces. It contains no environment variables,
+    command lines or process names. Check it before you share it: `tar tzf FILE`.
     """
     if output is not None and not output.parent.is_dir():
-        reason = f"there is no directory {output.parent}: make it with mkdir -p {output.parent}"
+        reason = f"there is no directory {output.parent}: create it with mkdir -p {output.parent}"
         raise click.BadParameter(reason, param_hint="--output")
     now = time.gmtime()
     path = output or Path(time.strftime("dioptase-capture-%Y%m%dT%H%M%SZ.tar.gz", now))
     try:
         hierarchy = detect_hierarchy(PROC)
-        found, left_out = limit_size(
+        files, left_out = limit_size(
             _show_progress(chain(texts.capture_node(PROC, SYS), texts.capture_cgroups(hierarchy, cgroups)))
         )
-        manifest = _manifest(hierarchy, now, len(found), left_out)
+        manifest = _manifest(hierarchy, now, len(files), left_out)
     except (Unavailable, OSError) as error:
         remedy = f": {error.remedy}" if isinstance(error, Unavailable) else ""
         click.echo(f"capture: {error}{remedy}", err=True)
         sys.exit(2)
     try:
-        _write_output(path, manifest, found, int(time.time()))
+        _write_output(path, manifest, files, int(time.time()))
     except (Unavailable, OSError) as error:
-        said = f"{error.reason}: {error.remedy}" if isinstance(error, Unavailable) else error.strerror or error
-        click.echo(f"capture: cannot write -o {path}: {said}", err=True)
+        text = f"{error.reason}: {error.remedy}" if isinstance(error, Unavailable) else error.strerror or error
+        click.echo(f"capture: cannot write -o {path}: {text}", err=True)
         sys.exit(2)
-    click.echo(f"wrote {len(found)} files" + (f", left out {left_out}" if left_out else "") + f": {path}", err=True)
+    click.echo(f"wrote {len(files)} files" + (f", left out {left_out}" if left_out else "") + f": {path}", err=True)
 
 
-def limit_size(found: Iterable[CapturedFile], most_bytes: int = MAX_ARCHIVE_BYTES) -> tuple[list[CapturedFile], int]:
-    """As many texts as fit, and how many do not."""
-    kept: list[CapturedFile] = []
+def limit_size(files: Iterable[CapturedFile], max_bytes: int = MAX_ARCHIVE_BYTES) -> tuple[list[CapturedFile], int]:
+    """Return the files that fit into `max_bytes`, and how many do not."""
+    selected: list[CapturedFile] = []
     left_out = size = 0
-    for text in found:
-        length = len(text.text or b"")
-        if size + length > most_bytes:
+    for file in files:
+        length = len(file.text or b"")
+        if size + length > max_bytes:
             left_out += 1
             continue
         size += length
-        kept.append(text)
-    return kept, left_out
+        selected.append(file)
+    return selected, left_out
 
 
-def write_archive(stream: IO[bytes], manifest: CaptureManifest, found: Iterable[CapturedFile], mtime: int) -> None:
-    """The archive: every file below the path that it has on the machine, without the leading slash."""
+def write_archive(stream: IO[bytes], manifest: CaptureManifest, files: Iterable[CapturedFile], mtime: int) -> None:
+    """Write the archive: each file under its path on the machine, without the leading slash."""
     with tarfile.open(fileobj=stream, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
         _add_member(archive, MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n", mtime)
-        for path, text in found:
+        for path, text in files:
             _add_member(archive, str(path).lstrip("/"), text, mtime)
 
 
@@ -129,10 +131,10 @@ def _add_member(archive: tarfile.TarFile, name: str, text: bytes | None, mtime: 
         archive.addfile(entry, io.BytesIO(text))
 
 
-def _write_output(path: Path, manifest: CaptureManifest, found: list[CapturedFile], mtime: int) -> None:
-    """Where `path` leads to, whatever that is. Raises OSError, and Unavailable where it is nothing to write into."""
+def _write_output(path: Path, manifest: CaptureManifest, files: list[CapturedFile], mtime: int) -> None:
+    """Write the archive to a file, pipe, device or standard output. Raises OSError; Unavailable if `path` is none of these."""
     if str(path) == "-" or _is_stdout(path):
-        write_archive(sys.stdout.buffer, manifest, found, mtime)
+        write_archive(sys.stdout.buffer, manifest, files, mtime)
         sys.stdout.buffer.flush()
         return
     try:
@@ -142,14 +144,14 @@ def _write_output(path: Path, manifest: CaptureManifest, found: list[CapturedFil
     target = path.resolve()
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         with target.open("wb") as file:
-            write_archive(file, manifest, found, mtime)
+            write_archive(file, manifest, files, mtime)
         return
     if not stat.S_ISREG(mode):
-        raise Unavailable("it is no file, pipe or character device", "name a file, or use `-o -` and a pipe")
-    # Under its name only when it is whole.
+        raise Unavailable("it is not a file, pipe or character device", "name a file, or use `-o -` and a pipe")
+    # Renamed when complete, so that a partial archive never has its name.
     with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
         try:
-            write_archive(file, manifest, found, mtime)
+            write_archive(file, manifest, files, mtime)
             file.flush()
             Path(file.name).replace(target)
         except BaseException:
@@ -158,7 +160,7 @@ def _write_output(path: Path, manifest: CaptureManifest, found: list[CapturedFil
 
 
 def _is_stdout(path: Path) -> bool:
-    """As /dev/stdout is, into whatever it was redirected."""
+    """Whether the path is a link to standard output, such as /dev/stdout."""
     try:
         return path.samefile("/proc/self/fd/1") and path.is_symlink()
     except OSError:
@@ -180,11 +182,11 @@ def _manifest(hierarchy: Hierarchy, now: time.struct_time, files: int, left_out:
     )
 
 
-def _show_progress(found: Iterable[CapturedFile]) -> Iterator[CapturedFile]:
-    shown = sys.stderr.isatty()
-    for count, text in enumerate(found, 1):
-        if shown and count % _PROGRESS_EVERY_FILES == 0:
+def _show_progress(files: Iterable[CapturedFile]) -> Iterator[CapturedFile]:
+    interactive = sys.stderr.isatty()
+    for count, file in enumerate(files, 1):
+        if interactive and count % _PROGRESS_EVERY_FILES == 0:
             click.echo(f"\r{count} files", nl=False, err=True)
-        yield text
-    if shown:
+        yield file
+    if interactive:
         click.echo("\r", nl=False, err=True)

@@ -26,24 +26,24 @@ from exporters.view.cycle_view import View
 HISTORY_SPAN_MS = 300_000
 MAX_ENTRIES = 200
 _MAX_BODY = 256 << 20
-KUBECTL_HINT = "an agent that the chart installed is asked from outside its pod, by kubectl dioptase"
+KUBECTL_HINT = "use kubectl dioptase for an agent that the chart installed"
 T = TypeVar("T")
 
 
 class _ErrorBody(msgspec.Struct):
-    """What the agent answers where it has no numbers."""
+    """Body of an agent's error response."""
 
     error: str
     remedy: str
 
 
 class AgentClient:
-    """Requests to one agent. Every failure is Unavailable, with what to do about it."""
+    """Requests to one agent. Every failure is an Unavailable with a remedy."""
 
     def __init__(self, url: str, timeout_s: float = 2.0) -> None:
         self.url, authorization = _split_credentials(url.rstrip("/"))
         self._timeout_s = timeout_s
-        self._opener = build_opener(ProxyHandler({}))  # the agent is near; a proxy would only be in the way
+        self._opener = build_opener(ProxyHandler({}))  # the agent is on this node, which no proxy reaches
         self._opener.addheaders = [("Authorization", authorization)] if authorization else []
 
     def view(self) -> View:
@@ -64,10 +64,12 @@ class AgentClient:
     def snapshot(self) -> Snapshot:
         return self._get("/api/v1/snapshot", Snapshot)
 
-    def _get(self, path: str, kind: type[T]) -> T:
+    def read(self, path: str) -> bytes:
+        """Return the body of the response at that path. Raises Unavailable for every status but 200, and without a response."""
         try:
             with self._opener.open(self.url + path, timeout=self._timeout_s) as response:
-                body = response.read(_MAX_BODY)
+                body: bytes = response.read(_MAX_BODY)
+                return body
         except HTTPError as error:
             with error:
                 raise _error_answer(self.url, error) from error
@@ -75,15 +77,18 @@ class AgentClient:
             raise _no_answer(self.url, error.reason) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise _no_answer(self.url, error) from error
+
+    def _get(self, path: str, kind: type[T]) -> T:
+        body = self.read(path)
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             remedy = f"look at {self.url}{path}: an agent of this version must listen there"
-            raise Unavailable(f"{self.url}{path} is not what an agent says: {error}", remedy) from error
+            raise Unavailable(f"{self.url}{path} is not a response of an agent: {error}", remedy) from error
 
 
 def _split_credentials(url: str) -> tuple[str, str]:
-    """The URL as it may be shown, and the Authorization header for the USER:PASSWORD that it may have had."""
+    """Return the URL without credentials, and the Authorization header for its USER:PASSWORD ("" if it has none)."""
     parts = urlsplit(url)
     user, at, address = parts.netloc.rpartition("@")
     if not at:
@@ -93,34 +98,34 @@ def _split_credentials(url: str) -> tuple[str, str]:
 
 
 def _no_answer(url: str, error: object) -> Unavailable:
-    """Why there was no answer, and what helps: to start the agent, unless something answered that speaks otherwise."""
-    remedy = f"start it with dioptase agent or dioptase demo, or name another with --url ({DEFAULT_URL} is the default)"
+    """Return why no response came, with the remedy that fits the kind of failure."""
+    remedy = (
+        f"start it with dioptase agent or dioptase demo, or name another one with --url ({DEFAULT_URL} is the default)"
+    )
     if isinstance(error, ssl.SSLCertVerificationError):
         remedy = (
-            "name the authority that signed its certificate: SSL_CERT_FILE=authority.crt, and the host as it is signed; "
+            "name the authority that signed its certificate: SSL_CERT_FILE=authority.crt, and the host as in the certificate; "
             f"{KUBECTL_HINT}"
         )
     elif isinstance(error, ssl.SSLError):
-        remedy = f"if it has no --web-config with a certificate, ask {url.replace('https:', 'http:', 1)}; "
-        remedy += "if it wants a certificate of its clients, top and explain have none to show"
+        remedy = f"if it has no --web-config with a certificate, use {url.replace('https:', 'http:', 1)}; "
+        remedy += "top and explain cannot present a client certificate"
     elif isinstance(error, (ConnectionResetError, http.client.HTTPException)) and url.startswith("http:"):
-        remedy = f"if it has a --web-config with a certificate, ask {url.replace('http:', 'https:', 1)}; {KUBECTL_HINT}"
+        remedy = f"if it has a --web-config with a certificate, use {url.replace('http:', 'https:', 1)}; {KUBECTL_HINT}"
     return Unavailable(f"the agent at {url} does not answer: {_error_text(error)}", remedy)
 
 
 def _error_answer(url: str, error: HTTPError) -> Unavailable:
     if error.code == HTTPStatus.UNAUTHORIZED and error.headers.get("WWW-Authenticate", "").startswith("Bearer"):
-        return Unavailable(f"{url} asks for a token of an account of the cluster", KUBECTL_HINT)
+        return Unavailable(f"{url} requires the token of a service account", KUBECTL_HINT)
     if error.code == HTTPStatus.UNAUTHORIZED:
         scheme, _, address = url.partition("://")
-        return Unavailable(
-            f"{url} asks for a user and a password that it knows", f"--url {scheme}://USER:PASSWORD@{address}"
-        )
+        return Unavailable(f"{url} requires a user and a password", f"--url {scheme}://USER:PASSWORD@{address}")
     try:
         problem = msgspec.json.decode(error.read(1 << 16), type=_ErrorBody)
     except (msgspec.DecodeError, OSError, UnicodeDecodeError):
         return Unavailable(f"{url} answers {error.code} {error.reason}", "name the agent's address with --url")
-    return Unavailable(f"the agent at {url} has no answer: {problem.error}", problem.remedy)
+    return Unavailable(f"the agent at {url} has no data: {problem.error}", problem.remedy)
 
 
 def _error_text(error: object) -> str:
@@ -130,7 +135,7 @@ def _error_text(error: object) -> str:
 
 
 class AgentHistory:
-    """The latest five minutes of one agent, kept up to date by `poll`; an agent that began anew is noticed."""
+    """The latest five minutes of one agent, updated by `poll`; a restarted agent begins a new history."""
 
     def __init__(self, client: AgentClient) -> None:
         self.client = client
@@ -140,10 +145,10 @@ class AgentHistory:
         """Oldest first."""
         self.failure: Unavailable | None = None
         self.failures = 0
-        """How many times in a row it was asked in vain."""
+        """Number of failed polls since the last successful one."""
 
     def poll(self) -> list[JournalEntry]:
-        """Ask for what is new; the new decisions, oldest first. Failures are kept in `failure`, not raised."""
+        """Fetch new cycles and decisions; return the new decisions, oldest first. Sets `failure` instead of raising."""
         try:
             new = self._poll()
         except Unavailable as error:
@@ -162,7 +167,7 @@ class AgentHistory:
             self.history += self.client.history(last.seq if last else 0)
         if not self.history or self.history[-1].seq < view.seq:
             self.history.append(view)
-        self.history = [seen for seen in self.history if view.taken_at_ms - seen.taken_at_ms <= HISTORY_SPAN_MS]
+        self.history = [cycle for cycle in self.history if view.taken_at_ms - cycle.taken_at_ms <= HISTORY_SPAN_MS]
         self.view = view
         new = self.client.decisions(after=self.entries[-1].seq if self.entries else 0)
         self.entries = (self.entries + new)[-MAX_ENTRIES:]
@@ -170,7 +175,7 @@ class AgentHistory:
 
 
 def _is_restarted(last: View, view: View) -> bool:
-    """Whether another agent made the second View, perhaps after a reboot: rounds and CLOCK_MONOTONIC only go forwards."""
+    """Whether another agent process made `view`: within one, sequence numbers and CLOCK_MONOTONIC never decrease."""
     if view.seq == last.seq:
         return view.taken_at_ms != last.taken_at_ms
     return view.seq < last.seq or view.taken_at_ms < last.taken_at_ms

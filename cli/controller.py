@@ -15,11 +15,9 @@ import click
 from api import VERSION
 from api.interfaces import Unavailable
 from cli.fleet.api_server import ApiServerOptions
-from cli.options import Seconds, parse_listen
+from cli.options import Seconds, exit_unavailable, parse_listen
 from controller.__main__ import ControllerOptions, main
-from controller.cleanup import Workload, parse_workload
-from controller.cleanup import delete_workloads as end
-from controller.cleanup import remove_written_fields as take_back
+from controller.cleanup import Workload, delete_workloads, parse_workload, remove_written_fields
 from kube.client import KubeClient
 
 DEFAULT_CONTROLLER_LISTEN = "127.0.0.1:9316"
@@ -31,11 +29,11 @@ DEFAULT_CONTROLLER_LISTEN = "127.0.0.1:9316"
     "--listen",
     default=DEFAULT_CONTROLLER_LISTEN,
     show_default=True,
-    help="Where /metrics, /healthz and /readyz are served.",
+    help="Address of /metrics, /healthz and /readyz.",
 )
 @click.option(
     "--web-config", type=click.Path(path_type=Path),
-    help="TLS of that server (YAML), as Prometheus' exporters have it.",
+    help="TLS of that server (YAML), in the format of Prometheus' exporters.",
 )  # fmt: skip
 def controller(config: Path | None, listen: str, web_config: Path | None) -> None:
     """Run the cluster's controllers until a signal ends them. The API server is found as kubectl finds it."""
@@ -46,8 +44,7 @@ def controller(config: Path | None, listen: str, web_config: Path | None) -> Non
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     except Unavailable as error:
-        click.echo(f"dioptase controller: {error.reason}\n  remedy: {error.remedy}", err=True)
-        sys.exit(1)
+        exit_unavailable("controller", error)
 
 
 WITHDRAW_TIMEOUT_S = 240.0
@@ -56,15 +53,15 @@ WITHDRAW_TIMEOUT_S = 240.0
 @click.command()
 @click.option(
     "--stop", multiple=True, metavar="KIND/NAMESPACE/NAME",
-    help="Delete this daemonset or deployment first, and wait for its pods: who runs writes again. May be given several times.",
+    help="Delete this daemonset or deployment first and wait for its pods, which would write again. Repeatable.",
 )  # fmt: skip
 @click.option(
-    "--timeout", default=WITHDRAW_TIMEOUT_S, show_default=True, type=Seconds(), help="How long to wait for them."
+    "--timeout", default=WITHDRAW_TIMEOUT_S, show_default=True, type=Seconds(), help="How long to wait for these pods."
 )
 def withdraw(stop: tuple[str, ...], timeout: float) -> None:
-    """Take back what agents and controller wrote to the API server: finalizers, taints, and what nodes promise to lend.
+    """Remove what agents and controller wrote to the API server: finalizers, taints and reported resources of nodes.
 
-    Objects stay, but for those of --stop. It may be run again, and needs nothing that was installed. The API server is found as
+    Deletes no objects but those of --stop. May be run again, and needs nothing that was installed. The API server is found as
     kubectl finds it.
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
@@ -73,17 +70,16 @@ def withdraw(stop: tuple[str, ...], timeout: float) -> None:
     except ValueError as error:
         raise click.UsageError(f"--stop: {error}") from error
     try:
-        left = asyncio.run(_withdraw(workloads, timeout))
+        remaining = asyncio.run(_withdraw(workloads, timeout))
     except Unavailable as error:
-        click.echo(f"dioptase withdraw: {error.reason}\n  remedy: {error.remedy}", err=True)
-        sys.exit(1)
-    for each in left:
-        click.echo(f"dioptase withdraw: {each}", err=True)
-    if left:
-        click.echo("  remedy: see to what is named, then run this once more; nothing is lost by that", err=True)
+        exit_unavailable("withdraw", error)
+    for problem in remaining:
+        click.echo(f"dioptase withdraw: {problem}", err=True)
+    if remaining:
+        click.echo("  remedy: fix what is named, then run this again; that is safe", err=True)
         sys.exit(1)
 
 
 async def _withdraw(workloads: Sequence[Workload], timeout_s: float) -> list[str]:
     async with KubeClient(ApiServerOptions().access(), f"dioptase-withdraw/{VERSION}") as client:
-        return [*await end(client, workloads, timeout_s), *await take_back(client)]
+        return [*await delete_workloads(client, workloads, timeout_s), *await remove_written_fields(client)]

@@ -57,31 +57,31 @@ from demo.workloads import (
 from exporters.view.cycle_view import View
 
 BASELINE_S = 10.0
-"""The service first runs without the batch job, to have something to compare with; shorter in short runs."""
+"""The service first runs without the batch job, as the baseline; shorter in short runs."""
 TICK_S, POLL_S, STATUS_S = 0.25, 1.0, 10.0
 BATCH_RESTART_S = 10.0
-"""After an eviction the batch job is started again, as its controller would."""
+"""After an eviction the batch job is started again, as a controller would do."""
 EVICTION_REPORTED_WITHIN_S = 3.0
-"""So long after the batch job ended the agent may take to say that it made it."""
+"""The agent must report an eviction within this time after the batch job ended; otherwise the demo failed."""
 BATCH = "demo/batch"
 
 
 class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says."""
+    """Options of the command line, and names that tests replace."""
 
     duration_s: float | None
     act: ActMode
     host: str
     port: int
     config: Path | None = None
-    """Settings of the agent."""
+    """Settings of the agent (YAML)."""
     command: Sequence[str] = AGENT_COMMAND
-    """What runs the agent; its options are appended."""
+    """Command that runs the agent; its options are appended."""
     online: str = "dioptase-demo-online"
     batch: str = "dioptase-demo-batch"
     """Names of the two cgroups."""
     record: Path | None = None
-    """Where the agent records its rounds."""
+    """Directory into which the agent records its cycles."""
 
     @property
     def alone_s(self) -> float:
@@ -89,7 +89,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopCondition:
-    """Whether a signal or the end of the duration has asked us to end."""
+    """Whether a signal has arrived or the duration is over."""
 
     def __init__(self, duration_s: float | None) -> None:
         self._deadline = None if duration_s is None else time.monotonic() + duration_s
@@ -101,19 +101,19 @@ class StopCondition:
         self._reason = signal.Signals(signum).name
 
     def __call__(self) -> bool:
-        return self._reason is not None or self._late()
+        return self._reason is not None or self._is_expired()
 
-    def _late(self) -> bool:
+    def _is_expired(self) -> bool:
         return self._deadline is not None and time.monotonic() >= self._deadline
 
     @property
     def reason(self) -> str:
-        """Why it ends; a person at the live view may also have pressed q."""
-        return self._reason or ("the duration is over" if self._late() else "asked to")
+        """Why the demo ends; in the live view the user may also have pressed q."""
+        return self._reason or ("the duration is over" if self._is_expired() else "requested by the user")
 
 
 class DemoView:
-    """What is seen while the demo runs, and what is remembered of it for the summary."""
+    """Prints or shows the demo while it runs, and collects the numbers of its summary."""
 
     def __init__(self, loads: DemoWorkloads, agent: AgentProcess, *, live: bool) -> None:
         self._loads, self._agent, self._wave, self._live = loads, agent, demo_wave(loads.size), live
@@ -122,26 +122,26 @@ class DemoView:
         self._batch_ended_at: float | None = None
         self._polled = self._status_said = time.monotonic()
         self.failure: str | None = None
-        """A sentence about whatever ended by itself, if something did."""
-        self.tally, self.lent, self.used = PhaseTotals(), RunningMean(), RunningMean()
+        """Why the demo failed: a process ended by itself; None otherwise."""
+        self.totals, self.reclaimable, self.used = PhaseTotals(), RunningMean(), RunningMean()
         self.outcomes: Counter[tuple[OutcomeStatus, str]] = Counter()
-        """Decisions by what came of them and the knob."""
+        """Number of decisions by outcome and knob."""
         self.evictions: list[str] = []
-        """Why the batch job had to leave, once for each time."""
+        """Reason of each eviction of the batch job."""
 
     def run(self, stop: StopCondition, alone_s: float) -> None:
-        """Watch until asked to stop, or until something ends by itself."""
+        """Watch until `stop` returns true, or until a process ends by itself."""
         self._batch_at = time.monotonic() + alone_s
 
         def over() -> bool:
             if not self._loads.has("batch") and time.monotonic() >= self._batch_at:
                 self._loads.start_batch()
-                self._say(f"demo: batch job started: {self._loads.size.burners} processes that take all they are given")
+                self._say(f"demo: batch job started: {self._loads.size.burners} processes that use all CPU they get")
             self.look()
             return stop() or self._failed()
 
         if self._live:
-            run_top(self._agent.url, each=over)
+            run_top(self._agent.url, on_tick=over)
         else:
             while not over():
                 time.sleep(TICK_S)
@@ -157,7 +157,7 @@ class DemoView:
         return self.failure is not None
 
     def _may_be_evicted(self) -> bool:
-        """Whether the batch job's end was an eviction, or it is too early to tell."""
+        """Whether the batch job's end was an eviction, or may still be reported as one."""
         now = time.monotonic()
         if self._batch_ended_at is None:
             self._batch_ended_at = now
@@ -169,7 +169,7 @@ class DemoView:
         self._evicted_seq, self._batch_ended_at, self._batch_at = entries[-1].seq, None, now + BATCH_RESTART_S
         self.evictions.append(why)
         self._loads.forget("batch")
-        self._say(f"demo: the batch job was evicted and comes again in {BATCH_RESTART_S:g} s: {why}")
+        self._say(f"demo: the batch job was evicted and restarts in {BATCH_RESTART_S:g} s: {why}")
         return True
 
     def _say(self, text: str) -> None:
@@ -177,9 +177,9 @@ class DemoView:
             click.echo(text)
 
     def look(self) -> None:
-        """Read the counters, and once a second what the agent says."""
+        """Read the counters, and once a second the agent's decisions and view."""
         now = time.monotonic()
-        self.tally.read(self._phase(), now, self._loads.client.values(), self._loads.units())
+        self.totals.read(self._phase(), now, self._loads.client.values(), self._loads.units())
         if now - self._polled >= POLL_S:
             self._polled = now
             self.read_decisions()
@@ -193,7 +193,7 @@ class DemoView:
         return PHASE_SPIKE if self._wave.in_spike(max(running_s - TICK_S / 2, 0.0)) else PHASE_WITH_BATCH
 
     def read_decisions(self) -> None:
-        """Count, and say, the decisions that are new."""
+        """Count and print the new decisions."""
         body = self._agent.get(f"/api/v1/decisions?after={self._seq}&limit=500")
         for entry in msgspec.json.decode(body, type=list[JournalEntry]) if body else ():
             self._seq = entry.seq
@@ -205,7 +205,7 @@ class DemoView:
         if body is None:
             return
         view = msgspec.json.decode(body, type=View)
-        self.lent.add(view.reclaimable_cores)
+        self.reclaimable.add(view.reclaimable_cores)
         self.used.add(view.reclaimed_cores)
         if time.monotonic() - self._status_said >= STATUS_S:
             self._status_said = time.monotonic()
@@ -217,14 +217,15 @@ def _cores_text(value: float | None) -> str:
 
 
 def demo_summary(show: DemoView, cpus: int, other_cores: float = 0.0, node_cpus: int = 1) -> Iterator[str]:
-    """What came of it, one line each; others used so much of all CPUs of the node, of which `cpus` were ours to use."""
+    """Yield the summary line by line. `other_cores` is the CPU use of other processes on all `node_cpus`; the demo may use
+    `cpus` of these."""
     if (warned := busy_machine_warning(other_cores, node_cpus)) is not None:
         yield warned
-    yield from summary_table(show.tally)
+    yield from summary_table(show.totals)
     if (crowd := other_cpu_use_line(other_cores, node_cpus)) is not None:
         yield crowd
-    lent, used = _cores_text(show.lent.value), _cores_text(show.used.value)
-    yield f"{'CPU lent':<15}{lent} of {cpus} cores on average, of which the batch job used {used}"
+    reclaimable, used = _cores_text(show.reclaimable.value), _cores_text(show.used.value)
+    yield f"{'CPU lent':<15}{reclaimable} of {cpus} cores on average, of which the batch job used {used}"
     changes = Counter(
         {knob: count for (status, knob), count in show.outcomes.items() if status is OutcomeStatus.APPLIED}
     )
@@ -241,16 +242,16 @@ def demo_summary(show: DemoView, cpus: int, other_cores: float = 0.0, node_cpus:
 
 
 def restore_cgroups(groups: DemoCgroups | None) -> tuple[bool, str]:
-    """Compare every value with what it was, then remove the cgroups: whether all is as before, and a line that says so."""
+    """Compare every value with the one before the demo, then remove the cgroups. Returns whether all are equal, and a line."""
     if groups is None:
-        return True, f"{'cgroups':<15}none were made, none touched"
+        return True, f"{'cgroups':<15}none were created or changed"
     changed = groups.changed_knobs()
     compared = groups.knobs
     groups.remove()
     if not changed:
-        return True, f"{'cgroups':<15}put back ({compared} values compared, none differs) and removed"
+        return True, f"{'cgroups':<15}restored ({compared} values compared, none differs) and removed"
     listed = "; ".join(f"{path} was {then!r}, is {now!r}" for path, (then, now) in changed.items())
-    return False, f"{'cgroups':<15}removed with {len(changed)} of {compared} values not put back: {listed}"
+    return False, f"{'cgroups':<15}removed with {len(changed)} of {compared} values not restored: {listed}"
 
 
 def print_line(text: str) -> None:
@@ -258,7 +259,7 @@ def print_line(text: str) -> None:
 
 
 def pods_file(settings: DemoSettings, size: WorkloadSize, metrics_port: int) -> str:
-    """The two workloads as a user would list them; the service asks for what its highest peak needs."""
+    """Return the pods file of the two workloads; the service requests the CPU of its highest peak."""
     request = f"{round(1000 * PEAK_SHARE * size.cpus)}m"
     return f"""pods:
 - name: online
@@ -284,7 +285,7 @@ def pods_file(settings: DemoSettings, size: WorkloadSize, metrics_port: int) -> 
 
 
 def make_cgroups(settings: DemoSettings) -> DemoCgroups | None:
-    """Cgroups of the demo's own; None, with a banner, where this machine or our rights give none. Occupied passes."""
+    """Create the demo's cgroups; None, with a warning, if this machine or the user's rights forbid it. Raises CgroupInUse."""
     try:
         hierarchy = detect_hierarchy()
         groups = DemoCgroups.make(hierarchy.v1, hierarchy.v2, (settings.online, settings.batch))
@@ -297,13 +298,13 @@ def make_cgroups(settings: DemoSettings) -> DemoCgroups | None:
     for note in groups.notes:
         print_line(note)
     print_line(
-        f"made cgroups /{settings.online} and /{settings.batch} ({hierarchy.mode}, {len(groups.mounts)} hierarchies)"
+        f"created cgroups /{settings.online} and /{settings.batch} ({hierarchy.mode}, {len(groups.mounts)} hierarchies)"
     )
     return groups
 
 
 def run_demo(settings: DemoSettings) -> int:
-    """The whole demo; the exit status."""
+    """Run the demo; return the exit status."""
     try:
         return _run_demo(settings)
     except Unavailable as error:
@@ -337,7 +338,9 @@ def _run_demo(settings: DemoSettings) -> int:
         if show.failure is None:
             show.run(stop, settings.alone_s)
         if show.failure:
-            click.echo(f"demo: {show.failure}; the agent's last words:\n{_log_tail(directory / 'agent.log')}", err=True)
+            click.echo(
+                f"demo: {show.failure}; the end of the agent's log:\n{_log_tail(directory / 'agent.log')}", err=True
+            )
         print_line(f"ending: {show.failure or stop.reason}")
         show.look()
         show.read_decisions()
@@ -351,7 +354,7 @@ def _run_demo(settings: DemoSettings) -> int:
 
 
 def _state_dir() -> Path:
-    """Where `dioptase reset` finds it should this demo be killed; without the decisions of an earlier one."""
+    """A state directory that `dioptase reset` knows, in case the demo is killed; deletes the journals of an earlier demo."""
     state_dir = demo_state_dir(default_state_dir())
     for journal in ("decisions", "evictions"):
         for earlier in state_dir.glob(f"{journal}.jsonl*"):
@@ -360,7 +363,7 @@ def _state_dir() -> Path:
 
 
 def _start_workloads(loads: DemoWorkloads, agent: AgentProcess, act: ActMode, stop: StopCondition) -> str | None:
-    """Bring up service, agent and load; a sentence about what did not come up."""
+    """Start service, agent and load; return a sentence about what failed, if anything."""
     size, wave = loads.size, demo_wave(loads.size)
     loads.start_online()
     try:
@@ -381,7 +384,7 @@ def _log_tail(path: Path, lines: int = 20) -> str:
 
 
 @click.command()
-@click.option("--duration", type=Seconds(min=0, min_open=True), help="End after so many seconds.")
+@click.option("--duration", type=Seconds(min=0, min_open=True), help="End after this many seconds.")
 @click.option(
     "--act", type=click.Choice([act.value for act in ActMode]), default=ActMode.ON.value, show_default=True,
     help="off: watch. dry-run: decide and write nothing. on: write.",
@@ -392,20 +395,22 @@ def _log_tail(path: Path, lines: int = 20) -> str:
     help="Settings of the agent (YAML), see docs/operations.md; docs/eviction.md has some to try.",
 )  # fmt: skip
 @click.option("--record", type=click.Path(path_type=Path, file_okay=False, resolve_path=True),
-    help="Record the agent's rounds into this directory, for `dioptase replay`.")  # fmt: skip
+    help="Record the agent's cycles into this directory, for `dioptase replay`.")  # fmt: skip
 @click.pass_context
 def demo(
     ctx: click.Context, duration: float | None, act: str, listen: str, config: Path | None, record: Path | None
 ) -> None:
-    """See it work: an online service and a batch job on this machine, with the agent between them. Ctrl-C ends it."""
+    """Run an online service and a batch job on this machine, with the agent between them. Ctrl-C ends it."""
     host, port = parse_listen(listen)
     if port == 0:
         port = free_port(host)
     elif not is_port_free(host, port):
         if ctx.get_parameter_source("listen") is not ParameterSource.DEFAULT:
-            raise click.UsageError(f"--listen: {listen} is in use; end who has it or name another port")
+            raise click.UsageError(
+                f"--listen: {listen} is in use; stop the program that uses it, or choose another port"
+            )
         port = free_port(host)
-        print_line(f"port {DEFAULT_LISTEN} is in use: taking {port}")
+        print_line(f"port {DEFAULT_LISTEN} is in use: using {port}")
     sys.exit(
         run_demo(
             DemoSettings(duration_s=duration, act=ActMode(act), host=host, port=port, config=config, record=record)

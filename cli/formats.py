@@ -33,26 +33,26 @@ _BYTE_KNOBS = (
     "memory.reclaim",
     "drop_cache",
 )
-"""Knobs whose value is so many bytes."""
+"""Knobs whose value is a number of bytes."""
 
 
 def printable(text: str) -> str:
-    """The text with everything unprintable spelled out: `\\x1b[31m` instead of red."""
+    """Return the text with every unprintable character escaped: `\\x1b[31m` instead of red."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def fixed(value: float, digits: int) -> str:
-    """Rounded half up, like a browser does; Python's own formatting rounds halves to even. Beyond what anything is counted in,
-    a power of ten: others tell these numbers, and none may end the table that has those of a whole fleet."""
+    """Round half up, as browsers do (Python rounds halves to even). From 1e15 on use a power of ten, because numbers come
+    from other programs and must not widen a table without limit."""
     if abs(value) >= MAX_PLAIN_NUMBER:
         return f"{value:.2e}"
     return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
 def figures(value: float) -> str:
-    """Three figures at most: 123, 12.3, 1.23."""
+    """Format with at most three digits: 123, 12.3, 1.23."""
     size = abs(value)
     return fixed(value, 0 if size >= 99.95 else 1 if size >= 9.995 else 2)
 
@@ -62,7 +62,7 @@ def cores(value: float | None) -> str:
 
 
 def duration(us: float | None) -> str:
-    """A time given in microseconds."""
+    """Format a time given in microseconds."""
     if us is None:
         return ABSENT
     if us < 999.5:
@@ -84,7 +84,7 @@ def percent(ratio: float | None) -> str:
 
 
 def size(value: int | None) -> str:
-    """Bytes."""
+    """Format a number of bytes."""
     if value is None:
         return ABSENT
     for unit_bytes, unit in _SIZES:
@@ -100,7 +100,7 @@ def integer(value: float | None) -> str:
 
 
 def clock(wall_time_ms: float) -> str:
-    """Local time of day."""
+    """Format the local time of day."""
     try:
         return time.strftime("%H:%M:%S", time.localtime(wall_time_ms / 1000))
     except (OverflowError, ValueError, OSError):
@@ -108,14 +108,14 @@ def clock(wall_time_ms: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """How long ago something was; a clock that runs behind the agent's makes it now."""
+    """Format how long ago something happened; negative ages (clock skew between machines) count as 0."""
     if seconds < 99.5:
         return f"{max(seconds, 0):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"
 
 
 def knob_value(knob: str, value: str | None) -> str:
-    """A knob's value as its meaning."""
+    """Format a knob's value by its meaning: cores, bytes, CPUs."""
     if value is None:
         return ABSENT
     if knob == "cpu.max":
@@ -134,7 +134,7 @@ def knob_value(knob: str, value: str | None) -> str:
 
 
 def knob_change(outcome: Outcome) -> str:
-    """`3.40 → 3.80 cores`, `3.80 cores → no limit`: the unit is said once."""
+    """Return the change as `3.40 → 3.80 cores` or `3.80 cores → no limit`, with the unit once."""
     knob = outcome.decision.knob.value
     before, after = knob_value(knob, outcome.before), knob_value(knob, outcome.decision.value)
     if after.endswith(" cores"):
@@ -143,7 +143,7 @@ def knob_change(outcome: Outcome) -> str:
 
 
 def decision_line(entry: JournalEntry) -> str:
-    """One decision on one line: when, what came of it, of which pod, which knob, from what to what, and why."""
+    """Format one decision on one line: time, outcome, pod, knob, old and new value, reason."""
     outcome, decision = entry.outcome, entry.outcome.decision
     why = printable(decision.reason.text)
     if outcome.error:
@@ -154,32 +154,32 @@ def decision_line(entry: JournalEntry) -> str:
 
 
 def decision_target(decision: Decision) -> str:
-    """Whom a decision is about: the pod; the cgroup itself where it is no pod's."""
+    """Return the pod of a decision, or its cgroup if it belongs to no pod."""
     return printable(decision.pod or decision.cgroup)
 
 
 def join(parts: Sequence[str], separator: str = " · ") -> str:
-    """The parts that are not empty."""
+    """Join the parts that are not empty."""
     return separator.join(part for part in parts if part)
 
 
-def forecast_text(outlook: Forecast) -> str:
-    """What is foretold, whether it is trusted, and how often earlier forecasts were exceeded."""
-    forecast, score = outlook.forecast, outlook.score
-    if forecast.peak is None:
-        return f"{outlook.resource.value}: {printable(forecast.reason.text)}"
-    text = f"{outlook.resource.value}: at most {forecast_amount(outlook, forecast.peak)} within the hour"
-    text += f", {forecast_amount(outlook, outlook.used)} now"
-    text += "" if forecast.trusted else ", not trusted yet"
-    text += "; above every forecast within the last hour" if forecast.alarm else ""
+def forecast_text(forecast: Forecast) -> str:
+    """Describe a forecast: the predicted peak, whether it is trusted, and how often earlier forecasts were exceeded."""
+    prediction, score = forecast.forecast, forecast.score
+    if prediction.peak is None:
+        return f"{forecast.resource.value}: {printable(prediction.reason.text)}"
+    text = f"{forecast.resource.value}: at most {forecast_amount(forecast, prediction.peak)} within the hour"
+    text += f", {forecast_amount(forecast, forecast.used)} now"
+    text += "" if prediction.trusted else ", not trusted yet"
+    text += "; above every forecast within the last hour" if prediction.alarm else ""
     if score is None or score.miss_ratio is None:
         return text
-    missed, allowed = percent(score.miss_ratio), percent(outlook.target_miss_ratio)
+    missed, allowed = percent(score.miss_ratio), percent(forecast.target_miss_ratio)
     return f"{text}; the peak exceeded {missed} of the last day's forecasts, {allowed} are allowed"
 
 
-def forecast_amount(outlook: Forecast, value: float | None) -> str:
-    """Cores or bytes."""
-    if outlook.resource is ForecastResource.CPU:
+def forecast_amount(forecast: Forecast, value: float | None) -> str:
+    """Format a value of the forecast's resource: cores or bytes."""
+    if forecast.resource is ForecastResource.CPU:
         return f"{cores(value)} cores"
     return size(None if value is None else round(value))

@@ -40,23 +40,23 @@ from kube.client import KubeClient
 from kube.errors import ApiUnreachable
 
 CNR_API_PATH = "/apis/node.katalyst.kubewharf.io/v1alpha1"
-"""Where CustomNodeResources are, which whoever is logged in may look at."""
+"""API path of CustomNodeResources; every authenticated user may read it (system:discovery)."""
 MAX_ENTRIES = 2000
 T = TypeVar("T")
 
 
 @click.group(cls=OutputGuardGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @api_server_options
-def kubectl(door: ApiServerOptions) -> None:
-    """Look at all nodes of a cluster at once: what is lent, what it costs whom, how agents are set and what they lack.
+def kubectl(server: ApiServerOptions) -> None:
+    """Show all nodes of a cluster at once: reclaimable CPU, interference, settings of the agents and what they lack.
 
-    To list pods and nodes, and to `get` pods/proxy in the agents' namespace, is what it takes. Options may stand before or
+    Requires the rights to list pods and nodes, and to `get` pods/proxy in the agents' namespace. Options may stand before or
     after the command.
     """
 
 
 def main() -> None:
-    """What kubectl runs."""
+    """Run the plugin as kubectl does."""
     kubectl.main(prog_name="kubectl dioptase")
 
 
@@ -69,62 +69,64 @@ def main() -> None:
     type=click.Choice(["name", "cpu", "lent", "memory", "wait", "harm"]),
     default="name",
     show_default=True,
-    help="The largest first; lent is of nodes, memory of pods.",
+    help="The largest first; lent applies to nodes, memory to pods.",
 )
-def top(what: str, names: tuple[str, ...], door: ApiServerOptions, sort_by: str) -> None:
-    """What every node lends and who uses it, what online pods wait for it, and what the agents do; or the same of pods.
+def top(what: str, names: tuple[str, ...], server: ApiServerOptions, sort_by: str) -> None:
+    """Show what every node lends and uses, the run-queue latency of online pods and what the agents do; or the same of pods.
 
-    HARM is for how many milliseconds of every second online tasks wait for a CPU that reclaimed pods have. A NAME of a pod
-    may have its namespace and a slash before it.
+    HARM is the time that online tasks wait for a CPU held by reclaimed pods, in milliseconds a second. The NAME of a pod
+    may be prefixed with its namespace and a slash.
     """
     of_nodes = what.startswith("node")
     if sort_by not in (node_table.NODE_SORTS if of_nodes else node_table.POD_SORTS):
-        raise click.UsageError(f"--sort-by {sort_by} is not known of {what}")
+        raise click.UsageError(f"--sort-by {sort_by} does not apply to {what}")
     if of_nodes and names:
-        door = _select_nodes(door, names)
+        server = _select_nodes(server, names)
 
-    async def question(_client: KubeClient, asker: AgentProxy, members: list[AgentEndpoint]) -> list[AgentReply[View]]:
-        return await asker.all(members, "/api/v1/view", View)
+    async def question(_client: KubeClient, proxy: AgentProxy, members: list[AgentEndpoint]) -> list[AgentReply[View]]:
+        return await proxy.request_all(members, "/api/v1/view", View)
 
-    told = door.ask("top", question)
+    replies = server.ask("top", question)
     if of_nodes:
-        found = sorted((node_table.node_row(one) for one in told), key=node_table.NODE_SORTS[sort_by])
-        print_lines([to_json(found).decode()] if door.as_json else node_table.node_table(found))
+        rows = sorted((node_table.node_row(reply) for reply in replies), key=node_table.NODE_SORTS[sort_by])
+        print_lines([to_json(rows).decode()] if server.as_json else node_table.node_table(rows))
     else:
         pods = sorted(
-            (row for one in told for row in node_table.pod_rows(one, names)), key=node_table.POD_SORTS[sort_by]
+            (row for reply in replies for row in node_table.pod_rows(reply, names)), key=node_table.POD_SORTS[sort_by]
         )
-        print_lines([to_json(pods).decode()] if door.as_json else node_table.pod_table(pods))
-        for one in told:
-            if one.answer is None:
-                click.echo(formats.printable(f"✕ {one.member.node}: {one.problem}"), err=True)
-    sys.exit(0 if any(one.answer is not None for one in told) else 1)
+        print_lines([to_json(pods).decode()] if server.as_json else node_table.pod_table(pods))
+        for reply in replies:
+            if reply.answer is None:
+                click.echo(formats.printable(f"✕ {reply.member.node}: {reply.problem}"), err=True)
+    sys.exit(0 if any(reply.answer is not None for reply in replies) else 1)
 
 
 @kubectl.command()
 @click.argument("node")
 @click.argument("target", required=False, metavar="[POD|CGROUP|KNOB|POOL|REGION|PLUGIN|memory|#EVENT]")
 @api_server_options
-def explain(node: str, target: str | None, door: ApiServerOptions) -> None:
-    """Say why a knob, pod, pool or memory of NODE is what it is, as `dioptase explain` does there."""
+def explain(node: str, target: str | None, server: ApiServerOptions) -> None:
+    """Explain a knob, pod, pool or memory of NODE, as `dioptase explain` does on that node."""
 
-    async def question(_client: KubeClient, asker: AgentProxy, members: list[AgentEndpoint]) -> ExplainInputs:
-        return await _fetch_agent_data(asker, members[0])
+    async def question(_client: KubeClient, proxy: AgentProxy, members: list[AgentEndpoint]) -> ExplainInputs:
+        return await _fetch_agent_data(proxy, members[0])
 
-    sys.exit(print_explanation(target, _select_nodes(door, (node,)).ask("explain", question), as_json=door.as_json))
+    sys.exit(print_explanation(target, _select_nodes(server, (node,)).ask("explain", question), as_json=server.as_json))
 
 
-async def _fetch_agent_data(asker: AgentProxy, member: AgentEndpoint) -> ExplainInputs:
-    async def asked(path: str, kind: type[T]) -> T:
-        told = await asker.one(member, f"/api/v1/{path}", kind)
-        if told.answer is None:
-            raise Unavailable(f"{member.node}: {told.problem}", told.remedy or "kubectl dioptase doctor tells more")
-        return told.answer
+async def _fetch_agent_data(proxy: AgentProxy, member: AgentEndpoint) -> ExplainInputs:
+    async def fetch(path: str, kind: type[T]) -> T:
+        reply = await proxy.request_one(member, f"/api/v1/{path}", kind)
+        if reply.answer is None:
+            raise Unavailable(
+                f"{member.node}: {reply.problem}", reply.remedy or "kubectl dioptase doctor lists the causes"
+            )
+        return reply.answer
 
-    # One after the other, as the round goes on meanwhile: what was decided is as new as what it was decided from.
-    view, snapshot = await asked("view", View), await asked("snapshot", Snapshot)
-    entries = await asked(f"decisions?limit={MAX_ENTRIES}", list[JournalEntry])
-    evicted = [] if view.evictions is None else await asked(f"evictions?limit={MAX_ENTRIES}", list[EvictionEntry])
+    # One after the other, because cycles continue meanwhile: decisions must not be older than the data that they came from.
+    view, snapshot = await fetch("view", View), await fetch("snapshot", Snapshot)
+    entries = await fetch(f"decisions?limit={MAX_ENTRIES}", list[JournalEntry])
+    evicted = [] if view.evictions is None else await fetch(f"evictions?limit={MAX_ENTRIES}", list[EvictionEntry])
     return view, snapshot, entries, evicted
 
 
@@ -132,24 +134,24 @@ async def _fetch_agent_data(asker: AgentProxy, member: AgentEndpoint) -> Explain
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @api_server_options
 @click.option("--differing", is_flag=True, help="Only settings that are not the same on all nodes.")
-def config(names: tuple[str, ...], door: ApiServerOptions, *, differing: bool) -> None:
-    """Every setting, its value and where that came from; where nodes differ, each value with its nodes.
+def config(names: tuple[str, ...], server: ApiServerOptions, *, differing: bool) -> None:
+    """Show every setting, its value and its source; where nodes differ, each value with its nodes.
 
-    A NAME is a setting or a part of them, such as advisor.headroom.
+    A NAME is a setting or a group of settings, such as advisor.headroom.
     """
 
     async def question(
-        _client: KubeClient, asker: AgentProxy, members: list[AgentEndpoint]
+        _client: KubeClient, proxy: AgentProxy, members: list[AgentEndpoint]
     ) -> list[AgentReply[EffectiveConfiguration]]:
-        return await asker.all(members, "/api/v1/config", EffectiveConfiguration)
+        return await proxy.request_all(members, "/api/v1/config", EffectiveConfiguration)
 
-    told = door.ask("config", question)
-    fleet = settings.compare_settings(told, names, differing=differing)
-    if names and fleet.nodes and not settings.compare_settings(told, names).settings:
+    replies = server.ask("config", question)
+    fleet = settings.compare_settings(replies, names, differing=differing)
+    if names and fleet.nodes and not settings.compare_settings(replies, names).settings:
         raise click.UsageError(f"there is no setting {names[0]!r:.80}; without a name all are listed")
     print_lines(
         [to_json(fleet).decode()]
-        if door.as_json
+        if server.as_json
         else list(settings.settings_lines(fleet, time.time_ns(), differing=differing))
     )
     sys.exit(0 if fleet.nodes else 1)
@@ -157,46 +159,46 @@ def config(names: tuple[str, ...], door: ApiServerOptions, *, differing: bool) -
 
 @kubectl.command()
 @api_server_options
-def doctor(door: ApiServerOptions) -> None:
-    """What is wrong, each with its nodes and the remedy. Exit status 1 if something that is needed is missing anywhere."""
+def doctor(server: ApiServerOptions) -> None:
+    """List what is wrong, with the nodes and the remedy. Exit status 1 if something required is missing on any node."""
 
     async def question(
-        client: KubeClient, asker: AgentProxy, members: list[AgentEndpoint]
+        client: KubeClient, proxy: AgentProxy, members: list[AgentEndpoint]
     ) -> tuple[int, list[findings.FleetFinding]]:
-        # The controllers are where the agents are.
-        place = next((member.namespace for member in members if member.namespace), door.chosen.namespace)
-        # This one first: it shows which agents want a token, of whom health alone would tell others too little.
-        found = await asker.all(members, "/api/v1/doctor", DoctorReport)
-        health = await asker.all(members, "/healthz", HealthStatus)
+        # The controllers run in the namespace of the agents.
+        place = next((member.namespace for member in members if member.namespace), server.chosen.namespace)
+        # Fetch the reports first: they show which agents require a token. Without one, /healthz of these has no details.
+        reports = await proxy.request_all(members, "/api/v1/doctor", DoctorReport)
+        health = await proxy.request_all(members, "/healthz", HealthStatus)
         pods, kinds = await asyncio.gather(list_controller_pods(client, place), _missing_crds_reason(client))
-        return len(members), findings.fleet_findings(health, found, pods, kinds)
+        return len(members), findings.fleet_findings(health, reports, pods, kinds)
 
-    nodes, found = door.ask("doctor", question)
-    if door.as_json:
-        print_lines([to_json(found).decode()])
+    nodes, rows = server.ask("doctor", question)
+    if server.as_json:
+        print_lines([to_json(rows).decode()])
     else:
-        print_table(findings.findings_table(found, nodes))
-        print_lines(["", findings.findings_summary(found, nodes)])
-    sys.exit(0 if all(one.ok for one in found) else 1)
+        print_table(findings.findings_table(rows, nodes))
+        print_lines(["", findings.findings_summary(rows, nodes)])
+    sys.exit(0 if all(row.ok for row in rows) else 1)
 
 
 @kubectl.command()
 @click.argument("node")
 @api_server_options
-def page(node: str, door: ApiServerOptions) -> None:
-    """Serve the page of NODE's agent on this machine until Ctrl-C, to whoever is logged in here; prints where."""
+def page(node: str, server: ApiServerOptions) -> None:
+    """Serve the page of NODE's agent on this machine until Ctrl-C, to local users only; prints the URL."""
 
-    only = _select_nodes(door, (node,))
+    only = _select_nodes(server, (node,))
 
-    async def question(client: KubeClient, asker: AgentProxy, members: list[AgentEndpoint]) -> None:
-        # Nobody else needs an HTTP server.
+    async def question(client: KubeClient, proxy: AgentProxy, members: list[AgentEndpoint]) -> None:
+        # No other command needs an HTTP server.
         from cli.fleet.page_proxy import PageProxy, serve_page  # noqa: PLC0415
 
         async def find() -> AgentEndpoint:
             return (await find_fleet(client, only.chosen))[0]
 
         await serve_page(
-            PageProxy(asker, members[0], find),
+            PageProxy(proxy, members[0], find),
             lambda url: click.echo(f"{url} shows {formats.printable(node)}; Ctrl-C ends it"),
         )
 
@@ -205,7 +207,7 @@ def page(node: str, door: ApiServerOptions) -> None:
 
 
 async def _missing_crds_reason(client: KubeClient) -> str:
-    """Why Katalyst's kinds are not served; empty where they are, and where this person may not know."""
+    """Return why Katalyst's kinds are not served; "" if they are, or if the user has no right to see it."""
     try:
         raw = await client.raw(CNR_API_PATH, "apis")
     except ApiUnreachable as error:
@@ -213,8 +215,8 @@ async def _missing_crds_reason(client: KubeClient) -> str:
     return "the API server has no CustomNodeResource" if raw.status == 404 else ""
 
 
-def _select_nodes(door: ApiServerOptions, nodes: tuple[str, ...]) -> ApiServerOptions:
-    return msgspec.structs.replace(door, chosen=msgspec.structs.replace(door.chosen, nodes=nodes))
+def _select_nodes(server: ApiServerOptions, nodes: tuple[str, ...]) -> ApiServerOptions:
+    return msgspec.structs.replace(server, chosen=msgspec.structs.replace(server.chosen, nodes=nodes))
 
 
 if __name__ == "__main__":

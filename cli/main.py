@@ -22,14 +22,14 @@ COMMANDS = {
     "explain": "say why a knob, pod or pool is what it is",
     "config": "show every setting of a running agent, where it came from and since when",
     "doctor": "say what this node can and cannot do, with remedies",
-    "reset": "put back every cgroup value that an agent changed",
+    "reset": "restore every cgroup value that an agent changed",
     "probe": "run one probe alone",
-    "replay": "judge a recording again, by several policies side by side",
+    "replay": "evaluate a recording again, by several policies side by side",
     "simulate": "run policies on a generated node under generated load",
-    "controller": "run the cluster's controllers: which node gets which configuration, and nodes whose agent is gone",
-    "withdraw": "take back what agents and controller wrote to a cluster's API server, before they are uninstalled",
+    "controller": "run the cluster's controllers: node configuration, and cleanup of nodes that have no agent",
+    "withdraw": "remove what agents and controller wrote to a cluster's API server, before they are uninstalled",
     "kubectl": "all agents of a cluster at once, through its API server; also as kubectl dioptase",
-    "capture": "write an archive of what the agent reads on this machine, for a report of a problem",
+    "capture": "write an archive of what the agent reads on this machine, for a problem report",
 }
 MODULES = {
     "top": "cli.top.live",
@@ -42,17 +42,17 @@ MODULES = {
 """Modules of the commands that do not have the name of their command."""
 
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-"""What writing to standard output may fail with; a pipe that nobody reads is click's to end, without a word."""
+"""Errors of writing to standard output. EPIPE is not one of them: click ends a command silently when the reader has gone."""
 FD_LIMIT_ERRORS = (errno.EMFILE, errno.ENFILE)
 EXIT_INTERRUPTED = 130
-"""What shells give a program that Ctrl-C ended."""
+"""Exit status that shells report for a program ended by Ctrl-C."""
 
 
 class OutputGuardGroup(SuggestingGroup):
-    """The outermost group of a program: what goes wrong with its output ends it with one line."""
+    """The outermost group of a program: ends it with one line when its output cannot be written."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run a command. Output that is lost and a lack of descriptors end each of them with one line and status 1."""
+        """Run a command. Lost output and a lack of file descriptors end the program with one line and status 1."""
         _open_output()
         try:
             try:
@@ -62,22 +62,20 @@ class OutputGuardGroup(SuggestingGroup):
                 raise
         except OSError as error:
             if error.errno in OUTPUT_ERRORS and error.filename is None:
-                said = f"cannot write to standard output: {error.strerror}"
+                message = f"cannot write to standard output: {error.strerror}"
             elif error.errno in FD_LIMIT_ERRORS:
-                said = f"{error.strerror}: raise the limit: ulimit -n 1024"
+                message = f"{error.strerror}: raise the limit: ulimit -n 1024"
             else:
                 raise
             _drop_output()
-            click.echo(f"dioptase: {said}", err=True)
+            click.echo(f"dioptase: {message}", err=True)
             sys.exit(1)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            sys.exit(
-                EXIT_INTERRUPTED
-            )  # wherever it was, a probe that still compiled included; click would say Aborted!
+            sys.exit(EXIT_INTERRUPTED)  # also while a probe compiles; click would print "Aborted!"
 
 
 class LazyGroup(OutputGuardGroup):
@@ -105,7 +103,8 @@ def main() -> None:
 
 
 def _open_output() -> None:
-    """Standard output that takes every character, and fails where it was closed: then nothing else may get its number."""
+    """Make standard output accept every character. A closed one becomes a read-only /dev/null, so that writes to it fail and
+    no other file gets descriptor 1."""
     if sys.stdout is None:
         while (fd := os.open(os.devnull, os.O_RDONLY)) < 1:
             pass
@@ -117,7 +116,7 @@ def _open_output() -> None:
 
 
 def _flush_output(*, error_reported: bool) -> None:
-    """Write what is still buffered. Raises OSError, unless the command has told already what went wrong."""
+    """Write what is still buffered. Raises OSError, unless the command has already reported an error."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -127,7 +126,7 @@ def _flush_output(*, error_reported: bool) -> None:
 
 
 def _drop_output() -> None:
-    """What is still buffered goes nowhere, or Python would try to write it at its end and complain again."""
+    """Discard what is still buffered; otherwise Python writes it at exit and reports the error a second time."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

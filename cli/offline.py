@@ -33,55 +33,55 @@ FORECASTS = {
     "forecast-rc-like": "rc-like",
     "forecast-max": "max",
 }
-"""Policy `latency` with headroom by a foretold peak, by method."""
+"""Policy `latency` with headroom from a forecast peak, by forecasting method."""
 HORIZON_S = 600.0
 
 
 @click.command()
 @click.argument("recording", type=click.Path(path_type=Path, exists=True))
 @click.option("--policy", "policies", multiple=True, metavar="NAME|FILE", help=
-    "A policy by name, or a settings file; once for each. Default: all by name.")  # fmt: skip
+    "A policy by name, or a settings file; repeatable. Default: every named policy.")  # fmt: skip
 @click.option("--horizon", type=Seconds(min=1), default=HORIZON_S, show_default=True,
-    help="Seconds within which a promise of CPU is held against what online pods used.")  # fmt: skip
+    help="Seconds over which the reported headroom is compared with the CPU that online pods used.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="The scores and lines as one JSON object.")
 def replay(recording: Path, policies: tuple[str, ...], horizon: float, *, as_json: bool) -> None:
-    """Judge the rounds of RECORDING (a directory that `dioptase agent --record` wrote, or one of its files) again.
+    """Evaluate the cycles of RECORDING (a directory that `dioptase agent --record` wrote, or one of its files) again.
 
-    Batch work that was held back is taken to use all that it would have been lent, and what online pods waited for it to
-    grow with what it uses. Policies are latency, canonical, none, and latency that promises by a foretold peak: forecast, or
-    forecast-koordinator, -n-sigma, -rc-like or -max for the peaks of others. Promises are held against what online pods really
-    used afterwards, as far as the recording is longer than --horizon. Online waits are told once, as they were recorded: of
-    another policy's, only those for batch work are estimated.
+    Throttled batch work is assumed to use all CPU that a policy makes reclaimable, and the run-queue latency that it causes to
+    grow with its use. Policies are latency, canonical, none, and latency with headroom from a forecast peak: forecast, or
+    forecast-koordinator, -n-sigma, -rc-like or -max for other systems' peaks. Headroom is compared with what online pods used
+    afterwards, as far as the recording is longer than --horizon. Run-queue latency is reported once, as recorded: under another
+    policy, only the part caused by batch work is estimated.
     """
     configs = {name: load_policy_config(name) for name in policies or POLICIES}
     tracks = {name: PolicyTimeline(horizon) for name in configs}
     console, cpus, damaged = Console(stderr=True), 0, 0
 
-    def damage(_path: Path, _what: str) -> None:
+    def count_damaged(_path: Path, _what: str) -> None:
         nonlocal damaged
         damaged += 1
 
     try:
         with console.status("reading") as status:
             for number, (fact, marks) in enumerate(
-                replay_cycles(_check_recording_fits(read_recording(recording, damage), configs), configs)
+                replay_cycles(_check_recording_fits(read_recording(recording, count_damaged), configs), configs)
             ):
                 cpus = fact.node_cpus
                 for name, mark in marks.items():
                     tracks[name].add(fact, mark)
                 if number % 500 == 0:
-                    status.update(f"{number} rounds, {fact.at_s:,.0f} s")
+                    status.update(f"{number} cycles, {fact.at_s:,.0f} s")
     except (NotARecording, OSError) as error:
         raise click.ClickException(str(error)) from error
     if not cpus:
-        raise click.ClickException(f"{recording}: fewer than two rounds can be read; record for longer")
+        raise click.ClickException(f"{recording}: fewer than two cycles can be read; record for longer")
     if damaged:
-        click.echo(f"{damaged} damaged places were passed over", err=True)
+        click.echo(f"{damaged} damaged places were skipped", err=True)
     print_scores(tracks, cpus, horizon, as_json=as_json, recorded=True)
 
 
 def load_policy_config(policy: str) -> AgentConfig:
-    """The policy of that name with its defaults, or the settings of a file."""
+    """Return the policy of that name with its defaults, or the settings of a file."""
     if policy in POLICIES:
         return msgspec.convert({"advisor": {"policy": policy}}, AgentConfig)
     if policy in FORECASTS:
@@ -96,36 +96,36 @@ def load_policy_config(policy: str) -> AgentConfig:
 
 
 def check_config_fits(policy: str, config: AgentConfig, topology: Topology, memory_bytes: int | None) -> None:
-    """Raise UsageError where that machine lacks what the settings keep back, as the agent would refuse them there."""
-    if found := check_against_node(config, topology, memory_bytes, {}):
-        raise click.UsageError(f"--policy {policy}: {found}")
+    """Raise UsageError if the machine lacks what the settings reserve; the agent would reject them there too."""
+    if problem := check_against_node(config, topology, memory_bytes, {}):
+        raise click.UsageError(f"--policy {policy}: {problem}")
 
 
-def _check_recording_fits(rounds: Iterable[Cycle], configs: Mapping[str, AgentConfig]) -> Iterator[Cycle]:
-    """The same rounds, once one of them has shown that the machine of the recording can hold all settings."""
-    held = False
-    for finished in rounds:
-        snapshot = finished.snapshot
-        if not held and snapshot.topology.cpus:
-            held = True
+def _check_recording_fits(cycles: Iterable[Cycle], configs: Mapping[str, AgentConfig]) -> Iterator[Cycle]:
+    """Yield the cycles unchanged, after checking all settings against the first one that knows the machine's CPUs."""
+    checked = False
+    for cycle in cycles:
+        snapshot = cycle.snapshot
+        if not checked and snapshot.topology.cpus:
+            checked = True
             for policy, config in configs.items():
                 check_config_fits(policy, config, snapshot.topology, snapshot.node.meminfo.get("MemTotal"))
-        yield finished
+        yield cycle
 
 
 def print_scores(
     tracks: dict[str, PolicyTimeline], cpus: int, horizon_s: float, *, as_json: bool, recorded: bool = False
 ) -> None:
-    """Table and lines, or JSON. `recorded` waits are not the policies'."""
-    found = {name: track.tally.score() for name, track in tracks.items()}
+    """Print table and timelines, or JSON. `recorded`: run-queue latencies come from the recording, not from the policies."""
+    scores = {name: track.counters.score() for name, track in tracks.items()}
     if as_json:
-        whole = {name: {"score": found[name], **track.lines()} for name, track in tracks.items()}
-        click.echo(msgspec.json.format(msgspec.json.encode({"node_cpus": cpus, "policies": whole})))
+        report = {name: {"score": scores[name], **track.lines()} for name, track in tracks.items()}
+        click.echo(msgspec.json.format(msgspec.json.encode({"node_cpus": cpus, "policies": report})))
         return
     console = Console()
-    console.print(policy_scores.score_table(found, from_recording=recorded))
+    console.print(policy_scores.score_table(scores, from_recording=recorded))
     covered_s = max((track.covered_s for track in tracks.values()), default=0.0)
-    for note in policy_scores.score_notes(found, horizon_s, covered_s, from_recording=recorded):
+    for note in policy_scores.score_notes(scores, horizon_s, covered_s, from_recording=recorded):
         console.print(note, style="dim", highlight=False)
     console.print()
     for line in policy_scores.timeline_lines(tracks, cpus):
@@ -133,30 +133,30 @@ def print_scores(
 
 
 PROGRESS_TTY_S, PROGRESS_LOG_S = 0.5, 10.0
-"""How often it is shown how far it is: in a terminal, and in a file or a pipe, where each time is a line."""
+"""Intervals of progress: in a terminal, and in a file or a pipe, where each message is a line."""
 
 
 @click.command()
 @click.option("--policy", "policies", multiple=True, metavar="NAME|FILE", default=("latency", "canonical"), show_default=True,
-    help="A policy by name, or a settings file; once for each.")  # fmt: skip
+    help="A policy by name, or a settings file; repeatable.")  # fmt: skip
 @click.option("--cpus", type=click.IntRange(1, workloads.MAX_CPUS), default=48, show_default=True)
 @click.option(
     "--numa", type=click.IntRange(1, workloads.MAX_NUMA_NODES), default=1, show_default=True, help="NUMA nodes."
 )
 @click.option("--load", "kinds", type=click.Choice(sorted(LOAD_KINDS)), multiple=True, default=("diurnal",), show_default=True,
-    help="What online services ask for over time; of several, each in turn.")  # fmt: skip
+    help="Load of the online services over time; several take turns.")  # fmt: skip
 @click.option("--services", type=click.IntRange(1, 1000), default=4, show_default=True, help="Online services.")
 @click.option("--hours", type=click.FloatRange(0.01, 24 * 31), default=24.0, show_default=True, help="Simulated time.")
-@click.option("--interval", type=Seconds(min=0.2), default=5.0, show_default=True, help="Seconds between two rounds.")
+@click.option("--interval", type=Seconds(min=0.2), default=5.0, show_default=True, help="Seconds between two cycles.")
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--horizon", type=Seconds(min=1), default=HORIZON_S, show_default=True,
-    help="Seconds within which a promise of CPU is held against what online pods used.")  # fmt: skip
+    help="Seconds over which the reported headroom is compared with the CPU that online pods used.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="The scores and lines as one JSON object.")
 def simulate(policies: tuple[str, ...], kinds: tuple[str, ...], *, horizon: float, as_json: bool, **how: float) -> None:
-    """Run policies on a generated node: each by itself, on the same loads, its decisions felt in the next round.
+    """Run policies on a generated node: each by itself, on the same load; decisions take effect in the next cycle.
 
-    The model is coarse: CPU is divisible, queues are those of M/M/c, a waking task waits a moment for idle batch work and a
-    time slice for any other. It compares policies; it does not predict a machine.
+    The model is coarse: CPU is divisible, queues are M/M/c, a waking task waits a moment for idle batch work and a time slice
+    for any other. It compares policies; it does not predict a machine.
     """
     try:
         plan = workloads.build_node(
@@ -169,20 +169,20 @@ def simulate(policies: tuple[str, ...], kinds: tuple[str, ...], *, horizon: floa
     for name, config in configs.items():
         check_config_fits(name, config, plan.topology, plan.memory_bytes)
     names = tuple(configs)
-    console, said = Console(stderr=True), began
+    console, reported_at = Console(stderr=True), began
     click.echo(f"simulating {how['hours']:g} hours (--hours), {len(names)} times: {', '.join(names)}", err=True)
     with console.status("simulating") as status:
         for name in names:
             tracks[name] = PolicyTimeline(horizon)
-            rounds = run_simulation(plan, configs[name], seconds=seconds, interval_s=how["interval"])
-            for _, fact, mark in rounds:
+            cycles = run_simulation(plan, configs[name], seconds=seconds, interval_s=how["interval"])
+            for _, fact, mark in cycles:
                 tracks[name].add(fact, mark)
-                if time.monotonic() - said < (PROGRESS_TTY_S if console.is_terminal else PROGRESS_LOG_S):
+                if time.monotonic() - reported_at < (PROGRESS_TTY_S if console.is_terminal else PROGRESS_LOG_S):
                     continue
-                said, far = time.monotonic(), f"{name}: {fact.at_s / seconds:.0%}"
-                status.update(far)
+                reported_at, progress = time.monotonic(), f"{name}: {fact.at_s / seconds:.0%}"
+                status.update(progress)
                 if not console.is_terminal:
-                    click.echo(far, err=True)
+                    click.echo(progress, err=True)
     took_s = time.monotonic() - began
     faster = len(tracks) * seconds / took_s
     click.echo(

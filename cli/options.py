@@ -1,23 +1,24 @@
-"""Option types that commands share: durations, listen addresses, the agent's URL, "did you mean" groups."""
+"""Option types and errors that commands share: durations, listen addresses, the agent's URL, "did you mean" groups."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import click
 
+from api.interfaces import Unavailable
+
 DEFAULT_LISTEN = "127.0.0.1:9102"
-
-
 MAX_DURATION_S = 366 * 86_400
 
 
 class SuggestingGroup(click.Group):
-    """Commands by name; a name that is nearly one is told which."""
+    """Commands by name; the error for an unknown name suggests the nearest one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -26,12 +27,12 @@ class SuggestingGroup(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             near = get_close_matches(args[0], self.list_commands(ctx), 1)
-            told = error.format_message() + (f" Did you mean {near[0]}?" if near else "")
-            raise click.UsageError(told, ctx) from error
+            message = error.format_message() + (f" Did you mean {near[0]}?" if near else "")
+            raise click.UsageError(message, ctx) from error
 
 
 class Seconds(click.FloatRange):
-    """A time span of a year at most; `nan` and `inf` are numbers to click, and 1e10 is one that nobody can sleep for."""
+    """A time span in seconds, at most a year; rejects `nan`, `inf` and values that `time.sleep` does not accept."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
@@ -39,14 +40,14 @@ class Seconds(click.FloatRange):
         except ValueError:
             seconds = math.nan
         if not math.isfinite(seconds):
-            self.fail(f"{value!r} is no number of seconds, such as 10 or 0.5", param, ctx)
+            self.fail(f"{value!r} is not a number of seconds such as 10 or 0.5", param, ctx)
         if seconds > MAX_DURATION_S:
             self.fail(f"{value!r} is more than a year", param, ctx)
         return float(super().convert(seconds, param, ctx))
 
 
 def parse_listen(value: str, option: str = "--listen") -> tuple[str, int]:
-    """`HOST:PORT`, IPv6 in brackets; port 0 takes a free one. Raises BadParameter that names the option."""
+    """Parse `HOST:PORT`, with IPv6 in brackets; port 0 stands for a free one. Raises BadParameter that names the option."""
     host, separator, port = value.rpartition(":")
     if not separator or not host or not (port.isascii() and port.isdigit()):
         raise click.BadParameter(f"{value!r} is not HOST:PORT, for example {DEFAULT_LISTEN}", param_hint=option)
@@ -59,19 +60,25 @@ DEFAULT_URL = "http://127.0.0.1:9102"
 
 
 def validate_url(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    """Callback of --url."""
+    """Callback of --url: return the URL, or raise BadParameter if it is not HTTP."""
     try:
         parts = urlsplit(value)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        good = False
-    if not good:
+        valid = False
+    if not valid:
         raise click.BadParameter(f"{value!r} is not an address such as {DEFAULT_URL}")
     return value
 
 
 def url_option(command: Callable[..., None]) -> Callable[..., None]:
-    """The --url that every command about a running agent has."""
+    """Add --url, the address of a running agent, to a command."""
     return click.option(
         "--url", default=DEFAULT_URL, show_default=True, callback=validate_url, help="Where the agent listens."
     )(command)
+
+
+def exit_unavailable(command: str, error: Unavailable) -> NoReturn:
+    """Print the reason and the remedy of a failed command, and end the program with status 1."""
+    click.echo(f"dioptase {command}: {error.reason}\n  remedy: {error.remedy}", err=True)
+    sys.exit(1)

@@ -14,32 +14,32 @@ TIMELINE_COLUMNS = 60
 
 
 class PolicyTimeline:
-    """What is kept of one policy while rounds go by: the score, and a line of what was lent and used."""
+    """Score and timeline of one policy, collected cycle by cycle."""
 
     def __init__(self, horizon_s: float) -> None:
-        self.tally = ScoreCounters(horizon_s)
-        self._lent: list[tuple[float, float]] = []
+        self.counters = ScoreCounters(horizon_s)
+        self._reclaimable: list[tuple[float, float]] = []
         self._online: list[tuple[float, float]] = []
-        self._every = 1
-        self._seen = 0
+        self._step = 1
+        self._cycles = 0
         self.covered_s = 0.0
-        """How long the rounds took."""
+        """Duration of all cycles."""
 
     def add(self, fact: CycleFacts, mark: PolicyOutcome) -> None:
-        self.tally.add(fact, mark)
+        self.counters.add(fact, mark)
         self.covered_s += fact.interval_s
-        self._seen += 1
-        if self._seen % self._every:
+        self._cycles += 1
+        if self._cycles % self._step:
             return
-        self._lent.append((fact.at_s, mark.reclaimable_cores))
+        self._reclaimable.append((fact.at_s, mark.reclaimable_cores))
         self._online.append((fact.at_s, fact.online_cores))
-        # However long it takes: half as many points, twice as far apart.
-        if len(self._lent) >= 16 * TIMELINE_COLUMNS:
-            self._lent, self._online, self._every = self._lent[::2], self._online[::2], 2 * self._every
+        # Bounds the memory of a run of any length: half as many points, twice as far apart.
+        if len(self._reclaimable) >= 16 * TIMELINE_COLUMNS:
+            self._reclaimable, self._online, self._step = self._reclaimable[::2], self._online[::2], 2 * self._step
 
     def lines(self) -> dict[str, list[float]]:
-        """Means over equal parts of the time."""
-        return {"lent": _mean_per_column(self._lent), "online": _mean_per_column(self._online)}
+        """Return the means over equal parts of the time: reclaimable cores and online cores."""
+        return {"lent": _mean_per_column(self._reclaimable), "online": _mean_per_column(self._online)}
 
 
 def _mean_per_column(points: Sequence[tuple[float, float]]) -> list[float]:
@@ -52,37 +52,37 @@ def _mean_per_column(points: Sequence[tuple[float, float]]) -> list[float]:
         column = min(int((at_s - first) / span * TIMELINE_COLUMNS), TIMELINE_COLUMNS - 1)
         sums[column] += value
         counts[column] += 1
-    found: list[float] = []
+    means: list[float] = []
     for total, count in zip(sums, counts, strict=True):
-        found.append(total / count if count else found[-1] if found else 0.0)
-    return found
+        means.append(total / count if count else means[-1] if means else 0.0)
+    return means
 
 
 RUNQ_LATENCY_ROWS: tuple[tuple[str, Callable[[PolicyScore], str]], ...] = (
     ("online wait p50", lambda s: _format_ms(s.wait_p50_ms)),
     ("online wait p99", lambda s: _format_ms(s.wait_p99_ms)),
 )
-"""Each policy's own in a simulation. A recording has those that were, whatever policy is asked."""
+"""In a simulation each policy has its own latencies; a recording has one set, whatever policy is evaluated."""
 SCORE_ROWS: tuple[tuple[str, Callable[[PolicyScore], str]], ...] = (
-    ("lent to batch work, cores", lambda s: f"{s.reclaimable_cores:.2f}"),
-    ("used by it, cores", lambda s: f"{s.batch_cores:.2f}"),
+    ("reclaimable, cores", lambda s: f"{s.reclaimable_cores:.2f}"),
+    ("used by batch work, cores", lambda s: f"{s.batch_cores:.2f}"),
     *RUNQ_LATENCY_ROWS,
-    ("online waits for batch work", lambda s: f"{s.harm_ms_per_s:.1f} ms/s"),
-    ("online short of its own CPUs", lambda s: f"{s.short_ms_per_s:.1f} ms/s"),
-    ("promised, cores", lambda s: "-" if s.headroom_cores is None else f"{s.headroom_cores:.2f}"),
-    ("promises missed", lambda s: "-" if s.missed_ratio is None else f"{s.missed_ratio:.1%}"),
-    ("by, cores", lambda s: "-" if s.missed_cores is None else f"{s.missed_cores:.2f}"),
-    ("times taken back", lambda s: f"{s.shrinks}"),
+    ("online wait caused by batch", lambda s: f"{s.harm_ms_per_s:.1f} ms/s"),
+    ("online demand above its pool", lambda s: f"{s.short_ms_per_s:.1f} ms/s"),
+    ("headroom, cores", lambda s: "-" if s.headroom_cores is None else f"{s.headroom_cores:.2f}"),
+    ("headroom exceeded", lambda s: "-" if s.missed_ratio is None else f"{s.missed_ratio:.1%}"),
+    ("exceeded by, cores", lambda s: "-" if s.missed_cores is None else f"{s.missed_cores:.2f}"),
+    ("reductions", lambda s: f"{s.shrinks}"),
     ("values written", lambda s: f"{s.changes}"),
-    ("pods that would have to leave", lambda s: "-" if s.victims is None else f"{s.victims}"),
+    ("pods that would be evicted", lambda s: "-" if s.victims is None else f"{s.victims}"),
 )
 
 
 def score_table(scores: Mapping[str, PolicyScore], *, from_recording: bool = False) -> Table:
-    """One column for each policy; without waits where those are `recorded`, which are told once by `notes`."""
+    """One column per policy. Latencies `from_recording` are left out: `score_notes` reports them once."""
     shown = Table(box=None, header_style="bold", pad_edge=False)
     rounds = max((score.rounds for score in scores.values()), default=0)
-    shown.add_column(f"{rounds:,} rounds, means over time", header_style="dim")
+    shown.add_column(f"{rounds:,} cycles, means over time", header_style="dim")
     for name in scores:
         shown.add_column(name, justify="right")
     for title, cell in SCORE_ROWS:
@@ -94,38 +94,44 @@ def score_table(scores: Mapping[str, PolicyScore], *, from_recording: bool = Fal
 def score_notes(
     scores: Mapping[str, PolicyScore], horizon_s: float, covered_s: float, *, from_recording: bool
 ) -> list[str]:
-    """What the table cannot say by itself; `covered_s` is how long the rounds took."""
-    some = list(scores.values())
-    said = []
-    if from_recording and some:
-        waits = ", ".join(f"{title.rpartition(' ')[2]} {cell(some[0])}" for title, cell in RUNQ_LATENCY_ROWS)
-        said.append(f"online waits as recorded: {waits}; under other policies they would have been others")
-    said.append("short of its own CPUs: what online pods wanted beyond their own pool, where batch work has CPUs apart")
-    missed = f"missed: the most that online pods used in the {horizon_s:g} s after did not leave what was promised"
-    if covered_s <= horizon_s and any(score.headroom_cores is not None for score in some):
-        missed += f"; these rounds last {covered_s:.0f} s, so no promise could be judged: try a shorter --horizon"
-    return [*said, missed]
+    """Notes below the table; `covered_s` is the duration of all cycles."""
+    all_scores = list(scores.values())
+    notes = []
+    if from_recording and all_scores:
+        waits = ", ".join(f"{title.rpartition(' ')[2]} {cell(all_scores[0])}" for title, cell in RUNQ_LATENCY_ROWS)
+        notes.append(f"online waits as recorded: {waits}; they would differ under other policies")
+    notes.append(
+        "demand above its pool: CPU that online pods needed beyond their own pool, where batch work has separate CPUs"
+    )
+    missed = (
+        f"exceeded: the peak use of online pods in the following {horizon_s:g} s did not leave the reported headroom"
+    )
+    if covered_s <= horizon_s and any(score.headroom_cores is not None for score in all_scores):
+        missed += f"; these cycles last {covered_s:.0f} s, too short to compare any headroom: try a shorter --horizon"
+    return [*notes, missed]
 
 
 def timeline_lines(tracks: Mapping[str, PolicyTimeline], node_cpus: int) -> list[Text]:
-    """What online pods used, and what each policy lent, from left to right; the height of a line is the node."""
-    width = max((len(name) for name in tracks), default=0) + len("lent ") + 2
-    made = []
+    """The use of online pods, and what each policy makes reclaimable, from left to right; full height is the whole node."""
+    width = max((len(name) for name in tracks), default=0) + len("reclaimable ") + 2
+    texts = []
     for number, (name, track) in enumerate(tracks.items()):
-        found = track.lines()
+        lines = track.lines()
         if number == 0:
-            made.append(
-                Text.assemble(("online".ljust(width), "cyan"), (_timeline_line(found["online"], node_cpus), "cyan"))
+            texts.append(
+                Text.assemble(("online".ljust(width), "cyan"), (_timeline_line(lines["online"], node_cpus), "cyan"))
             )
-        made.append(
-            Text.assemble((f"lent {name}".ljust(width), "bold"), (_timeline_line(found["lent"], node_cpus), "yellow"))
+        texts.append(
+            Text.assemble(
+                (f"reclaimable {name}".ljust(width), "bold"), (_timeline_line(lines["lent"], node_cpus), "yellow")
+            )
         )
-    return made
+    return texts
 
 
-def _timeline_line(values: Sequence[float], whole: float) -> str:
+def _timeline_line(values: Sequence[float], full_height: float) -> str:
     steps = len(BLOCKS) - 1
-    return "".join(BLOCKS[round(min(max(value / whole, 0.0), 1.0) * steps)] for value in values)
+    return "".join(BLOCKS[round(min(max(value / full_height, 0.0), 1.0) * steps)] for value in values)
 
 
 def _format_ms(value: float | None) -> str:

@@ -24,9 +24,9 @@ from api.interfaces import Unavailable
 
 PROC, SYS = Path("/proc"), Path("/sys")
 RESET_STATUS_TEXT = {
-    OutcomeStatus.APPLIED: "put back",
-    OutcomeStatus.UNCHANGED: "was in place",
-    OutcomeStatus.VANISHED: "cgroup is gone",
+    OutcomeStatus.APPLIED: "restored",
+    OutcomeStatus.UNCHANGED: "already original",
+    OutcomeStatus.VANISHED: "cgroup was removed",
     OutcomeStatus.REFUSED: "refused",
     OutcomeStatus.MISMATCH: "differs",
 }
@@ -36,13 +36,13 @@ RESET_STATUS_TEXT = {
 @click.option(
     "--state-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the agent kept its journal. Default: /var/lib/dioptase for root, else ~/.local/state/dioptase; and the demo's.",
+    help="Directory of the agent's journal. Default: /var/lib/dioptase for root, else ~/.local/state/dioptase; and the demo's.",
 )
 @click.pass_context
 def reset(context: click.Context, state_dir: Path | None) -> None:
-    """Put back every cgroup knob that the agent changed, also after it or the demo was killed.
+    """Restore every cgroup knob that the agent changed, also after the agent or the demo was killed.
 
-    Exits with 0 when nothing is left to put back, with 1 otherwise.
+    Exits with 0 when nothing is left to restore, with 1 otherwise.
     """
     out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
     if state_dir is not None:
@@ -51,18 +51,18 @@ def reset(context: click.Context, state_dir: Path | None) -> None:
     demos = demo_state_dir(own)
     done = _restore_directory(own, out, err)
     if os.path.lexists(demos):
-        out.print(f"Of the demo, in {demos}:", markup=False)
-        # One in use does not keep the other from being put back.
+        out.print(f"Demo, state directory {demos}:", markup=False)
+        # A directory in use must not prevent that the other one is restored.
         done = _restore_directory(demos, out, err) and done
     context.exit(0 if done else 1)
 
 
 def _restore_directory(directory: Path, out: Console, err: Console) -> bool:
-    """Whether nothing of that state directory is left to put back."""
+    """Restore all knobs of a state directory; return whether nothing is left to restore."""
     try:
         if not directory.exists():
             out.print(
-                f"Nothing to put back: {directory} does not exist. An agent with another --state-dir keeps its own.",
+                f"Nothing to restore: {directory} does not exist. If the agent had another --state-dir, name it.",
                 markup=False,
             )
             return True
@@ -78,7 +78,7 @@ def _restore_directory(directory: Path, out: Console, err: Console) -> bool:
 
 
 def _restore_node_knobs(directory: Path, out: Console, err: Console) -> bool:
-    """Whether nothing is left of what was set for whole disks and for processes, and no group of resctrl."""
+    """Restore disk settings, OOM scores and resctrl groups; return whether nothing is left to restore."""
     restored = ResctrlWriter().restore()
     try:
         files = DiskSettings(SYS, directory, read_boot_id())
@@ -102,7 +102,7 @@ def _restore_node_knobs(directory: Path, out: Console, err: Console) -> bool:
 
 
 def _restore_cgroup_knobs(originals: OriginalsJournal, out: Console, err: Console) -> bool:
-    """Whether nothing is left to put back."""
+    """Restore the cgroup knobs; return whether nothing is left to restore."""
     outcomes: Sequence[Outcome] = ()
     if originals.entries():
         try:
@@ -118,21 +118,25 @@ def _restore_cgroup_knobs(originals: OriginalsJournal, out: Console, err: Consol
         err.print(text, markup=False)
     left, damaged = len(originals.entries()), originals.damaged()
     if left:
-        out.print(f"{left} knobs still differ from their originals or could not be forgotten; run reset again.")
+        out.print(f"{left} knobs still differ from their originals or are still in the journal; run reset again.")
     for path in damaged:
-        err.print(f"{path} holds originals that could not be read: look at it, then delete it.", markup=False)
+        err.print(f"{path} holds originals that could not be read: check it, then delete it.", markup=False)
     if not left and not damaged:
-        out.print("Nothing is left to put back.")
+        out.print("Nothing is left to restore.")
     return not left and not damaged
 
 
 def _outcome_table(outcomes: Sequence[Outcome]) -> Table:
-    table = Table("cgroup", "knob", "found", "original", "result", box=None, pad_edge=False)
+    table = Table("cgroup", "knob", "current", "original", "result", box=None, pad_edge=False)
     for outcome in outcomes:
         decision = outcome.decision
-        found = "-" if outcome.before is None else outcome.before or "(empty)"
+        current = "-" if outcome.before is None else outcome.before or "(empty)"
         table.add_row(
-            decision.cgroup, decision.knob.value, found, decision.value or "(empty)", RESET_STATUS_TEXT[outcome.status]
+            decision.cgroup,
+            decision.knob.value,
+            current,
+            decision.value or "(empty)",
+            RESET_STATUS_TEXT[outcome.status],
         )
     return table
 

@@ -9,12 +9,13 @@ import click
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 MAX_LINE_WIDTH = 10_000
 
 
 def print_table(table: Table) -> None:
-    """In a file or a pipe a row is a line, however long; a terminal breaks it."""
+    """Print a table. A terminal wraps rows; in a file or a pipe each row is one line."""
     console = Console()
     if console.is_terminal:
         console.print(table)
@@ -26,19 +27,31 @@ def print_table(table: Table) -> None:
         click.echo(line.rstrip())
 
 
+def check_table(columns: Sequence[str], rows: Iterable[tuple[bool, Sequence[str]]]) -> Table:
+    """A table of checks, each with its result and its cells; the last cell is the remedy. A mark stands in front: `no` for a
+    failed check, `-` for an optional feature that is missing, `ok` otherwise."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("", *columns):
+        table.add_column(column, overflow="fold")
+    for ok, cells in rows:
+        mark = Text("no", "bold red") if not ok else Text("-", "dim") if cells[-1] else Text("ok", "green")
+        table.add_row(mark, *map(Text, cells))
+    return table
+
+
 COLUMN_GAP = "  "
 MAX_NAMED_NODES = 4
 
 
 class TableHeading(NamedTuple):
-    """Heading of a column; numbers stand at its right."""
+    """Heading of a column; columns of numbers are right-aligned."""
 
     text: str
     right: bool = False
 
 
 def format_table(heads: Sequence[TableHeading], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Heading and rows."""
+    """Return the heading and the rows as aligned lines."""
     widths = [
         max(cell_len(text) for text in column) for column in zip([head.text for head in heads], *rows, strict=True)
     ]
@@ -54,7 +67,7 @@ def format_table(heads: Sequence[TableHeading], rows: Sequence[Sequence[str]]) -
 
 
 def format_node_names(names: Sequence[str], node_count: int) -> str:
-    """Which nodes something holds on: `all 12 nodes`, `node1, node2`, `node1, node2, node3 and 9 more`."""
+    """Summarize node names: `all 12 nodes`, `node1, node2`, `node1, node2, node3 and 9 more`."""
     if len(names) == node_count and node_count > 1:
         return f"all {node_count} nodes"
     if len(names) <= MAX_NAMED_NODES:

@@ -1,6 +1,6 @@
 """Opens and reads regular files without blocking.
-Opening a FIFO would wait for its writer and stop the cycle, so anything that is not a regular file raises OSError
-(EINVAL).
+Opening a FIFO would wait for its writer and stop the cycle, and a device may have no end, so anything that is not a
+regular file raises OSError (EINVAL, or EISDIR for a directory).
 """
 
 from __future__ import annotations
@@ -13,35 +13,18 @@ from typing import BinaryIO
 
 
 def read_small_file(path: Path, limit: int) -> bytes:
-    """The content, at most `limit` + 1 bytes so that the caller sees when there is more.
-
-    Raises OSError; what is no regular file is one too (EINVAL), because opening a pipe would wait for its writer and
-    stop every round meanwhile.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        mode = os.fstat(fd).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        with open(fd, "rb", closefd=False) as file:
-            return file.read(limit + 1)
-    finally:
-        os.close(fd)
+    """Read at most `limit` + 1 bytes, so that the caller can detect a larger file. Raises OSError."""
+    with open_regular_file(path) as file:
+        return file.read(limit + 1)
 
 
 def open_regular_file(path: Path) -> BinaryIO:
-    """The file, for reading. Raises OSError; what is no regular file is one too (EINVAL).
-
-    Opening a pipe waits for its writer, and the end of a device may never come.
-    """
+    """Open a regular file for reading. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     mode = os.fstat(fd).st_mode
     if stat.S_ISREG(mode):
         return os.fdopen(fd, "rb")
     os.close(fd)
-    number, reason = (
-        (errno.EISDIR, os.strerror(errno.EISDIR)) if stat.S_ISDIR(mode) else (errno.EINVAL, "not a regular file")
-    )
-    raise OSError(number, reason, str(path))
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))

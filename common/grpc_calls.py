@@ -7,5 +7,5 @@ from __future__ import annotations
 from collections import Counter
 
 CALL_COUNTS: Counter[tuple[str, str, str]] = Counter()
-"""By side (`made` by us, or `served`), method (`cpuadvisor.CPUAdvisor.GetAdvice`) and gRPC's name of the code (`OK`). Methods
-are those of our descriptors, so there are not many."""
+"""Number of calls by side (`made` by this process, or `served`), method (`cpuadvisor.CPUAdvisor.GetAdvice`) and status
+code (`OK`). Bounded, because methods are those of our descriptors."""

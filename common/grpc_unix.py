@@ -1,6 +1,6 @@
-"""gRPC client and server over Unix sockets; the only importer of grpc besides the OTLP exporter.
+"""Client and server for gRPC over Unix sockets; the only importer of grpc besides the OTLP exporter.
 Every call has a deadline; message sizes and concurrent calls are bounded. A server creates its socket under a
-temporary name and renames it once it answers; it replaces a stale socket, never one that is in use.
+temporary name and renames it once it answers; it replaces a stale socket, but not one in use.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 10.0
-"""What Katalyst and the kubelet grant each other for a call."""
+"""Timeout that Katalyst and the kubelet use for calls."""
 SERVER_STOP_GRACE_S = 1.0
-"""How long calls that are under way may go on when a server stops."""
+"""Time that active calls may continue when a server stops."""
 MAX_MESSAGE_BYTES = 16 << 20
-"""Of one message, either way: a thousand pods with all their annotations have room."""
+"""Limit for one message in either direction, sufficient for a thousand pods with their annotations."""
 MAX_CONCURRENT_CALLS = 32
-"""At once; more are told to come back."""
+"""Limit of concurrent calls; further calls fail with RESOURCE_EXHAUSTED."""
 MAX_SOCKET_PATH_BYTES = 107
-"""Bytes of a socket's path (unix(7))."""
+"""Limit of a socket's path in bytes (unix(7))."""
 _MAX_ERROR_LETTERS = 300
-"""Characters of what a peer says that are worth showing."""
+"""Number of characters of a peer's error message that are shown."""
 _INTERNAL_ERROR = "this is a bug, see the log of dioptase"
 _OK = grpc.StatusCode.OK
 _OPTIONS = (
@@ -48,43 +48,43 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 5000),
-    # Servers written in Go refuse the path that would be said here.
+    # gRPC would send the socket's path as authority, which servers written in Go reject.
     ("grpc.default_authority", "localhost"),
 )
 _REMEDIES = {
-    grpc.StatusCode.UNAVAILABLE: "see that it runs and listens there",
-    grpc.StatusCode.DEADLINE_EXCEEDED: "see why it hangs; it is asked again",
+    grpc.StatusCode.UNAVAILABLE: "check that it runs and listens there",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "check why it hangs; the call is repeated",
     grpc.StatusCode.UNIMPLEMENTED: "use a version of it that has this method",
-    grpc.StatusCode.RESOURCE_EXHAUSTED: f"ask less often, or for less: messages have at most {MAX_MESSAGE_BYTES >> 20} MiB",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: f"send fewer or smaller requests: messages have at most {MAX_MESSAGE_BYTES >> 20} MiB",
 }
 
 GrpcHandler = Callable[[Any, Mapping[str, str]], Awaitable["Message"] | AsyncIterator["Message"]]
-"""Answers a request, with what the caller said beside it (metadata): once, or for a stream again and again."""
+"""Handles a request and its metadata: returns one response, or yields responses for a stream."""
 
 
 class MethodNotOffered(Unavailable):
-    """The peer answers, but does not know this method."""
+    """The peer does not implement this method."""
 
 
 class CallRefused(Unavailable):
-    """The peer answers, and says no; `reason` ends with its words."""
+    """The peer rejected the call; `reason` ends with its message."""
 
 
 class HandlerRefusal(Exception):
-    """Raised by a handler: the caller's request cannot be fulfilled, and the text says which field or why."""
+    """Raised by a handler to reject a request; the text is sent to the caller."""
 
 
 class GrpcService(NamedTuple):
-    """What a server offers: methods without a handler are unknown to callers."""
+    """Service of a server; methods without a handler are unimplemented."""
 
     descriptor: ServiceDescriptor
     handlers: Mapping[str, GrpcHandler]
 
 
 class GrpcClient:
-    """Somebody who serves one service on a socket. Connects when it is called, and again when the peer comes back.
+    """Client of one service on a socket. Connects on the first call, and again when the peer restarts.
 
-    To be made and used in a running event loop.
+    Create and use it in a running event loop.
     """
 
     def __init__(
@@ -92,143 +92,144 @@ class GrpcClient:
         path: Path,
         service: ServiceDescriptor,
         timeout_s: float = CALL_TIMEOUT_S,
-        words: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> None:
         self.path, self._service, self._timeout_s = path, service, timeout_s
-        self._words = tuple((words or {}).items())
+        self._metadata = tuple((metadata or {}).items())
         self._channel = grpc.aio.insecure_channel(f"unix:{path}", options=_OPTIONS)
 
     async def call(self, method: str, request: Message) -> Any:
-        """The answer. Raises Unavailable where there is none in time, NotOffered and Refused as they say."""
-        found = self._method(method)
-        called = self._channel.unary_unary(_method_path(found), _serializer(found))
+        """Return the response. Raises Unavailable if there is none in time, or its subclass for a rejected call."""
+        descriptor = self._method(method)
+        unary = self._channel.unary_unary(_method_path(descriptor), _serializer(descriptor))
         try:
-            answer = await called(request, timeout=self._timeout_s, metadata=self._words)
+            answer = await unary(request, timeout=self._timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise self._failed(method, error) from None
-        understood = self._understood(found, answer)
-        _count_call("made", found.full_name, _OK)
-        return understood
+        response = self._decode(descriptor, answer)
+        _count_call("made", descriptor.full_name, _OK)
+        return response
 
     async def stream(self, method: str, request: Message) -> AsyncGenerator[Any, None]:
-        """Answers as they come, until the peer ends it or the caller stops. Raises as `call` does.
+        """Yield responses until the peer or the caller ends the stream. Raises as `call` does.
 
-        The time between two answers is the caller's to bound: a peer may have nothing to say for long.
+        The caller has to bound the time between two responses: a healthy peer may send nothing for long.
         """
-        found = self._method(method)
-        called = self._channel.unary_stream(_method_path(found), _serializer(found))(request, metadata=self._words)
+        descriptor = self._method(method)
+        stream = self._channel.unary_stream(_method_path(descriptor), _serializer(descriptor))
+        responses = stream(request, metadata=self._metadata)
         try:
-            async for answer in called:
-                yield self._understood(found, answer)
-            _count_call("made", found.full_name, _OK)
+            async for answer in responses:
+                yield self._decode(descriptor, answer)
+            _count_call("made", descriptor.full_name, _OK)
         except grpc.aio.AioRpcError as error:
             raise self._failed(method, error) from None
         finally:
-            called.cancel()
+            responses.cancel()
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Close the connection. Idempotent."""
         await self._channel.close()
 
     def _method(self, name: str) -> MethodDescriptor:
         return self._service.methods_by_name[name]
 
-    def _understood(self, method: MethodDescriptor, answer: bytes) -> Any:
-        # Not left to gRPC, which hands over None for such bytes, and writes to the log each time.
+    def _decode(self, method: MethodDescriptor, answer: bytes) -> Any:
+        # Decoded here because gRPC returns None for invalid bytes and logs each of them.
         try:
             return GetMessageClass(method.output_type).FromString(answer)
         except DecodeError:
             _count_call("made", method.full_name, grpc.StatusCode.DATA_LOSS)
-            reason = f"{self.path}: {self._service.name}.{method.name} was answered with garbage"
-            raise Unavailable(reason, "see whether another service, or version of it, listens there") from None
+            reason = f"{self.path}: the response of {self._service.name}.{method.name} cannot be decoded"
+            raise Unavailable(reason, "check whether another service, or version of it, listens there") from None
 
     def _failed(self, method: str, error: Any) -> Unavailable:
         code, details = error.code(), str(error.details() or "")[:_MAX_ERROR_LETTERS]
         _count_call("made", self._method(method).full_name, code)
-        who = f"{self.path}: {self._service.name}.{method}"
+        call = f"{self.path}: {self._service.name}.{method}"
         if code is grpc.StatusCode.UNIMPLEMENTED:
-            return MethodNotOffered(f"{who} is not offered", _REMEDIES[code])
+            return MethodNotOffered(f"{call} is not offered", _REMEDIES[code])
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return Unavailable(f"{who} did not answer within {self._timeout_s:g} s", _REMEDIES[code])
+            return Unavailable(f"{call} did not answer within {self._timeout_s:g} s", _REMEDIES[code])
         if code is grpc.StatusCode.UNAVAILABLE:
-            return Unavailable(f"{who}: nobody answers ({details})", _REMEDIES[code])
+            return Unavailable(f"{call}: no server answers ({details})", _REMEDIES[code])
         if code in _REMEDIES:
-            return Unavailable(f"{who}: {details}", _REMEDIES[code])
-        return CallRefused(f"{who} failed: {details or code.name}", "see the log of the process that serves it")
+            return Unavailable(f"{call}: {details}", _REMEDIES[code])
+        return CallRefused(f"{call} failed: {details or code.name}", "see the log of the process that serves it")
 
 
 class GrpcServer:
-    """Services on one socket; `serve` makes one."""
+    """Running server on one socket, created by `serve_on_socket`."""
 
     def __init__(self, path: Path, server: Any) -> None:
         self.path, self._server = path, server
         self._inode = path.stat().st_ino
 
     def is_socket_in_place(self) -> bool:
-        """Whether the socket is still in its place: who cleans the directory, as a kubelet does when it starts, takes it."""
+        """Whether the socket file is still this server's. The kubelet removes all sockets of its directory when it starts."""
         try:
             return self.path.stat().st_ino == self._inode
         except OSError:
             return False
 
     async def stop(self) -> None:
-        """End calls that are under way within a second, and take the socket away if it is still ours. Idempotent."""
+        """End active calls within a second and remove the socket file if it is still this server's. Idempotent."""
         if self.is_socket_in_place():
             self.path.unlink(missing_ok=True)
         await self._server.stop(SERVER_STOP_GRACE_S)
 
 
 async def serve_on_socket(path: Path, services: Sequence[GrpcService]) -> GrpcServer:
-    """Offer these services at `path`, whose directory is made where it is missing, to this user alone.
+    """Serve on a socket that only this user can access; create its directory if it is missing.
 
-    Raises Unavailable where somebody else is served there, where no socket can be, or where the path is too long.
+    Raises Unavailable if another process serves there, if the socket cannot be created, or if the path is too long.
     """
-    hidden = path.with_name(f".{path.name}.{os.getpid()}")
-    if len(os.fsencode(hidden)) > MAX_SOCKET_PATH_BYTES:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    if len(os.fsencode(temporary)) > MAX_SOCKET_PATH_BYTES:
         raise Unavailable(
-            f"{path} is longer than the path of a socket may be",
-            f"keep it to {MAX_SOCKET_PATH_BYTES - len(hidden.name)} bytes",
+            f"{path} is longer than a socket path may be",
+            f"shorten it to {MAX_SOCKET_PATH_BYTES - len(temporary.name)} bytes",
         )
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         await asyncio.to_thread(_remove_stale_socket, path)
-        hidden.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
         for service in services:
             server.add_generic_rpc_handlers((_handlers(service),))
-        server.add_insecure_port(f"unix:{hidden}")
+        server.add_insecure_port(f"unix:{temporary}")
         await server.start()
         try:
-            hidden.chmod(0o600)
-            hidden.replace(path)
+            temporary.chmod(0o600)
+            temporary.replace(path)
         except OSError:
             await server.stop(0)
             raise
     except (OSError, RuntimeError) as error:
-        raise Unavailable(f"{path} cannot be served: {error}", "see who may write to its directory") from None
+        raise Unavailable(f"{path} cannot be served: {error}", "check the permissions of its directory") from None
     return GrpcServer(path, server)
 
 
 def _remove_stale_socket(path: Path) -> None:
-    """See that what is at the path, if anything is, is a socket that nobody listens to."""
+    """Raise Unavailable unless the path is free or a socket without a listening process."""
     try:
         kind = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(kind):
-        raise Unavailable(f"{path} is no socket", "move it away, or choose another path")
+        raise Unavailable(f"{path} is not a socket", "move it away, or choose another path")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1.0)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
-            log.info("%s was left by a process that is gone; it is taken over", path)
+            log.info("%s was left behind by a terminated process and is replaced", path)
             return
         except TimeoutError:
-            pass  # somebody listens who does not even accept
+            pass  # a process listens, but does not accept
         except FileNotFoundError:
             return
-    raise Unavailable(f"{path} is served by another process", "stop that one, or choose another path")
+    raise Unavailable(f"{path} is served by another process", "stop that process, or choose another path")
 
 
 def _method_path(method: MethodDescriptor) -> str:
@@ -240,7 +241,7 @@ def _serializer(method: MethodDescriptor) -> Any:
 
 
 def _handlers(service: GrpcService) -> Any:
-    made = {}
+    method_handlers = {}
     for name, handler in service.handlers.items():
         method = service.descriptor.methods_by_name[name]
         codec = {
@@ -248,18 +249,22 @@ def _handlers(service: GrpcService) -> Any:
             "response_serializer": GetMessageClass(method.output_type).SerializeToString,
         }
         if method.server_streaming:
-            made[name] = grpc.unary_stream_rpc_method_handler(_stream_handler(method.full_name, handler), **codec)
+            method_handlers[name] = grpc.unary_stream_rpc_method_handler(
+                _stream_handler(method.full_name, handler), **codec
+            )
         else:
-            made[name] = grpc.unary_unary_rpc_method_handler(_unary_handler(method.full_name, handler), **codec)
-    return grpc.method_handlers_generic_handler(service.descriptor.full_name, made)
+            method_handlers[name] = grpc.unary_unary_rpc_method_handler(
+                _unary_handler(method.full_name, handler), **codec
+            )
+    return grpc.method_handlers_generic_handler(service.descriptor.full_name, method_handlers)
 
 
 def _unary_handler(name: str, handler: GrpcHandler) -> Any:
     async def answer(request: Any, context: Any) -> Any:
         try:
-            answered = handler(request, _metadata_of(context))
-            assert inspect.isawaitable(answered)
-            made = await answered
+            pending = handler(request, _metadata_of(context))
+            assert inspect.isawaitable(pending)
+            response = await pending
         except (HandlerRefusal, Unavailable) as error:
             await _abort_refused(context, name, error)
         except Exception as error:
@@ -267,7 +272,7 @@ def _unary_handler(name: str, handler: GrpcHandler) -> Any:
             await _abort_internal(context, name, error)
         else:
             _count_call("served", name, _OK)
-            return made
+            return response
 
     return answer
 
@@ -277,8 +282,8 @@ def _stream_handler(name: str, handler: GrpcHandler) -> Any:
         try:
             stream = handler(request, _metadata_of(context))
             assert isinstance(stream, AsyncIterator)
-            async for one in stream:
-                yield one
+            async for response in stream:
+                yield response
             _count_call("served", name, _OK)
         except (HandlerRefusal, Unavailable) as error:
             await _abort_refused(context, name, error)

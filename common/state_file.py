@@ -16,47 +16,49 @@ from api.interfaces import Unavailable
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Have this content on disk when it returns: temporary file, fsync, rename, fsync of the directory. Raises OSError."""
+    """Replace a file durably: write and sync a temporary file, rename it, sync the directory. Raises OSError."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         _write_synced(temporary, data)
         temporary.rename(path)
         sync_directory(path.parent)
     except OSError:
-        # The first failure is the one to report; on a full disk the half-written file only takes space.
+        # Report the first failure. On a full disk, the incomplete file would only take space.
         with suppress(OSError):
             temporary.unlink()
         raise
 
 
 def quarantine_file(path: Path, reason: str) -> Path:
-    """Rename to NAME.damaged-N, of which a person may want to see each; returns the new name. Raises Unavailable, with the
-    reason why it is damaged."""
+    """Rename a damaged file to NAME.damaged-N for inspection and return the new name.
+
+    Raises Unavailable with the reason of the damage if renaming fails.
+    """
     try:
         return _rename_to_quarantine(path)
     except OSError as error:
         raise Unavailable(
-            f"{path} is damaged ({reason}) and cannot be set aside: {error.strerror}",
-            f"look at it and move it away from {path.parent}",
+            f"{path} is damaged ({reason}) and cannot be renamed: {error.strerror}",
+            f"inspect it and move it away from {path.parent}",
         ) from None
 
 
 def _rename_to_quarantine(path: Path) -> Path:
-    taken = {found.name for found in list_quarantined(path)}
-    number = next(n for n in range(1, len(taken) + 2) if f"{path.name}.damaged-{n}" not in taken)
-    aside = path.with_name(f"{path.name}.damaged-{number}")
-    path.rename(aside)
+    names = {damaged.name for damaged in list_quarantined(path)}
+    number = next(n for n in range(1, len(names) + 2) if f"{path.name}.damaged-{n}" not in names)
+    quarantined = path.with_name(f"{path.name}.damaged-{number}")
+    path.rename(quarantined)
     sync_directory(path.parent)
-    return aside
+    return quarantined
 
 
 def list_quarantined(path: Path) -> tuple[Path, ...]:
-    """What was set aside of this file and not removed since."""
+    """Damaged versions of this file that have not been removed."""
     return tuple(sorted(path.parent.glob(f"{path.name}.damaged-*")))
 
 
 def sync_directory(path: Path) -> None:
-    """Have what was created, renamed or removed in it on disk. Raises OSError."""
+    """Sync created, renamed and removed entries of a directory to disk. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -76,11 +78,11 @@ def _write_synced(path: Path, data: bytes) -> None:
 
 
 StateT = TypeVar("StateT", bound=msgspec.Struct)
-"""A file's struct: `version` and `checksum` are two of its fields."""
+"""Struct of a state file, with the fields `version` and `checksum`."""
 
 
 class StateFileDamaged(Exception):
-    """The file is not what was written; the text says in which way."""
+    """The content of a state file is not what was written; the message describes the difference."""
 
 
 class _StateVersion(msgspec.Struct, frozen=True):
@@ -88,18 +90,18 @@ class _StateVersion(msgspec.Struct, frozen=True):
 
 
 def encode_state(content: msgspec.Struct) -> bytes:
-    """The file, with its checksum: SHA-256 over the file with nothing in this place."""
+    """Encode a state file with its checksum, the SHA-256 of the file with an empty checksum."""
     body = msgspec.structs.replace(content, checksum="")
     checksum = hashlib.sha256(msgspec.json.encode(body)).hexdigest()
     return msgspec.json.encode(msgspec.structs.replace(body, checksum=checksum)) + b"\n"
 
 
 def decode_state(data: bytes, kind: type[StateT], version: int) -> StateT:
-    """What was written. Raises Damaged unless every byte is as `sealed` wrote it in this version of the layout."""
+    """Decode a state file. Raises StateFileDamaged unless every byte is as `encode_state` writes it in this version."""
     try:
-        found = msgspec.json.decode(data, type=_StateVersion).version
-        if found != version:
-            raise StateFileDamaged(f"it has layout version {found}, this program knows {version}")
+        layout = msgspec.json.decode(data, type=_StateVersion).version
+        if layout != version:
+            raise StateFileDamaged(f"it has layout version {layout}, this program supports {version}")
         content = msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StateFileDamaged(f"it cannot be read: {error}") from None

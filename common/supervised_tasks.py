@@ -6,35 +6,32 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
 
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import Unavailable
 from common.backoff import Backoff
 
 log = logging.getLogger(__name__)
 RESTART_BACKOFF = Backoff(first_s=1.0, max_s=60.0)
 STEADY_S = 120.0
-"""Work that went on for so long since a bug ended it is well again."""
+"""A task that has run for this long since its restart counts as recovered."""
 TaskFunction = Callable[[], Coroutine[Any, Any, None]]
-"""Goes on until it is cancelled; what can be foreseen does not end it. It may be begun more than once."""
+"""Runs until it is cancelled and handles expected errors itself. It may be started more than once."""
 
 
 class _TaskFailure(msgspec.Struct, frozen=True):
-    """How work ended."""
-
     error: str
     failures: int
-    """In a row."""
-    begun_at_s: float | None = None
-    """When it was begun again; None before that."""
+    """Consecutive failures, this one included."""
+    restarted_at_s: float | None = None
 
 
 class SupervisedTasks:
-    """Whoever begins such work, and a source of its own (api.interfaces.Probe) that says what of it has ended."""
+    """Starts and restarts background tasks; also a HealthReporter of the failed ones."""
 
     name, form = "tasks", "tended"
     lost_events = None
@@ -43,64 +40,57 @@ class SupervisedTasks:
         self, stack: AsyncExitStack, pace: Backoff = RESTART_BACKOFF, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.stack = stack
-        """Of the agent: where it is left, what was begun ends, the last first, and before what was opened until then."""
-        self._pace, self._clock = pace, clock
-        self._fallen: dict[str, _TaskFailure] = {}
+        """The agent's exit stack. Closing it ends the tasks, last started first, before resources opened earlier."""
+        self._backoff, self._clock = pace, clock
+        self._failures: dict[str, _TaskFailure] = {}
 
     def begin(self, name: str, work: TaskFunction) -> None:
-        """Have it done until the stack is left, which waits until it has left what it used."""
-        self.stack.push_async_callback(_cancel_and_wait, asyncio.create_task(self._tend(name, work)))
-
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - as every source is asked
-        return ProbeReading()
+        """Run the task until the exit stack is closed, which waits for the task to release its resources."""
+        self.stack.push_async_callback(_cancel_and_wait, asyncio.create_task(self._supervise(name, work)))
 
     def problem(self) -> Unavailable | None:
-        """What has ended, and does not go on, or has not for long."""
-        fallen = {name: one for name, one in self._fallen.items() if not self._steady(one)}
-        if not fallen:
+        """Tasks that failed and have not recovered yet."""
+        failures = sorted(item for item in self._failures.items() if not self._recovered(item[1]))
+        if not failures:
             return None
-        said = "; ".join(
-            f"{name} ended by a bug, and was begun again: {one.error}" for name, one in sorted(fallen.items())
-        )
-        return Unavailable(said, "report it with the agent's log, which has where it was")
+        reason = "; ".join(f"{name} failed because of a bug and was restarted: {fail.error}" for name, fail in failures)
+        return Unavailable(reason, "report it with the agent's log, which has the traceback")
 
-    def close(self) -> None:
-        """Nothing to give back: the stack ends what was begun."""
-
-    async def _tend(self, name: str, work: TaskFunction) -> None:
+    async def _supervise(self, name: str, work: TaskFunction) -> None:
         while True:
             try:
                 await work()
-                error = "it came to an end"
-                log.error("%s came to an end by itself; it is begun again", name)
+                error = "it returned"
+                log.error("%s returned unexpectedly; it is restarted", name)
             except (Exception, asyncio.CancelledError) as failure:
                 if is_own_cancellation(failure):
                     raise
-                error, before = f"{type(failure).__name__}: {failure}".removesuffix(": "), self._fallen.get(name)
+                error, before = f"{type(failure).__name__}: {failure}".removesuffix(": "), self._failures.get(name)
                 if before is None or before.error != error:
-                    log.exception("%s ended by a bug; it is begun again", name)
-            await asyncio.sleep(self._fell(name, error))
-            self._fallen[name] = msgspec.structs.replace(self._fallen[name], begun_at_s=self._clock())
+                    log.exception("%s failed because of a bug; it is restarted", name)
+            await asyncio.sleep(self._record_failure(name, error))
+            self._failures[name] = msgspec.structs.replace(self._failures[name], restarted_at_s=self._clock())
 
-    def _fell(self, name: str, error: str) -> float:
-        """Remember it; seconds until it is begun again."""
-        before = self._fallen.get(name)
-        failures = 1 if before is None or self._steady(before) else before.failures + 1
-        self._fallen[name] = _TaskFailure(error, failures)
-        return self._pace.wait_s(failures, random.random())
+    def _record_failure(self, name: str, error: str) -> float:
+        """Record the failure and return the delay before the restart."""
+        before = self._failures.get(name)
+        failures = 1 if before is None or self._recovered(before) else before.failures + 1
+        self._failures[name] = _TaskFailure(error, failures)
+        return self._backoff.wait_s(failures, random.random())
 
-    def _steady(self, one: _TaskFailure) -> bool:
-        return one.begun_at_s is not None and self._clock() - one.begun_at_s >= STEADY_S
+    def _recovered(self, failure: _TaskFailure) -> bool:
+        return failure.restarted_at_s is not None and self._clock() - failure.restarted_at_s >= STEADY_S
 
 
 def is_own_cancellation(failure: BaseException) -> bool:
-    """Whether somebody cancelled this task. If not, it was something that it waited for, and that is a bug as any other: left
-    to end the task it would be told nowhere."""
+    """Whether this task was cancelled, as opposed to a task that it awaits.
+
+    The latter is a bug like any other, which would end the task without a log line if it were not handled.
+    """
     task = asyncio.current_task()
     return isinstance(failure, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
-    """Cancel it, and wait until it has left what it used."""
     task.cancel()
     await asyncio.wait([task])

@@ -16,16 +16,16 @@ _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _ERROR_LOCATION = re.compile(r"(.*) - at (`key` in )?`\$(.*)`", re.DOTALL)
 _INVALID_VALUE = re.compile(r"Invalid enum value '(.*)'", re.DOTALL)
 _MAX_SHOWN_LETTERS = 40
-"""Letters of a key that nobody has bounded."""
+"""Limit for keys of unknown length."""
 
 
 def describe_validation_error(error: msgspec.ValidationError, document: object, kind: Any) -> str:
-    """One sentence: the field, what is wrong with it, and what it may be where its type lists that.
+    """Describe the error in one sentence: the field, the problem and, if the type lists them, the valid values.
 
-    `document` is what did not become a `kind`.
+    `document` is the decoded document that is not a valid `kind`.
     """
-    found = _ERROR_LOCATION.fullmatch(str(error))
-    reason, of_key, steps = (found[1], found[2], found[3]) if found else (str(error), None, "")
+    located = _ERROR_LOCATION.fullmatch(str(error))
+    reason, of_key, steps = (located[1], located[2], located[3]) if located else (str(error), None, "")
     path, kind, document = _follow(_PATH_STEP.findall(steps), document, kind)
     if of_key:
         kind, reason = _container_args(kind)[0], f"a key: {reason}"
@@ -40,12 +40,12 @@ def describe_validation_error(error: msgspec.ValidationError, document: object, 
         reason = reason if value is None else reason.replace(value[1], value[1][:_MAX_SHOWN_LETTERS])
         reason += f", choose from {', '.join(listed)}"
     if isinstance(document, (bool, int, float)) and reason.startswith("Expected `str"):
-        reason += "; put it in quotes"  # YAML reads off, 19:00 and 8:16 as something else than text
+        reason += "; put it in quotes"  # YAML decodes off, 19:00 and 8:16 as booleans or numbers
     return f"{path.lstrip('.') or 'top level'}: {reason}"
 
 
 def _follow(steps: Sequence[tuple[str, str]], document: object, kind: Any) -> tuple[str, Any, object]:
-    """The path of those steps in words of the file, and the type and the text that are there."""
+    """Resolve msgspec's path: return it in the words of the file, with the type and the value at its end."""
     path = ""
     for name, item in steps:
         if name:
@@ -53,7 +53,7 @@ def _follow(steps: Sequence[tuple[str, str]], document: object, kind: Any) -> tu
             document = document.get(name) if isinstance(document, Mapping) else None
             path += f".{name}"
         elif item == "...":
-            # Which key it was msgspec does not say.
+            # msgspec does not report the key of a mapping; find the first value that does not decode.
             kind = _container_args(kind)[1]
             key, document = next(_invalid_items(document, kind), ("?", None))
             path += f".{key:.{_MAX_SHOWN_LETTERS}}"
@@ -83,18 +83,18 @@ def _invalid_key(document: object, kind: Any) -> str:
 
 
 def _container_args(kind: Any) -> tuple[Any, ...]:
-    """Of `Mapping[K, V] | None` K and V, of `tuple[T, ...]` T and the ellipsis."""
+    """Type arguments: K and V of `Mapping[K, V] | None`, T and the ellipsis of `tuple[T, ...]`."""
     lists = (part for part in _alternatives(kind) if get_args(part) and get_origin(part) is not Literal)
     return next(map(get_args, lists), (kind, kind))
 
 
 def _struct(kind: Any) -> Any:
-    """The Struct of `Struct | None`."""
+    """Struct type of `Struct | None`."""
     return next((part for part in _alternatives(kind) if hasattr(part, "__struct_fields__")), kind)
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
-    """What a value may be, each without what is said beside it (`Annotated[T, ...] | None`: T and None)."""
+    """Members of a union without annotations: T and None of `Annotated[T, ...] | None`."""
     if get_origin(kind) is Annotated:
         return _alternatives(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
@@ -108,7 +108,7 @@ def _field_names(kind: Any) -> tuple[str, ...]:
 
 
 def _choices(kind: Any) -> tuple[str, ...]:
-    """What a value may be where its type lists it."""
+    """Values that the type lists, empty if it lists none."""
     if isinstance(kind, EnumType):
         return tuple(str(member.value) for member in list[Enum](kind))
     if get_origin(kind) is Literal:

@@ -1,6 +1,6 @@
 """Checks that YAML text is one plain document of bounded size and depth before msgspec decodes it.
-PyYAML keeps the last of two equal keys and expands aliases; both are refused with the line. The only importer of
-yaml.
+PyYAML keeps the last of two equal keys and expands aliases; both are rejected with the line number. The only importer
+of yaml.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class YamlDocumentError(ValueError):
-    """The text is not one plain YAML document; the message has the line and the remedy, not the file's name."""
+    """The text is not one plain YAML document; the message has line and remedy, but not the name of the file."""
 
 
 def check_yaml(text: str) -> None:
-    """Raise DocumentError unless the text is one YAML document without aliases or repeated keys, of bounded size."""
+    """Raise YamlDocumentError unless the text is one bounded YAML document without aliases or repeated keys."""
     if len(text) > MAX_DOCUMENT_BYTES:
         raise YamlDocumentError(
-            f"larger than {MAX_DOCUMENT_BYTES} bytes: split it, or see whether this is the right file"
+            f"larger than {MAX_DOCUMENT_BYTES} bytes: split it, or check whether this is the right file"
         )
     try:
         _check_events(yaml.parse(text, Loader=_LOADER))
@@ -47,12 +47,12 @@ def _check_events(events: Iterator[Any]) -> None:
         where = _line_prefix(event.start_mark)
         if parts > MAX_EVENTS:
             raise YamlDocumentError(
-                f"{where}more than {MAX_EVENTS} parts: split it, or see whether this is the right file"
+                f"{where}more than {MAX_EVENTS} parts: split it, or check whether this is the right file"
             )
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise YamlDocumentError(f"{where}anchors and aliases (& and *) are not taken: write the values out")
+            raise YamlDocumentError(f"{where}anchors and aliases (& and *) are not supported: write the values out")
         if getattr(event, "tag", None):
-            raise YamlDocumentError(f"{where}tags such as !!int are not taken: write the plain value")
+            raise YamlDocumentError(f"{where}tags such as !!int are not supported: write the plain value")
         if isinstance(event, yaml.DocumentStartEvent):
             documents += 1
             if documents > 1:
@@ -69,7 +69,7 @@ def _check_events(events: Iterator[Any]) -> None:
 
 
 class _OpenCollection:
-    # One open mapping or list; in a mapping, nodes are keys and values by turns.
+    # Open mapping or list; the nodes of a mapping alternate between keys and values.
     __slots__ = ("_keys", "_mapping", "_nodes")
 
     def __init__(self, mapping: bool) -> None:

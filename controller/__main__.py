@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import uuid
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from api import VERSION
 from api.interfaces import Unavailable
 from common.http.listener import HttpListener
 from common.http.token_review import TokenReviewer
-from common.http.web_config import WebConfig
+from common.http.web_config import WebConfig, WebSecurity
 from common.validation import describe_validation_error
 from common.yaml_guard import check_yaml
 from controller.endpoints import build_application
@@ -34,13 +35,11 @@ from kube.leader_election import LeaderElection
 log = logging.getLogger("dioptase.controller")
 
 MAX_SETTINGS_BYTES = 1 << 20
-WEB_CONFIG_CHECK_S = 10.0
-"""How often the web configuration and its certificates are looked at."""
 LEADING_METRIC = "dioptase_controller_leading"
 
 
 class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says."""
+    """Command-line options."""
 
     host: str
     port: int
@@ -49,7 +48,7 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main(options: ControllerOptions) -> None:
-    """Run until a signal ends it. Raises ValueError for settings, and Unavailable, before anything was changed."""
+    """Run until a signal. Raises ValueError for invalid settings, and Unavailable, before anything is written."""
     asyncio.run(_run(options, _load_settings(options.config)))
 
 
@@ -68,14 +67,14 @@ def _load_settings(path: Path | None) -> ControllerConfig:
 
 async def _run(options: ControllerOptions, config: ControllerConfig) -> None:
     access = load_access(os.environ, check_yaml)
-    tally = MetricValues()
+    metrics = MetricValues()
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(KubeClient(access, f"dioptase-controller/{VERSION}"))
-        exposition = ControllerExposition(tally, client)
-        replica = Replica(client, config, tally, exposition, f"{access.namespace}/{config.lease}")
+        exposition = ControllerExposition(metrics, client)
+        replica = Replica(client, config, metrics, exposition, f"{access.namespace}/{config.lease}")
         tokens = TokenReviewer(partial(review_token, client)) if config.token_review else None
-        admit = None if tokens is None else tokens.refusal
-        await _serve(options, HttpListener(build_application(exposition, replica.waiting, admit)), stack)
+        authorize = None if tokens is None else tokens.refusal
+        await _serve(options, HttpListener(build_application(exposition, replica.unsynced, authorize)), stack)
         working = asyncio.create_task(replica.run())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, working.cancel)
@@ -85,66 +84,59 @@ async def _run(options: ControllerOptions, config: ControllerConfig) -> None:
 
 async def _serve(options: ControllerOptions, listener: HttpListener, stack: contextlib.AsyncExitStack) -> None:
     web_config = None if options.web_config is None else WebConfig(options.web_config, check_yaml)
-    web = None if web_config is None else web_config.load()
-    if web is not None and web.users:
-        raise Unavailable(
-            f"{options.web_config}: basic_auth_users: probes of a kubelet send no passwords",
-            "leave it out, and let a NetworkPolicy say who may ask",
-        )
-    tls = None if web is None else web.tls
+    tls = None if web_config is None else _tls_without_users(options, web_config.load())
     bound = await listener.open(options.host, options.port, "--listen", tls)
     stack.push_async_callback(listener.close)
     log.info("metrics and health at %s:%d", *bound[0])
     if web_config is not None:
-        following = asyncio.create_task(_follow_web_config(web_config, listener))
+
+        async def renew(web: WebSecurity) -> None:
+            await listener.renew(_tls_without_users(options, web))
+
+        following = asyncio.create_task(web_config.follow(renew))
         stack.callback(following.cancel)
 
 
-async def _follow_web_config(web_config: WebConfig, listener: HttpListener) -> None:
-    """Take on new certificates; a file that is being written leaves the old ones in force."""
-    seen = web_config.stamp()
-    while True:
-        await asyncio.sleep(WEB_CONFIG_CHECK_S)
-        if (stamp := web_config.stamp()) == seen:
-            continue
-        seen = stamp
-        try:
-            listener.renew(web_config.load().tls)
-        except Unavailable as error:
-            log.error("%s; what was in force stays: %s", error.reason, error.remedy)
+def _tls_without_users(options: ControllerOptions, web: WebSecurity) -> ssl.SSLContext | None:
+    if web.users:
+        raise Unavailable(
+            f"{options.web_config}: basic_auth_users: the kubelet's probes cannot send passwords",
+            "remove it, and restrict access by a NetworkPolicy",
+        )
+    return web.tls
 
 
 class Replica:
-    """One of several: stands by, leads, and stands by again when it has lost the lease."""
+    """One of several replicas: on standby until it leads, and again after it loses the lease."""
 
     def __init__(
         self,
         client: KubeClient,
         config: ControllerConfig,
-        tally: MetricValues,
+        metrics: MetricValues,
         exposition: ControllerExposition,
         lease: str,
     ) -> None:
-        self._client, self._config, self._tally, self._exposition = client, config, tally, exposition
-        me = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-        self._election = LeaderElection(client, lease, me)
-        self._cluster: ControllerManager | None = None
+        self._client, self._config, self._metrics, self._exposition = client, config, metrics, exposition
+        identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+        self._election = LeaderElection(client, lease, identity)
+        self._manager: ControllerManager | None = None
 
     async def run(self) -> None:
-        """Until cancelled, or until a bug ends the work."""
+        """Run until cancelled, or until the work raises because of a bug."""
         while True:
-            self._tally.set(LEADING_METRIC, [((), 0)])
+            self._metrics.set(LEADING_METRIC, [((), 0)])
             await self._election.lead(self._work)
 
-    def waiting(self) -> str:
-        """A replica that stands by is ready; one that leads is when everything was listed."""
-        return self._cluster.waiting() if self._cluster is not None else ""
+    def unsynced(self) -> str:
+        """Why this replica is not ready: resources not listed yet. A replica on standby is ready."""
+        return self._manager.unsynced() if self._manager is not None else ""
 
     async def _work(self) -> None:
-        self._tally.set(LEADING_METRIC, [((), 1)])
-        self._cluster = ControllerManager(self._client, self._config, self._tally, self._exposition)
+        self._metrics.set(LEADING_METRIC, [((), 1)])
+        self._manager = ControllerManager(self._client, self._config, self._metrics, self._exposition)
         try:
-            await self._cluster.run()
+            await self._manager.run()
         finally:
-            self._cluster = None
+            self._manager = None
             self._exposition.watch((), {})

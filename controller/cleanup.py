@@ -1,5 +1,5 @@
 """Removes finalizers, taints and reported resources that agents and controllers wrote, for `dioptase withdraw`.
-A finalizer without its controller keeps an object for ever; taints and extended resources would mislead schedulers.
+A finalizer without its controller retains an object for ever; taints and extended resources would mislead schedulers.
 The objects themselves are deleted with their definitions.
 """
 
@@ -16,121 +16,130 @@ import msgspec
 from api.eviction import TAINT_PREFIX
 from api.katalyst.kinds import CONFIG_COLUMNS, KATALYST_KINDS, KatalystKind
 from controller.kcc import ownership, targets
-from controller.kinds import CNRS, KCCS, NODE_GROUP, NODES, ControllerCnrSpec, ControllerNode
+from controller.kinds import CNRS, KCCS, NODE_GROUP, NODES, ControllerNode
 from controller.lifecycle.health_policy import is_own_taint
 from controller.reconcile import ignore_missing
 from kube.client import KubeClient, ObjectList, RequestBody
 from kube.errors import ApiError, ApiUnreachable
 from kube.informer import is_kind_missing
-from kube.objects import PartialObjectMetadata, ResourceType, key_of
+from kube.objects import PartialObjectMetadata, ResourceType, TaintedObject, key_of
 
 log = logging.getLogger(__name__)
 
 OWN_FINALIZERS = frozenset((ownership.FINALIZER, targets.FINALIZER, *targets.LEGACY_FINALIZERS))
 REPORTED_FIELDS = ("resources", "topologyZone", "nodeMetricStatus")
-"""Fields of a CustomNodeResource's status by which others place pods, and that nobody keeps true any more."""
+"""Status fields of a CustomNodeResource that schedulers use and that no agent updates any more."""
 WORKLOADS = {
     "daemonset": ResourceType("apps", "v1", "daemonsets", "DaemonSet", PartialObjectMetadata, namespaced=True),
     "deployment": ResourceType("apps", "v1", "deployments", "Deployment", PartialObjectMetadata, namespaced=True),
 }
 MAX_ATTEMPTS, RETRY_S = 3, 2.0
-"""Of all of it: whoever wrote an object meanwhile is read anew."""
+"""Attempts of the complete cleanup; each reads objects that were changed meanwhile again."""
 MAX_CONCURRENT_PATCHES = 16
 POLL_INTERVAL_S = 1.0
 
 Workload = tuple[ResourceType[PartialObjectMetadata], str]
-"""A kind of WORKLOADS, and the key of one."""
+"""Resource of WORKLOADS and key of an object."""
 PatchStep = tuple[RequestBody, str]
-"""A merge patch, and the subresource that it is of."""
+"""Merge patch, and the subresource to patch."""
 
 
-class ReportedCnr(PartialObjectMetadata, frozen=True, kw_only=True):
-    """CustomNodeResource, as far as something of it is to go."""
+class ReportedCnr(TaintedObject, frozen=True, kw_only=True):
+    """CustomNodeResource with the fields to clean up."""
 
-    spec: ControllerCnrSpec = ControllerCnrSpec()
     status: Mapping[str, Any] = {}
 
 
-def configuration_steps(found: PartialObjectMetadata) -> list[PatchStep]:
-    """What is ours of a configuration, or of a KatalystCustomConfig."""
-    before = found.metadata.finalizers
-    kept = [each for each in before if each not in OWN_FINALIZERS]
-    return [] if len(kept) == len(before) else [(_at_version(found, finalizers=kept), "")]
+def configuration_steps(target: PartialObjectMetadata) -> list[PatchStep]:
+    """Patches that remove this program's finalizers from a configuration object or KatalystCustomConfig."""
+    before = target.metadata.finalizers
+    after = [name for name in before if name not in OWN_FINALIZERS]
+    return [] if len(after) == len(before) else [(_at_version(target, finalizers=after), "")]
 
 
-def cnr_steps(found: ReportedCnr) -> list[PatchStep]:
-    """The same of a CustomNodeResource."""
-    before, steps = found.spec.taints, list[PatchStep]()
-    kept = [each for each in before if not is_own_taint(each) and not str(each.get("key", "")).startswith(TAINT_PREFIX)]
-    if len(kept) < len(before):
-        steps.append(({**_at_version(found), "spec": {"taints": kept}}, ""))
-    if said := [name for name in REPORTED_FIELDS if name in found.status]:
-        steps.append(({"status": dict.fromkeys(said)}, "status"))
+def cnr_steps(cnr: ReportedCnr) -> list[PatchStep]:
+    """Patches that remove taints and reported fields from a CustomNodeResource."""
+    before, steps = cnr.spec.taints, list[PatchStep]()
+    after = [taint for taint in before if not is_own_taint(taint) and not _is_eviction_taint(taint)]
+    if len(after) < len(before):
+        steps.append(({**_at_version(cnr), "spec": {"taints": after}}, ""))
+    if reported := [name for name in REPORTED_FIELDS if name in cnr.status]:
+        steps.append(({"status": dict.fromkeys(reported)}, "status"))
     return steps
 
 
-def node_steps(found: ControllerNode) -> list[PatchStep]:
-    """The same of a Node."""
-    before, steps = found.spec.taints, list[PatchStep]()
-    kept = [each for each in before if not str(each.get("key", "")).startswith(TAINT_PREFIX)]
-    if len(kept) < len(before):
-        steps.append(({**_at_version(found), "spec": {"taints": kept}}, ""))
-    if nothing := dict.fromkeys(found.lent):
-        steps.append(({"status": {"capacity": nothing, "allocatable": nothing}}, "status"))
+def node_steps(node: ControllerNode) -> list[PatchStep]:
+    """Patches that remove taints and extended resources from a Node."""
+    before, steps = node.spec.taints, list[PatchStep]()
+    after = [taint for taint in before if not _is_eviction_taint(taint)]
+    if len(after) < len(before):
+        steps.append(({**_at_version(node), "spec": {"taints": after}}, ""))
+    if removed := dict.fromkeys(node.reclaimed_resources):
+        steps.append(({"status": {"capacity": removed, "allocatable": removed}}, "status"))
     return steps
+
+
+def _is_eviction_taint(taint: Mapping[str, Any]) -> bool:
+    return str(taint.get("key", "")).startswith(TAINT_PREFIX)
 
 
 def parse_workload(text: str) -> Workload:
-    """KIND/NAMESPACE/NAME, as the resource and its key. Raises ValueError."""
+    """Parse KIND/NAMESPACE/NAME into resource and key. Raises ValueError."""
     kind, _, key = text.partition("/")
     if kind not in WORKLOADS or len(key.split("/")) != 2:
-        raise ValueError(f"{text!r:.200} is none; write {' or '.join(f'{kind}/NAMESPACE/NAME' for kind in WORKLOADS)}")
+        raise ValueError(
+            f"{text!r:.200} is invalid; write {' or '.join(f'{kind}/NAMESPACE/NAME' for kind in WORKLOADS)}"
+        )
     WORKLOADS[kind].path(key)
     return WORKLOADS[kind], key
 
 
 async def delete_workloads(client: KubeClient, workloads: Iterable[Workload], timeout_s: float) -> list[str]:
-    """Delete them and wait until their pods are gone too, which until then take back themselves what they wrote; those that
-    could not be deleted, with why. Who is there after that time, as on a node that nobody reaches, is told of in the log."""
-    until_s, refused, going = time.monotonic() + timeout_s, list[str](), list[Workload]()
+    """Delete the workloads and wait for their pods, which remove themselves what they wrote; return what failed, and why.
+
+    Pods that remain after the timeout, as on an unreachable node, are logged.
+    """
+    deadline_s, failures, deleted = time.monotonic() + timeout_s, list[str](), list[Workload]()
     for resource, key in workloads:
         try:
             await ignore_missing(client.delete(resource, key, foreground=True))
-            going.append((resource, key))
+            deleted.append((resource, key))
         except (ApiError, ApiUnreachable) as error:
-            refused.append(f"{resource.plural} {key}: {error}")
-    for resource, key in going:
-        if not await _wait_until_deleted(client, resource, key, until_s):
-            log.warning("%s %s: pods of it are there after %g s, and may write again", resource.plural, key, timeout_s)
-    return refused
+            failures.append(f"{resource.plural} {key}: {error}")
+    for resource, key in deleted:
+        if not await _wait_until_deleted(client, resource, key, deadline_s):
+            log.warning("%s %s: its pods remain after %g s and may write again", resource.plural, key, timeout_s)
+    return failures
 
 
 async def remove_written_fields(client: KubeClient) -> list[str]:
-    """Everywhere; what could not be taken back, with why. A kind that is not installed has nothing."""
-    left: list[str] = []
-    for tries in range(MAX_ATTEMPTS):
-        if tries:
+    """Clean up all objects; return what failed, and why. A kind that is not installed has no objects."""
+    failures: list[str] = []
+    for attempt in range(MAX_ATTEMPTS):
+        if attempt:
             await asyncio.sleep(RETRY_S)
-        left = []
+        failures = []
         for resource, steps in cleanup_steps():
-            left += await _clean_resource(client, resource, steps)
-        if not left:
+            failures += await _clean_resource(client, resource, steps)
+        if not failures:
             break
-    return left
+    return failures
 
 
 def cleanup_steps() -> Iterator[tuple[ResourceType[Any], Callable[[Any], Sequence[PatchStep]]]]:
-    """Every kind that has something of ours, with what says what of an object."""
+    """Resources to clean up, with the function that computes the patches of an object."""
     yield msgspec.structs.replace(KCCS, type=PartialObjectMetadata), configuration_steps
     for kind in KATALYST_KINDS:
         if _is_configuration(kind):
-            named = kind.scope == "Namespaced"
-            yield (
-                ResourceType(
-                    kind.group, kind.versions[-1].name, kind.plural, kind.kind, PartialObjectMetadata, namespaced=named
-                ),
-                configuration_steps,
+            resource = ResourceType(
+                kind.group,
+                kind.versions[-1].name,
+                kind.plural,
+                kind.kind,
+                PartialObjectMetadata,
+                namespaced=kind.scope == "Namespaced",
             )
+            yield resource, configuration_steps
     yield ResourceType(NODE_GROUP, CNRS.version, CNRS.plural, CNRS.kind, ReportedCnr), cnr_steps
     yield NODES, node_steps
 
@@ -148,26 +157,26 @@ async def _clean_resource(
         return [f"{resource.plural}: {error}"]
     if listing is None:
         return []
-    at_once = asyncio.Semaphore(MAX_CONCURRENT_PATCHES)
+    limit = asyncio.Semaphore(MAX_CONCURRENT_PATCHES)
 
-    async def take_back(key: str, wanted: Sequence[PatchStep]) -> str:
+    async def clean(key: str, patches: Sequence[PatchStep]) -> str:
         try:
-            async with at_once:
-                for body, part in wanted:
-                    await ignore_missing(client.merge_patch(resource, key, body, part))
+            async with limit:
+                for body, subresource in patches:
+                    await ignore_missing(client.merge_patch(resource, key, body, subresource))
         except (ApiError, ApiUnreachable) as error:
             return f"{resource.plural} {key}: {error}"
         return ""
 
-    told: list[Awaitable[str]] = [
-        take_back(key_of(found.metadata), wanted) for found in listing.objects.values() if (wanted := steps(found))
+    requests: list[Awaitable[str]] = [
+        clean(key_of(object_.metadata), patches) for object_ in listing.objects.values() if (patches := steps(object_))
     ]
     unread = [f"{resource.plural} {key}: cannot be read: {why}" for key, why in sorted(listing.problems.items())]
-    return [*unread, *(each for each in await asyncio.gather(*told) if each)]
+    return [*unread, *(failure for failure in await asyncio.gather(*requests) if failure)]
 
 
 async def _list_if_installed(client: KubeClient, resource: ResourceType[Any]) -> ObjectList[Any] | None:
-    """All of a kind; None where the API server says that it has no such kind. Raises ApiError or Unreachable."""
+    """All objects of a kind; None if the API server does not have the kind. Raises ApiError or ApiUnreachable."""
     try:
         return await client.list(resource)
     except ApiError as error:
@@ -177,7 +186,7 @@ async def _list_if_installed(client: KubeClient, resource: ResourceType[Any]) ->
 
 
 async def _wait_until_deleted(
-    client: KubeClient, resource: ResourceType[PartialObjectMetadata], key: str, until_s: float
+    client: KubeClient, resource: ResourceType[PartialObjectMetadata], key: str, deadline_s: float
 ) -> bool:
     while True:
         try:
@@ -186,12 +195,12 @@ async def _wait_until_deleted(
             if error.missing:
                 return True
         except ApiUnreachable:
-            pass  # it is asked again
-        if time.monotonic() >= until_s:
+            pass  # try again
+        if time.monotonic() >= deadline_s:
             return False
         await asyncio.sleep(POLL_INTERVAL_S)
 
 
-def _at_version(found: PartialObjectMetadata, **metadata: Any) -> dict[str, Any]:
-    """A list is replaced whole: as of the version that was read."""
-    return {"metadata": {"resourceVersion": found.metadata.resource_version, **metadata}}
+def _at_version(object_: PartialObjectMetadata, **metadata: Any) -> dict[str, Any]:
+    # A merge patch replaces lists as a whole, so it must fail if the object has changed.
+    return {"metadata": {"resourceVersion": object_.metadata.resource_version, **metadata}}

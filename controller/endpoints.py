@@ -10,36 +10,37 @@ from aiohttp import web
 from controller.metrics import ControllerExposition
 
 Authorizer = Callable[[str, str, str], Awaitable[tuple[int, str, str] | None]]
-"""By Authorization header, path and address: HTTP's status, error and remedy of a request that is refused."""
+"""Returns HTTP status, error and remedy of a rejection by Authorization header, path and client address, else None."""
 RESPONSE_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
 
 
 def build_application(
-    exposition: ControllerExposition, waiting: Callable[[], str], admit: Authorizer | None = None
+    exposition: ControllerExposition, unsynced: Callable[[], str], authorize: Authorizer | None = None
 ) -> web.Application:
-    """`waiting` says what is not there yet, and is empty when all is; `admit` judges whoever asks for metrics.
+    """`unsynced` returns the missing resources, empty if ready; `authorize` checks requests for metrics.
 
-    `/healthz` is well whenever it is answered: it is answered by the loop that all work runs in, and a bug ends the process.
+    `/healthz` succeeds whenever it is answered: all work runs on the same event loop, and a bug ends the process.
     """
 
     async def healthz(_request: web.Request) -> web.Response:
         return web.Response(text="ok\n", headers=RESPONSE_HEADERS)
 
     async def readyz(_request: web.Request) -> web.Response:
-        said = waiting()
-        return web.Response(status=503 if said else 200, text=f"{said or 'ok'}\n", headers=RESPONSE_HEADERS)
+        missing = unsynced()
+        return web.Response(status=503 if missing else 200, text=f"{missing or 'ok'}\n", headers=RESPONSE_HEADERS)
 
     async def metrics(request: web.Request) -> web.Response:
-        if admit is not None:
-            said = request.headers.get("Authorization", "")
-            if refusal := await admit(said, request.path, request.remote or ""):
+        if authorize is not None:
+            authorization = request.headers.get("Authorization", "")
+            if refusal := await authorize(authorization, request.path, request.remote or ""):
                 status, error, remedy = refusal
-                known = {} if status != 401 else {"WWW-Authenticate": 'Bearer realm="dioptase"'}
-                return web.Response(status=status, text=f"{error}: {remedy}\n", headers={**RESPONSE_HEADERS, **known})
+                challenge = {"WWW-Authenticate": 'Bearer realm="dioptase"'} if status == 401 else {}
+                headers = {**RESPONSE_HEADERS, **challenge}
+                return web.Response(status=status, text=f"{error}: {remedy}\n", headers=headers)
         body, content_type = exposition.render(request.headers.get("Accept", ""), time.monotonic())
-        shown = web.Response(body=body, headers={**RESPONSE_HEADERS, "Content-Type": content_type})
-        shown.enable_compression()
-        return shown
+        response = web.Response(body=body, headers={**RESPONSE_HEADERS, "Content-Type": content_type})
+        response.enable_compression()
+        return response
 
     app = web.Application()
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])

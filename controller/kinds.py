@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
-from kube.objects import PartialObjectMetadata, ResourceType, UnstructuredObject
+from kube.objects import PartialObjectMetadata, ResourceType, TaintedObject, UnstructuredObject
 
 RECLAIMED_RESOURCES = (RECLAIMED_CPU, RECLAIMED_MEMORY)
-"""Extended resources of a Node that its agent writes there."""
+"""Extended resources that the agent reports on its Node."""
 NODE_GROUP, CONFIG_GROUP = "node.katalyst.kubewharf.io", "config.katalyst.kubewharf.io"
 
 
@@ -22,7 +22,7 @@ class _KindStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
 
 
 class StatusCondition(_KindStruct, frozen=True, kw_only=True):
-    """Of a pod or a configuration."""
+    """Condition of a pod or a configuration."""
 
     type: str
     status: str
@@ -41,7 +41,7 @@ class ControllerPodStatus(_KindStruct, frozen=True, kw_only=True):
 
 
 class ControllerPod(PartialObjectMetadata, frozen=True, kw_only=True):
-    """A pod, as far as its health and its leave go."""
+    """Pod, with the fields for its health and its eviction."""
 
     spec: ControllerPodSpec = ControllerPodSpec()
     status: ControllerPodStatus = ControllerPodStatus()
@@ -53,37 +53,22 @@ class ControllerPod(PartialObjectMetadata, frozen=True, kw_only=True):
         )
 
 
-class ControllerNodeSpec(_KindStruct, frozen=True, kw_only=True):
-    taints: tuple[Mapping[str, Any], ...] = ()
-
-
 class ControllerNodeStatus(_KindStruct, frozen=True, kw_only=True):
     capacity: Mapping[str, Any] = {}
     allocatable: Mapping[str, Any] = {}
 
 
-class ControllerNode(PartialObjectMetadata, frozen=True, kw_only=True):
-    """A node, as far as schedulers go by what is written there."""
+class ControllerNode(TaintedObject, frozen=True, kw_only=True):
+    """Node, with the fields that schedulers use."""
 
-    spec: ControllerNodeSpec = ControllerNodeSpec()
     status: ControllerNodeStatus = ControllerNodeStatus()
 
     @property
-    def lent(self) -> tuple[str, ...]:
-        """Resources for reclaimed pods that it promises, of which there may be none left."""
+    def reclaimed_resources(self) -> tuple[str, ...]:
+        """Resources for reclaimed pods that the Node reports, with any amount."""
         return tuple(
             name for name in RECLAIMED_RESOURCES if name in self.status.capacity or name in self.status.allocatable
         )
-
-
-class ControllerCnrSpec(_KindStruct, frozen=True, kw_only=True):
-    taints: tuple[Mapping[str, Any], ...] = ()
-
-
-class ControllerCnr(PartialObjectMetadata, frozen=True, kw_only=True):
-    """CustomNodeResource."""
-
-    spec: ControllerCnrSpec = ControllerCnrSpec()
 
 
 class CncStatus(_KindStruct, frozen=True, kw_only=True):
@@ -91,13 +76,13 @@ class CncStatus(_KindStruct, frozen=True, kw_only=True):
 
 
 class Cnc(PartialObjectMetadata, frozen=True, kw_only=True):
-    """CustomNodeConfig: which configuration a node is to have."""
+    """CustomNodeConfig: the configuration objects of a node."""
 
     status: CncStatus = CncStatus()
 
 
 class GroupVersionResource(_KindStruct, frozen=True, kw_only=True, order=True):
-    """Which kind a KatalystCustomConfig is about."""
+    """Kind that a KatalystCustomConfig distributes."""
 
     group: str
     version: str
@@ -109,7 +94,7 @@ class GroupVersionResource(_KindStruct, frozen=True, kw_only=True, order=True):
 
 
 class PriorityLabelKeys(_KindStruct, frozen=True, kw_only=True):
-    """Labels that selectors of one priority may use."""
+    """Label keys that selectors of one priority may use."""
 
     priority: int
     key_list: tuple[str, ...] = ()
@@ -127,7 +112,7 @@ class KccStatus(_KindStruct, frozen=True, kw_only=True):
 
 
 class Kcc(PartialObjectMetadata, frozen=True, kw_only=True):
-    """KatalystCustomConfig: that objects of one kind are configuration, and which labels their selectors may use."""
+    """KatalystCustomConfig: declares a configuration kind and the label keys of its selectors."""
 
     spec: KccSpec
     status: KccStatus = KccStatus()
@@ -135,11 +120,11 @@ class Kcc(PartialObjectMetadata, frozen=True, kw_only=True):
 
 NODES = ResourceType("", "v1", "nodes", "Node", ControllerNode)
 PODS = ResourceType("", "v1", "pods", "Pod", ControllerPod, namespaced=True)
-CNRS = ResourceType(NODE_GROUP, "v1alpha1", "customnoderesources", "CustomNodeResource", ControllerCnr)
+CNRS = ResourceType(NODE_GROUP, "v1alpha1", "customnoderesources", "CustomNodeResource", TaintedObject)
 CNCS = ResourceType(CONFIG_GROUP, "v1alpha1", "customnodeconfigs", "CustomNodeConfig", Cnc)
 KCCS = ResourceType(CONFIG_GROUP, "v1alpha1", "katalystcustomconfigs", "KatalystCustomConfig", Kcc, namespaced=True)
 
 
 def target_resource_type(gvr: GroupVersionResource, key: str = "a/b") -> ResourceType[UnstructuredObject]:
-    """The objects of a kind that is known only now; of one of them, its key says whether they are in namespaces."""
+    """Resource of a kind that is determined at run time; `key` of an object determines whether it is namespaced."""
     return ResourceType(gvr.group, gvr.version, gvr.resource, "", UnstructuredObject, namespaced="/" in key)

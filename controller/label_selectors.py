@@ -1,4 +1,4 @@
-"""Parses label selectors in kubectl's syntax, matches them against labels and detects overlap. Pure."""
+"""Parses label selectors in kubectl's syntax, matches them against labels and detects overlap."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _TERM = re.compile(
 
 
 class LabelRequirement(msgspec.Struct, frozen=True):
-    """What one label must be. `values` are of `in` and `notin`, which `=` and `!=` are written as."""
+    """Requirement on one label. `=` and `!=` are stored as `in` and `notin` with one value."""
 
     key: str
     operator: str
     values: frozenset[str] = frozenset()
 
     def matches_value(self, value: str | None) -> bool:
-        """Whether the label may have this value; None where it is not set. Who has no label has none of the values."""
+        """Whether the label may have this value, None if it is not set. A missing label satisfies `notin`."""
         if self.operator == EXISTS:
             return value is not None
         if self.operator == ABSENT:
@@ -40,7 +40,7 @@ class LabelRequirement(msgspec.Struct, frozen=True):
 
 
 class LabelSelectorSet(msgspec.Struct, frozen=True):
-    """All of these."""
+    """Label selector; all requirements have to match."""
 
     requirements: tuple[LabelRequirement, ...] = ()
 
@@ -51,64 +51,64 @@ class LabelSelectorSet(msgspec.Struct, frozen=True):
     def matches(self, labels: Mapping[str, str]) -> bool:
         return all(requirement.matches_value(labels.get(requirement.key)) for requirement in self.requirements)
 
-    def of(self, key: str) -> list[LabelRequirement]:
+    def for_key(self, key: str) -> list[LabelRequirement]:
         return [requirement for requirement in self.requirements if requirement.key == key]
 
 
 def parse_selector(text: str) -> LabelSelectorSet:
-    """`a=b,c!=d,e in (f,g),h notin (i),j,!k`. Raises ValueError that shows where it ends to be one."""
+    """Parse `a=b,c!=d,e in (f,g),h notin (i),j,!k`. Raises ValueError that quotes the text from the error on."""
     if len(text) > _MAX_SELECTOR_LETTERS:
-        raise ValueError(f"a selector of {len(text)} letters; {_MAX_SELECTOR_LETTERS} are the most")
+        raise ValueError(f"the selector has {len(text)} characters; at most {_MAX_SELECTOR_LETTERS} are allowed")
     requirements: list[LabelRequirement] = []
     at = 0
     while at < len(text) and not (text[at:].isspace() and not requirements):
-        found = _TERM.match(text, at)
-        if found is None or found.end() == at:
+        match = _TERM.match(text, at)
+        if match is None or match.end() == at:
             raise ValueError(
                 f"{text[at:]!r:.60} is no part of a selector; write a=b, a!=b, a in (b,c), a notin (b), a or !a"
             )
-        requirements.append(_requirement(found))
-        at = found.end()
+        requirements.append(_requirement(match))
+        at = match.end()
     if text.rstrip().endswith(","):
         raise ValueError(f"{text!r:.60} ends with a comma; remove it")
     return LabelSelectorSet(tuple(requirements))
 
 
-def selectors_overlap(one: LabelSelectorSet, other: LabelSelectorSet) -> bool:
-    """Whether there can be a node that both match, whatever else it has.
+def selectors_overlap(first: LabelSelectorSet, second: LabelSelectorSet) -> bool:
+    """Whether a node can match both selectors.
 
-    Labels do not depend on each other, so there is one when for each label there is a value, or its absence, that both take.
-    Values that nobody names are all alike: one of them stands for all.
+    Labels are independent of each other, so it can if every label has a value, or its absence, that both accept. All
+    values that neither selector names behave alike, so one of them is tested.
     """
-    for key in one.keys | other.keys:
-        requirements = one.of(key) + other.of(key)
-        named = {value for requirement in requirements for value in requirement.values}
-        candidates: Iterable[str | None] = (*named, _unused_value(named), None)
+    for key in first.keys | second.keys:
+        requirements = first.for_key(key) + second.for_key(key)
+        values = {value for requirement in requirements for value in requirement.values}
+        candidates: Iterable[str | None] = (*values, _unused_value(values), None)
         if not any(all(requirement.matches_value(value) for requirement in requirements) for value in candidates):
             return False
     return True
 
 
-def _unused_value(named: set[str]) -> str:
+def _unused_value(values: set[str]) -> str:
     value = "other"
-    while value in named:
+    while value in values:
         value += "-other"
     return value
 
 
-def _requirement(found: re.Match[str]) -> LabelRequirement:
-    key = found["not"] or found["key"]
+def _requirement(match: re.Match[str]) -> LabelRequirement:
+    key = match["not"] or match["key"]
     if not _KEY.fullmatch(key):
         raise ValueError(f"{key!r:.60} is no label key")
-    if found["absent"]:
+    if match["absent"]:
         return LabelRequirement(key, ABSENT)
-    if found["set"]:
-        values = frozenset(value.strip() for value in found["values"].split(","))
-    elif found["equal"]:
-        values = frozenset({found["value"]})
+    if match["set"]:
+        values = frozenset(value.strip() for value in match["values"].split(","))
+    elif match["equal"]:
+        values = frozenset({match["value"]})
     else:
         return LabelRequirement(key, EXISTS)
     for value in values:
         if not _VALUE.fullmatch(value):
             raise ValueError(f"{key}: {value!r:.60} is no label value")
-    return LabelRequirement(key, NOT_IN if found["equal"] == "!=" or found["set"] == "notin" else IN, values)
+    return LabelRequirement(key, NOT_IN if match["equal"] == "!=" or match["set"] == "notin" else IN, values)

@@ -1,5 +1,5 @@
 """Starts informers and controllers for one term of leadership.
-Nothing is carried over from an earlier term: everything is listed again.
+Nothing is carried over from an earlier term, whose data may be outdated: everything is listed again.
 """
 
 from __future__ import annotations
@@ -23,49 +23,49 @@ from kube.informer import Informer
 
 
 class ControllerManager:
-    """One term of leading: everything is read anew, for nothing of the term before need still hold."""
+    """Informers and controllers of one term of leadership."""
 
     def __init__(
-        self, client: KubeClient, config: ControllerConfig, tally: MetricValues, exposition: ControllerExposition
+        self, client: KubeClient, config: ControllerConfig, metrics: MetricValues, exposition: ControllerExposition
     ) -> None:
         self._informers: list[Informer[Any]] = []
-        self._running: list[Callable[[], Awaitable[None]]] = []
+        self._run_functions: list[Callable[[], Awaitable[None]]] = []
         cncs = self._watch(Informer(client, CNCS))
         queues: dict[str, Any] = {}
         self._kcc: KccController | None = None
         if KCC in config.controllers:
-            self._kcc = KccController(client, self._watch(Informer(client, KCCS)), cncs, tally)
-            self._running.append(self._kcc.run)
+            self._kcc = KccController(client, self._watch(Informer(client, KCCS)), cncs, metrics)
+            self._run_functions.append(self._kcc.run)
             queues[KCC] = self._kcc.queue
         if LIFECYCLE in config.controllers:
             nodes = self._watch(Informer(client, NODES, max_s=MAX_WATCH_S))
             cnrs = self._watch(Informer(client, CNRS, max_s=MAX_WATCH_S))
-            objects = NodeObjects(client, nodes, {LabelMirroring.MERGED: cnrs, LabelMirroring.REPLACED: cncs}, tally)
-            self._running.append(objects.run)
+            objects = NodeObjects(client, nodes, {LabelMirroring.MERGED: cnrs, LabelMirroring.REPLACED: cncs}, metrics)
+            self._run_functions.append(objects.run)
             queues[LIFECYCLE] = objects.queue
             if config.health.enabled:
-                health = AgentHealth(client, nodes, cnrs, config.health, tally)
-                self._running.append(health.run)
+                health = AgentHealth(client, nodes, cnrs, config.health, metrics)
+                self._run_functions.append(health.run)
                 self._informers.extend(health.pods)
         exposition.watch(self, queues)
 
     def __iter__(self) -> Iterator[Informer[Any]]:
-        """Everything that is watched now."""
+        """All informers, including those of configuration kinds that are currently distributed."""
         yield from self._informers
         if self._kcc is not None:
             yield from self._kcc.kinds.values()
 
-    def waiting(self) -> str:
-        """Resources that were not listed yet."""
+    def unsynced(self) -> str:
+        """Resources that have not been listed yet; empty if all have."""
         names = [informer.resource.gvr for informer in self if not informer.synced.is_set()]
         return f"not listed yet: {', '.join(names)}" if names else ""
 
     async def run(self) -> None:
-        """Until cancelled, or until one of them meets a bug: then all end, and the process with them."""
+        """Run until cancelled, or until one of them raises because of a bug, which ends all of them and the process."""
         async with asyncio.TaskGroup() as group:
             for informer in self._informers:
                 group.create_task(informer.run())
-            for run in self._running:
+            for run in self._run_functions:
                 group.create_task(_as_coroutine(run))
 
     def _watch(self, informer: Informer[Any]) -> Informer[Any]:

@@ -18,10 +18,10 @@ from kube.work_queue import WorkQueue
 
 
 class ControllerExposition(Collector):
-    """What `/metrics` shows: the tally, and what client, informers and queues know of themselves."""
+    """Collector of `/metrics`: the metric values, and counts of the client, the informers and the queues."""
 
-    def __init__(self, tally: MetricValues, client: KubeClient) -> None:
-        self._tally, self._client = tally, client
+    def __init__(self, metrics: MetricValues, client: KubeClient) -> None:
+        self._metrics, self._client = metrics, client
         self._informers: Iterable[Informer[Any]] = ()
         self._queues: Mapping[str, WorkQueue[Any]] = {}
         self._registry = CollectorRegistry(auto_describe=False)
@@ -29,22 +29,22 @@ class ControllerExposition(Collector):
         ProcessCollector(registry=self._registry)
 
     def watch(self, informers: Iterable[Informer[Any]], queues: Mapping[str, WorkQueue[Any]]) -> None:
-        """Show these from now on: they come and go with leading."""
+        """Export these informers and queues from now on; they change with leadership."""
         self._informers, self._queues = informers, queues
 
     def render(self, accept: str, now_s: float) -> tuple[bytes, str]:
-        """Body and content type; `now_s` by the monotonic clock. To be called in the loop, where the numbers change."""
+        """Return body and content type; `now_s` is monotonic. Call it on the event loop, where the values change."""
         self._refresh(now_s)
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:
-        """For the library."""
+        """Yield the metric families; called by prometheus_client."""
         for row in CONTROLLER_METRICS:
-            values = self._tally.values(row.name)
+            values = self._metrics.values(row.name)
             if not values:
                 continue
-            # Both kinds take the complete name, or the stem that OpenMetrics has.
+            # Both classes accept the full name, or the name without _total as in OpenMetrics.
             kind = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
             family = kind(row.name, row.help, labels=row.labels)
             for labels, value in sorted(values.items()):
@@ -52,24 +52,24 @@ class ControllerExposition(Collector):
             yield family
 
     def _refresh(self, now_s: float) -> None:
-        seen: dict[str, list[tuple[LabelValues, float]]] = {name: [] for name in _INFORMER_METRICS}
-        # Several may watch one resource, as those of several agents' pods do: together they are one row.
-        together: dict[str, list[Informer[Any]]] = {}
+        values: dict[str, list[tuple[LabelValues, float]]] = {name: [] for name in _INFORMER_METRICS}
+        # Several informers may watch one resource with different selectors; their values are added.
+        informers_by_gvr: dict[str, list[Informer[Any]]] = {}
         for informer in self._informers:
-            together.setdefault(informer.resource.gvr, []).append(informer)
-        for gvr, ones in together.items():
-            ages = [age for one in ones if (age := one.age_s(now_s)) is not None]
-            objects, unreadable, relists, oldest = _INFORMER_METRICS
-            seen[objects].append(((gvr,), sum(len(one.store) for one in ones)))
-            seen[unreadable].append(((gvr,), sum(len(one.problems) for one in ones)))
-            seen[relists].append(((gvr,), sum(one.relists for one in ones)))
-            seen[oldest].extend([((gvr,), max(ages))] if ages else [])
-        for name, values in seen.items():
-            self._tally.set(name, values)
-        self._tally.set(
+            informers_by_gvr.setdefault(informer.resource.gvr, []).append(informer)
+        for gvr, informers in informers_by_gvr.items():
+            ages = [age for informer in informers if (age := informer.age_s(now_s)) is not None]
+            objects, unreadable, relists, max_age = _INFORMER_METRICS
+            values[objects].append(((gvr,), sum(len(informer.store) for informer in informers)))
+            values[unreadable].append(((gvr,), sum(len(informer.problems) for informer in informers)))
+            values[relists].append(((gvr,), sum(informer.relists for informer in informers)))
+            values[max_age].extend([((gvr,), max(ages))] if ages else [])
+        for name, samples in values.items():
+            self._metrics.set(name, samples)
+        self._metrics.set(
             "dioptase_controller_queue_length", [((name,), len(queue)) for name, queue in self._queues.items()]
         )
-        self._tally.set("dioptase_controller_api_requests_total", self._client.requests.items())
+        self._metrics.set("dioptase_controller_api_requests_total", self._client.requests.items())
 
 
 _INFORMER_METRICS = (

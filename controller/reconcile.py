@@ -1,5 +1,5 @@
 """Reconcile loop over a work queue, and the values of the controllers' metrics.
-A refusal of the API server or an unexpected exception retries the key later.
+A rejection by the API server or an unexpected exception retries the key later.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ LabelValues = tuple[str, ...]
 
 
 class MetricValues:
-    """Values by metric and labels, in the order of the catalogue's row. Written in the loop, and read there."""
+    """Metric values by name and label values, in the label order of the catalogue. Used on the event loop only."""
 
     def __init__(self) -> None:
         self._values: dict[str, dict[LabelValues, float]] = {name: {} for name in CONTROLLER_METRICS_BY_NAME}
 
     def count(self, name: str, *labels: str) -> None:
-        """One more."""
+        """Increment a counter."""
         values = self._values[name]
         values[labels] = values.get(labels, 0) + 1
 
     def set(self, name: str, values: Iterable[tuple[LabelValues, float]], within: LabelValues = ()) -> None:
-        """These are all values of a gauge, or all that begin with those labels: what is gone is no longer shown."""
-        kept = {key: value for key, value in self._values[name].items() if within and key[: len(within)] != within}
-        self._values[name] = kept | dict(values)
+        """Replace all values of a gauge, or those whose label values start with `within`, so that vanished ones disappear."""
+        other = {key: value for key, value in self._values[name].items() if within and key[: len(within)] != within}
+        self._values[name] = other | dict(values)
 
     def values(self, name: str) -> Mapping[LabelValues, float]:
         return self._values[name]
@@ -41,45 +41,47 @@ RECONCILES_METRIC = "dioptase_controller_reconciles_total"
 
 
 async def reconcile_queue(
-    name: str, queue: WorkQueue[K], look: Callable[[K], Awaitable[None]], tally: MetricValues
+    name: str, queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[None]], metrics: MetricValues
 ) -> None:
-    """Until cancelled. What the API server refuses is looked at again later; so is what a bug of ours stopped."""
+    """Reconcile keys until cancelled. Keys that fail, by a rejection or by a bug, are retried."""
     while True:
         key = await queue.take()
         try:
-            await look(key)
+            await reconcile(key)
         except (ApiError, ApiUnreachable) as error:
             wait_s = queue.failed(key)
-            tally.count(RECONCILES_METRIC, name, "retried")
-            # Somebody else wrote first: the newer object is on its way.
+            metrics.count(RECONCILES_METRIC, name, "retried")
+            # After a conflict, the newer object arrives by the watch.
             level = logging.DEBUG if isinstance(error, ApiError) and error.conflict else logging.WARNING
-            log.log(level, "%s: %s: %s; again in %.1f s", name, key, error, wait_s)
+            log.log(level, "%s: %s: %s; retried in %.1f s", name, key, error, wait_s)
         except Exception:
             queue.failed(key)
-            tally.count(RECONCILES_METRIC, name, "failed")
+            metrics.count(RECONCILES_METRIC, name, "failed")
             log.exception("%s: %s", name, key)
         else:
             queue.done(key)
-            tally.count(RECONCILES_METRIC, name, "done")
+            metrics.count(RECONCILES_METRIC, name, "done")
 
 
-async def run_all(asked: Iterable[Awaitable[object]]) -> None:
-    """One after another, all of them; then the first refusal is raised. An object that can no longer be written, as when its
-    definition has become stricter, must not keep the others from it."""
-    refused: ApiError | ApiUnreachable | None = None
-    for one in asked:
+async def run_all(requests: Iterable[Awaitable[object]]) -> None:
+    """Await all requests one after another, then raise the first error.
+
+    An object that cannot be written, for example because its schema became stricter, must not block the others.
+    """
+    first_error: ApiError | ApiUnreachable | None = None
+    for request in requests:
         try:
-            await one
+            await request
         except (ApiError, ApiUnreachable) as error:
-            refused = refused or error
-    if refused is not None:
-        raise refused
+            first_error = first_error or error
+    if first_error is not None:
+        raise first_error
 
 
-async def ignore_missing(asked: Awaitable[ResultT]) -> ResultT | None:
-    """The answer; None where the object has gone meanwhile, which settles it."""
+async def ignore_missing(request: Awaitable[ResultT]) -> ResultT | None:
+    """Return the response, or None if the object no longer exists."""
     try:
-        return await asked
+        return await request
     except ApiError as error:
         if not error.missing:
             raise

@@ -1,5 +1,5 @@
 """Settings of the controllers, and their parser.
-Names in brackets are flags of Katalyst's controller.
+Names in brackets are the corresponding flags of Katalyst's controller.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ class _ControllerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
 
 class HealthConfig(_ControllerSettings, frozen=True, kw_only=True):
-    """What becomes of nodes whose agents are not well. Names in brackets are flags of Katalyst's controller."""
+    """How nodes with unhealthy agents are treated. Names in brackets are flags of Katalyst's controller."""
 
     enabled: bool = True
-    """[healthz-enabled] False watches no pods, taints and evicts nothing."""
+    """[healthz-enabled] False disables watching agent pods, taints and evictions."""
     dry_run: bool = False
-    """[healthz-dry-run] Judge and tell in the log and in metrics, and write nothing."""
+    """[healthz-dry-run] Evaluate, log and export metrics, but write nothing."""
     agents: Mapping[str, str] = msgspec.field(default_factory=lambda: dict(DEFAULT_AGENT_SELECTORS))
-    """[healthz-agent-selector] By name, a selector for the pods of each agent that a node must have."""
+    """[healthz-agent-selector] Selector for the pods of each agent that a node must have, by name."""
     namespace: str = ""
-    """That of their pods; empty, as in Katalyst: any, where everybody who may make pods can make one that is taken for a node's
-    agent, and hide that the agent is gone."""
+    """Namespace of the agents' pods. Empty, as in Katalyst, means any; then every account that may create pods can create one
+    that counts as a node's agent and hides that the agent is missing."""
     node_selector: str = ""
-    """[healthz-node-selector] Nodes that must have them; empty: all."""
+    """[healthz-node-selector] Nodes that must have the agents; empty means all."""
     taint_after_s: Seconds = 600.0
-    """[healthz-unhealthy-period] A node whose agent has not been ready for so long gets no more reclaimed pods."""
+    """[healthz-unhealthy-period] Time without a ready agent after which a node receives no more reclaimed pods."""
     evict_after_s: Seconds = 1200.0
-    """After so long, those that run there are evicted. Not before they are kept away: at least `taintAfterS`."""
+    """Time without a ready agent after which the node's reclaimed pods are evicted; at least `taintAfterS`."""
     taint_per_s: Rate = 0.2
-    """[healthz-taint-qps] Nodes that are tainted in a second."""
+    """[healthz-taint-qps] Nodes tainted per second."""
     evict_per_s: Rate = 0.1
-    """[healthz-evict-qps] Nodes that are emptied in a second."""
+    """[healthz-evict-qps] Nodes per second whose reclaimed pods are evicted."""
     disruption_threshold: Annotated[float, Meta(ge=0, le=1)] = 0.2
-    """[healthz-taint-threshold, healthz-evict-threshold] Part of the nodes beyond which unwell agents stop both."""
+    """[healthz-taint-threshold, healthz-evict-threshold] Share of nodes with unhealthy agents above which both stop."""
 
     def __post_init__(self) -> None:
         if self.evict_after_s < self.taint_after_s:
             raise ValueError(
-                f"evictAfterS is {self.evict_after_s:g} and taintAfterS {self.taint_after_s:g}: pods that leave before new ones"
-                " are kept away come back; give evictAfterS at least as much"
+                f"evictAfterS is {self.evict_after_s:g} and taintAfterS {self.taint_after_s:g}: pods evicted before the"
+                " taint would come back; set evictAfterS to at least taintAfterS"
             )
         for name, selector in (
             *((f"agents.{name}", text) for name, text in self.agents.items()),
@@ -58,32 +58,34 @@ class HealthConfig(_ControllerSettings, frozen=True, kw_only=True):
         ):
             try:
                 if not parse_selector(selector).requirements and name != "nodeSelector":
-                    raise ValueError("it is empty and would take any pod for the agent; name its labels")
+                    raise ValueError("it is empty and would match every pod; name the labels of the agent")
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
 
 
 class ControllerConfig(_ControllerSettings, frozen=True, kw_only=True):
-    """The file as a whole."""
+    """Content of the settings file."""
 
     controllers: tuple[Literal["kcc", "lifecycle"], ...] = ("kcc", "lifecycle")
-    """Those that run."""
+    """Enabled controllers."""
     lease: str = "dioptase-controller"
-    """Name of the Lease by which one of several replicas leads; it is in the namespace that the controller runs in."""
+    """Name of the Lease for leader election among replicas, in the namespace of the controller."""
     token_review: bool = False
-    """Serve metrics to those alone whose bearer token the API server knows and allows to get `/metrics`."""
+    """Serve metrics only to clients whose bearer token the API server allows to get `/metrics`."""
     health: HealthConfig = HealthConfig()
 
 
 ErrorDescriber = Callable[[msgspec.ValidationError, object, type[ControllerConfig]], str]
 
 
-def parse_settings(text: str, check: Callable[[str], None], complaint: ErrorDescriber) -> ControllerConfig:
-    """`check` raises ValueError where the text is not one plain YAML document, `complaint` words what does not fit. Raises
-    ValueError with the field and the remedy."""
+def parse_settings(text: str, check: Callable[[str], None], describe_error: ErrorDescriber) -> ControllerConfig:
+    """Parse the settings file. Raises ValueError with the field and the remedy.
+
+    `check` raises ValueError unless the text is one plain YAML document; `describe_error` words validation errors.
+    """
     check(text)
     document = msgspec.yaml.decode(text)
     try:
         return msgspec.convert({} if document is None else document, ControllerConfig)
     except msgspec.ValidationError as error:
-        raise ValueError(complaint(error, document, ControllerConfig)) from None
+        raise ValueError(describe_error(error, document, ControllerConfig)) from None

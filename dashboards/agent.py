@@ -45,7 +45,7 @@ def overdue_cycles() -> Panel:
         "Most overdue round",
         units.Seconds,
         f"max({SNAPSHOT_AGE} - on (job, instance) dioptase_round_interval_seconds)",
-        "Age of an agent's latest look at its node when Prometheus asked, less the interval at which it is set to look.",
+        "Age of an agent's latest cycle at the scrape, minus the agent's cycle interval.",
         (5, 15),
     )
 
@@ -63,7 +63,7 @@ def snapshot_age() -> Panel:
     return line_panel(
         "Snapshot age",
         units.Seconds,
-        "How old an agent's latest look at its node was when Prometheus asked. Grows when it hangs; above the limit the alert "
+        "Age of an agent's latest cycle at the scrape. It grows when the agent hangs; above the limit the alert "
         "DioptaseAgentSilent fires.",
         Query(SNAPSHOT_AGE, "{{instance}}"),
         Query(f"15 + 3 * dioptase_round_interval_seconds{{{NODE_SELECTOR}}}", f"limit {INSTANCE_LEGEND}"),
@@ -205,7 +205,7 @@ def _katalyst_row() -> list[Panel]:
         line_panel(
             "Requests to the API server",
             "1/s",
-            "By method, resource and HTTP status. 409 is somebody else's write in between, 429 a server that wants less, "
+            "By method, resource and HTTP status. 409 is a concurrent write, 429 an overloaded server, "
             "`unreachable` none at all.",
             Query(
                 rate_by("dioptase_api_requests_total", NODE_SELECTOR, "job, instance, method, resource, status"),
@@ -226,7 +226,8 @@ def _katalyst_row() -> list[Panel]:
         line_panel(
             "Age of advice",
             units.Seconds,
-            "Since advice was last given to somebody else's QRM plugin, or taken from an advisor. One that grows is no longer "
+            "Time since advice was last sent to an external QRM plugin, or received from an external "
+            "advisor. One that grows is no longer "
             "heard.",
             Query(
                 f"dioptase_advice_age_seconds{{{NODE_SELECTOR}}}",
@@ -236,7 +237,7 @@ def _katalyst_row() -> list[Panel]:
         line_panel(
             "Containers before they start",
             "1/s",
-            "What was answered when the runtime asked about them. After `unknown` and `late` a container had its limits only "
+            "Answers to the runtime's requests about containers. After `unknown` and `late` a container had its limits only "
             "from the next round on.",
             Query(
                 rate_by("dioptase_nri_containers_total", NODE_SELECTOR, "job, instance, answer"),

@@ -31,5 +31,5 @@ def path_of(board: Board) -> Path:
 
 
 if __name__ == "__main__":
-    for made in boards():
-        path_of(made).write_text(made.json())
+    for board in boards():
+        path_of(board).write_text(board.json())

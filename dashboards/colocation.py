@@ -37,7 +37,7 @@ def board() -> Board:
         ("namespace", "pod"),
         (
             ("At a glance", _glance()),
-            ("What is lent", _lent()),
+            ("What is lent", _reclaimable()),
             ("Regions and their sizes", _regions()),
             ("Memory", _memory()),
             ("What it costs online pods", _harm()),
@@ -50,8 +50,8 @@ def board() -> Board:
 
 def interference(by: str, online: str = ONLINE_SELECTOR) -> str:
     """Time a second that online pods waited while batch work had the CPU."""
-    made = rate_by(BLAME, f'{online},cause="neighbour"', f"{by}, culprit")
-    return f"sum by ({by}) ({made} and on (job, instance, culprit) {_BATCH})"
+    created = rate_by(BLAME, f'{online},cause="neighbour"', f"{by}, culprit")
+    return f"sum by ({by}) ({created} and on (job, instance, culprit) {_BATCH})"
 
 
 def _glance() -> list[Panel]:
@@ -73,7 +73,7 @@ def _glance() -> list[Panel]:
             "Promised",
             "cores",
             f"sum(dioptase_reclaim_headroom_cores{{{NODE_SELECTOR}}})",
-            "What can be promised to reclaimed pods in all, what they use now included.",
+            "CPU for all reclaimed pods together, their current use included.",
         ),
         stat_panel(
             "Online waits for batch work",
@@ -92,7 +92,7 @@ def _glance() -> list[Panel]:
     ]
 
 
-def _lent() -> list[Panel]:
+def _reclaimable() -> list[Panel]:
     return [
         line_panel(
             "Lent and used",
@@ -102,11 +102,11 @@ def _lent() -> list[Panel]:
             Query(rate_by(USED, RECLAIMED_SELECTOR, "job, instance"), "used on {{instance}}"),
         ),
         line_panel(
-            "Promised and needed",
+            "Headroom and need",
             "cores",
-            "What can be promised to reclaimed pods, what the node advertises of it (a mean of minutes, in bounded steps), and "
+            "Headroom for reclaimed pods, the headroom that the node reports (a mean of minutes, in bounded steps), and "
             "what online pods are estimated to need.",
-            Query(f"dioptase_reclaim_headroom_cores{{{NODE_SELECTOR}}}", "promised on {{instance}}"),
+            Query(f"dioptase_reclaim_headroom_cores{{{NODE_SELECTOR}}}", "headroom on {{instance}}"),
             Query(f"dioptase_reclaim_advertised_cores{{{NODE_SELECTOR}}}", "advertised on {{instance}}"),
             Query(f"dioptase_share_requirement_cores{{{NODE_SELECTOR}}}", "needed on {{instance}}"),
             Query(f"dioptase_node_cpus{{{NODE_SELECTOR}}}", "CPUs of {{instance}}"),
@@ -176,10 +176,10 @@ def _regions() -> list[Panel]:
 def _memory() -> list[Panel]:
     return [
         line_panel(
-            "Memory that can be promised",
+            "Memory headroom",
             units.BytesIEC,
-            "To reclaimed pods in all, what they use now included; beside what a stock memory advisor would give them.",
-            Query(f"dioptase_reclaim_memory_headroom_bytes{{{NODE_SELECTOR}}}", "promised on {{instance}}"),
+            "For all reclaimed pods together, their current use included; compared with a stock memory advisor.",
+            Query(f"dioptase_reclaim_memory_headroom_bytes{{{NODE_SELECTOR}}}", "headroom on {{instance}}"),
             Query(f"dioptase_reclaim_memory_advertised_bytes{{{NODE_SELECTOR}}}", "advertised on {{instance}}"),
             Query(
                 f"sum by (job, instance) (dioptase_memory_provision_bytes{{{NODE_SELECTOR}}})",
@@ -187,7 +187,7 @@ def _memory() -> list[Panel]:
             ),
         ),
         line_panel(
-            "Memory that can be promised, by NUMA node",
+            "Memory headroom by NUMA node",
             units.BytesIEC,
             "Where it is known how it is spread.",
             Query(
@@ -226,7 +226,7 @@ def _harm() -> list[Panel]:
         line_panel(
             "Share of online waits that batch work made",
             units.PercentUnit,
-            "Below a tenth nothing is taken from batch work (leastBlameRatio): somebody else made them wait.",
+            "Below a tenth nothing is taken from batch work (leastBlameRatio): other aggressors caused the waits.",
             Query(
                 f"{interference('job, instance')} / on (job, instance) {rate_by(BLAME, ONLINE_SELECTOR, 'job, instance')}",
                 "{{instance}}",
@@ -235,7 +235,7 @@ def _harm() -> list[Panel]:
         line_panel(
             "Online run-queue wait, p99",
             units.Seconds,
-            "Beside the target that lending is held against.",
+            "Compared with the target of policy latency.",
             Query(quantile_by(0.99, RUNQ_LATENCY, ONLINE_SELECTOR), POD_LEGEND),
             Query(LATENCY_TARGET, "target on {{instance}}"),
             log=True,
@@ -252,24 +252,25 @@ def _harm() -> list[Panel]:
 def _forecasts() -> list[Panel]:
     return [
         line_panel(
-            "CPU: used and foretold",
+            "CPU: use and forecast",
             "cores",
-            "All but reclaimed pods, the system too. What is used should stay below what is foretold; the space between "
+            "All but reclaimed pods, including the system. Use should stay below the forecast; the space between "
             "is what caution costs.",
             Query(f"dioptase_forecast_cpu_used_cores{{{NODE_SELECTOR}}}", "used on {{instance}}"),
-            Query(f"dioptase_forecast_cpu_peak_cores{{{NODE_SELECTOR}}}", "foretold on {{instance}}"),
+            Query(f"dioptase_forecast_cpu_peak_cores{{{NODE_SELECTOR}}}", "forecast on {{instance}}"),
         ),
         line_panel(
-            "Memory: used and foretold",
+            "Memory: use and forecast",
             units.BytesIEC,
             "The same of memory that could not be had without swapping.",
             Query(f"dioptase_forecast_memory_used_bytes{{{NODE_SELECTOR}}}", "used on {{instance}}"),
-            Query(f"dioptase_forecast_memory_peak_bytes{{{NODE_SELECTOR}}}", "foretold on {{instance}}"),
+            Query(f"dioptase_forecast_memory_peak_bytes{{{NODE_SELECTOR}}}", "forecast on {{instance}}"),
         ),
         line_panel(
             "Forecasts that were missed, of the last day",
             units.PercentUnit,
-            "Beside what the settings allow. Above that for a while after the load has changed; for longer: see the runbook.",
+            "Compared with the limit in the settings. Above it for a while after a change of the load; if "
+            "for longer, see the runbook.",
             Query(f"dioptase_forecast_miss_ratio{{{NODE_SELECTOR}}}", "{{resource}} on {{instance}}"),
             Query(f"dioptase_forecast_big_miss_ratio{{{NODE_SELECTOR}}}", "{{resource}} by a tenth of {{instance}}"),
             Query(f"dioptase_forecast_promised_miss_ratio{{{NODE_SELECTOR}}}", "{{resource}} allowed on {{instance}}"),
@@ -296,10 +297,10 @@ def _shadow() -> list[Panel]:
             Query(f"dioptase_shadow_lent_cores{{{NODE_SELECTOR}}}", "{{policy}} would lend on {{instance}}"),
         ),
         line_panel(
-            "Promised, and what the shadow policy would promise",
+            "Headroom, and that of the shadow policy",
             "cores",
             "Of two policies that miss as seldom, the one that promises more is worth more.",
-            Query(f"dioptase_reclaim_headroom_cores{{{NODE_SELECTOR}}}", "promised on {{instance}}"),
+            Query(f"dioptase_reclaim_headroom_cores{{{NODE_SELECTOR}}}", "headroom on {{instance}}"),
             Query(f"dioptase_shadow_headroom_cores{{{NODE_SELECTOR}}}", "{{policy}} would promise on {{instance}}"),
         ),
     ]

@@ -167,8 +167,9 @@ def _evicted() -> list[Panel]:
         stat_panel(
             "Pods on their way out",
             units.Short,
-            f"(sum(dioptase_eviction_leaving_pods{{{NODE_SELECTOR}}}) + sum(dioptase_eviction_held_pods{{{NODE_SELECTOR}}})) or vector(0)",
-            "They were asked to leave and are still here, or a disruption budget or the API server does not allow it yet.",
+            f"(sum(dioptase_eviction_leaving_pods{{{NODE_SELECTOR}}}) + "
+            f"sum(dioptase_eviction_held_pods{{{NODE_SELECTOR}}})) or vector(0)",
+            "Evicted pods that still run, or whose eviction a disruption budget or the API server does not allow yet.",
         ),
         stat_panel(
             "Evictions that failed or are late",
@@ -189,7 +190,7 @@ def _evicted() -> list[Panel]:
             "Thresholds that could not be judged",
             units.Short,
             f"sum(dioptase_eviction_not_judged{{{NODE_SELECTOR}}}) or vector(0)",
-            "An input is missing, so nobody leaves because of them. The card on the agent's page says which.",
+            "An input is missing, so these plugins evict no pods. The card on the agent's page says which input.",
         ),
     ]
 

@@ -46,7 +46,7 @@ def board() -> Board:
             ("What the fleet lends", _reclaimable()),
             ("Nodes that fare worst", _worst_nodes()),
             ("Agents", _agents()),
-            ("Who had to leave", _evicted()),
+            ("Evictions", _evicted()),
             ("Configuration", _configured()),
             ("Controller", _controller()),
         ),
@@ -101,7 +101,7 @@ def _glance() -> list[Panel]:
 def _reclaimable() -> list[Panel]:
     return [
         line_panel(
-            "Lent, used and promised by the fleet",
+            "Reclaimable and used CPU and headroom of the fleet",
             "cores",
             "The sum of all nodes. Lent that falls to nothing at once is a setting or a source that all of them miss.",
             Query(f"sum({REPORTED})", "promised"),
@@ -128,7 +128,7 @@ def _worst_nodes() -> list[Panel]:
             Query(top_series(interference_of_nodes()), INSTANCE),
         ),
         ranked(
-            "Longest waits beside the target",
+            "Longest waits relative to the target",
             units.PercentUnit,
             "p99 of the online pod that waits longest, as a share of its policy's target; above it lending shrinks.",
             Query(top_series(f"{waits} / on ({BY_NODE}) {LATENCY_TARGET}"), INSTANCE),
@@ -214,7 +214,7 @@ def _evicted() -> list[Panel]:
         line_panel(
             "Evictions of nodes without an agent",
             units.Short,
-            "By the controller: what became of reclaimed pods whose node nobody looks after.",
+            "Reclaimed pods on nodes without an agent that the controller evicted, by result.",
             Query(f"sum by (result) (increase(dioptase_lifecycle_evictions_total{RATE_INTERVAL}))", "{{result}}"),
             bars=True,
         ),
@@ -236,12 +236,12 @@ def _configured() -> list[Panel]:
         line_panel(
             "Nodes by configuration",
             units.Short,
-            "How many nodes obey which content of each object: a rollout is one hash that grows while another shrinks.",
+            "How many nodes apply which content of each object: a rollout is one hash that grows while another shrinks.",
             Query(f"count by (kind, object, hash) ({APPLIED_CONFIG} == 1)", "{{kind}} {{object}} {{hash}}"),
             stacked=True,
         ),
         line_panel(
-            "Nodes that cannot obey",
+            "Nodes that cannot apply it",
             units.Short,
             "Their last good configuration stands. `kubectl dioptase config` says why, field by field.",
             Query(f"sum by (kind, object, hash) (1 - {APPLIED_CONFIG})", "{{kind}} {{object}} {{hash}}"),
@@ -249,10 +249,10 @@ def _configured() -> list[Panel]:
         line_panel(
             "Progress of rollouts",
             units.Short,
-            "Nodes that a configuration is for, those that its rollout reaches as yet, and those that were told.",
+            "Nodes that a configuration targets, those that its rollout has reached, and those that were updated.",
             Query(f"sum by (resource, object) (dioptase_kcc_target_nodes {ON_LEADER})", f"for: {ROLLOUT}"),
             Query(f"sum by (resource, object) (dioptase_kcc_canary_nodes {ON_LEADER})", f"reached: {ROLLOUT}"),
-            Query(f"sum by (resource, object) (dioptase_kcc_updated_nodes {ON_LEADER})", f"told: {ROLLOUT}"),
+            Query(f"sum by (resource, object) (dioptase_kcc_updated_nodes {ON_LEADER})", f"updated: {ROLLOUT}"),
         ),
         line_panel(
             "Configurations that cannot stand",
@@ -266,7 +266,7 @@ def _configured() -> list[Panel]:
 def _controller() -> list[Panel]:
     return [
         line_panel(
-            "Who leads",
+            "Leader",
             units.Short,
             "One replica leads and works; at two the sum would be wrong, at none nothing is rolled out, tainted or evicted.",
             Query("dioptase_controller_leading", INSTANCE),

@@ -31,12 +31,13 @@ def board() -> Board:
     return Board(
         "memory",
         "Dioptase: memory and reclaim",
-        "How much memory is left, whether the kernel or the workloads themselves have to free it, and who pays for that.",
+        "How much memory is left, whether the kernel or the workloads themselves have to free it, and "
+        "which cgroups are delayed by that.",
         ("cgroup",),
         (
             ("At a glance", _glance()),
             ("The node", _node()),
-            ("Who reclaims", _reclaim()),
+            ("Reclaim", _reclaim()),
             ("Cgroups", _cgroups()),
         ),
     )
@@ -160,7 +161,7 @@ def _reclaim() -> list[Panel]:
 
     return [
         line_panel(
-            "Direct reclaim, by who had to",
+            "Direct reclaim by cgroup",
             MS_PER_S,
             "Milliseconds a second that tasks stood still: 1,000 is one task all the time.",
             Query(stalled("direct"), CGROUP_LEGEND),
@@ -178,9 +179,9 @@ def _reclaim() -> list[Panel]:
             "Direct and at limits: the pause that a request in the middle of it feels.",
         ),
         line_panel(
-            "Who woke kswapd",
+            "Wakeups of kswapd by cgroup",
             "1/s",
-            "Whose allocations found a zone below its watermark: often who grows, not who suffers.",
+            "Cgroups whose allocations found a zone below its watermark: often those that grow, not those that are delayed.",
             Query(
                 top_series(rate_by("dioptase_cgroup_kswapd_wakeups_total", CGROUP_SELECTOR, BY_CGROUP)), CGROUP_LEGEND
             ),

@@ -91,12 +91,13 @@ def _glance() -> list[Panel]:
 
 
 def _cpu() -> list[Panel]:
-    busy = f'sum by (job, instance, cpu) (rate(dioptase_node_percpu_seconds_total{{{NODE_SELECTOR},mode!~"idle|iowait|steal"}}{RATE_INTERVAL}))'
+    selector = f'{NODE_SELECTOR},mode!~"idle|iowait|steal"'
+    busy = f"sum by (job, instance, cpu) (rate(dioptase_node_percpu_seconds_total{{{selector}}}{RATE_INTERVAL}))"
     return [
         line_panel(
             "Use by mode",
             "cores",
-            "Steal is time that the hypervisor gave to somebody else.",
+            "Steal is time that the hypervisor gave to other guests.",
             Query(
                 rate_by(CPU, f'{NODE_SELECTOR},mode!="idle"', "job, instance, mode"), f"{{{{mode}}}} {INSTANCE_LEGEND}"
             ),
@@ -140,7 +141,7 @@ def _cpu() -> list[Panel]:
         line_panel(
             "Interrupts",
             "1/s",
-            "All kinds together, by CPU; on one CPU alone they slow whoever runs there.",
+            "All kinds together, by CPU; on a single CPU they slow every task that runs there.",
             Query(
                 top_series(rate_by("dioptase_node_interrupts_total", NODE_SELECTOR, "job, instance, cpu")),
                 f"CPU {{{{cpu}}}} {INSTANCE_LEGEND}",
@@ -166,7 +167,7 @@ def _pressure() -> list[Panel]:
         line_panel(
             "All tasks stalled",
             units.PercentUnit,
-            "Share of time in which nobody got on: lost work. Above a few percent it is felt.",
+            "Share of time in which all tasks were stalled: lost work. More than a few percent is noticeable.",
             of("full"),
         ),
     ]
@@ -205,19 +206,40 @@ def _disks() -> list[Panel]:
         line_panel(
             "Room on file systems",
             units.PercentUnit,
-            "Free for whoever is not root.",
+            "Free space for users other than root.",
             Query(
-                f"dioptase_node_filesystem_available_bytes{{{NODE_SELECTOR}}} / dioptase_node_filesystem_size_bytes{{{NODE_SELECTOR}}}",
+                f"dioptase_node_filesystem_available_bytes{{{NODE_SELECTOR}}} / "
+                f"dioptase_node_filesystem_size_bytes{{{NODE_SELECTOR}}}",
                 f"{{{{mountpoint}}}} {INSTANCE_LEGEND}",
             ),
         ),
     ]
 
 
-def _network() -> list[Panel]:
+def _tcp() -> list[Panel]:
     def events(name: str) -> str:
         return rate_by("dioptase_node_network_events_total", f'{NODE_SELECTOR},event="{name}"', "job, instance")
 
+    return [
+        line_panel(
+            "TCP segments sent again",
+            units.PercentUnit,
+            "Share of all that were sent. Above 1 % connections are slow.",
+            Query(f"{events('Tcp.RetransSegs')} / ({events('Tcp.OutSegs')} > 0)", INSTANCE_LEGEND),
+        ),
+        line_panel(
+            "TCP sockets",
+            units.Short,
+            "By state. Many in close_wait: a program that does not close.",
+            Query(
+                f"sum by (job, instance, state) (dioptase_node_tcp_sockets{{{NODE_SELECTOR}}})",
+                f"{{{{state}}}} {INSTANCE_LEGEND}",
+            ),
+        ),
+    ]
+
+
+def _network() -> list[Panel]:
     return [
         line_panel(
             "Bytes by interface",
@@ -248,30 +270,16 @@ def _network() -> list[Panel]:
             ),
         ),
         line_panel(
-            "Bandwidth promised to pods",
+            "Bandwidth guaranteed to pods",
             "Mbits",
-            "What pods ask for of each card, beside what it can promise. `dioptase explain POD` says which card is whose.",
+            "Requests of pods on each card, and its capacity. `dioptase explain POD` shows the card of a pod.",
             Query(
-                f"dioptase_network_promised_mbit{{{NODE_SELECTOR}}}", f"{{{{interface}}}}: promised {INSTANCE_LEGEND}"
+                f"dioptase_network_promised_mbit{{{NODE_SELECTOR}}}", f"{{{{interface}}}}: guaranteed {INSTANCE_LEGEND}"
             ),
             Query(
                 f"dioptase_network_capacity_mbit{{{NODE_SELECTOR}}}",
                 f"{{{{interface}}}}: {{{{direction}}}} at most {INSTANCE_LEGEND}",
             ),
         ),
-        line_panel(
-            "TCP segments sent again",
-            units.PercentUnit,
-            "Share of all that were sent. Above 1 % connections are slow.",
-            Query(f"{events('Tcp.RetransSegs')} / ({events('Tcp.OutSegs')} > 0)", INSTANCE_LEGEND),
-        ),
-        line_panel(
-            "TCP sockets",
-            units.Short,
-            "By state. Many in close_wait: a program that does not close.",
-            Query(
-                f"sum by (job, instance, state) (dioptase_node_tcp_sockets{{{NODE_SELECTOR}}})",
-                f"{{{{state}}}} {INSTANCE_LEGEND}",
-            ),
-        ),
+        *_tcp(),
     ]

@@ -33,12 +33,12 @@ def board() -> Board:
     return Board(
         "overview",
         "Dioptase overview",
-        "Who waits for CPU, what is lent to batch work, what was decided and why.",
+        "Waits for CPU, reclaimable CPU and its use by batch work, decisions and their reasons.",
         ("namespace", "pod"),
         (
             ("At a glance", _glance()),
-            ("Who waits", _runq_latency_row()),
-            ("Who uses the CPU", _use()),
+            ("Waits", _runq_latency_row()),
+            ("Use of the CPU", _use()),
             ("What is lent", _reclaimable_row()),
             ("What was decided", _decisions_row()),
             ("Is the agent healthy", _health()),
@@ -54,7 +54,8 @@ def _glance() -> list[Panel]:
         stat_panel(
             "Worst online wait, p99",
             units.PercentUnit,
-            f"max(({quantile_by(0.99, RUNQ_LATENCY, ONLINE_SELECTOR)} unless {cut}) / on (job, instance) group_left () {LATENCY_TARGET})",
+            f"max(({quantile_by(0.99, RUNQ_LATENCY, ONLINE_SELECTOR)} unless {cut}) / on (job, instance) "
+            f"group_left () {LATENCY_TARGET})",
             "Run-queue wait of the slowest online pod, as a share of its node's target. From half of the target on nothing "
             "more is lent; above it CPU is taken back. Without pods whose own quota makes more than half of their waits: "
             "the policy takes that out of them.",
@@ -146,7 +147,7 @@ def _use() -> list[Panel]:
         line_panel(
             "CPU use of the node by mode",
             "cores",
-            "Steal is time that the hypervisor gave to somebody else.",
+            "Steal is time that the hypervisor gave to other guests.",
             Query(
                 rate_by("dioptase_node_cpu_seconds_total", f'{NODE_SELECTOR},mode!="idle"', "job, instance, mode"),
                 "{{mode}} on {{instance}}",
@@ -174,7 +175,7 @@ def _reclaimable_row() -> list[Panel]:
         line_panel(
             "Lent, used, headroom, need",
             "cores",
-            "What reclaimed pods may use, what they use, their headroom (CPU that can be promised to them in all, what they "
+            "What reclaimed pods may use, what they use, their headroom (CPU for all of them together, what they "
             "use now included), and what online pods need.",
             Query(f"dioptase_reclaim_lent_cores{{{NODE_SELECTOR}}}", "lent on {{instance}}"),
             Query(used, "used by reclaimed pods on {{instance}}"),

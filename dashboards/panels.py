@@ -34,7 +34,7 @@ CGROUP_LEGEND = "{{cgroup}} on {{instance}}"
 LATENCY_TARGET = f"dioptase_latency_target_seconds{{{NODE_SELECTOR}}}"
 """What the policy holds p99 against, and so does the alert DioptaseOnlineWaitHigh. A setting: no number of it stands here."""
 MAX_SERIES = 12
-"""Lines of one panel: more cannot be told apart."""
+"""Maximum number of lines in a panel; more cannot be distinguished."""
 
 
 class Query(NamedTuple):
@@ -48,7 +48,7 @@ Panel = bargauge.Panel | heatmap.Panel | stat.Panel | statetimeline.Panel | time
 
 
 class Board(NamedTuple):
-    """One dashboard: NAME.json, what it answers, its variables beside `datasource` and `node`, and its rows."""
+    """One dashboard: file name, purpose, variables besides `datasource` and `node`, and rows."""
 
     name: str
     title: str
@@ -121,7 +121,7 @@ def _variables(names: Sequence[str]) -> list[Builder[dashboard.VariableModel]]:
             .current(dashboard.VariableOption(text="All", value="$__all"))
         )
 
-    known = {
+    values = {
         "namespace": of(
             "namespace", "Namespace", f"label_values(dioptase_cgroup_threads{{{NODE_SELECTOR}}}, namespace)"
         ),
@@ -133,7 +133,7 @@ def _variables(names: Sequence[str]) -> list[Builder[dashboard.VariableModel]]:
     return [
         dashboard_builder.DatasourceVariable("datasource").label("Prometheus").type("prometheus"),
         of("node", "Node", "label_values(dioptase_build_info, instance)"),
-        *(known[name] for name in names),
+        *(values[name] for name in names),
     ]
 
 

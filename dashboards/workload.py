@@ -29,7 +29,7 @@ NO_NEIGHBOURS = f'{CGROUP_SELECTOR},cause!="neighbour"'
 RUNQ_LATENCY_SUM = rate_by(f"{RUNQ_LATENCY}_sum", CGROUP_SELECTOR, "job, instance")
 OTHER_CAUSES = rate_by(BLAME, NO_NEIGHBOURS, "job, instance")
 ATTRIBUTED = f"({RUNQ_LATENCY_SUM} and {OTHER_CAUSES})"
-"""All waits of a node that knows who had the CPU. Not the sum of the parts: of many culprits only the worst have one."""
+"""All waits of a node with blame data. More than the sum of the parts, which exist for the worst aggressors only."""
 BY_NEIGHBOURS = f"clamp_min({RUNQ_LATENCY_SUM} - {OTHER_CAUSES}, 0)"
 """Of all neighbours, named or not; waits and parts are read one after the other, which can leave a little less than nothing."""
 MS_PER_S = "ms/s"
@@ -39,13 +39,14 @@ MS_PER_S = "ms/s"
 def board() -> Board:
     return Board(
         "workload",
-        "Dioptase: who makes whom wait",
-        "Which cgroups wait for a CPU, who had it meanwhile, and what their own quotas did; with or without listed pods.",
+        "Dioptase: run-queue interference",
+        "Which cgroups wait for a CPU, which ones held it meanwhile, and the effect of their own quotas; "
+        "with or without listed pods.",
         ("cgroup",),
         (
             ("At a glance", _glance()),
-            ("Who waits", _waits()),
-            ("Who makes them wait", _blame()),
+            ("Waits", _waits()),
+            ("Causes of the waits", _blame()),
             ("Throttled by their own quota", _throttled()),
             ("Threads and load", _threads()),
             ("Disk and network", _traffic()),
@@ -133,13 +134,14 @@ def _blame() -> list[Panel]:
         bar_gauge_panel(
             "Worst pairs",
             MS_PER_S,
-            "Who waits, and for whom: the first cgroup's tasks could run while the second one's did.",
+            "Waits by pair: tasks of the first cgroup could run while tasks of the second one did.",
             Query(top_series(_per_ms(pairs)), "{{cgroup}} waits for {{culprit}} on {{instance}}"),
         ),
         bar_gauge_panel(
             "Worst culprits",
             MS_PER_S,
-            "What a cgroup costs all others to whom it is among the worst 16. It need not be in the wrong: it may be the one "
+            "Waits that a cgroup causes to all others for which it is among the worst 16. It need not be "
+            "at fault: it may be the one "
             "that works.",
             Query(
                 top_series(_per_ms(rate_by(BLAME, NEIGHBOURS, "job, instance, culprit"))), "{{culprit}} on {{instance}}"

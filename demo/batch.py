@@ -20,11 +20,11 @@ UNIT_BYTES = 64 << 10
 MIB = 1 << 20
 ARENA_MIB, FILE_MIB = 96, 192
 READ_EVERY = 4
-"""Copies for each MiB that is read of the file."""
+"""Number of copies for each MiB read from the file."""
 
 
 def work(counters: SharedCounters, index: int, idle: bool, file: Path | None = None) -> None:
-    """Do units for ever; cell `index` says how many."""
+    """Compute units until killed; cell `index` counts them."""
     if idle:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     units = hash_blocks() if file is None else stream(file)
@@ -33,7 +33,7 @@ def work(counters: SharedCounters, index: int, idle: bool, file: Path | None = N
 
 
 def hash_blocks() -> Iterator[None]:
-    """Units that need a CPU and nothing else."""
+    """Yield units that need only a CPU."""
     block = bytes(UNIT_BYTES)
     while True:
         hashlib.sha256(block).digest()
@@ -41,7 +41,7 @@ def hash_blocks() -> Iterator[None]:
 
 
 def stream(file: Path) -> Iterator[None]:
-    """Units that go through memory and the page cache as fast as those give it."""
+    """Yield units that copy memory and read the page cache, limited by their bandwidth."""
     block = memoryview(bytearray(MIB))
     with file.open("rb", buffering=0) as cached:
         read = 0
@@ -56,11 +56,11 @@ def stream(file: Path) -> Iterator[None]:
 
 
 def fill(file: Path) -> None:
-    """Make the file that all burners read: written here, its pages count for the cgroup of the batch job."""
+    """Create the file that all burners read; its pages are charged to the cgroup of the batch job."""
     block = bytes(MIB)
-    with file.open("wb") as made:
+    with file.open("wb") as output:
         for _ in range(FILE_MIB):
-            made.write(block)
+            output.write(block)
 
 
 def main() -> int:

@@ -15,18 +15,18 @@ from pathlib import Path
 from api.interfaces import Unavailable
 
 V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids")
-"""Of version 1; cpuacct is part of cpu in version 2."""
+"""Controllers of version 1; in version 2 cpuacct is part of cpu."""
 COMPARED_KNOBS = (
     "cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.idle", "cpu.weight", "cpu.max",
     "cpuset.cpus", "cpuset.mems", "memory.limit_in_bytes", "memory.high", "memory.max", "pids.max",
 )  # fmt: skip
-"""Files that an agent may change, of both versions; those that exist are compared before and after."""
+"""Files of both versions that an agent may change; those that exist are compared before and after the run."""
 OWN_COMMANDS = (b"demo.online", b"demo.batch")
 EMPTY_TIMEOUT_S = 5.0
 
 
 class CgroupInUse(Unavailable):
-    """The cgroups exist and somebody lives in them: unlike missing rights, nothing to work around."""
+    """The cgroups exist and contain processes; unlike missing rights, the demo cannot work around that."""
 
 
 class DemoCgroups:
@@ -34,10 +34,10 @@ class DemoCgroups:
 
     def __init__(self, mounts: Sequence[Path], names: Sequence[str]) -> None:
         self.mounts = tuple(mounts)
-        """Where each cgroup has a directory; the cpu controller's tree comes first."""
+        """Mount points below which each cgroup has a directory; the cpu controller's tree comes first."""
         self.names = tuple(names)
         self.notes: list[str] = []
-        """What was done beyond making directories, one sentence each."""
+        """Changes in addition to new directories, one sentence each."""
         self._lock: int | None = None
         self._enabled: list[str] = []
         self._neighbours: set[str] = set()
@@ -47,9 +47,9 @@ class DemoCgroups:
     def make(cls, v1: Mapping[str, Path], v2: Path | None, names: Sequence[str]) -> DemoCgroups:
         """Make empty cgroups of these names below every mount point that matters.
 
-        `v1` has the mount point of each version 1 controller, `v2` that of the unified hierarchy. Raises Occupied where
-        a cgroup of such a name is in use, Unavailable where this machine or our rights do not allow it; nothing new is
-        left then.
+        `v1` has the mount point of each version 1 controller, `v2` that of the unified hierarchy. Raises CgroupInUse if
+        a cgroup of such a name is in use, Unavailable if this machine or the user's rights do not allow it; then nothing
+        new is left.
         """
         pure_v2 = "cpu" not in v1
         mounts = dict.fromkeys(v1[name] for name in V1_CONTROLLERS if name in v1)
@@ -67,7 +67,7 @@ class DemoCgroups:
         except OSError as error:
             groups._undo()
             raise Unavailable(
-                f"cgroups cannot be made: {error.filename}: {error.strerror}",
+                f"cgroups cannot be created: {error.filename}: {error.strerror}",
                 "run as root on the host, or in a container with a writable /sys/fs/cgroup (privileged, or a rw mount)",
             ) from error
         return groups
@@ -76,21 +76,24 @@ class DemoCgroups:
         return [mount / name for mount in self.mounts]
 
     def procs(self, name: str) -> list[Path]:
-        """The files that a process writes its id to in order to join `name` everywhere."""
+        """Return the files to which a process writes its id to join `name` in every hierarchy."""
         return [directory / "cgroup.procs" for directory in self.directories(name)]
 
     def changed_knobs(self) -> dict[Path, tuple[str, str]]:
-        """Knobs that differ now from what they were when the cgroups were made: file to (then, now)."""
+        """Return the knobs whose value differs from that at creation, by file: the value then and now."""
         now = self._read_knobs()
         return {path: (then, now.get(path, "")) for path, then in self._knobs.items() if now.get(path) != then}
 
     @property
     def knobs(self) -> int:
-        """How many files `changed_knobs` compares."""
+        """Return the number of files that `changed_knobs` compares."""
         return len(self._knobs)
 
     def remove(self) -> None:
-        """Remove the directories, which must have no processes soon, and disable again what was enabled."""
+        """Remove the directories once their processes have ended, and disable the controllers that were enabled.
+
+        Raises Unavailable if processes remain after EMPTY_TIMEOUT_S.
+        """
         for name in self.names:
             self._wait_empty(name)
             for directory in self.directories(name):
@@ -181,7 +184,7 @@ class DemoCgroups:
         self._enabled = []
 
     def _undo(self) -> None:
-        """Take back a half-made attempt. Only what we hold the lock of is ours; before that nothing was made."""
+        """Undo an incomplete attempt. Only locked directories belong to this demo."""
         if self._lock is not None:
             for name in self.names:
                 for directory in self.directories(name):
@@ -197,20 +200,20 @@ class DemoCgroups:
 
 
 def _lock_directory(directory: Path) -> int:
-    """A descriptor that holds the lock of this directory, which still is where its path says; Occupied otherwise."""
+    """Return a descriptor that locks this directory, if it still has its path. Raises CgroupInUse otherwise."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if directory.stat().st_ino == os.fstat(descriptor).st_ino:
             return descriptor
     except (BlockingIOError, FileNotFoundError):
-        pass  # somebody has it, or has just removed it: the same answer below
+        pass  # another process holds or has just removed it
     os.close(descriptor)
     raise CgroupInUse(f"another demo is running in cgroup {directory}", "end that one first, or wait for it")
 
 
 def _inherit_cpuset(directory: Path) -> None:
-    """A new cpuset of version 1 has no CPUs and no memory nodes, and takes no process until it has."""
+    """Set CPUs and memory nodes of a new cpuset of version 1, which accepts no process without them."""
     for name in ("cpuset.cpus", "cpuset.mems"):
         file, parent = directory / name, directory.parent / name
         if file.exists() and parent.exists() and not file.read_text().strip():
@@ -230,7 +233,7 @@ def _pids(procs: Iterable[Path]) -> list[int]:
 
 
 def _command(pid: int) -> bytes | None:
-    """The command line of a process; None where it has ended. Process 0 is one outside our process namespace."""
+    """Return the command line of a process; None if it has ended. Process 0 is outside our process namespace."""
     if pid == 0:
         return b"of another process namespace"
     try:

@@ -25,16 +25,16 @@ from demo.online import deepen_receive_queue
 from demo.schedule import Schedule, arrivals, parse_schedule
 
 SO_TIMESTAMPNS = 35
-"""The same number for the option and for the control message; Python does not name it."""
+"""Number of the socket option and of its control message, which Python does not name."""
 NS_PER_S = 1_000_000_000
 MAX_SLEEP_NS = 20_000_000
-"""Longest sleep, so that replies are counted and signals answered soon even when little is sent."""
+"""Maximum sleep, so that replies are counted and signals are handled soon also at low rates."""
 SENDS_PER_DRAIN = 32
-"""Requests sent between two looks at the replies: their timestamps are the kernel's, so they may wait."""
+"""Requests sent between two reads of the replies, which may wait because their timestamps are the kernel's."""
 
 
 class LoadClient:
-    """One socket, what is outstanding on it, and the counters of what came of it."""
+    """One socket with its outstanding requests and the counters of their results."""
 
     def __init__(
         self, port: int, counters: SharedCounters, timeout_s: float, samples: array[int] | None = None
@@ -58,7 +58,7 @@ class LoadClient:
         self._sock.close()
 
     def run(self, due: Iterator[float], duration_s: float | None) -> None:
-        """Send as due until stopped or for `duration_s`, then wait for the replies to what is outstanding."""
+        """Send requests when due until stopped or for `duration_s`, then wait for the outstanding replies."""
         start = self._counters[ClientCell.STARTED_NS] = time.time_ns()
         for due_s in due:
             if self.stopped or (duration_s is not None and due_s >= duration_s):
@@ -89,7 +89,7 @@ class LoadClient:
         try:
             self._sock.send(struct.pack("=Q", seq))
         except (BlockingIOError, ConnectionRefusedError):
-            return  # nobody took it: it stays outstanding and is counted as lost when its time is up
+            return  # not delivered: it stays outstanding and is counted as lost after the timeout
 
     def _drain(self) -> None:
         while True:
@@ -124,7 +124,7 @@ class LoadClient:
 
 
 def received_ns(ancillary: list[tuple[int, int, bytes]]) -> int:
-    """When the kernel took a datagram in; now, where it does not say (not every container's kernel is Linux)."""
+    """Return the kernel's receive timestamp of a datagram; the current time if there is none."""
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, SO_TIMESTAMPNS):
             seconds, nanoseconds = struct.unpack_from("qq", data)
@@ -133,7 +133,7 @@ def received_ns(ancillary: list[tuple[int, int, bytes]]) -> int:
 
 
 def go_realtime() -> bool:
-    """Ask for SCHED_FIFO and precise timers; whether FIFO was granted."""
+    """Request SCHED_FIFO and precise timers; return whether SCHED_FIFO was granted."""
     prctl(PR_SET_TIMERSLACK, 1)
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
@@ -155,7 +155,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--duration", type=float, help="seconds; without it until SIGTERM")
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds after which a request is lost")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--warmup", type=float, default=math.inf, help="seconds after which the seed is used anew")
+    parser.add_argument("--warmup", type=float, default=math.inf, help="seconds after which the seed is used again")
     return parser.parse_args()
 
 

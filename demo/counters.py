@@ -19,29 +19,29 @@ BUCKETS = len(BOUNDS_US) + 1
 
 
 class ClientCell(IntEnum):
-    """What the client counts behind its buckets; everything grows but STARTED_NS and REALTIME."""
+    """Cells of the client behind its buckets; all are counters but STARTED_NS and REALTIME."""
 
     SUM_NS = BUCKETS
-    """Latency of all requests in the buckets."""
+    """Sum of the latencies of all requests in the buckets."""
     SENT = BUCKETS + 1
     ANSWERED = BUCKETS + 2
     LOST = BUCKETS + 3
-    """Not answered within the timeout; in the buckets with the age that they had then."""
+    """Requests without a reply within the timeout; they are in the buckets with their age at that time."""
     LATE = BUCKETS + 4
-    """Answered after they were given up as lost; not counted a second time."""
+    """Replies that came after the timeout; not counted a second time."""
     LAG_NS = BUCKETS + 5
-    """How far behind their schedule requests were sent, summed: the client's own share of the latency."""
+    """Sum of the delays between the due time and the sending of requests: the client's own share of the latency."""
     STARTED_NS = BUCKETS + 6
     """CLOCK_REALTIME at which the schedule began; 0 before that."""
     REALTIME = BUCKETS + 7
-    """1 where the client runs under SCHED_FIFO."""
+    """1 if the client runs under SCHED_FIFO."""
 
 
 CLIENT_CELLS = BUCKETS + len(ClientCell)
 
 
 class SharedCounters:
-    """`len` unsigned 64-bit cells backed by `path`; indexable like a list."""
+    """Unsigned 64-bit cells in the file `path`; indexable like a list."""
 
     def __init__(self, path: Path, cells: int) -> None:
         with path.open("a+b") as file:
@@ -59,7 +59,7 @@ class SharedCounters:
         return len(self._cells)
 
     def values(self) -> list[int]:
-        """A copy of every cell."""
+        """Return a copy of every cell."""
         return self._cells.tolist()
 
     def close(self) -> None:
@@ -68,14 +68,14 @@ class SharedCounters:
 
 
 def bucket_of(latency_ns: int) -> int:
-    """The bucket a latency belongs to; upper bounds are inclusive."""
+    """Return the index of the bucket of a latency; upper bounds are inclusive."""
     return bisect_left(BOUNDS_NS, latency_ns)
 
 
 def quantile_ms(buckets: Sequence[int], q: float) -> float | None:
-    """The q-quantile in milliseconds, interpolated inside its bucket; None when the buckets are empty.
+    """Return the q-quantile in milliseconds, interpolated inside its bucket; None if the buckets are empty.
 
-    The last bucket answers with its lower bound: the truth is at least that.
+    In the last bucket it is the lower bound, because that bucket has no upper bound.
     """
     total = sum(buckets)
     if total == 0:

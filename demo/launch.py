@@ -27,16 +27,16 @@ def prctl(option: int, value: int) -> None:
 
 
 def end_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
-    """Have the kernel send us `signum` when `parent` ends; leave at once where it already has."""
+    """Have the kernel send `signum` to this process when `parent` ends; exit at once if it has ended already."""
     prctl(PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def supervise(count: int, work: Callable[[int], None]) -> int:
-    """Fork `count` workers that call `work(index)`, for ever; SIGTERM ends them all. The exit code of this process.
+    """Fork `count` workers that call `work(index)` until SIGTERM ends them all; return the exit code of this process.
 
-    A worker that ends by itself is a failure: the others are ended too and the code is 1.
+    A worker that ends by itself is a failure: the others are ended too, and the code is 1.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGCHLD})
     parent = os.getpid()
@@ -46,7 +46,7 @@ def supervise(count: int, work: Callable[[int], None]) -> int:
         os.kill(pid, signal.SIGKILL)
     for pid in workers:
         os.waitpid(pid, 0)
-    # Whoever ends all of a cgroup at once may reach a worker before us.
+    # A process that kills the whole cgroup may reach a worker before this one.
     if received == signal.SIGCHLD and not signal.sigpending() & set(STOP_SIGNALS):
         print("a worker ended by itself; ending the others", file=sys.stderr)
         return 1
@@ -78,9 +78,9 @@ def launch_in_cgroups(
     pass_fds: Sequence[int] = (),
     output: IO[bytes] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start `argv` in its own session (a terminal's Ctrl-C reaches only us); `end_signal` comes when we end.
+    """Start `argv` in its own session, so that a terminal's Ctrl-C reaches only this process.
 
-    What it says goes to `output`, or where what we say goes.
+    The kernel sends `end_signal` when this process ends. Its output goes to `output`, or to the output of this process.
     Call it from the main thread: the kernel watches the thread that forked, not the process.
     """
     joined = ":".join(str(path) for path in procs)
@@ -97,12 +97,12 @@ def launch_in_cgroups(
 
 
 def module_command(module: str) -> list[str]:
-    """The command that runs one of our modules, whatever directory it is started in."""
+    """Return the command that runs a module of this code base, from any directory."""
     return [sys.executable, "-P", "-m", module]
 
 
 def _python_path() -> str:
-    """-P keeps the working directory out of the path; this keeps our own packages in it, installed or not."""
+    """Return PYTHONPATH with this code base, which need not be installed: -P keeps the working directory out of the path."""
     return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> None:
     end_with_parent(int(parent), int(signum))
     for procs in filter(None, joined.split(":")):
         Path(procs).write_text(str(os.getpid()))
-    os.execvp(program[0], program)  # noqa: S606 - replacing ourselves is the purpose
+    os.execvp(program[0], program)  # noqa: S606 - this process is replaced on purpose
 
 
 if __name__ == "__main__":

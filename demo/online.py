@@ -17,7 +17,7 @@ from demo.launch import supervise
 
 REQUEST_BYTES = 8
 RECEIVE_BUFFER = 4 << 20
-"""Room for about 5,000 waiting requests; the kernel grants less where net.core.rmem_max says so and we are not root."""
+"""Room for about 5,000 waiting requests; without root the kernel grants at most net.core.rmem_max."""
 SO_RCVBUFFORCE = 33
 TABLE_BYTES, PIECE_BYTES = 4 << 20, 1 << 10
 RANDOM_OFFSETS = 4096
@@ -25,7 +25,7 @@ CALIBRATIONS, CALIBRATED_PIECES = 20, 8192
 
 
 def bind_service(port: int = 0) -> socket.socket:
-    """The service's socket on 127.0.0.1 (port 0: any free one), with the deepest queue that the kernel grants."""
+    """Return the service's socket on 127.0.0.1 (port 0: any free one), with the deepest queue that the kernel grants."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     deepen_receive_queue(sock)
     sock.bind(("127.0.0.1", port))
@@ -33,7 +33,7 @@ def bind_service(port: int = 0) -> socket.socket:
 
 
 def deepen_receive_queue(sock: socket.socket) -> None:
-    """Give a socket the deep receive queue: beyond net.core.rmem_max where we may, up to it where not."""
+    """Give a socket a deep receive queue: beyond net.core.rmem_max with CAP_NET_ADMIN, up to it without."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER)
     except PermissionError:
@@ -41,7 +41,7 @@ def deepen_receive_queue(sock: socket.socket) -> None:
 
 
 def cpu_time_request(service_us: int) -> Callable[[], None]:
-    """A request that costs so much CPU time."""
+    """Return a request that costs `service_us` microseconds of CPU time."""
     cost_ns = service_us * 1000
 
     def request() -> None:
@@ -53,7 +53,7 @@ def cpu_time_request(service_us: int) -> Callable[[], None]:
 
 
 def memory_request(table: mmap.mmap, pieces: int) -> Callable[[], None]:
-    """A request that copies so many pieces of the table, each time from where the one before it left off."""
+    """Return a request that copies `pieces` pieces of the table; each continues where the previous one ended."""
     rng = random.Random(1)
     places = [rng.randrange(0, TABLE_BYTES - PIECE_BYTES) for _ in range(RANDOM_OFFSETS)]
     source, target = memoryview(table), memoryview(bytearray(PIECE_BYTES))
@@ -70,14 +70,17 @@ def memory_request(table: mmap.mmap, pieces: int) -> Callable[[], None]:
 
 
 def make_table() -> mmap.mmap:
-    """Every page of it there, and shared by all workers."""
+    """Return the table that all workers share, with every page allocated."""
     table = mmap.mmap(-1, TABLE_BYTES)
     table.write(b"t" * TABLE_BYTES)
     return table
 
 
 def pieces_for(service_us: int) -> int:
-    """How many pieces cost so much CPU time on this machine as it is now: by the median of some tries, so let it be quiet."""
+    """Return the number of pieces that cost `service_us` of CPU time on this machine: the median of several measurements.
+
+    The machine should be idle meanwhile.
+    """
     request = memory_request(make_table(), CALIBRATED_PIECES)
     costs = []
     for _ in range(CALIBRATIONS):
@@ -88,7 +91,7 @@ def pieces_for(service_us: int) -> int:
 
 
 def work(sock: socket.socket, request: Callable[[], None]) -> None:
-    """Answer requests for ever."""
+    """Answer requests until killed."""
     while True:
         text, client = sock.recvfrom(REQUEST_BYTES)
         request()

@@ -11,7 +11,7 @@ import msgspec
 
 
 class ConstantRate(msgspec.Struct, frozen=True, kw_only=True, tag="constant"):
-    """The same rate for ever."""
+    """A rate that never changes."""
 
     rate: float
 
@@ -64,22 +64,22 @@ class RateWave(msgspec.Struct, frozen=True, kw_only=True, tag="wave"):
         return self.low + (self.high - self.low) * (1 - math.cos(2 * math.pi * t / self.period_s)) / 2
 
     def spikes(self, until_s: float) -> tuple[float, ...]:
-        """When spikes begin, of those that begin before `until_s`."""
+        """Return the beginnings of the spikes before `until_s`."""
         count = max(0, math.ceil((until_s - self.spike_at_s) / self.period_s))
         return tuple(self.spike_at_s + k * self.period_s for k in range(count))
 
 
 class RateBursts(msgspec.Struct, frozen=True, kw_only=True, tag="bursts"):
-    """A rate that jumps from `low` to `high` and back, over and over: each burst begins and ends within one request."""
+    """A rate that jumps between `low` and `high`: each burst begins and ends within one request."""
 
     low: float
     high: float
     period_s: float
-    """After so long the same bursts come again."""
+    """Time after which the same bursts repeat."""
     on: tuple[tuple[float, float], ...]
-    """Begin and end of each burst, in seconds of the period; ascending, apart from each other."""
+    """Beginning and end of each burst in seconds of the period, ascending and disjoint."""
     from_s: float = 0.0
-    """When a period begins, so that a measurement after any warm-up meets the same bursts."""
+    """Beginning of a period, so that a measurement after any warm-up meets the same bursts."""
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.high:
@@ -102,7 +102,7 @@ class RateBursts(msgspec.Struct, frozen=True, kw_only=True, tag="bursts"):
         return self.high if self.in_spike(t) else self.low
 
     def spikes(self, until_s: float) -> tuple[float, ...]:
-        """When bursts begin, of those that begin between 0 and `until_s`."""
+        """Return the beginnings of the bursts between 0 and `until_s`."""
         first = -math.ceil(self.from_s / self.period_s)
         last = math.ceil((until_s - self.from_s) / self.period_s)
         begins = (self.from_s + k * self.period_s + begin for k in range(first, last) for begin, _ in self.on)
@@ -110,11 +110,11 @@ class RateBursts(msgspec.Struct, frozen=True, kw_only=True, tag="bursts"):
 
 
 MIN_PART = 0.5
-"""Of the mean length of bursts, and of the gaps between them: none is shorter. The rest is exponential."""
+"""Minimum length of a burst and of a gap, relative to their means; the rest is exponentially distributed."""
 
 
 def random_bursts(low: float, high: float, *, period_s: float, count: int, on_share: float, seed: int) -> RateBursts:
-    """So many bursts a period, of random lengths and distances, that together last that share of it, whatever the seed."""
+    """Return `count` bursts a period of random lengths and distances; for every seed they last `on_share` of the period."""
     rng = random.Random(seed)
     drawn = [[MIN_PART + (1 - MIN_PART) * rng.expovariate(1) for _ in range(count)] for _ in range(2)]
     gaps, lengths = (
@@ -131,22 +131,22 @@ def random_bursts(low: float, high: float, *, period_s: float, count: int, on_sh
 Schedule = ConstantRate | RateWave | RateBursts
 
 
-def arrivals(schedule: Schedule, seed: int, anew_at_s: float = math.inf) -> Iterator[float]:
-    """Due times in seconds of a Poisson process with the schedule's rate: exact, by thinning one at its peak.
+def arrivals(schedule: Schedule, seed: int, reseed_at_s: float = math.inf) -> Iterator[float]:
+    """Yield due times in seconds of a Poisson process with the schedule's rate, by thinning one at its peak rate.
 
-    From `anew_at_s` on its randomness starts anew, so that measurements after warm-ups of different lengths are put under
-    the same arrivals.
+    At `reseed_at_s` the random generator is seeded again, so that measurements after warm-ups of different lengths get the
+    same arrivals.
     """
     rng, t, peak = random.Random(seed), 0.0, schedule.peak
     while True:
         before, t = t, t + rng.expovariate(peak)
-        if before < anew_at_s <= t:
-            rng, t = random.Random(seed), anew_at_s
+        if before < reseed_at_s <= t:
+            rng, t = random.Random(seed), reseed_at_s
         if rng.random() * peak < schedule.rate_at(t):
             yield t
 
 
 def parse_schedule(text: str) -> Schedule:
-    """A schedule from its JSON form, for example `{"type": "constant", "rate": 800}`; ValueError names the field."""
+    """Parse a schedule such as `{"type": "constant", "rate": 800}`. Raises ValueError that names the field."""
     decoded: Schedule = msgspec.json.decode(text, type=Schedule)
     return decoded

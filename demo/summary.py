@@ -12,27 +12,27 @@ import msgspec
 from demo.counters import BUCKETS, CLIENT_CELLS, ClientCell, quantile_ms
 
 MENTION_RATIO = 0.1
-"""Of the node; less than that does not change the table's story."""
+"""Share of the node below which CPU use of others is not mentioned."""
 TOO_BUSY_RATIO = 0.25
-"""Of the node; more than that is its story."""
+"""Share of the node above which CPU use of others dominates the results."""
 _BUSY = (0, 1, 2, 5, 6)
-"""user, nice, system, irq and softirq among the numbers of the first line of /proc/stat."""
+"""Indexes of user, nice, system, irq and softirq in the first line of /proc/stat."""
 
 
 def busy_cpu_s(stat: str) -> float:
-    """CPU seconds that the machine was busy since boot, by the text of /proc/stat."""
+    """Return busy CPU seconds since boot from the text of /proc/stat."""
     ticks = stat.split("\n", 1)[0].split()[1:]
     return sum(int(ticks[place]) for place in _BUSY) / os.sysconf("SC_CLK_TCK")
 
 
 def own_cpu_s() -> float:
-    """CPU seconds of this process, and of all below it that have ended and were waited for."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    """Return CPU seconds of this process and of its descendants that have ended and were waited for."""
+    used = [resource.getrusage(scope) for scope in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 class OtherCpuUse:
-    """What others use from when it is made until `cores` is asked for, when everything of ours has ended."""
+    """CPU use of other processes from creation until `cores`, which is called after the demo's own processes have ended."""
 
     def __init__(self, now_s: float, stat: Path = Path("/proc/stat")) -> None:
         self._stat, self._began_s = stat, now_s
@@ -42,21 +42,21 @@ class OtherCpuUse:
         return busy_cpu_s(self._stat.read_text()) - own_cpu_s()
 
     def cores(self, now_s: float) -> float:
-        """On average."""
+        """Return the average use in cores."""
         seconds = now_s - self._began_s
         return (self._used_s() - self._before_s) / seconds if seconds > 0 else 0.0
 
 
 def other_cpu_use_line(cores: float, cpus: int) -> str | None:
-    """One line for the summary; None where others used little."""
+    """Return a line for the summary; None if others used little."""
     if cores <= MENTION_RATIO * cpus:
         return None
     used = f"{'others':<15}used {cores:.2f} of {cpus} cores on average"
-    return f"{used}: not all that the service waited is the batch job's doing"
+    return f"{used}: part of the service's latency is not caused by the batch job"
 
 
 def busy_machine_warning(cores: float, cpus: int) -> str | None:
-    """What has to be known before the table is read; None where others left enough of the machine."""
+    """Return a warning to print before the table; None if others used little enough."""
     if cores <= TOO_BUSY_RATIO * cpus:
         return None
     return (
@@ -65,7 +65,7 @@ def busy_machine_warning(cores: float, cpus: int) -> str | None:
     )
 
 
-PHASE_ALONE, PHASE_WITH_BATCH, PHASE_SPIKE = "alone", "beside batch", "in spikes"
+PHASE_ALONE, PHASE_WITH_BATCH, PHASE_SPIKE = "alone", "with batch", "in spikes"
 PHASES = (PHASE_ALONE, PHASE_WITH_BATCH, PHASE_SPIKE)
 SUMMARY_CELLS = (ClientCell.ANSWERED, ClientCell.LOST)
 
@@ -92,7 +92,7 @@ class PhaseTotals:
         self._before: tuple[float, list[int], int] | None = None
 
     def read(self, phase: str, now_s: float, client: list[int], units: int) -> None:
-        """`client` and `units` are totals at `now_s`; what is new since the previous reading belongs to `phase`."""
+        """Add the growth since the previous reading to `phase`; `client` and `units` are totals at `now_s`."""
         if self._before is not None:
             then_s, old, old_units = self._before
             grown = [new - old for new, old in zip(client, old, strict=True)]
@@ -103,7 +103,7 @@ class PhaseTotals:
 
 
 class RunningMean:
-    """A running mean of what was known."""
+    """Running mean that ignores None."""
 
     def __init__(self) -> None:
         self._sum, self._count = 0.0, 0
@@ -123,7 +123,7 @@ SUMMARY_COLUMNS = (
 
 
 def summary_table(tally: PhaseTotals) -> Iterator[str]:
-    """One line per phase that had any time, below a head."""
+    """Yield a heading and a line per phase that had any time."""
     yield _row("online service", [name for name, _ in SUMMARY_COLUMNS])
     for name, phase in tally.phases.items():
         if phase.seconds:

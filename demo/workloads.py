@@ -1,5 +1,5 @@
 """Starts and stops the online service, the batch job and the client, and serves their metrics on 127.0.0.1.
-The demo and the benches use it. The latency metric is a classic Prometheus histogram in seconds, from the buckets of
+The demo and the benchmarks use it. The latency metric is a classic Prometheus histogram in seconds, from the buckets of
 demo/counters.py.
 """
 
@@ -28,7 +28,7 @@ NS_PER_S = 1_000_000_000
 
 
 def demo_metrics_text(client: Sequence[int], units: int) -> str:
-    """The text format of one reading of the client's cells and of the batch job's units."""
+    """Return one reading of the client's cells and of the batch job's units in the text format of Prometheus."""
     return "\n".join(_lines(client, units)) + "\n"
 
 
@@ -67,7 +67,7 @@ class DemoMetricsServer:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
-                """One line a second about being scraped helps nobody."""
+                """Log nothing: a line per scrape is of no use."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -86,16 +86,16 @@ class DemoMetricsServer:
 US_PER_S = 1_000_000
 SERVICE_US = 500
 MAX_RATE = 4000.0
-"""Requests a second that one client in Python sends without being late; larger nodes get dearer requests instead."""
+"""Requests a second that one client in Python sends without being late; on larger nodes requests cost more instead."""
 PEAK_SHARE = 0.6
-"""Of all CPUs, at the highest load that the demo and the benches ask for."""
+"""Share of all CPUs at the highest load of the demo and the benchmarks."""
 BURNER_REQUEST_MIB = 16
 """Memory that the batch job requests for each of its processes, several times what they use."""
 STOP_TIMEOUT_S = 5.0
 
 
 class WorkloadSize(msgspec.Struct, frozen=True, kw_only=True):
-    """How large the workloads are."""
+    """Size of the workloads."""
 
     cpus: int
     service_us: int
@@ -103,30 +103,30 @@ class WorkloadSize(msgspec.Struct, frozen=True, kw_only=True):
     burners: int
 
     def rate(self, share: float) -> float:
-        """Requests a second whose cost is this share of all CPUs."""
+        """Return the rate in requests a second that costs this share of all CPUs."""
         return share * self.cpus * US_PER_S / self.service_us
 
 
 def size_for(cpus: int) -> WorkloadSize:
-    """Workloads for a node of that many CPUs: twice as many burners as CPUs, four workers a CPU on small nodes."""
+    """Return the size for a node of `cpus` CPUs: two burners per CPU, and on small nodes four workers per CPU."""
     service_us = max(SERVICE_US, round(PEAK_SHARE * cpus * US_PER_S / MAX_RATE))
     return WorkloadSize(cpus=cpus, service_us=service_us, workers=max(2 * cpus, min(4 * cpus, 32)), burners=2 * cpus)
 
 
 def demo_wave(size: WorkloadSize) -> RateWave:
-    """10 to 45 % of the node within 40 s, with 4 s at 60 % shortly after the load has fallen."""
+    """Return a wave from 10 to 45 % of the node within 40 s, with 4 s at 60 % after the load has fallen."""
     return RateWave(
         low=size.rate(0.10), high=size.rate(0.45), period_s=40, spike=size.rate(PEAK_SHARE), spike_at_s=34, spike_s=4
     )
 
 
 def allowed_cpu_count() -> int:
-    """CPUs that this process may use: in a container not always all of the node's."""
+    """Return the number of CPUs that this process may use, which in a container may be fewer than the node has."""
     return len(os.sched_getaffinity(0))
 
 
 class DemoWorkloads:
-    """Processes and the counters they write; `procs` are cgroup.procs files to join, none where there are no cgroups."""
+    """Processes and their counters; `online` and `batch` are the cgroup.procs files to join, none without cgroups."""
 
     def __init__(
         self, size: WorkloadSize, directory: Path, online: Sequence[Path] = (), batch: Sequence[Path] = ()
@@ -141,9 +141,9 @@ class DemoWorkloads:
         self.batch = SharedCounters(directory / "batch.counters", size.burners)
 
     def start_online(self, *, pieces: int | None = None) -> None:
-        """Start the service on the socket bound here, so that no request finds nobody even while it starts.
+        """Start the service on a socket that is bound already, so that requests are queued while it starts.
 
-        With `pieces` its requests are so much work on memory, else so much CPU time.
+        With `pieces`, requests copy that many pieces of memory; otherwise they use CPU time.
         """
         assert self._socket is not None
         fd = self._socket.fileno()
@@ -170,7 +170,10 @@ class DemoWorkloads:
         seed: int = 1,
         warmup_s: float | None = None,
     ) -> None:
-        """Start the load, in our own cgroup: the client stands for the outside world. After `warmup_s` seed counts anew."""
+        """Start the load in the cgroup of this process: the client stands for the outside world.
+
+        After `warmup_s` the seed is used again.
+        """
         command = [*module_command("demo.client"), "--port", str(self.port), "--seed", str(seed)]
         command += ["--schedule", msgspec.json.encode(schedule).decode()]
         command += ["--counters", str(self._directory / "client.counters")]
@@ -180,34 +183,34 @@ class DemoWorkloads:
         self._processes["client"] = launch_in_cgroups(command)
 
     def process(self, name: str) -> subprocess.Popen[bytes]:
-        """`online`, `batch` or `client`; KeyError where it was not started."""
+        """Return the process `online`, `batch` or `client`. Raises KeyError if it was not started."""
         return self._processes[name]
 
     def has(self, name: str) -> bool:
-        """Whether `online`, `batch` or `client` was started and not yet stopped."""
+        """Return whether `online`, `batch` or `client` was started and not yet stopped."""
         return name in self._processes
 
     def units(self) -> int:
-        """Units that the batch job has done."""
+        """Return the units that the batch job has done."""
         return sum(self.batch.values())
 
     def ended(self) -> str | None:
-        """A sentence about a process that has ended although nobody asked it to."""
+        """Return a sentence about a process that has ended unexpectedly; None if there is none."""
         for name, process in self._processes.items():
             if (code := process.poll()) is not None:
                 return f"the {name} process ended by itself with {_exit_text(code)}"
         return None
 
     def has_ended(self, name: str) -> bool:
-        """Whether that one was started, and has ended although nobody here asked it to."""
+        """Return whether the process was started and has ended unexpectedly."""
         return name in self._processes and self._processes[name].poll() is not None
 
     def forget(self, name: str) -> None:
-        """Of one that has ended: as if it had never been started."""
+        """Remove a process that has ended."""
         self._processes.pop(name).wait()
 
     def stop(self) -> None:
-        """End every process and wait for it: SIGTERM, then SIGKILL for whoever stays. Idempotent; counters remain."""
+        """End every process and wait for it: SIGTERM, then SIGKILL for the remaining ones. Idempotent; counters remain."""
         for process in self._processes.values():
             process.terminate()
         for process in self._processes.values():
@@ -222,7 +225,7 @@ class DemoWorkloads:
             self._socket = None
 
     def close(self) -> None:
-        """Stop, and let go of the counters."""
+        """Stop, and release the counters."""
         self.stop()
         self.client.close()
         self.batch.close()

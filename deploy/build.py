@@ -21,29 +21,28 @@ from api.katalyst.meta import KatalystStruct
 from deploy import chart
 
 DEPLOY_DIR = Path(__file__).parent
-CRD_HEADER = "# Made from api/katalyst by `python -m deploy.build`.\n"
+CRD_HEADER = "# Generated from api/katalyst by `python -m deploy.build`.\n"
 
 
 def collect_field_docs() -> FieldDocs:
-    """The docstring of every field of every type in api/katalyst that has one."""
-    found: dict[tuple[type, str], str] = {}
+    """Docstrings of all fields of the types in api/katalyst."""
+    docs: dict[tuple[type, str], str] = {}
     for module in pkgutil.iter_modules(api.katalyst.__path__, "api.katalyst."):
         loaded = importlib.import_module(module.name)
         for node in ast.parse(inspect.getsource(loaded)).body:
             cls = getattr(loaded, node.name) if isinstance(node, ast.ClassDef) else None
             if isinstance(node, ast.ClassDef) and isinstance(cls, type) and issubclass(cls, KatalystStruct):
-                found |= {(cls, field): text for field, text in _field_docstrings(node).items()}
-    return found
+                docs |= {(cls, field): text for field, text in _field_docstrings(node).items()}
+    return docs
 
 
 def _field_docstrings(node: ast.ClassDef) -> dict[str, str]:
-    """By field: text that stands alone right behind it."""
-    found = {}
-    for field, behind in zip(node.body, node.body[1:], strict=False):
-        match field, behind:
+    docs = {}
+    for field, statement in zip(node.body, node.body[1:], strict=False):
+        match field, statement:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.split())
-    return found
+                docs[name] = " ".join(text.split())
+    return docs
 
 
 def crd_path(kind: KatalystKind) -> Path:
@@ -55,9 +54,9 @@ def crd_text(kind: KatalystKind, docs: FieldDocs) -> str:
 
 
 if __name__ == "__main__":
-    said = collect_field_docs()
-    for made in KATALYST_KINDS:
-        crd_path(made).write_text(crd_text(made, said))
+    docs = collect_field_docs()
+    for kind in KATALYST_KINDS:
+        crd_path(kind).write_text(crd_text(kind, docs))
     values = (chart.CHART_DIR / "values.yaml").read_text()
     chart.INSTALL_DOCUMENT.write_text(chart.insert_values_table(chart.INSTALL_DOCUMENT.read_text(), values))
     for helm in sys.argv[1:]:

@@ -12,32 +12,27 @@ CHART_DIR = DEPLOY_DIR / "helm/dioptase"
 KUSTOMIZE_BASE = DEPLOY_DIR / "kustomize/dioptase.yaml"
 INSTALL_DOCUMENT = DEPLOY_DIR.parent / "docs/install.md"
 KUBE_VERSION = "1.33.0"
-"""For which the base is made; what is older needs another right at kubelets (`agent.kubelet.right`)."""
+"""Version for which the base is rendered; older clusters need another right at kubelets (`agent.kubelet.right`)."""
 NAMESPACE, TLS_SECRET = "dioptase", "dioptase-tls"
-BASE_HEADER = "# Made from deploy/helm/dioptase by `python -m deploy.build HELM`.\n"
+BASE_HEADER = "# Generated from deploy/helm/dioptase by `python -m deploy.build HELM`.\n"
 BEGIN, END = "<!-- values -->\n", "<!-- end of values -->\n"
 _LINE = re.compile(r"(?P<indent> *)(?P<name>[A-Za-z]+):(?: (?P<value>.+))?")
 
 
 def render_base(helm: str) -> str:
-    """The chart with its own values as manifests, but for the certificate, which helm makes and kustomize cannot."""
-    said = [
-        "--namespace",
-        NAMESPACE,
-        "--kube-version",
-        KUBE_VERSION,
-        "--no-hooks",
-        "--set",
-        f"tls.secretName={TLS_SECRET}",
+    """Render the chart with its default values, except for the certificate, which helm generates and kustomize cannot."""
+    command = [
+        *(helm, "template", "dioptase", str(CHART_DIR), "--namespace", NAMESPACE, "--kube-version", KUBE_VERSION),
+        *("--no-hooks", "--set", f"tls.secretName={TLS_SECRET}"),
     ]
-    command = [helm, "template", "dioptase", str(CHART_DIR), *said]
-    made = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return BASE_HEADER + made
+    return BASE_HEADER + subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def values_rows(text: str) -> Iterator[tuple[str, str, str]]:
-    """Of a values file: path, default and meaning of everything that has a comment right above it. Raises ValueError for a
-    value that has none."""
+    """Yield path, default and description (the comment above) of every value in a values file.
+
+    Raises ValueError for a value without a description.
+    """
     path: list[str] = []
     comment: list[str] = []
     closed = -1
@@ -46,30 +41,30 @@ def values_rows(text: str) -> Iterator[tuple[str, str, str]]:
             comment = []
         elif line.lstrip().startswith("#"):
             comment.append(line.strip()[2:])
-        elif (found := _LINE.fullmatch(line)) is None:
+        elif (match := _LINE.fullmatch(line)) is None:
             raise ValueError(f"values.yaml: {line!r}: a line that is neither a comment nor NAME: VALUE")
         else:
-            depth = len(found["indent"]) // 2
+            depth = len(match["indent"]) // 2
             if 0 <= closed < depth:
                 continue
-            closed, path = -1, [*path[:depth], found["name"]]
+            closed, path = -1, [*path[:depth], match["name"]]
             if comment:
-                yield ".".join(path), found["value"] or "below", " ".join(comment)
-                # What is one value may go over several lines.
-                closed = depth if found["value"] is None else -1
-            elif found["value"] is not None:
+                yield ".".join(path), match["value"] or "below", " ".join(comment)
+                # A described value may span several lines, which are not values of their own.
+                closed = depth if match["value"] is None else -1
+            elif match["value"] is not None:
                 raise ValueError(f"values.yaml: {'.'.join(path)}: has no comment")
             comment = []
 
 
 def values_table(text: str) -> str:
-    """The same in Markdown."""
+    """Format the rows of `values_rows` as a Markdown table."""
     lines = [f"| `{path}` | {_value_cell(value)} | {meaning} |" for path, value, meaning in values_rows(text)]
-    return "\n".join(["| value | unless set | meaning |", "|---|---|---|", *lines]) + "\n"
+    return "\n".join(["| value | default | meaning |", "|---|---|---|", *lines]) + "\n"
 
 
 def insert_values_table(document: str, text: str) -> str:
-    """The document with the table of these values between its two marks."""
+    """Replace the table between the two marks in a document."""
     before, _, rest = document.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}{values_table(text)}{END}{after}"

@@ -3,4 +3,4 @@ Exporters read cycles and change nothing. Importing this package loads none of t
 """
 
 DEFAULT_RECORDING_MIB, MIN_RECORDING_MIB = 256, 16
-"""How large a recording may grow unless told otherwise, and what it needs; here, for most never load what makes one."""
+"""Default and minimum size of a recording; defined here so that readers need not import the recorder."""

@@ -1,4 +1,4 @@
-"""Asks the API server who owns a bearer token and whether that account may get a path."""
+"""Reviews bearer tokens by the API server: the account of a token, and whether it may get a path."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ SUBJECT_ACCESS_REVIEWS = ResourceType(
 
 
 async def review_token(client: KubeClient, token: str, path: str) -> bool | None:
-    """Whether the account of this token may get that path of no resource; None: it is nobody's.
+    """Whether the account of this token may get that nonResourceURL; None for an unknown token.
 
-    Raises Unavailable where the API server does not say, or not to us.
+    Raises Unavailable if the API server does not respond, or if this program may not create reviews.
     """
     try:
-        known = (await client.create(TOKEN_REVIEWS, _review_body(TOKEN_REVIEWS, {"token": token}))).status
-        if not known.authenticated:
+        review = (await client.create(TOKEN_REVIEWS, _review_body(TOKEN_REVIEWS, {"token": token}))).status
+        if not review.authenticated:
             return None
-        user = known.user
+        user = review.user
         spec: dict[str, Any] = {"user": user.username, "nonResourceAttributes": {"path": path, "verb": "get"}}
         spec |= {"uid": user.uid} if user.uid else {}
         spec |= {"groups": user.groups} if user.groups else {}
@@ -62,7 +62,7 @@ async def review_token(client: KubeClient, token: str, path: str) -> bool | None
         remedy = "bind this program's account to the ClusterRole system:auth-delegator"
         raise Unavailable(f"the API server refused a review: {error}", remedy) from error
     except ApiUnreachable as error:
-        raise Unavailable(f"the API server is not there: {error}", "look at the API server") from error
+        raise Unavailable(f"the API server is not reachable: {error}", "check the API server") from error
 
 
 def _review_body(resource: ResourceType[Any], spec: Mapping[str, Any]) -> dict[str, Any]:

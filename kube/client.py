@@ -25,17 +25,20 @@ from kube.watch import LineSplitter, WatchEvent, decode_object, parse_watch_even
 
 PAGE_LIMIT = 500
 REQUEST_TIMEOUT_S = 30.0
-"""Of everything but watches."""
+"""Limit for every request but watches."""
 CONNECT_TIMEOUT_S = 10.0
 WATCH_END_GRACE_S = 30.0
-"""A watch that the server does not end when it was asked to is broken."""
+"""Time after which a watch that the server should have ended counts as broken."""
 PEER_TIMEOUT_S = 30
-"""A peer that acknowledges nothing for so long is gone: else a watch of a machine that lost power waits for minutes."""
+"""Limit for unacknowledged data. Without it, a watch of a server that lost power would wait for minutes."""
 KEEPALIVE_OPTIONS = {
-    "TCP_KEEPIDLE": PEER_TIMEOUT_S // 2, "TCP_KEEPALIVE": PEER_TIMEOUT_S // 2, "TCP_KEEPINTVL": PEER_TIMEOUT_S // 6, "TCP_KEEPCNT": 3,
+    "TCP_KEEPIDLE": PEER_TIMEOUT_S // 2,
+    "TCP_KEEPALIVE": PEER_TIMEOUT_S // 2,
+    "TCP_KEEPINTVL": PEER_TIMEOUT_S // 6,
+    "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": PEER_TIMEOUT_S * 1000,
-}  # fmt: skip
-"""Options of a connection by the names that Linux and macOS have for them; those that a system lacks are left out."""
+}
+"""Socket options by their names on Linux and macOS; names that the system lacks are skipped."""
 MAX_RESPONSE_BYTES = 256 << 20
 MAX_ATTEMPTS = 4
 MAX_RETRY_WAIT_S = 10.0
@@ -50,13 +53,13 @@ RequestBody = Mapping[str, Any] | Sequence[Any] | msgspec.Struct
 
 
 CONNECTION_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, UnicodeError)
-"""UnicodeError is of a host that is no name."""
+"""UnicodeError: the host is not a valid name."""
 PARTIAL_METADATA_ACCEPT = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1,application/json"
-"""Objects of which only the metadata is wanted are not sent whole: a Node is 20 kB, most of it a list of images."""
+"""Requests only the metadata: a Node is 20 kB, most of it a list of images."""
 
 
 class ListScope(msgspec.Struct, frozen=True, kw_only=True):
-    """Which objects of a resource: of one namespace or of all, and by selectors in kubectl's syntax."""
+    """Objects of a resource to list: a namespace or all, and selectors in kubectl's syntax."""
 
     namespace: str = ""
     labels: str = ""
@@ -67,7 +70,7 @@ class ListScope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObjectList(msgspec.Struct, Generic[T], frozen=True):
-    """Everything at one version. Objects that do not fit their type are in `problems`, by key, with the reason."""
+    """Objects of a resource at one version. Those that do not match their type are in `problems`, by key, with the reason."""
 
     resource_version: str
     objects: Mapping[str, T]
@@ -75,7 +78,7 @@ class ObjectList(msgspec.Struct, Generic[T], frozen=True):
 
 
 class RawResponse(msgspec.Struct, frozen=True):
-    """An answer as it came, a refusal too: through the proxy it may be the API server's own, or that of whoever is behind."""
+    """Response as received, errors included; through the proxy it is the API server's or that of the server behind it."""
 
     status: int
     body: bytes
@@ -104,27 +107,27 @@ class _ApiRequest(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     path: str
     resource: str
-    """For the counts."""
+    """Resource name in the request counts."""
     query: Mapping[str, str] = {}
     accept: str = JSON_TYPE
     content_type: str = JSON_TYPE
     body: RequestBody | None = None
     headers: Mapping[str, str] = {}
-    tries: int = MAX_ATTEMPTS
+    attempts: int = MAX_ATTEMPTS
 
 
 class KubeClient:
-    """One API server. To be entered and left: `async with Client(access) as client`."""
+    """Client of one API server, used as `async with KubeClient(access, user_agent) as client`."""
 
     def __init__(self, access: ApiAccess, user_agent: str, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         self._access, self._agent, self._timeout_s = access, user_agent, timeout_s
         self._session: aiohttp.ClientSession | None = None
         self.requests: Counter[tuple[str, str, str]] = Counter()
-        """By method, resource and status; `unreachable` where there was none."""
+        """Number of requests by method, resource and status, `unreachable` without a response."""
 
     async def __aenter__(self) -> Self:
         connector = aiohttp.TCPConnector(limit=0, socket_factory=_keepalive_socket)
-        # Neither proxies nor passwords of the environment: credentials go to the server that was named.
+        # Proxies and passwords of the environment are not used: credentials go to the configured server only.
         self._session = aiohttp.ClientSession(connector=connector, trust_env=False, cookie_jar=aiohttp.DummyCookieJar())
         return self
 
@@ -133,7 +136,7 @@ class KubeClient:
             await self._session.close()
 
     async def get(self, resource: ResourceType[T], key: str) -> T:
-        """Raises ApiError and Unreachable, as all of these do; its kind Garbage where the object does not fit its type."""
+        """Get an object. Like all methods, raises ApiError and ApiUnreachable (InvalidResponse if the type does not match)."""
         return await self._object(
             resource,
             _ApiRequest(method="GET", path=resource.path(key), resource=resource.gvr, accept=_accept_header(resource)),
@@ -142,8 +145,10 @@ class KubeClient:
     async def raw(
         self, path: str, of: str, headers: Mapping[str, str] | None = None, max_bytes: int = MAX_RESPONSE_BYTES
     ) -> RawResponse:
-        """What is said at a path, such as that of the proxy to a pod; `of` is for the counts. Asked once. Raises Unreachable
-        where there is no answer, or one of more than `most` bytes."""
+        """Get a path once, such as that of the proxy to a pod; `of` is its name in the request counts.
+
+        Raises ApiUnreachable without a response, or if it has more than `max_bytes` bytes.
+        """
         request = _ApiRequest(method="GET", path=path, resource=of, accept="*/*", headers=headers or {})
         timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         try:
@@ -155,7 +160,7 @@ class KubeClient:
         return RawResponse(answer.status, body, answer.headers.get("Content-Type", ""))
 
     async def token(self, account: str, lifetime_s: int) -> str:
-        """A new token of a service account by its key; the API server gives none for less than ten minutes."""
+        """Create a token of the service account with this key; the API server's minimum lifetime is ten minutes."""
         accounts = ResourceType("", "v1", "serviceaccounts", "ServiceAccount", PartialObjectMetadata, namespaced=True)
         body = {
             "apiVersion": "authentication.k8s.io/v1",
@@ -167,7 +172,7 @@ class KubeClient:
         return _decode_response(await self._answer(request), _TokenRequest).status.token
 
     async def list(self, resource: ResourceType[T], scope: ListScope | None = None) -> ObjectList[T]:
-        """All objects, in pages. When the server forgets a page in between (410), everything in one answer."""
+        """List all objects in pages; if a page expires on the server (410), list them in one response."""
         scope = scope or ListScope()
         try:
             return await self._pages(resource, scope, PAGE_LIMIT)
@@ -177,13 +182,13 @@ class KubeClient:
         return await self._pages(resource, scope, None)
 
     async def create(self, resource: ResourceType[T], body: RequestBody, namespace: str = "") -> T:
-        """A conflict (409) means that it is there already."""
+        """Create an object; a conflict (409) means that it exists."""
         return await self._object(
             resource, _ApiRequest(method="POST", path=resource.collection(namespace), resource=resource.gvr, body=body)
         )
 
     async def merge_patch(self, resource: ResourceType[T], key: str, patch: RequestBody, subresource: str = "") -> T:
-        """RFC 7386: null removes a field, and lists are replaced whole."""
+        """Patch an object by RFC 7386: null removes a field, lists are replaced as a whole."""
         path = resource.path(key, subresource)
         return await self._object(
             resource,
@@ -200,15 +205,17 @@ class KubeClient:
         *,
         force: bool = True,
     ) -> T:
-        """Server-side apply by this field manager, which takes over what others hold: its fields are its own. Without `force`
-        it is a conflict (409) instead, whose `claims` say who holds what."""
+        """Server-side apply as this field manager, which takes over fields of other managers.
+
+        Without `force`, such fields are a conflict (409) and listed in the error's `claims`.
+        """
         namespace, _, name = key.rpartition("/")
-        named = {"name": name, **({"namespace": namespace} if namespace else {}), **body.get("metadata", {})}
-        whole = {**body, "apiVersion": resource.api_version, "kind": resource.kind, "metadata": named}
+        metadata = {"name": name, **({"namespace": namespace} if namespace else {}), **body.get("metadata", {})}
+        object_ = {**body, "apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}
         query = {"fieldManager": manager, "force": str(force).lower()}
         path = resource.path(key, subresource)
         request = _ApiRequest(
-            method="PATCH", path=path, resource=resource.gvr, query=query, content_type=APPLY_PATCH_TYPE, body=whole
+            method="PATCH", path=path, resource=resource.gvr, query=query, content_type=APPLY_PATCH_TYPE, body=object_
         )
         return await self._object(resource, request)
 
@@ -221,8 +228,10 @@ class KubeClient:
         *,
         foreground: bool = False,
     ) -> None:
-        """With `uid`, only that very object: a conflict (409) means that another has its name now. With `foreground` it is
-        there until everything that it owns is gone."""
+        """Delete an object. With `uid`, a conflict (409) means that another object has its name now.
+
+        With `foreground`, the object exists until everything that it owns has been deleted.
+        """
         options = _delete_options(uid, grace_s)
         if foreground:
             options["propagationPolicy"] = "Foreground"
@@ -230,20 +239,26 @@ class KubeClient:
         await self._answer(request)
 
     async def evict(self, pods: ResourceType[T], key: str, uid: str = "", grace_s: int | None = None) -> None:
-        """Ask a pod to leave (policy/v1). ApiError 429 means that a disruption budget does not let it, and is not tried again
-        here; 404 that it has gone, 409 that another pod has its name: then too a budget counts it as gone, for two minutes."""
+        """Evict a pod (policy/v1).
+
+        ApiError 429 means that a disruption budget does not allow it; it is not retried here. 404: the pod does not exist;
+        409: another pod has its name. In these cases too, a budget counts the pod as evicted for two minutes.
+        """
         namespace, _, name = key.rpartition("/")
         body: dict[str, Any] = {**EVICTION_BODY, "metadata": {"name": name, "namespace": namespace}}
         if options := _delete_options(uid, grace_s):
             body["deleteOptions"] = options
         path = pods.path(key, "eviction")
-        await self._answer(_ApiRequest(method="POST", path=path, resource=f"{pods.gvr}/eviction", body=body, tries=1))
+        request = _ApiRequest(method="POST", path=path, resource=f"{pods.gvr}/eviction", body=body, attempts=1)
+        await self._answer(request)
 
     async def watch(
         self, resource: ResourceType[T], since: str, scope: ListScope | None = None, duration_s: int = 300
     ) -> AsyncIterator[WatchEvent[T]]:
-        """Changes after that version until the server ends the watch. Raises ApiError, Unreachable and Garbage; then the caller
-        goes on as `kube.watch.WatchPosition` says."""
+        """Yield changes after a version until the server ends the watch.
+
+        Raises ApiError, ApiUnreachable and InvalidResponse; `kube.watch.WatchPosition` determines how to continue.
+        """
         scope = scope or ListScope()
         query = {
             "watch": "true",
@@ -282,14 +297,11 @@ class KubeClient:
             )
             page = _decode_response(await self._answer(request), _ObjectListPage)
             for raw in page.items or ():
-                known, problem = decode_object(raw, resource)
-                key = key_of(
-                    known.metadata if known is not None else _decode_response(raw, PartialObjectMetadata).metadata
-                )
-                if known is None:
-                    problems[key] = problem
+                object_, problem = decode_object(raw, resource)
+                if object_ is None:
+                    problems[key_of(_decode_response(raw, PartialObjectMetadata).metadata)] = problem
                 else:
-                    objects[key] = known
+                    objects[key_of(object_.metadata)] = object_
             if not page.metadata.continue_:
                 return ObjectList(page.metadata.resource_version, objects, problems)
             query = query | {"continue": page.metadata.continue_}
@@ -298,10 +310,12 @@ class KubeClient:
         return _decode_response(await self._answer(request), resource.type)
 
     async def _answer(self, request: _ApiRequest) -> bytes:
-        """The body of an answer that is not a refusal. Asks again where the server says when (429, 503), and once where it
-        did not know us: a token may have been replaced a moment ago."""
+        """Return the body of a successful response.
+
+        Retries when the server says so (429, 503), and once after 401, because the token may just have been rotated.
+        """
         timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S)
-        for left in range(request.tries - 1, -1, -1):
+        for left in range(request.attempts - 1, -1, -1):
             try:
                 async with self._send(request, timeout) as answer:
                     body = await _read_body(answer, MAX_RESPONSE_BYTES)
@@ -311,7 +325,7 @@ class KubeClient:
                     error = self._refusal(answer, body)
             except CONNECTION_ERRORS as failed:
                 raise self._unreachable(request, failed) from failed
-            if error.status == 401 and left == request.tries - 1 and left > 0:
+            if error.status == 401 and left == request.attempts - 1 and left > 0:
                 continue
             if left == 0 or error.retry_after_s is None or error.status not in (429, 503):
                 raise error
@@ -348,8 +362,9 @@ class KubeClient:
 
     def _unreachable(self, request: _ApiRequest, error: Exception) -> ApiUnreachable:
         self._count(request, "unreachable")
-        said = str(error) or type(error).__name__
-        return ApiUnreachable(f"{self._access.server}: {request.method} {request.path}: {said}")
+        return ApiUnreachable(
+            f"{self._access.server}: {request.method} {request.path}: {str(error) or type(error).__name__}"
+        )
 
 
 def _accept_header(resource: ResourceType[T], of: str = "") -> str:
@@ -360,7 +375,7 @@ def _decode_response(body: bytes | msgspec.Raw, kind: type[DecodedT]) -> Decoded
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise InvalidResponse(f"not what was asked for: {bytes(body)[:80]!r}: {error}") from None
+        raise InvalidResponse(f"unexpected response: {bytes(body)[:80]!r}: {error}") from None
 
 
 def _delete_options(uid: str, grace_s: int | None) -> dict[str, Any]:
@@ -384,10 +399,10 @@ async def _read_body(answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:
 
 def _keepalive_socket(address: tuple[Any, ...]) -> socket.socket:
     family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    made.setblocking(False)  # noqa: FBT003 - the standard library's
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    created = socket.socket(family, kind, protocol)
+    created.setblocking(False)  # noqa: FBT003 - the standard library's signature
+    created.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPALIVE_OPTIONS.items():
         if hasattr(socket, name):
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return made
+            created.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return created

@@ -17,22 +17,22 @@ import msgspec
 from api.interfaces import Unavailable
 
 FILE_CHECK_INTERVAL_S = 30.0
-"""How often files are looked at. A projected token is replaced when a fifth of its life is left, many minutes at least."""
+"""Interval of checks for changed files. A projected token is replaced when a fifth of its life is left, at least minutes."""
 LOGIN_RETRY_S = 5.0
-"""Credentials that were refused sooner after they were given are no good, and asking again would give the same."""
+"""Minimum time between two logins: credentials that are refused sooner are invalid, and a new login would return the same."""
 MAX_CREDENTIAL_BYTES = 1 << 20
 FileStamps = tuple[tuple[int, int, int], ...]
 
 
 class CredentialData(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that are known, or a file of them that may be replaced. `field` names where that was said."""
+    """Bytes, or a file of them that may be replaced. `field` is where they are configured, for messages."""
 
     data: bytes = b""
     path: Path | None = None
     field: str = ""
 
     def read(self) -> bytes:
-        """The bytes as they are now. Raises Unavailable that names field and file."""
+        """Return the current bytes. Raises Unavailable that names field and file."""
         if self.path is None:
             return self.data
         try:
@@ -46,22 +46,23 @@ class CredentialData(msgspec.Struct, frozen=True, kw_only=True):
         return content
 
     def named(self) -> str:
-        """Field and file, for people."""
+        """Return field and file, for messages."""
         return ": ".join(part for part in (self.field, str(self.path or "")) if part)
 
 
 class ApiCredentials(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server is told of us, and what we want to see of it."""
+    """Credentials for an API server, and how its own certificate is verified."""
 
     authority: CredentialData | None = None
-    """None trusts what the system trusts."""
+    """CA certificates; None trusts those of the system."""
     certificate: CredentialData | None = None
     key: CredentialData | None = None
-    """Of the certificate; there are both or none."""
+    """Key of the certificate; both are set or neither."""
     token: CredentialData | None = None
     verify: bool = True
+    """False skips TLS verification: the credentials are sent to any server that answers."""
     server_name: str = ""
-    """That its certificate must have, where it is not the address's."""
+    """Name in the server's certificate; empty if it is that of the address."""
     proxy: str | None = None
     """URL of the HTTP proxy in front of the API server."""
     headers: tuple[tuple[str, str], ...] = ()
@@ -69,19 +70,19 @@ class ApiCredentials(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IssuedCredentials(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program that logs in gave: a token, a certificate with its key, or both."""
+    """Credentials of a login: a token, a certificate with its key, or both."""
 
     token: CredentialData | None = None
     certificate: CredentialData | None = None
     key: CredentialData | None = None
     expires_wall_s: float | None = None
-    """CLOCK_REALTIME when it ends; None until the API server refuses it."""
+    """CLOCK_REALTIME when they expire; None if they are valid until the API server refuses them."""
 
 
 class ApiAccess:
-    """One API server and the credentials for it. Files are followed; a bad new one leaves the last good one in force.
+    """One API server and its credentials. Changed files are read again; an invalid one leaves the last valid one in force.
 
-    Where `login` is given, it is asked for credentials before the first request, and again when they end or are refused.
+    `login` is called before the first request, and again when its credentials expire or are refused.
     """
 
     def __init__(
@@ -98,8 +99,8 @@ class ApiAccess:
         self._granted_at: float | None = None
         self._context: ssl.SSLContext | None = None
         self._token = ""
-        self._seen: dict[str, FileStamps] = {}
-        self._look_at: dict[str, float] = {}
+        self._stamps: dict[str, FileStamps] = {}
+        self._check_due_s: dict[str, float] = {}
 
     @property
     def proxy(self) -> str | None:
@@ -113,14 +114,11 @@ class ApiAccess:
 
     @property
     def server_name(self) -> str | None:
-        """The name that its certificate must have, where that is not the address's."""
+        """Name in the server's certificate; None if it is that of the address."""
         return self._parts.server_name or None
 
     def context(self) -> ssl.SSLContext | None:
-        """TLS towards the server; None where the address is plain HTTP. The same object until a file behind it changes.
-
-        Raises Unavailable when there is none that works.
-        """
+        """Return the TLS context, the same object until a file of it changes; None for plain HTTP. Raises Unavailable."""
         if not self.server.startswith("https:"):
             return None
         self._log_in()
@@ -135,7 +133,7 @@ class ApiAccess:
         return self._context
 
     def token(self) -> str:
-        """What to send as bearer token; empty where there is none. Raises Unavailable when it cannot be read or sent."""
+        """Return the bearer token; empty without one. Raises Unavailable if it cannot be read or sent."""
         self._log_in()
         part = self._parts.token
         if part is None:
@@ -150,41 +148,41 @@ class ApiAccess:
         return self._token
 
     def refused(self) -> None:
-        """The server did not know us: look at the files before the next request, whenever that is."""
-        self._look_at.clear()
-        # Of many requests that were refused at once, the first has the program asked.
+        """Check the files, or log in, before the next request, because the server answered 401."""
+        self._check_due_s.clear()
+        # Many requests may be refused at once: only the first leads to a login.
         if self._granted_at is not None and self._clock() >= self._granted_at + LOGIN_RETRY_S:
             self._granted_at = None
 
     def _log_in(self) -> None:
         if self._login is None:
             return
-        ends = self._granted.expires_wall_s
-        if self._granted_at is not None and (ends is None or time.time() < ends):
+        expires_s = self._granted.expires_wall_s
+        if self._granted_at is not None and (expires_s is None or time.time() < expires_s):
             return
-        given = self._login()
-        self._granted, self._granted_at = given, self._clock()
+        self._granted = issued = self._login()
+        self._granted_at = self._clock()
         self._parts = msgspec.structs.replace(
-            self._parts, token=given.token, certificate=given.certificate, key=given.key
+            self._parts, token=issued.token, certificate=issued.certificate, key=issued.key
         )
-        self._seen.clear()
-        self._look_at.clear()
+        self._stamps.clear()
+        self._check_due_s.clear()
 
     def _changed(self, what: str, parts: list[CredentialData]) -> bool:
         # First the clock, so that a request costs no system calls.
         now = self._clock()
-        if now < self._look_at.get(what, -1.0):
+        if now < self._check_due_s.get(what, -1.0):
             return False
-        self._look_at[what] = now + FILE_CHECK_INTERVAL_S
+        self._check_due_s[what] = now + FILE_CHECK_INTERVAL_S
         stamp = tuple(_file_stamp(part.path) for part in parts)
-        if self._seen.get(what) == stamp:
+        if self._stamps.get(what) == stamp:
             return False
-        self._seen[what] = stamp
+        self._stamps[what] = stamp
         return True
 
     def _forget(self, what: str) -> None:
-        self._seen.pop(what, None)
-        self._look_at.pop(what, None)
+        self._stamps.pop(what, None)
+        self._check_due_s.pop(what, None)
 
 
 def _tls_context(parts: ApiCredentials) -> ssl.SSLContext:
@@ -202,10 +200,10 @@ def _tls_context(parts: ApiCredentials) -> ssl.SSLContext:
             raise Unavailable(f"{parts.authority.named()}: has no certificates", "write PEM certificates") from error
     if parts.certificate is not None and parts.key is not None:
         certificate, key = parts.certificate.read(), parts.key.read()
-        with _temporary_path(certificate) as one, _temporary_path(key) as other:
+        with _temporary_path(certificate) as certificate_path, _temporary_path(key) as key_path:
             try:
-                # The callback keeps OpenSSL from asking for the password of an encrypted key on the terminal.
-                context.load_cert_chain(one, other, password=lambda: "")
+                # The callback keeps OpenSSL from prompting for the password of an encrypted key on the terminal.
+                context.load_cert_chain(certificate_path, key_path, password=lambda: "")
             except ssl.SSLError as error:
                 named = f"{parts.certificate.named()} and {parts.key.named()}"
                 reason = (error.reason or str(error)).replace("_", " ").lower()
@@ -217,8 +215,7 @@ def _tls_context(parts: ApiCredentials) -> ssl.SSLContext:
 
 @contextmanager
 def _temporary_path(content: bytes) -> Iterator[str]:
-    """A path to these bytes, for as long as it takes: OpenSSL takes certificates by path alone, and a key belongs to nobody
-    else. It is on no disk where the system has files in memory, and only Linux does."""
+    """Yield a path of these bytes, because OpenSSL reads certificates and keys by path only. On Linux it is on no disk."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("pem")
         try:
@@ -233,7 +230,7 @@ def _temporary_path(content: bytes) -> Iterator[str]:
 
 @contextmanager
 def temporary_pem_file(content: bytes) -> Iterator[str]:
-    """The same in a file that only its owner may read, and that is gone afterwards."""
+    """Yield the path of a file with these bytes that only its owner may read, and remove it afterwards."""
     fd, path = mkstemp(suffix=".pem")
     try:
         with os.fdopen(fd, "wb") as file:

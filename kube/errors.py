@@ -1,4 +1,4 @@
-"""Errors of the API client: refusal (ApiError), no answer (ApiUnreachable), or an invalid response.
+"""Errors of the API client: rejection (ApiError), no response (ApiUnreachable), or an invalid response.
 After ApiUnreachable it is unknown whether a write was carried out.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 _CONFLICTING_MANAGER = re.compile(r'conflict with "([^"]{1,128})"')
 _CONFLICT_REASON = "FieldManagerConflict"
 _MAX_SHOWN_LETTERS = 500
-"""Letters of an answer that is no Status: a proxy's page, or text."""
+"""Limit for the shown part of a response that is not a Status, such as a proxy's page."""
 
 
 class _Cause(msgspec.Struct, frozen=True):
@@ -36,70 +36,70 @@ class _Status(msgspec.Struct, frozen=True):
 
 
 class FieldConflict(NamedTuple):
-    """Somebody else's field that an apply would change."""
+    """Field of another manager that an apply would change."""
 
     manager: str
     field: str
-    """As `.status.topologyPolicy`."""
+    """Path such as `.status.topologyPolicy`."""
 
 
 class ApiError(Exception):
-    """The API server's own refusal. `status` is HTTP's, `reason` the API's word for it, empty where nobody said one."""
+    """Rejection by the API server. `status` is the HTTP status, `reason` the API's reason, empty if there is none."""
 
     def __init__(self, status: int, reason: str, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(f"{status} {reason}: {message}" if reason else f"{status}: {message}")
         self.status, self.reason, self.message, self.retry_after_s = status, reason, message, retry_after_s
         self.name = ""
-        """Of the object that is meant, where the API server says it."""
+        """Name of the object that the error is about, if the API server states it."""
         self.causes: tuple[str, ...] = ()
-        """Reasons of the parts, such as `DisruptionBudget`."""
+        """Reasons of the causes, such as `DisruptionBudget`."""
         self.claims: tuple[FieldConflict, ...] = ()
-        """Of an apply that takes nothing over: what it would have had to."""
+        """Fields of other managers, if an apply without `force` failed."""
 
     @property
     def missing(self) -> bool:
-        """There is no such object: the API server knows its kind, and says its name. Of a kind that it does not have, or a path
-        that a proxy does not know, a 404 says nothing of any object (`unserved`)."""
+        """Whether the object does not exist: the API server serves its kind and names the object. Any other 404 says nothing
+        about objects (`path_not_served`)."""
         return self.status == 404 and self.reason == "NotFound" and bool(self.name)
 
     @property
     def path_not_served(self) -> bool:
-        """Nobody serves that path here: the kind's definition may not be installed, or who answers is no API server."""
+        """Whether the path does not exist: the kind's CRD is not installed, or the response is not the API server's."""
         return self.status == 404 and not self.missing
 
     @property
     def conflict(self) -> bool:
-        """Somebody else wrote first, or the object is there already."""
+        """Whether another client changed the object first, or it already exists."""
         return self.status == 409
 
     @property
     def expired(self) -> bool:
-        """What was asked to be continued is not kept any longer: list anew."""
+        """Whether the version or page to continue from has expired, so that a new list is needed."""
         return self.status == 410 or self.reason in ("Expired", "Gone")
 
 
 class ApiUnreachable(Exception):
-    """No answer, or half of one: nobody knows whether a write was carried out."""
+    """No complete response; it is unknown whether a write was carried out."""
 
 
 class InvalidResponse(ApiUnreachable):
-    """What came is no answer of an API server: a proxy's page, or a line without end."""
+    """The response is not the API server's: a proxy's page, or a line of unlimited length."""
 
 
 def parse_api_error(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> ApiError:
-    """The error that an answer means. Never raises, whatever the body is."""
+    """Convert an error response. Never raises, whatever the body is."""
     try:
-        said = msgspec.json.decode(body, type=_Status)
+        answer = msgspec.json.decode(body, type=_Status)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        said = _Status(message=" ".join(body[:_MAX_SHOWN_LETTERS].decode(errors="replace").split()))
-    details = said.details or _Details()
+        answer = _Status(message=" ".join(body[:_MAX_SHOWN_LETTERS].decode(errors="replace").split()))
+    details = answer.details or _Details()
     wait_s = _retry_after_s((headers or {}).get("Retry-After", ""))
     wait_s = details.retry_after_seconds if wait_s is None else wait_s
-    error = ApiError(said.code or status, said.reason, said.message or "no reason given", retry_after_s=wait_s)
+    error = ApiError(answer.code or status, answer.reason, answer.message or "no reason given", retry_after_s=wait_s)
     error.name = details.name
     error.causes = tuple(cause.reason for cause in details.causes)
     error.claims = tuple(
-        FieldConflict(found[1] if (found := _CONFLICTING_MANAGER.search(cause.message)) else "somebody", cause.field)
+        FieldConflict(match[1] if (match := _CONFLICTING_MANAGER.search(cause.message)) else "unknown", cause.field)
         for cause in details.causes
         if cause.reason == _CONFLICT_REASON
     )

@@ -52,15 +52,19 @@ class _Groups(msgspec.Struct, frozen=True):
 
 
 async def is_kind_missing(client: KubeClient, resource: ResourceType[Any]) -> bool:
-    """Whether it says that it has no such kind; False too where it says nothing, or nobody knows who answered. Raises
-    Unreachable."""
+    """Whether the API server states that it does not have this kind; False if its response is not conclusive.
+
+    Raises ApiUnreachable.
+    """
     if not resource.group:
-        return False  # those it has, whatever is said
+        return False  # the core group's kinds always exist
     answer = await client.raw(f"/apis/{resource.api_version}", "apis")
     try:
         if answer.status == 200:
-            there = msgspec.json.decode(answer.body, type=_Resources)
-            return there.kind == "APIResourceList" and resource.plural not in {one.name for one in there.resources}
+            listing = msgspec.json.decode(answer.body, type=_Resources)
+            return listing.kind == "APIResourceList" and resource.plural not in {
+                item.name for item in listing.resources
+            }
         if answer.status != 404:
             return False
         answer = await client.raw("/apis", "apis")
@@ -69,19 +73,19 @@ async def is_kind_missing(client: KubeClient, resource: ResourceType[Any]) -> bo
         groups = msgspec.json.decode(answer.body, type=_Groups)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
-    known = {version.group_version for group in groups.groups for version in group.versions}
-    return groups.kind == "APIGroupList" and resource.api_version not in known
+    versions = {version.group_version for group in groups.groups for version in group.versions}
+    return groups.kind == "APIGroupList" and resource.api_version not in versions
 
 
 log = logging.getLogger(__name__)
 
 MAX_WATCH_S = 480
-"""How long a watch is asked to last at most; from half of it on, so that not all of them are renewed at once."""
+"""Maximum duration of a watch; each lasts between half of it and all of it, so that they are not renewed together."""
 ChangeListener = Callable[[ObjectChange[T]], None]
 
 
 class Informer(Generic[T]):
-    """The copy of one resource. `run` it as a task, wait until it is `synced`, then read `store`."""
+    """In-memory copy of one resource. Start `run` as a task, wait for `synced`, then read `store`."""
 
     def __init__(
         self,
@@ -92,84 +96,84 @@ class Informer(Generic[T]):
         *,
         max_s: int = MAX_WATCH_S,
     ) -> None:
-        """Nobody hears of a resource that nothing happens to, not even bookmarks after the API server was restarted: `most_s`
-        is how old a copy may look then, for another watch a time."""
-        self.resource, self.scope, self._most_s = resource, scope or ListScope(), max_s
+        """`max_s` bounds the age of the copy: if a resource does not change, the server sends nothing, and after a restart
+        not even bookmarks, until a watch of that duration ends.
+        """
+        self.resource, self.scope, self._max_watch_s = resource, scope or ListScope(), max_s
         self.store: ObjectStore[T] = ObjectStore(index)
         self.problems: dict[str, str] = {}
-        """Objects that are there and do not fit their type, by key; of those the store has the last that did, if any."""
+        """Problems of objects that do not match their type, by key; the store keeps the last valid version, if any."""
         self.synced = asyncio.Event()
         self.missing = False
-        """The API server has no such resource, and says so: its definition is not installed, or not yet."""
+        """Whether the API server states that it does not have the resource, because its CRD is not installed."""
         self._client = client
         self._listeners: list[ChangeListener[T]] = []
-        self._following = WatchPosition()
-        self._heard_at: float | None = None
-        self._saying = ThrottledLog(log)
+        self._position = WatchPosition()
+        self._received_at_s: float | None = None
+        self._throttled_log = ThrottledLog(log)
 
     def listen(self, listener: ChangeListener[T]) -> None:
-        """Have changes told from now on."""
+        """Call the listener on every change from now on."""
         self._listeners.append(listener)
 
     @property
     def relists(self) -> int:
-        return self._following.relists
+        return self._position.relists
 
     def age_s(self, now_s: float) -> float | None:
-        """Seconds since the server was last heard of this resource, be it that it ended a watch in which nothing happened; None
-        before the first list."""
-        return None if self._heard_at is None else now_s - self._heard_at
+        """Seconds since the last message of the server about this resource, the end of a watch included; None before the
+        first list."""
+        return None if self._received_at_s is None else now_s - self._received_at_s
 
     def record_write(self, object_: T) -> None:
-        """What the API server answered to a write of ours: known at once, before the watch tells it. Not where the watch was
-        quicker, and has told what came of that object since."""
+        """Store the result of a write at once, unless the watch has already delivered a newer version."""
         key = key_of(object_.metadata)
         if not is_superseded_by(self.store.get(key), object_):
             return
         if change := self.store.put(key, object_):
-            self._tell(iter((change,)))
+            self._notify(iter((change,)))
 
     async def run(self) -> None:
-        """Until cancelled. Nothing that the server or the network does ends it."""
+        """List and watch until cancelled; errors of the server and of the network are retried."""
         while True:
-            began = time.monotonic()
+            started_s = time.monotonic()
             try:
-                await self._once()
-                self._following = self._following.ended(time.monotonic() - began, random.random())
+                await self._list_and_watch()
+                self._position = self._position.ended(time.monotonic() - started_s, random.random())
             except InvalidResponse as error:
-                self._following = self._following.invalid_data_received(random.random())
-                self._say(str(error))
+                self._position = self._position.invalid_data_received(random.random())
+                self._warn(str(error))
             except ApiUnreachable as error:
-                self._following = self._following.connection_lost(random.random())
-                self._say(str(error))
+                self._position = self._position.connection_lost(random.random())
+                self._warn(str(error))
             except ApiError as error:
-                self._following = self._following.refused(error, random.random())
+                self._position = self._position.refused(error, random.random())
                 if not error.expired:
-                    self._say(str(error))
-                if error.path_not_served and not self.missing and await self._lacked():
-                    self._lost()
-            await asyncio.sleep(self._following.wait_s)
+                    self._warn(str(error))
+                if error.path_not_served and not self.missing and await self._is_kind_missing():
+                    self._clear()
+            await asyncio.sleep(self._position.wait_s)
 
-    async def _once(self) -> None:
-        """List if need be, then watch until the server ends the watch."""
-        since = self._following.resource_version
+    async def _list_and_watch(self) -> None:
+        """List if necessary, then watch until the server ends the watch."""
+        since = self._position.resource_version
         if since is None:
             listing = await self._client.list(self.resource, self.scope)
-            self._heard()
+            self._record_message()
             self.problems = dict(listing.problems)
-            self._tell(iter(self.store.replace(listing.objects, listing.problems)))
+            self._notify(iter(self.store.replace(listing.objects, listing.problems)))
             since = listing.resource_version
-            self._following = self._following.listed(since)
+            self._position = self._position.listed(since)
             self.missing = False
             self.synced.set()
-        lasts_s = random.randint(self._most_s // 2, self._most_s)
-        async for event in self._client.watch(self.resource, since, self.scope, lasts_s):
-            self._heard()
-            self._take(event)
-            self._following = self._following.event_received(event.resource_version)
-        self._heard()
+        duration_s = random.randint(self._max_watch_s // 2, self._max_watch_s)
+        async for event in self._client.watch(self.resource, since, self.scope, duration_s):
+            self._record_message()
+            self._apply(event)
+            self._position = self._position.event_received(event.resource_version)
+        self._record_message()
 
-    def _take(self, event: WatchEvent[T]) -> None:
+    def _apply(self, event: WatchEvent[T]) -> None:
         if event.what is WatchEventType.BOOKMARK:
             return
         self.problems.pop(event.key, None)
@@ -180,31 +184,31 @@ class Informer(Generic[T]):
             change = self.store.put(event.key, event.object)
         else:
             self.problems[event.key] = event.problem
-            self._say(f"{event.key}: does not fit its type: {event.problem}")
+            self._warn(f"{event.key}: does not match its type: {event.problem}")
         if change is not None:
-            self._tell(iter((change,)))
+            self._notify(iter((change,)))
 
-    async def _lacked(self) -> bool:
-        # To forget all objects for a proxy's 404, or that of a server that is just starting, could undo what they asked for.
+    async def _is_kind_missing(self) -> bool:
+        # A 404 may come from a proxy or a starting server; dropping all objects for it could undo what they configure.
         try:
             return await is_kind_missing(self._client, self.resource)
         except ApiUnreachable:
             return False
 
-    def _lost(self) -> None:
-        # Without its definition nothing of it exists.
+    def _clear(self) -> None:
+        # Without the definition of its kind, no object exists.
         self.missing = True
         self.problems = {}
-        self._tell(iter(self.store.replace({})))
+        self._notify(iter(self.store.replace({})))
         self.synced.set()
 
-    def _tell(self, changes: Iterator[ObjectChange[T]]) -> None:
+    def _notify(self, changes: Iterator[ObjectChange[T]]) -> None:
         for change in changes:
             for listener in self._listeners:
                 listener(change)
 
-    def _heard(self) -> None:
-        self._heard_at = time.monotonic()
+    def _record_message(self) -> None:
+        self._received_at_s = time.monotonic()
 
-    def _say(self, what: str) -> None:
-        self._saying.warn(f"watching {self.resource.gvr}: {what}")
+    def _warn(self, problem: str) -> None:
+        self._throttled_log.warn(f"watching {self.resource.gvr}: {problem}")

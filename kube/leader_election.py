@@ -1,7 +1,7 @@
 """Leader election among several processes by a Lease of the API server.
 A lease expires when it has not changed for its duration on the observer's own monotonic clock; clocks of machines
 are never compared. A leader that cannot renew stops its work before the lease expires, so two leaders never work at
-once.
+the same time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEASE_S, RENEW_S, RETRY_S = 15, 10.0, 2.0
 
 
 class LeaseSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Who holds it and since when."""
+    """Holder of a lease and its times."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -38,7 +38,7 @@ class LeaseSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """coordination.k8s.io/v1."""
+    """Lease of coordination.k8s.io/v1."""
 
     metadata: KubeMetadata = KubeMetadata()
     spec: LeaseSpec = LeaseSpec()
@@ -48,13 +48,13 @@ LEASES = ResourceType("coordination.k8s.io", "v1", "leases", "Lease", Lease, nam
 
 
 class ObservedLease(msgspec.Struct, frozen=True):
-    """A lease, or that there is none, and when that version of it was first seen, on our monotonic clock."""
+    """Lease, or None if there is none, and the local monotonic time at which this version was first observed."""
 
     lease: Lease | None
     since_s: float
 
     def look(self, lease: Lease | None, now_s: float) -> ObservedLease:
-        """What is known after another look."""
+        """Return the observation updated with the lease as just read."""
         return (
             self
             if self.lease is not None and _resource_version(self.lease) == _resource_version(lease)
@@ -63,7 +63,7 @@ class ObservedLease(msgspec.Struct, frozen=True):
 
 
 class LeaseAction(Enum):
-    """What to do about a lease."""
+    """Next step of a candidate."""
 
     CREATE = auto()
     TAKE = auto()
@@ -72,7 +72,7 @@ class LeaseAction(Enum):
 
 
 def next_lease_action(observed: ObservedLease, identity: str, now_s: float) -> LeaseAction:
-    """The rule of the election. One that nobody holds may be taken at once; it was given back."""
+    """Decide the next step. A lease without a holder was released and may be acquired at once."""
     if observed.lease is None:
         return LeaseAction.CREATE
     spec = observed.lease.spec
@@ -84,7 +84,7 @@ def next_lease_action(observed: ObservedLease, identity: str, now_s: float) -> L
 
 
 def lease_patch(observed: ObservedLease, identity: str, at_s: float) -> dict[str, Any]:
-    """The patch, or the spec of the new lease, that makes or keeps us the leader; `at_s` since the epoch, for people."""
+    """Patch, or spec of a new lease, that acquires or renews it; `at_s` is seconds since the epoch, for display only."""
     spec: dict[str, Any] = {
         "holderIdentity": identity,
         "leaseDurationSeconds": LEASE_S,
@@ -97,24 +97,27 @@ def lease_patch(observed: ObservedLease, identity: str, at_s: float) -> dict[str
 
 
 class LeaderElection:
-    """Takes part for one process. `leading` says whether it leads now, `holder` who does as far as is known."""
+    """Candidate of one process. `leading` is whether it leads now, `holder` the last observed leader."""
 
     def __init__(self, client: KubeClient, key: str, identity: str) -> None:
-        self._client, self._key, self._me = client, key, identity
-        self._seen = ObservedLease(None, time.monotonic())
-        self._saying = ThrottledLog(log)
+        self._client, self._key, self._identity = client, key, identity
+        self._observed = ObservedLease(None, time.monotonic())
+        self._throttled_log = ThrottledLog(log)
         self.leading = False
 
     @property
     def holder(self) -> str:
-        return "" if self._seen.lease is None else self._seen.lease.spec.holder_identity or ""
+        return "" if self._observed.lease is None else self._observed.lease.spec.holder_identity or ""
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Wait until we lead, then work for as long as we do. Returns when leading was lost, after the work was cancelled and
-        has ended; raises what the work raises. When cancelled, the lease is given back: another need not wait for it."""
+        """Wait for leadership, then run the work as long as it lasts.
+
+        Returns when leadership was lost, after the work was cancelled and has ended; raises what the work raises. Releases
+        the lease when cancelled, so that another candidate need not wait for its expiry.
+        """
         while not await self._attempt():
             await asyncio.sleep(RETRY_S * (1 + random.random() / 2))
-        log.info("leading: %s holds lease %s", self._me, self._key)
+        log.info("leading: %s holds lease %s", self._identity, self._key)
         self.leading = True
         working, renewing = asyncio.ensure_future(work()), asyncio.ensure_future(self._renew())
         try:
@@ -127,75 +130,79 @@ class LeaderElection:
             self.leading = False
             await _cancel_and_wait(renewing)
             await _cancel_and_wait(working)
-            await self._give_back()
+            await self._release()
         if lost:
             log.warning(
-                "no longer leading: lease %s could not be renewed in %g s, or has gone to another", self._key, RENEW_S
+                "no longer leading: lease %s was acquired by another process or not renewed for %g s",
+                self._key,
+                RENEW_S,
             )
         elif not working.cancelled():
             working.result()
 
     async def _renew(self) -> None:
-        """Until it could not be renewed for RENEW_S, or somebody else has it."""
+        """Renew until that has failed for RENEW_S or another process holds the lease."""
         renewed_s = time.monotonic()
         while True:
             await asyncio.sleep(RETRY_S)
-            asked_s = time.monotonic()
+            started_s = time.monotonic()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(renewed_s + RENEW_S - asked_s):
+                async with asyncio.timeout(renewed_s + RENEW_S - started_s):
                     if await self._attempt():
-                        renewed_s = asked_s
-            if self.holder not in ("", self._me) or time.monotonic() - renewed_s >= RENEW_S:
+                        renewed_s = started_s
+            if self.holder not in ("", self._identity) or time.monotonic() - renewed_s >= RENEW_S:
                 return
 
     async def _attempt(self) -> bool:
-        """Look, and take or renew if the rule says so: whether the lease is ours now."""
+        """Read the lease and acquire or renew it if possible; return whether this process holds it."""
         try:
-            await self._look()
-            what = next_lease_action(self._seen, self._me, time.monotonic())
+            await self._read()
+            what = next_lease_action(self._observed, self._identity, time.monotonic())
             if what is LeaseAction.WAIT:
                 return False
             lease = await self._write(what)
         except ApiError as error:
             if not error.conflict:
-                self._saying.warn(f"lease {self._key}: {error}")
+                self._throttled_log.warn(f"lease {self._key}: {error}")
             return False
         except ApiUnreachable as error:
-            self._saying.warn(f"lease {self._key}: {error}")
+            self._throttled_log.warn(f"lease {self._key}: {error}")
             return False
-        self._saying.clear()
-        self._seen = ObservedLease(lease, time.monotonic())
+        self._throttled_log.clear()
+        self._observed = ObservedLease(lease, time.monotonic())
         return True
 
-    async def _look(self) -> None:
+    async def _read(self) -> None:
         try:
             lease: Lease | None = await self._client.get(LEASES, self._key)
         except ApiError as error:
             if not error.missing:
                 raise
             lease = None
-        self._seen = self._seen.look(lease, time.monotonic())
+        self._observed = self._observed.look(lease, time.monotonic())
 
     async def _write(self, what: LeaseAction) -> Lease:
-        body = lease_patch(self._seen, self._me, time.time())
+        body = lease_patch(self._observed, self._identity, time.time())
         namespace, _, name = self._key.rpartition("/")
         if what is not LeaseAction.CREATE:
             return await self._client.merge_patch(LEASES, self._key, body)
         body |= {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": {"name": name}}
         return await self._client.create(LEASES, body, namespace)
 
-    async def _give_back(self) -> None:
-        lease = self._seen.lease
-        if lease is None or lease.spec.holder_identity != self._me:
+    async def _release(self) -> None:
+        lease = self._observed.lease
+        if lease is None or lease.spec.holder_identity != self._identity:
             return
         body = {
             "metadata": {"resourceVersion": _resource_version(lease)},
             "spec": {"holderIdentity": "", "leaseDurationSeconds": 1},
         }
-        # Whoever waits finds out in LEASE_S at the latest.
+        # Otherwise the lease expires after LEASE_S.
         with contextlib.suppress(ApiError, ApiUnreachable, TimeoutError):
             async with asyncio.timeout(RETRY_S):
-                self._seen = ObservedLease(await self._client.merge_patch(LEASES, self._key, body), time.monotonic())
+                self._observed = ObservedLease(
+                    await self._client.merge_patch(LEASES, self._key, body), time.monotonic()
+                )
 
 
 async def _cancel_and_wait(task: asyncio.Future[None]) -> None:

@@ -1,4 +1,4 @@
-"""Resource types, metadata and keys of API objects, and RFC 3339 timestamps. Pure."""
+"""Resource types, metadata and keys of API objects, and RFC 3339 timestamps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_NAME_LETTERS = 253
 
 
 class NamedMetadata(Protocol):
-    """What every object's metadata tells the client; None is as good as empty."""
+    """Metadata that the client needs; None is equivalent to empty."""
 
     @property
     def name(self) -> str | None: ...
@@ -28,14 +28,14 @@ class NamedMetadata(Protocol):
 
 
 class KubeObject(Protocol):
-    """Whatever the API server keeps; any struct with `metadata` is one."""
+    """Any struct with `metadata`."""
 
     @property
     def metadata(self) -> NamedMetadata: ...
 
 
 class KubeOwnerReference(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """A reference to the object that this one is deleted with."""
+    """Owner of this object, with which it is garbage-collected."""
 
     api_version: str
     kind: str
@@ -46,7 +46,7 @@ class KubeOwnerReference(msgspec.Struct, frozen=True, kw_only=True, rename="came
 
 
 class KubeMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """The metadata that readers look at; the API server keeps more."""
+    """Metadata that readers use; the API server has more."""
 
     name: str = ""
     namespace: str = ""
@@ -54,11 +54,11 @@ class KubeMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", om
     resource_version: str = ""
     generation: int = 0
     creation_timestamp: str | None = None
-    """RFC 3339, in UTC; `moment` makes seconds of it."""
+    """RFC 3339 in UTC; `parse_timestamp` converts it to seconds."""
     deletion_timestamp: str | None = None
-    """Set while finalizers keep the object, or a pod's processes end."""
+    """Set while finalizers retain the object, or while a pod's processes terminate."""
     deletion_grace_period_seconds: int | None = None
-    """What a pod was given for that."""
+    """Termination grace period that a deleted pod was given."""
     labels: Mapping[str, str] = {}
     annotations: Mapping[str, str] = {}
     finalizers: tuple[str, ...] = ()
@@ -66,13 +66,25 @@ class KubeMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", om
 
 
 class PartialObjectMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """An object of which only the metadata is wanted."""
+    """Object of which only the metadata is requested."""
 
     metadata: KubeMetadata = KubeMetadata()
 
 
+class TaintsSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Taints as raw mappings, so that unknown fields of other owners' taints survive a rewrite."""
+
+    taints: tuple[Mapping[str, Any], ...] = ()
+
+
+class TaintedObject(PartialObjectMetadata, frozen=True, kw_only=True):
+    """A Node or CustomNodeResource, decoded only as far as writers of taints need it."""
+
+    spec: TaintsSpec = TaintsSpec()
+
+
 class UnstructuredObject(PartialObjectMetadata, frozen=True, kw_only=True):
-    """An object of a kind that is known only when the program runs."""
+    """Object of a kind that is determined at run time."""
 
     spec: Mapping[str, Any] = {}
     status: Mapping[str, Any] = {}
@@ -82,7 +94,7 @@ T = TypeVar("T", bound=KubeObject)
 
 
 class ResourceType(msgspec.Struct, Generic[T], frozen=True):
-    """One kind of objects: its place in the API, and the struct that its objects are decoded into."""
+    """Kind of objects: its place in the API, and the struct that its objects are decoded into."""
 
     group: str
     """Empty for the core group."""
@@ -98,44 +110,44 @@ class ResourceType(msgspec.Struct, Generic[T], frozen=True):
 
     @property
     def gvr(self) -> str:
-        """For people and labels: `pods.v1`, `leases.v1.coordination.k8s.io`."""
+        """Name in messages and labels: `pods.v1`, `leases.v1.coordination.k8s.io`."""
         return ".".join(part for part in (self.plural, self.version, self.group) if part)
 
     def collection(self, namespace: str = "") -> str:
-        """Path of all of them, or of those in one namespace. Raises ValueError for what is no segment of a path."""
+        """Path of all objects, or of those in one namespace. Raises ValueError for an invalid path segment."""
         for what, text in (("group", self.group), ("version", self.version), ("resource", self.plural)):
             if not _GROUP_OR_PLURAL.fullmatch(text) and (text or what != "group"):
                 raise ValueError(
-                    f"{what}: {text!r:.80} is none; write it in lower case, as `kubectl api-resources` does"
+                    f"{what}: {text!r:.80} is invalid; write it in lower case, as `kubectl api-resources` does"
                 )
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         within = f"/namespaces/{_path_segment(namespace, 'namespace')}" if namespace else ""
         return f"{root}{within}/{self.plural}"
 
     def path(self, key: str, subresource: str = "") -> str:
-        """Path of one object by its key. Raises ValueError for a key that cannot be one of this resource."""
+        """Path of one object. Raises ValueError for a key that is invalid for this resource."""
         namespace, separator, name = key.rpartition("/")
         if bool(separator) != self.namespaced or (separator and not namespace):
-            wanted = "namespace/name" if self.namespaced else "a name without namespace"
-            raise ValueError(f"{self.plural}: {key!r:.80} is no key of one; write {wanted}")
+            form = "namespace/name" if self.namespaced else "a name without namespace"
+            raise ValueError(f"{self.plural}: {key!r:.80} is an invalid key; write {form}")
         tail = f"/{subresource}" if subresource else ""
         return f"{self.collection(namespace)}/{_path_segment(name, 'name')}{tail}"
 
 
 def key_of(metadata: NamedMetadata) -> str:
-    """`namespace/name`, or the name alone where there is no namespace."""
+    """Key of an object: `namespace/name`, or the name alone without a namespace."""
     return f"{metadata.namespace}/{metadata.name}" if metadata.namespace else metadata.name or ""
 
 
 def _path_segment(text: str, what: str) -> str:
-    # What the API server itself refuses as a name: it would be another path.
+    # The API server rejects these as names; in a URL they would address another path.
     if not text or text in (".", "..") or "/" in text or "%" in text or len(text) > _MAX_NAME_LETTERS:
         raise ValueError(f"{what}: {text!r:.80} cannot be part of a path")
     return quote(text, safe="")
 
 
 def parse_timestamp(text: str) -> float:
-    """Seconds since the epoch. Raises ValueError for what is no RFC 3339 time with a zone."""
+    """Convert RFC 3339 to seconds since the epoch. Raises ValueError for an invalid time or a missing zone."""
     try:
         parsed = datetime.fromisoformat(text)
     except (ValueError, OverflowError):
@@ -146,5 +158,5 @@ def parse_timestamp(text: str) -> float:
 
 
 def format_timestamp(at_s: float, *, micro: bool = False) -> str:
-    """Seconds since the epoch as RFC 3339; `micro` as leases have it."""
+    """Format seconds since the epoch as RFC 3339; `micro` adds microseconds as in leases."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ" if micro else "%Y-%m-%dT%H:%M:%SZ")

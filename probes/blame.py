@@ -19,58 +19,58 @@ FORMS = ("tp_btf", "raw_tp")
 
 
 class BlameProbe:
-    """What a running RunqLat knows beside the waits; where it is not `owned`, whoever opened it closes it."""
+    """Blame of a running run-queue latency probe, which `close` ends only if it is `owned`."""
 
     name = "blame"
 
-    def __init__(self, waits: RunqLatencyProbe, *, owned: bool) -> None:
-        self._waits, self._owned, self._closed = waits, owned, False
-        self.form = waits.form
+    def __init__(self, runqlat: RunqLatencyProbe, *, owned: bool) -> None:
+        self._runqlat, self._owned, self._closed = runqlat, owned, False
+        self.form = runqlat.form
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
-        """`blame` of every cgroup whose waits are known, and the waits for each CPU."""
+        """Return `blame` of every cgroup with a known latency, and the latency of each CPU."""
         if self._closed:
             raise Unavailable("the probe blame is closed", "open it again")
-        found = self._waits.blames(live, complete=complete)
+        by_cgroup = self._runqlat.read_blame(live, complete=complete)
         return ProbeReading(
-            {number: {"blame": blame} for number, blame in found.items()}, {"cpu_waits": self._waits.by_cpu()}
+            {number: {"blame": blame} for number, blame in by_cgroup.items()}, {"cpu_waits": self._runqlat.by_cpu()}
         )
 
     def problem(self) -> Unavailable | None:
-        return self._waits.blame_problem()
+        return self._runqlat.blame_problem()
 
     @property
     def lost_events(self) -> int | None:
-        return self._waits.lost_blame_parts
+        return self._runqlat.lost_blame_parts
 
     def close(self) -> None:
-        """Detach from the kernel, unless others need the waits. Idempotent."""
+        """Detach from the kernel, unless the run-queue latency probe is shared. Idempotent."""
         self._closed = True
         if self._owned:
-            self._waits.close()
+            self._runqlat.close()
 
 
-def shared_blame(waits: RunqLatencySource) -> Probe:
-    """The probe that shares the program of running waits. Raises Absent where that does not know who ran."""
-    return _blame_probe(waits, owned=False)
+def shared_blame(runqlat: RunqLatencySource) -> Probe:
+    """Return the probe that shares a running program. Raises KernelFeatureAbsent if its form does not measure blame."""
+    return _blame_probe(runqlat, owned=False)
 
 
 def open_blame(*, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> Probe:
-    """The probe with a program of its own. Raises Unavailable with reason and remedy where the kernel takes no form of it."""
-    waits = open_runqlat(forms=forms, child_python=child_python, btf=btf)
+    """Open the probe with a program of its own. Raises Unavailable with reason and remedy if the kernel accepts no form."""
+    runqlat = open_runqlat(forms=forms, child_python=child_python, btf=btf)
     try:
-        return _blame_probe(waits, owned=True)
+        return _blame_probe(runqlat, owned=True)
     except Unavailable:
-        waits.close()
+        runqlat.close()
         raise
 
 
-def _blame_probe(waits: RunqLatencySource, *, owned: bool) -> Probe:
-    if isinstance(waits, RunqLatencyProbe) and waits.has_blame:
-        return BlameProbe(waits, owned=owned)
-    said = f" ({waits.refused[0]})" if isinstance(waits, RunqLatencyProbe) and waits.refused else ""
-    # Why a better form does not run, the waits' own status or the banner says.
+def _blame_probe(runqlat: RunqLatencySource, *, owned: bool) -> Probe:
+    if isinstance(runqlat, RunqLatencyProbe) and runqlat.has_blame:
+        return BlameProbe(runqlat, owned=owned)
+    refused = f" ({runqlat.refused[0]})" if isinstance(runqlat, RunqLatencyProbe) and runqlat.refused else ""
+    # The status of run-queue latency itself, or a startup warning, says why a better form does not run.
     raise KernelFeatureAbsent(
-        f"the form {waits.form} of run-queue waits does not tell who had the CPU{said}",
-        "give the agent the capabilities BPF and PERFMON, on Linux 5.5 or later with BTF: tp_btf and raw_tp tell it",
+        f"the form {runqlat.form} of run-queue latency does not measure blame{refused}",
+        "give the agent the capabilities BPF and PERFMON, on Linux 5.5 or later with BTF: tp_btf and raw_tp measure it",
     )

@@ -14,22 +14,22 @@ import numpy as np
 
 from api.histogram import SLOT_COUNT
 from api.interfaces import ProbeReading, Unavailable
-from api.measurements import BlockIo, Durations
+from api.snapshot import BlockIo
 from probes import kernel_fields
 from probes.btf import VMLINUX
-from probes.cgroup_table import RemovedCgroupTracker
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load_probe
 from probes.lost_events import LostEventCounter
 from probes.maps import BpfMap, possible_cpus, sum_over_cpus
+from probes.per_cgroup_probe import RemovedCgroupTracker, decode_durations, open_maps
 
 FORMS = ("tp_btf", "raw_tp")
-"""In order of preference."""
+"""Forms in order of preference."""
 MAX_CGROUP_DEVICES, MAX_REQUESTS = 2048, 8192
-"""Elements of the maps: 1.1 and 0.7 MiB."""
+"""Sizes of the maps: 1.1 and 0.7 MiB."""
 _LOST_FULL, _LOST_REQUEST = 0, 3
-"""Reasons of common.bpf.h: no room for a pair, no room for a request."""
+"""Reasons of per_cgroup.bpf.h: the map of cgroups and devices, or that of requests, is full."""
 _COUNTERS = 2 + SLOT_COUNT
-"""Of one direction: sum, bytes and the histogram."""
+"""Number of counters of one direction: sum, bytes and the histogram."""
 _FIELDS = {
     **kernel_fields.TASK_GROUP_FIELDS,
     "CGROUP_ROOT": [("cgroup", "root", 8)],
@@ -51,27 +51,27 @@ _OPTIONAL = {
 }
 _REQUEST = ("struct request *",)
 _ARGUMENT_VARIANTS = (((), "u8"), ((), "s32"), (("struct request_queue *",), "s32"))
-"""What kernels pass: before the request on its way to the driver, its queue until a54895fa057c (Linux 5.11); behind it on the
-way back, how it went, an errno until Linux 5.16."""
+"""Arguments of the tracepoints by kernel: the queue before the request at insertion and issue until a54895fa057c (Linux 5.11);
+the type of the status at completion, an errno until Linux 5.16."""
 
 
 def _form(name: str, before: Sequence[str], status: str, *, typed: bool) -> Form:
-    there, back = (*before, *_REQUEST), (*_REQUEST, status, "u32")
+    issue, completion = (*before, *_REQUEST), (*_REQUEST, status, "u32")
     return Form(
         name=name,
         typed=typed,
         fields=_FIELDS,
         optional=_OPTIONAL,
         programs=[
-            Program("on_insert", "block_rq_insert", "dtse_bio_insert", arguments=there),
-            Program("on_issue", "block_rq_issue", "dtse_bio_issue", arguments=there),
-            Program("on_complete", "block_rq_complete", "dtse_bio_done", arguments=back),
+            Program("on_insert", "block_rq_insert", "dtse_bio_insert", arguments=issue),
+            Program("on_issue", "block_rq_issue", "dtse_bio_issue", arguments=issue),
+            Program("on_complete", "block_rq_complete", "dtse_bio_done", arguments=completion),
         ],
         constants={"FIRST": len(before), **({"TYPED": 1} if typed else {})},
     )
 
 
-_FORMS = {name: [_form(name, *known, typed=name == "tp_btf") for known in _ARGUMENT_VARIANTS] for name in FORMS}
+_FORMS = {name: [_form(name, *variant, typed=name == "tp_btf") for variant in _ARGUMENT_VARIANTS] for name in FORMS}
 
 
 class BlockIoProbe:
@@ -85,41 +85,36 @@ class BlockIoProbe:
         self._pairs: BpfMap | None = BpfMap(*loaded.maps["blockio"], possible_cpus())
         self._lost = BpfMap(*loaded.maps["lost"], possible_cpus())
         self._decoded: dict[tuple[int, int], tuple[list[int], BlockIo]] = {}
-        self._absentees = RemovedCgroupTracker()
-        self._without_pair, self._without_room = LostEventCounter(), LostEventCounter()
+        self._removed = RemovedCgroupTracker()
+        self._without_pair, self._without_request = LostEventCounter(), LostEventCounter()
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
-        """Requests by cgroup id and device since the probe was opened. Raises Unavailable once closed."""
-        if self._pairs is None:
-            raise Unavailable("the probe blockio is closed", "open it again")
-        try:
+        """Return requests by cgroup id and device since the probe was opened. Raises Unavailable once closed."""
+        with open_maps(self.name, is_open=self._pairs is not None):
+            assert self._pairs is not None
             keys, values = self._pairs.items()
             if complete:
-                self._forget(self._pairs, live, keys.tolist())
+                self._delete_removed(self._pairs, live, keys.tolist())
             lost = [int(row[0]) for row in sum_over_cpus(self._lost.rows([0, 1, 2, 3]))]
             self._without_pair.update(lost[_LOST_FULL])
-            self._without_room.update(lost[_LOST_REQUEST])
-        except OSError as error:
-            raise Unavailable(
-                f"the maps of blockio cannot be read: {error.strerror}", "start the agent again"
-            ) from error
+            self._without_request.update(lost[_LOST_REQUEST])
         rows = np.ascontiguousarray(values).view(np.uint64).reshape(len(values), 2 * _COUNTERS).tolist()
         return ProbeReading(self._by_cgroup(keys.tolist(), rows))
 
     def problem(self) -> Unavailable | None:
-        """Requests that found no room lately, as of the latest read."""
+        """Return requests that were lost lately because a map was full, as of the latest read."""
         return self._without_pair.problem(
-            f"block requests were not counted: more than {MAX_CGROUP_DEVICES} pairs of cgroup and device",
-            "remove cgroups that nobody uses",
-        ) or self._without_room.problem(
-            f"block requests were not counted: more than {MAX_REQUESTS} were under way",
-            "this is more than devices take; report it with the agent's log",
+            f"block requests were not counted: there are more than {MAX_CGROUP_DEVICES} pairs of cgroup and device",
+            "remove unused cgroups",
+        ) or self._without_request.problem(
+            f"block requests were not counted: more than {MAX_REQUESTS} were in flight",
+            "report it with the agent's log: devices do not accept so many",
         )
 
     @property
     def lost_events(self) -> int | None:
-        """Requests that found no room since the start, as of the latest read."""
-        return self._without_pair.total + self._without_room.total
+        """Return the requests that were lost since the start, as of the latest read."""
+        return self._without_pair.total + self._without_request.total
 
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""
@@ -127,44 +122,49 @@ class BlockIoProbe:
         self._loaded.close()
 
     def _by_cgroup(self, keys: Sequence[tuple[int, int]], rows: Sequence[list[int]]) -> dict[int, dict[str, object]]:
-        """Most disks are idle most of the time: a row that has not changed is not decoded again."""
+        """Decode only rows that have changed: most disks are idle most of the time."""
         decoded: dict[tuple[int, int], tuple[list[int], BlockIo]] = {}
         devices: dict[int, dict[str, BlockIo]] = {}
         for key, row in zip(keys, rows, strict=True):
-            known = self._decoded.get(key)
-            decoded[key] = known if known is not None and known[0] == row else (row, decode(row))
+            previous = self._decoded.get(key)
+            decoded[key] = previous if previous is not None and previous[0] == row else (row, decode(row))
             number, device = key
             devices.setdefault(number, {})[f"{device >> 32}:{device & 0xFFFFFFFF}"] = decoded[key][1]
         self._decoded = decoded
         return {number: {"block_io": by_device} for number, by_device in devices.items()}
 
-    def _forget(self, pairs: BpfMap, live: Mapping[int, str], keys: Sequence[tuple[int, int]]) -> None:
-        """Remove what belongs to cgroups that are gone."""
-        gone = self._absentees.gone((number for number, _ in keys), live)
+    def _delete_removed(self, pairs: BpfMap, live: Mapping[int, str], keys: Sequence[tuple[int, int]]) -> None:
+        removed = self._removed.removed_in((number for number, _ in keys), live)
         for key in keys:
-            if key[0] in gone:
+            if key[0] in removed:
                 pairs.delete(key)
 
 
 def decode(row: Sequence[int]) -> BlockIo:
-    """Pure: `struct counters`, the direction of reads first."""
+    """Decode `struct counters`, the direction of reads first: a sum, bytes and the slots of a histogram each."""
     reads, writes = row[:_COUNTERS], row[_COUNTERS:]
-    return BlockIo(reads=_durations(reads), writes=_durations(writes), read_bytes=reads[1], write_bytes=writes[1])
-
-
-def _durations(direction: Sequence[int]) -> Durations:
-    slots = tuple(direction[2:])
-    return Durations(sum_ns=direction[0], count=sum(slots), slots=slots)
+    return BlockIo(
+        reads=decode_durations((reads[0], *reads[2:])),
+        writes=decode_durations((writes[0], *writes[2:])),
+        read_bytes=reads[1],
+        write_bytes=writes[1],
+    )
 
 
 def job(forms: Sequence[str], btf: Path = VMLINUX) -> Job:
-    """What the child is asked to do."""
+    """Return the loader's job."""
     here = Path(__file__).parent
     return Job(
-        sources=[here / "common.bpf.h", here / "blockio.bpf.c"],
+        sources=[here / "per_cgroup.bpf.h", here / "blockio.bpf.c"],
         forms=[form for name in forms for form in _FORMS[name]],
         maps=["blockio", "lost"],
-        constants={"SLOTS": SLOT_COUNT, "SEATS": 1, "PLACES": 1, "PAIRS": MAX_CGROUP_DEVICES, "REQUESTS": MAX_REQUESTS},
+        constants={
+            "HIST_SLOTS": SLOT_COUNT,
+            "TASK_SLOTS": 1,
+            "CGROUP_SLOTS": 1,
+            "PAIRS": MAX_CGROUP_DEVICES,
+            "REQUESTS": MAX_REQUESTS,
+        },
         btf=btf,
         remedy="use Linux 5.5 or later, with CONFIG_BLOCK",
     )
@@ -173,5 +173,5 @@ def job(forms: Sequence[str], btf: Path = VMLINUX) -> Job:
 def open_blockio(
     *, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
 ) -> BlockIoProbe:
-    """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
+    """Start the probe in the first form that the kernel accepts. Raises Unavailable if it accepts none."""
     return load_probe(job(forms, btf), BlockIoProbe, child_python=child_python)

@@ -20,14 +20,13 @@ RAW_TRACEPOINT_OPEN, MAP_LOOKUP_BATCH, LINK_CREATE, ENABLE_STATS, ITER_CREATE = 
 KPROBE, RAW_TRACEPOINT, TRACING = 2, 17, 26
 """Program types."""
 TRACE_RAW_TP, TRACE_FENTRY, TRACE_FEXIT, TRACE_ITER = 23, 24, 25, 28
-"""Attach types of a TRACING program: at a tracepoint, at the entry of a kernel function or behind its return, or over all
-objects of a kind whenever somebody reads."""
+"""Attach types of a TRACING program: a tracepoint, entry or return of a kernel function, or an iterator over objects."""
 HASH, PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH = 1, 5, 6, 10
 """Map types."""
 PER_CPU = frozenset({PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH})
 LOG_BYTES = 1 << 20
 NAME_BYTES = 16
-"""Room for the name of a program or map, its final zero included."""
+"""Size of the name of a program or map, including the final zero."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -120,7 +119,7 @@ class _ProgInfo(ctypes.Structure):
 
 
 class MapInfo(NamedTuple):
-    """What the kernel says of a map."""
+    """Properties of a map."""
 
     type: int
     key_size: int
@@ -129,18 +128,18 @@ class MapInfo(NamedTuple):
 
 
 class ProgramInfo(NamedTuple):
-    """What the kernel says of a program; runs are counted only while statistics are on (`enable_stats`)."""
+    """Properties of a program; runs are counted only while statistics are on (`enable_stats`)."""
 
     id: int
     name: str
     run_time_ns: int
     run_count: int
     missed: int
-    """Runs that did not happen because the program was already running on that CPU."""
+    """Runs that the kernel skipped because the program was already running on that CPU."""
 
 
 def call(command: int, attr: Any) -> int:
-    """bpf(2) with a filled attribute. Raises OSError with the kernel's errno."""
+    """Call bpf(2) with a filled attribute. Raises OSError with the kernel's errno."""
     number = _NUMBERS.get(platform.machine())
     if number is None:
         raise OSError(errno.ENOSYS, f"the number of bpf(2) on {platform.machine()} is not known")
@@ -156,7 +155,7 @@ def _address(buffer: Any) -> int:
 
 
 class ProgramRefused(OSError):
-    """The kernel does not load a program; `log` ends with the verifier's reason."""
+    """The kernel refused to load a program; `log` ends with the verifier's reason."""
 
     def __init__(self, code: int, log: str) -> None:
         super().__init__(code, os.strerror(code))
@@ -164,10 +163,11 @@ class ProgramRefused(OSError):
 
 
 def load_program(kind: int, code: bytes, name: str, btf_id: int = 0, attach_type: int = TRACE_RAW_TP) -> int:
-    """Descriptor of a loaded program. `btf_id` and `attach_type` are for TRACING programs: the typedef btf_trace_NAME, the
-    function itself with TRACE_FENTRY and TRACE_FEXIT, or the function bpf_iter_NAME with TRACE_ITER.
+    """Load a program and return its descriptor.
 
-    Raises Refused with the verifier's log, which is asked for only then: writing it costs the kernel many milliseconds.
+    `btf_id` and `attach_type` are for TRACING programs: the typedef btf_trace_NAME, the function itself with TRACE_FENTRY
+    and TRACE_FEXIT, or the function bpf_iter_NAME with TRACE_ITER. Raises ProgramRefused with the verifier's log, which is
+    requested only by a second attempt: writing it costs the kernel many milliseconds.
     """
     instructions, licence = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
     attr = _ProgLoad(
@@ -191,23 +191,23 @@ def load_program(kind: int, code: bytes, name: str, btf_id: int = 0, attach_type
 
 
 def attach(program: int, tracepoint: str | None) -> int:
-    """Descriptor of the link that runs a program at a tracepoint; the name is None where BTF has settled it."""
+    """Return the descriptor of the link that runs a program at a tracepoint; the name is None for a BTF-typed program."""
     name = ctypes.create_string_buffer(tracepoint.encode()) if tracepoint else None
     return call(RAW_TRACEPOINT_OPEN, _RawTracepoint(name=_address(name) if name else 0, prog_fd=program))
 
 
 def attach_iterator(program: int) -> int:
-    """Descriptor of the link of an iterator, which runs when somebody reads what `open_iterator` makes of it."""
+    """Return the descriptor of the link of an iterator, for `open_iterator`."""
     return call(LINK_CREATE, _LinkCreate(prog_fd=program, attach_type=TRACE_ITER))
 
 
 def open_iterator(link: int) -> int:
-    """Descriptor of one pass: reading it until its end runs the program for each object there is now."""
+    """Return the descriptor of one pass: reading it to its end runs the program for each current object."""
     return call(ITER_CREATE, _IterCreate(link_fd=link))
 
 
 def create_map(kind: int, key_size: int, value_size: int, max_entries: int, name: str = "") -> int:
-    """Descriptor of a new map."""
+    """Create a map and return its descriptor."""
     attr = _MapCreate(
         map_type=kind, key_size=key_size, value_size=value_size, max_entries=max_entries, map_name=name.encode()
     )
@@ -228,7 +228,7 @@ def program_info(fd: int) -> ProgramInfo:
 
 
 def programs() -> Iterator[ProgramInfo]:
-    """Every program in the kernel (needs CAP_SYS_ADMIN); those that go away during the walk are left out."""
+    """Yield every loaded program (needs CAP_SYS_ADMIN), except those unloaded during the walk."""
     attr = _Id()
     while True:
         try:
@@ -247,25 +247,25 @@ def programs() -> Iterator[ProgramInfo]:
 
 
 def enable_stats() -> int:
-    """Descriptor that keeps run counts and run times of all programs on until it is closed (Linux 5.8)."""
+    """Return a descriptor that keeps run counts and run times of all programs on until it is closed (Linux 5.8)."""
     return call(ENABLE_STATS, ctypes.c_uint32(0))
 
 
 def lookup(fd: int, key: bytes, value_size: int) -> bytes:
-    """The value of one key, of all possible CPUs for a per-CPU map. Raises FileNotFoundError where there is none."""
-    wanted, value = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value_size)
-    call(MAP_LOOKUP_ELEM, _MapElem(map_fd=fd, key=_address(wanted), value=_address(value)))
+    """Return the value of one key, of all possible CPUs for a per-CPU map. Raises FileNotFoundError if it is missing."""
+    key_buffer, value = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value_size)
+    call(MAP_LOOKUP_ELEM, _MapElem(map_fd=fd, key=_address(key_buffer), value=_address(value)))
     return value.raw
 
 
 def update(fd: int, key: bytes, value: bytes) -> None:
     """Set the value of one key, of all possible CPUs for a per-CPU map."""
-    wanted, wished = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value, len(value))
-    call(MAP_UPDATE_ELEM, _MapElem(map_fd=fd, key=_address(wanted), value=_address(wished)))
+    key_buffer, new = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value, len(value))
+    call(MAP_UPDATE_ELEM, _MapElem(map_fd=fd, key=_address(key_buffer), value=_address(new)))
 
 
 def next_key(fd: int, key: bytes | None, key_size: int) -> bytes | None:
-    """The key after `key`, the first one for None, None at the end."""
+    """Return the key after `key`, or the first one for None; None at the end."""
     before = ctypes.create_string_buffer(key, key_size) if key is not None else None
     after = ctypes.create_string_buffer(key_size)
     try:
@@ -276,16 +276,16 @@ def next_key(fd: int, key: bytes | None, key_size: int) -> bytes | None:
 
 
 def delete(fd: int, key: bytes) -> None:
-    """Remove a key; one that is gone already is no error."""
-    doomed = ctypes.create_string_buffer(key, len(key))
+    """Remove a key, if present."""
+    key_buffer = ctypes.create_string_buffer(key, len(key))
     try:
-        call(MAP_DELETE_ELEM, _MapElem(map_fd=fd, key=_address(doomed)))
+        call(MAP_DELETE_ELEM, _MapElem(map_fd=fd, key=_address(key_buffer)))
     except FileNotFoundError:
         return
 
 
 class LookupBatch(NamedTuple):
-    """How far one LOOKUP_BATCH came."""
+    """Result of one LOOKUP_BATCH."""
 
     elements: int
     last: bool

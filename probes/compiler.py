@@ -1,13 +1,13 @@
-"""The short child that compiles a probe with BCC, loads it and hands map, program and link descriptors to its parent.
+"""Compiles a probe with BCC in a short-lived child, loads it and sends map, program and link descriptors to its parent.
 
-Run by the distribution's Python as a plain script, because that is where python3-bpfcc lives, and in a process of its own,
-because BCC keeps 150 MiB that it never gives back. Needs no kernel headers: field offsets come from BTF, and a handful of
-stub files satisfies BCC's search for a source tree. Standard library, bcc and this directory only.
+The distribution's Python runs it as a plain script, because python3-bpfcc is installed there, and in a process of its own,
+because BCC never frees 150 MiB of memory. It needs no kernel headers: field offsets come from BTF, and a handful of stub files
+satisfies BCC's search for a source tree. It imports the standard library, bcc and modules of this directory only.
 
-Takes JSON jobs from the Unix socket whose descriptor is its first argument (see `loader.Job`), answers each with one JSON
-message and the descriptors (SCM_RIGHTS), and exits when the socket's other end closes. Nothing is pinned, and no descriptor
-is kept here: when the last copy closes elsewhere, it is gone. The second argument is added to its nice value, the third is
-the scratch directory, which is removed at the end: a parent that was killed cannot.
+The first argument is the descriptor of a Unix socket with JSON jobs (`loader.Job`). Each job is answered by one JSON message
+and descriptors (SCM_RIGHTS); the child exits when the other end closes. Nothing is pinned, and the child keeps no descriptor,
+so a probe ends when its last descriptor is closed. The second argument is added to the nice value. The third is the scratch
+directory; the child removes it at the end, because a parent that was killed cannot.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ else:
     import perf_event
 
 LOG_TAIL_CHARS = 1500
-"""Characters of a verifier's or compiler's message that are passed on; the reason stands at the end."""
+"""Number of final characters of a verifier's or compiler's message that are reported; the reason is at its end."""
 _TYPES = """#pragma once
 typedef signed char __s8, s8;
 typedef unsigned char __u8, u8;
@@ -63,11 +63,11 @@ STUBS = {
     "include/uapi/linux/if_packet.h": "",
     "include/asm/page.h": "",
 }
-"""All that BCC includes from a kernel tree, whatever the architecture."""
+"""Every file that BCC includes from a kernel tree, on any architecture."""
 
 
 class LoadFailure(Exception):
-    """Nothing can be loaded; `kind` tells the parent which remedy to name."""
+    """Nothing can be loaded; `kind` selects the remedy in the parent."""
 
     def __init__(self, kind: str, detail: str, refused: list[dict[str, Any]] | None = None) -> None:
         super().__init__(detail)
@@ -75,7 +75,7 @@ class LoadFailure(Exception):
 
 
 class FormRefused(Exception):
-    """One form cannot run here; the next one may."""
+    """One form cannot run on this machine; the next one may."""
 
     def __init__(self, stage: str, reason: str, code: int = 0, log: str = "") -> None:
         super().__init__(reason)
@@ -83,16 +83,16 @@ class FormRefused(Exception):
 
 
 class LoadedForm(NamedTuple):
-    """What goes back to the parent: the message and the descriptors it describes, in order."""
+    """Answer to the parent: the message and the descriptors that it describes, in order."""
 
     message: dict[str, Any]
     descriptors: list[int]
     module: Any
-    """BCC's, which owns the maps' descriptors."""
+    """Module of BCC, which owns the maps' descriptors."""
 
 
 def stub_tree(root: Path) -> None:
-    """Write the files that BCC wants to see below BCC_KERNEL_SOURCE."""
+    """Write the files that BCC expects below BCC_KERNEL_SOURCE."""
     for name, text in STUBS.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,24 +100,24 @@ def stub_tree(root: Path) -> None:
 
 
 def field_offsets(types: btf.Btf, form: dict[str, Any]) -> dict[str, int]:
-    """The -D macros that say where this kernel keeps its fields. Raises FormRefused where one that is needed is missing."""
-    found: dict[str, int] = {}
+    """Return the -D macros with this kernel's field offsets. Raises FormRefused if a required field is missing."""
+    macros: dict[str, int] = {}
     for macro, alternatives in {**form["fields"], **form["optional"]}.items():
         problems = []
         for struct_name, path, size in alternatives:
             try:
-                found.update(_field_macros(types, macro, struct_name, path, size))
+                macros.update(_field_macros(types, macro, struct_name, path, size))
                 break
             except btf.BtfError as error:
                 problems.append(str(error))
-        if macro not in found and macro not in form["optional"]:
+        if macro not in macros and macro not in form["optional"]:
             raise FormRefused("fields", "; ".join(problems), errno.ENOENT)
-    return found
+    return macros
 
 
 def _field_macros(types: btf.Btf, macro: str, struct_name: str, path: str, size: int) -> dict[str, int]:
-    """Offset of a field of that size; of a bitfield of one bit, whose size is given as 0, the byte and the mask; place of a
-    per-CPU variable, which has no struct."""
+    """Return the offset of a field with that size; byte and mask of a bitfield (size 0); offset of a per-CPU variable (no
+    struct)."""
     if not struct_name:
         return {macro: types.per_cpu_offset(path, size)}
     if size == 0:
@@ -127,13 +127,13 @@ def _field_macros(types: btf.Btf, macro: str, struct_name: str, path: str, size:
     if field.size != size:
         raise btf.BtfError(f"struct {struct_name}: {path} has {field.size} bytes, not {size}")
     if field.parts:
-        # Such as kernfs_node.id before Linux 5.5: a number of 64 bits, but not the one that people see.
+        # Such as kernfs_node.id before Linux 5.5, a union whose 64 bits are not the inode number of the directory.
         raise btf.BtfError(f"struct {struct_name}: {path} is no number but a struct or union of that size")
     return {macro: field.offset}
 
 
 def load_first_form(job: dict[str, Any]) -> LoadedForm:
-    """Compile, load and attach the first form that this kernel takes. Raises LoadFailure when it takes none."""
+    """Compile, load and attach the first form that this kernel accepts. Raises LoadFailure if it accepts none."""
     _check_permission()
     try:
         types = _types_of(Path(job["btf"]))
@@ -161,7 +161,7 @@ def _first_form(compiler: Any, types: btf.Btf, job: dict[str, Any]) -> LoadedFor
             continue
         built.message["refused"] = refused
         return built
-    raise LoadFailure("refused", "the kernel takes no form of this probe", refused)
+    raise LoadFailure("refused", "the kernel accepts no form of this probe", refused)
 
 
 @functools.lru_cache(maxsize=1)
@@ -170,7 +170,7 @@ def _types_of(blob: Path) -> btf.Btf:
 
 
 def _check_permission() -> None:
-    """A map costs nothing to ask for, and BCC hides the reason when it may not make one."""
+    """Create a test map: BCC hides the reason if it is not permitted to."""
     try:
         os.close(bpf.create_map(bpf.HASH, 8, 8, 1))
     except OSError as error:
@@ -208,10 +208,10 @@ def _try_form(compiler: Any, types: btf.Btf, job: dict[str, Any], form: dict[str
 
 
 def _compile(compiler: Any, sources: list[Path], macros: dict[str, int]) -> Any:
-    """BCC's module. What it writes to standard error, a file that the parent gave, becomes part of the refusal.
+    """Return BCC's module. Its output to standard error, a file of the parent, becomes part of a refusal.
 
-    The sources become one text, because BCC translates map operations in the main file only; their own #include lines
-    find the guard of what is there already. #line keeps names and numbers in messages true.
+    The sources are joined, because BCC translates map operations in the main file only; include guards make their own
+    #include lines empty. #line keeps file names and line numbers of messages right.
     """
     text = "".join(f'#line 1 "{source.name}"\n{source.read_text()}\n' for source in sources)
     flags = ["-w", f"-I{sources[0].parent}", *(f"-D{name}={value}" for name, value in macros.items())]
@@ -224,7 +224,7 @@ def _compile(compiler: Any, sources: list[Path], macros: dict[str, int]) -> Any:
 
 
 def _describe(module: Any, name: str) -> tuple[int, dict[str, Any]]:
-    """Descriptor of a map, and its key and leaf as BCC's parser of the C source saw them."""
+    """Return the descriptor of a map, and its key and leaf types from BCC's parser of the C source."""
     from bcc.libbcc import lib  # noqa: PLC0415
 
     label = name.encode()
@@ -233,7 +233,7 @@ def _describe(module: Any, name: str) -> tuple[int, dict[str, Any]]:
 
 
 def _load_and_attach(code: bytes, program: dict[str, Any], target: int, *, typed: bool) -> list[int]:
-    """Descriptors of the loaded program and of the link that runs it. Raises FormRefused with the verifier's reason."""
+    """Return descriptors of the loaded program and its link. Raises FormRefused with the verifier's reason."""
     event, name = program["tracepoint"], program["name"]
     try:
         loaded = bpf.load_program(code=code, name=name, btf_id=target, **_program_type(program, typed=typed))
@@ -247,7 +247,10 @@ def _load_and_attach(code: bytes, program: dict[str, Any], target: int, *, typed
 
 
 def _attach_targets(types: btf.Btf, form: dict[str, Any], programs: list[dict[str, Any]]) -> list[int]:
-    """Of each program, before anything is compiled. Raises FormRefused where this kernel lacks one, or passes it others."""
+    """Return the BTF ids that the programs attach to. Raises FormRefused if one is missing or has other arguments.
+
+    This check precedes the compilation, which takes most of the time.
+    """
     try:
         return [_attach_target(types, program, typed=form["typed"]) for program in programs]
     except btf.BtfError as error:
@@ -265,7 +268,7 @@ def _program_type(program: dict[str, Any], *, typed: bool) -> dict[str, int]:
 
 
 def _attach(loaded: int, program: dict[str, Any], *, typed: bool) -> int:
-    """Descriptor of what runs the program as long as it is open. Raises OSError."""
+    """Return the descriptor of the link, which runs the program while it is open. Raises OSError."""
     if program["iterator"]:
         return bpf.attach_iterator(loaded)
     if program["at"] and not typed:
@@ -274,24 +277,24 @@ def _attach(loaded: int, program: dict[str, Any], *, typed: bool) -> int:
 
 
 def _attach_target(types: btf.Btf, program: dict[str, Any], *, typed: bool) -> int:
-    """What a typed program is written for, by its number; 0 for an untyped one, whose tracepoint is named on attaching.
+    """Return the BTF id that a typed program attaches to; 0 for an untyped one, which is attached by name.
 
-    Raises BtfError where this kernel has no such thing, or one that passes other arguments than the source reads.
+    Raises BtfError if this kernel lacks it, or passes other arguments than the source reads.
     """
-    event, wanted, at = program["tracepoint"], tuple(program["arguments"]), program["at"]
+    event, expected, at = program["tracepoint"], tuple(program["arguments"]), program["at"]
     if program["iterator"]:
         return types.function_id(f"bpf_iter_{event}")
-    passed = (types.parameters if at else types.arguments)(event) if wanted else ()
-    # What a function returns is found behind all of its parameters.
-    if wanted != (passed if at == "return" else passed[: len(wanted)]):
-        raise btf.BtfError(f"{event} of this kernel passes ({', '.join(passed)}), not ({', '.join(wanted)}, ...)")
+    passed = (types.parameters if at else types.arguments)(event) if expected else ()
+    # At the return, the result follows all parameters of the function.
+    if expected != (passed if at == "return" else passed[: len(expected)]):
+        raise btf.BtfError(f"{event} of this kernel passes ({', '.join(passed)}), not ({', '.join(expected)}, ...)")
     if not typed:
         return 0
     return types.function_id(event) if at else types.typedef_id(f"btf_trace_{event}")
 
 
 def answer_job(parent: socket.socket, job: dict[str, Any]) -> None:
-    """Do one job, send what came of it, and let go of it here."""
+    """Do one job, send the result, and close the child's own descriptors of it."""
     try:
         built = load_first_form(job)
     except LoadFailure as error:
@@ -305,14 +308,14 @@ def answer_job(parent: socket.socket, job: dict[str, Any]) -> None:
 
 
 def main(descriptor: int, nice: int, scratch: str) -> None:
-    """Jobs in, answers out, until nobody asks any more."""
+    """Answer jobs until the parent closes the socket."""
     os.nice(nice)
     try:
         with socket.socket(fileno=descriptor) as parent:
             while request := parent.recv(1 << 20):
                 answer_job(parent, json.loads(request))
     except (BrokenPipeError, ConnectionResetError):
-        pass  # nobody waits for the answer any more
+        pass  # the parent does not wait for the answer any more
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

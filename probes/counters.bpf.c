@@ -1,16 +1,16 @@
 /*
- * What the CPU's own counters say of each cgroup: one event per counter and CPU, opened by the reader and put into a map of
- * events, is read at every switch. What it has grown by since the switch before belongs to the task that leaves.
+ * Hardware counters per cgroup: the reader opens one event per counter and CPU and puts it into a map of events; every switch
+ * reads them. The growth since the previous switch belongs to the task that leaves the CPU.
  *
- * The events are pinned: each has a hardware counter of its own as long as it counts, so nothing is multiplexed and nothing is
- * scaled. One that has lost its counter cannot be read, and a turn without both ends is not counted but told of.
+ * The events are pinned: each keeps a hardware counter of its own, so nothing is multiplexed or scaled. An event that lost its
+ * counter cannot be read; a run without both readings is not counted, and is reported as unread.
  *
- * A switch costs one read of each counter, because the end of one turn is the beginning of the next. Turns of the idle task
- * are nobody's.
+ * A switch costs one read of each counter, because the end of one run is the beginning of the next. Runs of the idle task are
+ * not counted.
  */
-#include "common.bpf.h"
+#include "per_cgroup.bpf.h"
 
-/* By CPU number. In the order of struct counts. */
+/* Events by CPU number, in the order of struct counts. */
 BPF_PERF_ARRAY(cycles, CPUS);
 BPF_PERF_ARRAY(instructions, CPUS);
 #ifdef MISSES
@@ -24,21 +24,21 @@ struct counts {
 	u64 misses;
 #endif
 };
-BPF_PERCPU_ARRAY(counters, struct counts, PLACES);
+BPF_PERCPU_ARRAY(counters, struct counts, CGROUP_SLOTS);
 
-/* The turn that goes on: the counters when it began, if they are `known`, and how often they could not be read. */
-struct turn {
+/* Current run: the counters at its beginning, whether they are valid, and how often they could not be read. */
+struct run {
 	struct counts from;
-	u64 known;
+	u64 valid;
 	u64 unread;
 };
-BPF_PERCPU_ARRAY(turns, struct turn, 1);
+BPF_PERCPU_ARRAY(runs_on_cpu, struct run, 1);
 
 #define THIS_CPU 0xFFFFFFFFULL /* BPF_F_CURRENT_CPU */
-/* Errors come in the place of values: that of an event which is not there, or has no counter now. */
+/* bpf_perf_event_read() returns a negative errno instead of a value if the event is missing or has no counter now. */
 #define FAILED(value) ((value) >= (u64)-4095)
 
-/* bpf_perf_event_read_value would say for how long the event has counted, too: always, as it is pinned, but for a clock's price. */
+/* bpf_perf_event_read_value() would also return the enabled time, at the price of reading a clock; a pinned event needs none. */
 static __always_inline bool read_counters(struct counts *now)
 {
 	now->cycles = cycles.perf_read(THIS_CPU);
@@ -56,31 +56,31 @@ int on_switch(u64 *ctx)
 {
 	u64 prev = ctx[1];
 	struct counts now = {}, *row;
-	struct turn *turn;
-	u32 only = 0, place;
+	struct run *run;
+	u32 only = 0, cgroup_slot;
 
-	turn = turns.lookup(&only);
-	if (!turn)
+	run = runs_on_cpu.lookup(&only);
+	if (!run)
 		return 0;
 	if (!read_counters(&now)) {
-		turn->known = 0;
-		turn->unread++;
+		run->valid = 0;
+		run->unread++;
 		return 0;
 	}
-	if (turn->known && FIELD(u32, prev, PID)) {
-		place = place_of(FIELD(u64, prev, TASK_GROUP));
-		row = counters.lookup(&place);
+	if (run->valid && FIELD(u32, prev, PID)) {
+		cgroup_slot = cgroup_slot_of(FIELD(u64, prev, TASK_GROUP));
+		row = counters.lookup(&cgroup_slot);
 		if (row) {
-			row->cycles += now.cycles - turn->from.cycles;
-			row->instructions += now.instructions - turn->from.instructions;
+			row->cycles += now.cycles - run->from.cycles;
+			row->instructions += now.instructions - run->from.instructions;
 #ifdef MISSES
-			row->misses += now.misses - turn->from.misses;
+			row->misses += now.misses - run->from.misses;
 #endif
 		} else {
-			lose(LOST_FULL);
+			count_lost(LOST_FULL);
 		}
 	}
-	turn->from = now;
-	turn->known = 1;
+	run->from = now;
+	run->valid = 1;
 	return 0;
 }

@@ -19,20 +19,20 @@ log = logging.getLogger(__name__)
 LOADING = "loading"
 ABSENT = "absent"
 CHILD_NICE = 10
-"""Added to the nice value of the child: half a second of CPU per probe is not worth a millisecond of anybody's wait."""
+"""Nice value of the child: half a second of CPU per probe must not delay other processes."""
 COMPILE_TIMEOUT_S = 300.0
-"""For one probe: who yields to everybody is slow on a node that is full, and that one needs its probes most."""
+"""Timeout of one probe: a low-priority child is slow on a full node."""
 RETRY_S = 60.0
 NO_SAMPLES = ProbeReading()
 
 
 class DeferredProbe:
-    """A probe whose opening is somebody else's to do, at some time; until then it gives nothing."""
+    """A probe that is opened later, by `open`; until then its readings are empty."""
 
     def __init__(self, name: str, opener: Callable[[], Probe]) -> None:
         self.name = name
-        self.lost = False
-        """Whether the latest `open` failed for a reason that may pass."""
+        self.retriable = False
+        """Whether the latest `open` failed for a temporary reason."""
         self._opener = opener
         self._probe: Probe | None = None
         self._refusal: Unavailable | None = None
@@ -41,19 +41,20 @@ class DeferredProbe:
 
     @property
     def form(self) -> str:
-        if self._probe is not None:
-            return self._probe.form
-        if self._refusal is None:
+        probe, refusal = self._probe, self._refusal
+        if probe is not None:
+            return probe.form
+        if refusal is None:
             return LOADING
-        return ABSENT if isinstance(self._refusal, KernelFeatureAbsent) else ""
+        return ABSENT if isinstance(refusal, KernelFeatureAbsent) else ""
 
     def open(self) -> None:
-        """Open it, or remember why that cannot be. Never raises."""
-        self.lost = False
+        """Open the probe, or store the reason why that fails. Never raises."""
+        self.retriable = False
         try:
             probe = self._opener()
         except Unavailable as error:
-            self.lost = isinstance(error, CompilerLost)
+            self.retriable = isinstance(error, CompilerLost)
             self._refusal = error
             return
         except Exception as error:
@@ -68,28 +69,32 @@ class DeferredProbe:
                 return
         probe.close()
 
-    def wait(self) -> None:
-        """Say that it is tried once more."""
+    def announce_retry(self) -> None:
+        """Add the coming retry to the remedy."""
         if self._refusal is not None:
-            remedy = f"{self._refusal.remedy}, or wait: it is tried once more after {RETRY_S:g} s"
+            remedy = f"{self._refusal.remedy}, or wait for the retry after {RETRY_S:g} s"
             self._refusal = Unavailable(self._refusal.reason, remedy)
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
-        """What the probe has seen; nothing while it loads. Raises Unavailable where it could not be opened."""
-        if self._refusal is not None:
-            raise self._refusal
-        return NO_SAMPLES if self._probe is None else self._probe.read(live, complete=complete)
+        """Return the probe's reading; an empty one while it loads. Raises Unavailable if it could not be opened."""
+        # Each is read once: the loading thread and `close` replace them meanwhile.
+        refusal, probe = self._refusal, self._probe
+        if refusal is not None:
+            raise refusal
+        return NO_SAMPLES if probe is None else probe.read(live, complete=complete)
 
     def problem(self) -> Unavailable | None:
-        """What the probe could not count although it works."""
-        return None if self._probe is None else self._probe.problem()
+        """Return the problem of a working probe."""
+        probe = self._probe
+        return None if probe is None else probe.problem()
 
     @property
     def lost_events(self) -> int | None:
-        return None if self._probe is None else self._probe.lost_events
+        probe = self._probe
+        return None if probe is None else probe.lost_events
 
     def close(self) -> None:
-        """Detach from the kernel, now or as soon as it is opened. Idempotent."""
+        """Detach from the kernel, now or as soon as the probe is opened. Idempotent."""
         with self._lock:
             self._closed = True
             probe, self._probe = self._probe, None
@@ -99,7 +104,7 @@ class DeferredProbe:
 
 
 class DeferredLoader:
-    """Loads probes in a thread of its own, from `start` until all are open or `close`."""
+    """Loads probes in a thread of its own, between `start` and `close`."""
 
     def __init__(self, openers: Sequence[tuple[str, Callable[[], Probe]]], child_python: Path = CHILD_PYTHON) -> None:
         self.probes = tuple(DeferredProbe(name, opener) for name, opener in openers)
@@ -112,7 +117,7 @@ class DeferredLoader:
         self._thread.start()
 
     def close(self) -> None:
-        """End the loading, whatever it does, and close every probe. Idempotent."""
+        """Abort the loading and close every probe. Idempotent."""
         self._closed.set()
         self._compiler.end()
         if self._thread.is_alive():
@@ -122,12 +127,12 @@ class DeferredLoader:
 
     def _load(self) -> None:
         self._open(self.probes)
-        lost = [probe for probe in self.probes if probe.lost]
-        for probe in lost:
-            probe.wait()
-        if lost and not self._closed.wait(RETRY_S):
+        retriable = [probe for probe in self.probes if probe.retriable]
+        for probe in retriable:
+            probe.announce_retry()
+        if retriable and not self._closed.wait(RETRY_S):
             self._compiler = Compiler(self._child_python, nice=CHILD_NICE, timeout_s=COMPILE_TIMEOUT_S)
-            self._open(lost)
+            self._open(retriable)
 
     def _open(self, probes: Sequence[DeferredProbe]) -> None:
         with self._compiler, sharing(self._compiler):

@@ -1,5 +1,5 @@
-"""Checks what this node offers the probes: BTF, BCC, capabilities and every probe, each finding with a remedy.
-Nothing is concluded from versions: every form of run-queue latency and every other probe is loaded and closed again.
+"""Checks the node's support for probes: BTF, BCC, capabilities and every probe, each finding with a remedy.
+Versions are not trusted: every form of run-queue latency and every other probe is loaded and closed again.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ CAPABILITY_NUMBERS = {
     "PERFMON": 38,
     "BPF": 39,
 }
-"""As include/uapi/linux/capability.h numbers them; names without CAP_, as Kubernetes spells them."""
+"""Numbers of include/uapi/linux/capability.h; names without CAP_, as in Kubernetes."""
 _IMPLIED_BY = {"BPF": "SYS_ADMIN", "PERFMON": "SYS_ADMIN"}
-"""Parts of an older, larger power, which gives them too."""
+"""Older, larger capabilities that include the key."""
 
 
 def missing_capabilities(names: Iterable[str], proc: Path = Path("/proc")) -> tuple[str, ...]:
-    """Those of the capabilities that are not in force for this process; none where that cannot be read."""
+    """Return the capabilities that this process lacks; none if that cannot be read."""
     try:
         lines = (proc / "self/status").read_text().splitlines()
-        held = int(next(line for line in lines if line.startswith("CapEff:")).split()[1], 16)
+        effective = int(next(line for line in lines if line.startswith("CapEff:")).split()[1], 16)
     except (OSError, ValueError, IndexError, StopIteration):
         return ()
-    return tuple(name for name in names if not _is_effective(name, held))
+    return tuple(name for name in names if not _is_effective(name, effective))
 
 
-def _is_effective(name: str, held: int) -> bool:
+def _is_effective(name: str, effective: int) -> bool:
     larger = _IMPLIED_BY.get(name, name)
-    return bool(held >> CAPABILITY_NUMBERS[name] & 1 or held >> CAPABILITY_NUMBERS[larger] & 1)
+    return bool(effective >> CAPABILITY_NUMBERS[name] & 1 or effective >> CAPABILITY_NUMBERS[larger] & 1)
 
 
 _IMPORT_BCC = "import bcc; print(bcc.BPF and bcc.__version__)"
@@ -51,7 +51,7 @@ _TIMEOUT_S = 30.0
 def probe_checks(
     *, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX, proc: Path = Path("/proc")
 ) -> tuple[DoctorCheck, ...]:
-    """BTF, BCC, capabilities and every probe. Takes a few seconds."""
+    """Check BTF, BCC, capabilities and every probe. Takes a few seconds."""
     with Compiler(child_python) as compiler, sharing(compiler):
         return (
             _check_btf(btf),
@@ -78,8 +78,8 @@ def _check_bcc(python: Path) -> DoctorCheck:
     except (OSError, subprocess.TimeoutExpired) as error:
         return DoctorCheck(name=name, ok=False, detail=f"{python} cannot be run: {error}", remedy=REMEDIES["bcc"])
     if run.returncode != 0:
-        said = run.stderr.strip().splitlines()[-1:]
-        return DoctorCheck(name=name, ok=False, detail=f"{python}: {''.join(said)}", remedy=REMEDIES["bcc"])
+        last_line = run.stderr.strip().splitlines()[-1:]
+        return DoctorCheck(name=name, ok=False, detail=f"{python}: {''.join(last_line)}", remedy=REMEDIES["bcc"])
     return DoctorCheck(name=name, ok=True, detail=f"BCC {run.stdout.strip()} in {python}")
 
 
@@ -94,13 +94,13 @@ def _check_form(form: str, python: Path, btf: Path) -> DoctorCheck:
 
 
 def _check_probe(row: registry.ProbeEntry, python: Path, btf: Path, proc: Path) -> DoctorCheck:
-    """The probe in the best form that runs. Where capabilities are missing, they are the remedy whatever else failed."""
+    """Load the probe in the best form that runs. Missing capabilities are the remedy whatever the error."""
     name, needs = f"probe {row.name}", ", ".join(row.capabilities)
     try:
         probe = row.open(child_python=python, btf=btf)
     except Unavailable as error:
         lacking = ", ".join(missing_capabilities(row.capabilities, proc))
-        if row.asked and not lacking:  # what nobody needs to have is nothing wrong
+        if row.opt_in and not lacking:  # a missing optional probe is no fault
             return DoctorCheck(name=name, ok=True, detail=f"optional: {error.reason}", remedy=error.remedy)
         remedy = (
             f"give the capabilities {lacking} ({row.name} needs {needs}), or run as root" if lacking else error.remedy

@@ -1,6 +1,6 @@
 /*
- * Reading kernel fields, and the cgroup that somebody belongs to. Declares no map, so that a probe without a table per
- * cgroup can use it alone.
+ * Reading of kernel fields, and the cgroup of a task. Declares no map, so that a probe without a table per cgroup can use
+ * this file alone.
  *
  * Constants come from the loader as -D macros: TYPED where the verifier knows the types of the arguments (tp_btf,
  * fentry and iterators), UNIFIED where the cpu controller is in the version 2 hierarchy, offsets of kernel fields from BTF.
@@ -22,7 +22,7 @@
 #define CURRENT() ((u64)bpf_get_current_task())
 #endif
 
-/* The first argument of the kernel function that runs the program, at its entry. */
+/* First argument of the probed kernel function, at its entry. */
 #ifdef TYPED
 #define ARGUMENT(ctx) ((ctx)[0])
 #elif defined ARGUMENT_AT
@@ -39,7 +39,7 @@ static __always_inline u64 id_of(u64 cgroup)
 	return node ? FIELD(u64, node, KN_ID) : ROOT_CGROUP_ID;
 }
 
-/* That of a task group. Autogroups have no cgroup of their own and belong to the root. */
+/* Inode of a task group's directory. Autogroups have no cgroup of their own and belong to the root. */
 static __always_inline u64 cgroup_id_of(u64 group)
 {
 	return id_of(FIELD(u64, group, CSS_CGROUP));
@@ -47,8 +47,8 @@ static __always_inline u64 cgroup_id_of(u64 group)
 
 #ifdef TASK_CSS_SET
 /*
- * Inode of the directory that a task is in. In the version 2 hierarchy that is not always the one of its task group:
- * where a cgroup does not have the cpu controller, that is its nearest ancestor's.
+ * Inode of the directory that a task is in. In the version 2 hierarchy it can differ from that of its task group: a cgroup
+ * without the cpu controller uses the task group of its nearest ancestor that has it.
  */
 static __always_inline u64 cgroup_id_of_task(u64 task)
 {

@@ -1,4 +1,4 @@
-"""Names the kernel fields that several probes read, by the macros of kernel.bpf.h and common.bpf.h."""
+"""Names the kernel fields that several probes read, by the macros of kernel.bpf.h and per_cgroup.bpf.h."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ TASK_GROUP_FIELDS: KernelFields = {
     "CGROUP_KN": [("cgroup", "kn", 8)],
     "KN_ID": [("kernfs_node", "id", 8)],
 }
-"""The cgroup whose CPU weight a task has: a place in the table, and its directory."""
+"""Fields of the cgroup whose CPU weight a task has: tag and directory."""
 TASK_CGROUP_FIELDS: KernelFields = {
     **{macro: TASK_GROUP_FIELDS[macro] for macro in ("TASK_GROUP", "CSS_CGROUP", "CGROUP_KN", "KN_ID")},
     "TASK_CSS_SET": [("task_struct", "cgroups", 8)],
     "CSS_SET_CGROUP": [("css_set", "dfl_cgrp", 8)],
 }
-"""The cgroup that a task is in, whether it has the cpu controller or not."""
+"""Fields of the cgroup that a task is in, with or without the cpu controller."""
 
 KPROBE_ARGUMENT_FIELDS: KernelFields = {"ARGUMENT_AT": [("pt_regs", "di", 8), ("pt_regs", "regs", 31 * 8)]}
-"""Where a kprobe finds the first argument of its function: a register of x86, the first of those of arm64."""
+"""Register with the first argument of a probed function, on x86 and arm64."""
 
 PREEMPT_RT_FIELDS: KernelFields = {"SOFTIRQ_OF_TASK": [("task_struct", "softirq_disable_cnt", 4)]}
-"""There on PREEMPT_RT kernels alone, where softirqs run in threads, and others may run in the middle of them."""
+"""Field that only PREEMPT_RT kernels have, where softirqs run in threads and can be preempted by others."""
 
 TASK_ARGUMENTS = ("struct task_struct *",)
 SCHED_SWITCH_ARGUMENTS = ("u8", *TASK_ARGUMENTS, *TASK_ARGUMENTS)
-"""What tracepoints pass first: one task, and those of `sched_switch`. In release candidates of Linux 5.18 another number stood
+"""First arguments of tracepoints: one task, and those of `sched_switch`. Release candidates of Linux 5.18 had another number
 before the tasks (from fa2c3254d7cf to 9c2136be0878)."""
 SOFTIRQ_ARGUMENTS = ("u32",)
 """The kind of softirq."""
 
 
 def unified_macro(proc: Path = Path("/proc")) -> dict[str, int]:
-    """The macro UNIFIED where the cpu controller is in the version 2 hierarchy, as far as this process's own file tells."""
+    """Return the macro UNIFIED if the cpu controller is in the version 2 hierarchy, according to /proc/self/cgroup."""
     try:
         lines = (proc / "self/cgroup").read_bytes().splitlines()
     except OSError:

@@ -1,11 +1,11 @@
 /*
- * Reclaim of memory: the kernel's own in the background, per NUMA node, and what tasks have to do themselves, per cgroup.
+ * Memory reclaim: in the background by kswapd, per NUMA node, and directly by tasks, per cgroup.
  *
- * Arguments differ between kernels behind the first ones; only those are read (kswapd.py says which, the loader checks).
- * These events are rare beside what they stand for (a batch of 32 pages at least), so counters are shared by the CPUs and
- * added to atomically: an array per CPU would take megabytes of memory on a large machine for nothing.
+ * Kernels differ in the later arguments of these tracepoints; only the first ones are read (kswapd.py lists them, the loader
+ * checks them). Each event stands for a batch of at least 32 pages, so the counters are shared by all CPUs and updated
+ * atomically: a per-CPU array would waste megabytes on a large machine.
  */
-#include "common.bpf.h"
+#include "per_cgroup.bpf.h"
 
 struct node {
 	u64 pid;
@@ -19,18 +19,18 @@ BPF_ARRAY(nodes, struct node, NODES);
 
 struct reclaim {
 	u64 direct_ns;
-	u64 direct[SLOTS];
+	u64 direct[HIST_SLOTS];
 	u64 limit_ns;
-	u64 limit[SLOTS];
+	u64 limit[HIST_SLOTS];
 	u64 pages;
 	u64 wakeups;
 };
-BPF_ARRAY(kswapd, struct reclaim, PLACES);
+BPF_ARRAY(kswapd, struct reclaim, CGROUP_SLOTS);
 
-/* kswapd naps for HZ / 10 before it goes to sleep, to see whether that is too early. */
+/* kswapd sleeps for HZ / 10 before it sleeps fully, to see whether that is premature (kswapd_try_to_sleep in mm/vmscan.c). */
 #define NAP_NS 100000000ULL
 
-/* An element of `nodes` has one writer, the node's own kswapd. */
+/* Active time until now, less the idle part. An element of `nodes` has one writer, the node's own kswapd. */
 static __always_inline u64 active_ns(struct node *node, u64 now, u64 idle_ns)
 {
 	u64 since = node->since_ns, took = now - since;
@@ -52,7 +52,7 @@ int on_wake(u64 *ctx)
 	return 0;
 }
 
-/* mm_vmscan_lru_shrink_inactive(int nid, unsigned long nr_scanned, unsigned long nr_reclaimed, ...): whoever reclaims */
+/* mm_vmscan_lru_shrink_inactive(int nid, unsigned long nr_scanned, unsigned long nr_reclaimed, ...), in any reclaiming task */
 int on_scan(u64 *ctx)
 {
 	u32 nid = ctx[0];
@@ -69,7 +69,7 @@ int on_scan(u64 *ctx)
 	return 0;
 }
 
-/* mm_vmscan_kswapd_sleep(int nid): the node is balanced, and the nap has not changed that */
+/* mm_vmscan_kswapd_sleep(int nid): the node is balanced, also after the short sleep */
 int on_sleep(u64 *ctx)
 {
 	u32 nid = ctx[0];
@@ -85,50 +85,50 @@ int on_sleep(u64 *ctx)
 static __always_inline struct reclaim *row_of_current(void)
 {
 	u64 task = CURRENT();
-	u32 place = place_of(FIELD(u64, task, TASK_GROUP));
+	u32 cgroup_slot = cgroup_slot_of(FIELD(u64, task, TASK_GROUP));
 
-	return kswapd.lookup(&place);
+	return kswapd.lookup(&cgroup_slot);
 }
 
-/* mm_vmscan_wakeup_kswapd(int nid, ...): an allocation finds too little free memory, and kswapd asleep */
+/* mm_vmscan_wakeup_kswapd(int nid, ...): an allocation found too little free memory while kswapd slept */
 int on_wakeup(u64 *ctx)
 {
 	struct reclaim *row = row_of_current();
 
 	if (!row)
-		return lose(LOST_FULL);
+		return count_lost(LOST_FULL);
 	lock_xadd(&row->wakeups, 1);
 	return 0;
 }
 
-/* mm_vmscan_direct_reclaim_begin and mm_vmscan_memcg_reclaim_begin; a task is in one of them at a time */
+/* mm_vmscan_direct_reclaim_begin and mm_vmscan_memcg_reclaim_begin; a task is in at most one of them at a time */
 int on_begin(u64 *ctx)
 {
 	u32 pid = bpf_get_current_pid_tgid();
-	struct seat *seat = seat_of(pid);
+	struct task_slot *task_slot = task_slot_of(pid);
 
-	if (!seat)
+	if (!task_slot)
 		return 0;
-	seat->pid = pid;
-	seat->mark = bpf_ktime_get_ns();
+	task_slot->pid = pid;
+	task_slot->stamp = bpf_ktime_get_ns();
 	return 0;
 }
 
-/* How long the task reclaimed; 0 where that is not known, because it began before the probe did. */
+/* Duration of the current task's reclaim; 0 if unknown because the reclaim began before the probe was loaded. */
 static __always_inline u64 since_begin(void)
 {
 	u32 pid = bpf_get_current_pid_tgid();
-	struct seat *seat = seat_of(pid);
+	struct task_slot *task_slot = task_slot_of(pid);
 	u64 since;
 
-	if (!seat)
+	if (!task_slot)
 		return 0;
-	since = seat->mark;
-	if (seat->pid != pid) {
-		lose(LOST_SEAT);
+	since = task_slot->stamp;
+	if (task_slot->pid != pid) {
+		count_lost(LOST_TASK_SLOT);
 		return 0;
 	}
-	seat->mark = 0;
+	task_slot->stamp = 0;
 	return since ? bpf_ktime_get_ns() - since : 0;
 }
 
@@ -139,7 +139,7 @@ int on_direct_end(u64 *ctx)
 	struct reclaim *row = took ? row_of_current() : NULL;
 
 	if (!row)
-		return took ? lose(LOST_FULL) : 0;
+		return took ? count_lost(LOST_FULL) : 0;
 	lock_xadd(&row->direct_ns, took);
 	lock_xadd(&row->direct[slot_of(took)], 1);
 	lock_xadd(&row->pages, ctx[0]);
@@ -153,7 +153,7 @@ int on_limit_end(u64 *ctx)
 	struct reclaim *row = took ? row_of_current() : NULL;
 
 	if (!row)
-		return took ? lose(LOST_FULL) : 0;
+		return took ? count_lost(LOST_FULL) : 0;
 	lock_xadd(&row->limit_ns, took);
 	lock_xadd(&row->limit[slot_of(took)], 1);
 	lock_xadd(&row->pages, ctx[0]);

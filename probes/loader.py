@@ -34,68 +34,87 @@ from probes.remedies import (
 
 T = TypeVar("T")
 CHILD_PYTHON = Path("/usr/bin/python3")
-"""Where the distribution's packages are, python3-bpfcc among them."""
+"""Python of the distribution, which has the package python3-bpfcc."""
 TIMEOUT_S = 60.0
-"""The child needs half a second here; a small node that starts thirty pods at once is slower."""
+"""Timeout of one job. The child needs half a second; a small node that starts thirty pods at once is slower."""
 _COMPILER = Path(__file__).with_name("compiler.py")
 _MAX_DESCRIPTORS = 64
 _ITERATOR_BYTES = 1 << 16
-"""Most that one read of an iterator is asked for; the kernel gives half of that at once."""
+"""Size of one read of an iterator; the kernel returns half of it at once."""
 
 
 class Program(msgspec.Struct, frozen=True):
-    """A function of the C source, the tracepoint that runs it and the name it has in the kernel's list (15 characters)."""
+    """Function of the C source, the tracepoint that runs it, and its name in the kernel (15 characters)."""
 
     function: str
     tracepoint: str
-    """Or, of an iterator, the kind of objects it goes through: `task`; with `at`, a function of the kernel."""
+    """For an iterator, the kind of objects: `task`; with `at`, a function of the kernel."""
     name: str
     needs: str = ""
-    """Macro of an optional field; where the kernel lacks it, the source does not have this function either."""
+    """Macro of an optional field; if the kernel lacks the field, the source does not contain this function."""
     arguments: Sequence[str] = ()
-    """What the tracepoint must pass first, as `Btf.arguments` spells it: kernels differ, and a wrong one would be misread."""
+    """Types of the first arguments, as returned by `Btf.arguments`: kernels differ, and a wrong type would be misread."""
     iterator: bool = False
-    """Whether it runs not at an event but over all objects of a kind, whenever somebody reads `Loaded.records`."""
+    """Whether the program runs over all objects of a kind at each call of `Loaded.records`, instead of at an event."""
     at: str = ""
-    """`entry` or `return` of a kernel function, for what has no tracepoint: as fentry and fexit in a typed form, as kprobe and
-    kretprobe in another one. At the return a kretprobe knows the arguments no more, and fexit has the result behind them."""
+    """`entry` or `return` of a kernel function without a tracepoint: fentry and fexit in a typed form, otherwise kprobe and
+    kretprobe. A kretprobe has no arguments; fexit has the result behind them."""
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to run a probe."""
+    """One variant of a probe."""
 
     name: str
     typed: bool
-    """A BTF-typed tracepoint or function: fields are plain loads. Otherwise a raw tracepoint or a kprobe, whose fields are
-    copied by a helper."""
+    """Whether the tracepoint or function is BTF-typed: fields are plain loads. Otherwise it is a raw tracepoint or a kprobe,
+    and a helper copies the fields."""
     fields: Mapping[str, Sequence[tuple[str, str, int]]]
-    """Macro to alternatives of (struct, member, size in bytes); the first that this kernel has gives the offset. Size 0 is a
-    bitfield of one bit, whose mask is the macro with `_BIT` behind it. Without a struct it is a per-CPU variable of the kernel
-    and its place among those; size 0 is then any size."""
+    """Alternatives of (struct, member, size in bytes) by macro; the first one that this kernel has gives the offset. Size 0 is
+    a bitfield of one bit, whose mask is the macro with the suffix `_BIT`. An empty struct means a per-CPU variable of the
+    kernel and its offset in the per-CPU section; size 0 then accepts any size."""
     programs: Sequence[Program]
     optional: Mapping[str, Sequence[tuple[str, str, int]]] = {}
     """Like `fields`, but a macro without a field is left undefined."""
     constants: Mapping[str, int] = {}
     maps: Sequence[str] = ()
-    """Maps that this form has beside those of the job."""
+    """Maps of this form in addition to those of the job."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child is to do: try the forms in order, keep the first that the kernel takes."""
+    """Job of the compiling child: try the forms in order, and keep the first one that the kernel accepts."""
 
     sources: Sequence[Path]
-    """C files that make one program, in order; the last one is the probe's own."""
+    """C files of the program, in order; the last one is the probe's own."""
     forms: Sequence[Form]
     maps: Sequence[str]
     constants: Mapping[str, int]
     btf: Path = VMLINUX
     remedy: str = ""
-    """What to do where the kernel takes no form; empty for the general advice."""
+    """Remedy if the kernel accepts no form; empty for the general one."""
     scratch: str = ""
 
 
+def tracepoint_forms(
+    programs: Sequence[Program],
+    fields: Mapping[str, Sequence[tuple[str, str, int]]],
+    optional: Mapping[str, Sequence[tuple[str, str, int]]] = {},
+) -> dict[str, Form]:
+    """Return the two forms of programs at tracepoints: `tp_btf`, and `raw_tp` for kernels that refuse it."""
+    return {
+        name: Form(
+            name=name,
+            typed=typed,
+            fields=fields,
+            optional=optional,
+            programs=programs,
+            constants={"TYPED": 1} if typed else {},
+        )
+        for name, typed in (("tp_btf", True), ("raw_tp", False))
+    }
+
+
 class MapDescription(msgspec.Struct, frozen=True):
-    """A map's key and leaf as BCC read them from the C source."""
+    """Key and value types of a map as BCC read them from the C source."""
 
     name: str
     key: Any
@@ -113,26 +132,26 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-# Made before any thread decodes one: msgspec crashes the process where two threads use a type for the first time at once.
+# Created at import: msgspec crashes the process if two threads use a type for the first time at once.
 _ANSWERS = msgspec.json.Decoder(_Answer)
 
 
 class Loaded:
-    """A running probe: its descriptors until `close`, after which nothing of it is left in the kernel."""
+    """Descriptors of a running probe; `close` removes it from the kernel."""
 
     def __init__(self, answer: _Answer, descriptors: Sequence[int]) -> None:
         split = len(answer.maps)
         self.form, self.refused = answer.form, answer.refused
         self.compile_s, self.load_s = answer.compile_s, answer.load_s
         self.maps = dict(zip((m.name for m in answer.maps), zip(descriptors, answer.maps, strict=False), strict=True))
-        """Descriptor and description by name."""
+        """Descriptor and description of each map by name."""
         self.programs = dict(zip(answer.programs, descriptors[split::2], strict=True))
         """Program descriptor by its name in the kernel."""
         self._links = dict(zip(answer.programs, descriptors[split + 1 :: 2], strict=True))
         self.descriptors = tuple(descriptors)
 
     def records(self, iterator: str) -> bytes:
-        """Run an iterator, by its name in the kernel, over all there is now: what it wrote. Raises OSError."""
+        """Run an iterator, given its name in the kernel, over all current objects, and return its output. Raises OSError."""
         fd = bpf.open_iterator(self._links[iterator])
         try:
             return b"".join(iter(lambda: os.read(fd, _ITERATOR_BYTES), b""))
@@ -140,7 +159,7 @@ class Loaded:
             os.close(fd)
 
     def stats(self) -> dict[str, bpf.ProgramInfo]:
-        """Runs and run time of each program; they grow only while `bpf.enable_stats` is held open by someone."""
+        """Return runs and run time of each program; they grow only while a descriptor of `bpf.enable_stats` is open."""
         return {name: bpf.program_info(fd) for name, fd in self.programs.items()}
 
     def close(self) -> None:
@@ -159,7 +178,7 @@ class Loaded:
 
 
 class _RunningChild(NamedTuple):
-    """A child that waits for jobs."""
+    """Child process that waits for jobs."""
 
     child: subprocess.Popen[bytes]
     channel: socket.socket
@@ -169,7 +188,7 @@ class _RunningChild(NamedTuple):
 
 
 class _ChildLost(Exception):
-    """The child cannot be used any more."""
+    """The child process cannot be used any more."""
 
     def __init__(self, unavailable: Unavailable) -> None:
         super().__init__(unavailable.reason)
@@ -177,9 +196,10 @@ class _ChildLost(Exception):
 
 
 class Compiler:
-    """One compiling child for several jobs: Python and BCC cost it 0.35 s of CPU before the first of them.
+    """One compiling child process for several jobs: starting Python and BCC costs 0.35 s of CPU time.
 
-    Started with the first job, and anew with the next one should it be lost. Jobs come from one thread, `end` from any.
+    The child is started with the first job, and again with the next job if it was lost. `load` is called from one thread,
+    `end` from any.
     """
 
     def __init__(self, python: Path = CHILD_PYTHON, *, nice: int = 0, timeout_s: float = TIMEOUT_S) -> None:
@@ -190,7 +210,7 @@ class Compiler:
         self._lock = threading.Lock()
 
     def load(self, job: Job) -> Loaded:
-        """Have one job done and take over what was loaded. Raises Unavailable with the reason and what to do about it."""
+        """Run one job and take over the loaded probe. Raises Unavailable with reason and remedy."""
         with self._lock:
             if self._ended:
                 raise Unavailable("loading of probes was ended", "start the agent again")
@@ -206,7 +226,7 @@ class Compiler:
             raise lost.unavailable from None
 
     def end(self) -> None:
-        """End the child now, whatever it does, and load nothing more."""
+        """Kill the child at once; later jobs are refused."""
         with self._lock:
             self._ended = True
             if self._running is not None:
@@ -233,7 +253,7 @@ _thread_local = threading.local()
 
 @contextlib.contextmanager
 def sharing(compiler: Compiler) -> Iterator[None]:
-    """Within, every `load` of this thread that asks for the compiler's Python uses this one child."""
+    """Let every `load` of this thread with the same Python use this child, while the context is open."""
     _thread_local.compiler = compiler
     try:
         yield
@@ -242,7 +262,7 @@ def sharing(compiler: Compiler) -> Iterator[None]:
 
 
 def load(job: Job, *, child_python: Path = CHILD_PYTHON, timeout_s: float = TIMEOUT_S) -> Loaded:
-    """Have a child of its own do the job, or the shared one. Raises Unavailable with the reason and what to do about it."""
+    """Run the job in the shared child, or in a child of its own. Raises Unavailable with reason and remedy."""
     shared: Compiler | None = getattr(_thread_local, "compiler", None)
     if shared is not None and shared.python == child_python:
         return shared.load(job)
@@ -253,9 +273,8 @@ def load(job: Job, *, child_python: Path = CHILD_PYTHON, timeout_s: float = TIME
 def _start_child(python: Path, nice: int) -> _RunningChild:
     owned = contextlib.ExitStack()
     try:
-        os.close(
-            os.open("/", os.O_RDONLY | os.O_CLOEXEC)
-        )  # tempfile takes a lack of descriptors for one of directories
+        # Fail here if descriptors are exhausted: tempfile would report that no directory is usable.
+        os.close(os.open("/", os.O_RDONLY | os.O_CLOEXEC))
         scratch = owned.enter_context(_scratch_directory())
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         owned.enter_context(here)
@@ -271,7 +290,7 @@ def _start_child(python: Path, nice: int) -> _RunningChild:
 
 
 def load_probe(job: Job, make: Callable[[Loaded], T], *, child_python: Path = CHILD_PYTHON) -> T:
-    """The probe that `make` builds on what was loaded; where it fails nothing stays in the kernel. Raises as `load`."""
+    """Return the probe that `make` builds from the loaded descriptors; they are closed if it fails. Raises as `load`."""
     loaded = load(job, child_python=child_python)
     try:
         with descriptor_limit_as_unavailable():
@@ -287,23 +306,25 @@ def _scratch_directory() -> Iterator[str]:
         directory = tempfile.mkdtemp(prefix="dioptase-")
     except OSError as error:
         raise Unavailable(
-            f"no temporary directory can be made: {error.strerror}",
+            f"no temporary directory can be created: {error.strerror}",
             "make /tmp writable (in a pod: mount an emptyDir there) or set TMPDIR",
         ) from error
     try:
         yield directory
     finally:
-        # A child that ended between two jobs left it empty, and this takes no descriptor: there may be none left.
+        # A child that ended between two jobs left the directory empty, and rmdir needs no descriptor: none may be left.
         try:
             Path(directory).rmdir()
         except OSError:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _spawn(python: Path, channel: socket.socket, errors: IO[bytes], told: tuple[str, str]) -> subprocess.Popen[bytes]:
+def _spawn(
+    python: Path, channel: socket.socket, errors: IO[bytes], arguments: tuple[str, str]
+) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            [python, "-s", "-E", _COMPILER, str(channel.fileno()), *told],
+            [python, "-s", "-E", _COMPILER, str(channel.fileno()), *arguments],
             pass_fds=[channel.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=errors,
@@ -328,7 +349,9 @@ def _exchange(running: _RunningChild, job: Job, timeout_s: float) -> Loaded:
         message, descriptors = b"", []
     except TimeoutError:
         reason = f"compiling {job.sources[-1].name} took more than {timeout_s:g} s"
-        raise _ChildLost(CompilerLost(reason, "see whether the node is short of CPU; then start again")) from None
+        raise _ChildLost(
+            CompilerLost(reason, "check whether the node is short of CPU, then start the agent again")
+        ) from None
     if not message:
         raise _ChildLost(explain_child_exit(running.child.wait(), running.errors))
     answer = _ANSWERS.decode(message)
@@ -338,14 +361,14 @@ def _exchange(running: _RunningChild, job: Job, timeout_s: float) -> Loaded:
         for fd in descriptors:
             os.close(fd)
         raise Unavailable(
-            f"the kernel passed on {len(descriptors)} descriptors of a probe, not all of them",
+            f"only {len(descriptors)} of a probe's descriptors were received",
             REMEDIES["files"],
         )
     return Loaded(answer, descriptors)
 
 
 def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
-    """A message and its descriptors, close-on-exec from the start; socket.recv_fds (3.11) ignores its flags."""
+    """Return a message and its descriptors, close-on-exec from the start; socket.recv_fds (Python 3.11) ignores its flags."""
     fds = array("i")
     space = socket.CMSG_LEN(_MAX_DESCRIPTORS * fds.itemsize)
     message, control, _, _ = channel.recvmsg(1 << 20, space, socket.MSG_CMSG_CLOEXEC)

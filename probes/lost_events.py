@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from api.interfaces import Unavailable
 
 RECENT_S = 60.0
+"""Time after the latest loss for which it is reported as a problem."""
 
 
 class LostEventCounter:
-    """Events of one kind that were not counted. `clock` tells seconds and never goes back."""
+    """Events of one kind that were not counted. `clock` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.total = 0
@@ -25,19 +26,19 @@ class LostEventCounter:
         self._listing: Mapping[int, str] | None = None
 
     def update(self, total: int) -> None:
-        """So many they are by now, since the probe was opened."""
+        """Set the number of events since the probe was opened."""
         if total != self.total:
             self.total, self._grew_at = total, self._clock()
 
     def grew_since_listing(self, total: int, live: Mapping[int, str]) -> bool:
-        """Update, and say whether anything was lost since the listing before this one, however often this one is used."""
+        """Update, and return whether events were lost since the previous listing; the same listing may be passed repeatedly."""
         self.update(total)
         if live is not self._listing:
             self._since_listing, self._at_listing, self._listing = total != self._at_listing, total, live
         return self._since_listing or total != self._at_listing
 
     def problem(self, what: str, remedy: str) -> Unavailable | None:
-        """The problem that they are, if they have grown lately: their number, and in words what was lost and why."""
+        """Return the problem if the number has grown within RECENT_S; its reason is the number followed by `what`."""
         if self._grew_at is None or self._clock() - self._grew_at >= RECENT_S:
             return None
         return Unavailable(f"{self.total} {what}", remedy)

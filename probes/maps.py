@@ -18,14 +18,13 @@ from api.cpu import parse_cpu_list
 from probes import bpf
 from probes.loader import MapDescription
 
-os.environ.setdefault(
-    "OPENBLAS_NUM_THREADS", "1"
-)  # its thread pool costs megabytes and nothing here multiplies matrices
+# The thread pool of OpenBLAS costs megabytes, and nothing here multiplies matrices.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 MAX_READ_BYTES = 1 << 20
-"""Most that one system call copies: bounds the memory of a read on a machine with hundreds of CPUs."""
+"""Maximum size of one system call: bounds the memory of a read on a machine with hundreds of CPUs."""
 BRIDGE_BYTES = 12 << 10
-"""Unused array elements that are copied along rather than starting another system call behind them: both take 10 us."""
+"""Size of a gap of unused elements that is read along instead of starting another system call: both take 10 us."""
 _ENOTSUPP = 524
 _NO_BATCH = frozenset({errno.EINVAL, errno.EOPNOTSUPP, _ENOTSUPP})
 _SCALARS = {
@@ -38,10 +37,10 @@ Rows = npt.NDArray[Any]
 
 
 def dtype_of(description: Any) -> np.dtype[Any]:
-    """The numpy type of a key or leaf description of BCC. Raises ValueError for what has no such type (bitfield, union)."""
+    """Return the numpy type of a key or leaf description of BCC. Raises ValueError for bitfields and unions."""
     if isinstance(description, str):
         if description not in _SCALARS:
-            raise ValueError(f"C type {description!r} has no counterpart here")
+            raise ValueError(f"C type {description!r} is not supported")
         return np.dtype(_SCALARS[description])
     name, members, *how = description
     if how not in (["struct"], ["struct_packed"]):
@@ -60,23 +59,25 @@ def _member(struct_name: str, name: str, kind: Any, *more: Any) -> tuple[Any, ..
 
 
 def possible_cpu_ids(sys_root: Path = Path("/sys")) -> tuple[int, ...]:
-    """The CPUs whose values a per-CPU map keeps, in the order of the values."""
+    """Return the CPUs whose values a per-CPU map has, in the order of the values."""
     return parse_cpu_list((sys_root / "devices/system/cpu/possible").read_text())
 
 
 def possible_cpus(sys_root: Path = Path("/sys")) -> int:
-    """How many values the kernel keeps for each element of a per-CPU map."""
+    """Return the number of values of each element of a per-CPU map."""
     return len(possible_cpu_ids(sys_root))
 
 
 def cpu_id_limit(sys_root: Path = Path("/sys")) -> int:
-    """How many numbers a CPU may have, from 0: more than there are CPUs where the firmware leaves some out. Arrays that a
-    program looks up by the number of its CPU are as long as this."""
+    """Return the highest CPU number plus one: more than the number of CPUs if the firmware leaves numbers out.
+
+    It is the length of arrays that a program indexes by CPU number.
+    """
     return max(possible_cpu_ids(sys_root)) + 1
 
 
 class BpfMap:
-    """One map. Borrows the descriptor: whoever loaded the probe closes it."""
+    """One map. The descriptor belongs to the loaded probe, which closes it."""
 
     def __init__(self, fd: int, description: MapDescription, cpus: int) -> None:
         info = bpf.map_info(fd)
@@ -94,73 +95,73 @@ class BpfMap:
         self._cell = np.dtype([("value", self.value), ("padding", "u1", padding)])
 
     def items(self) -> tuple[Rows, Rows]:
-        """All keys and values of a hash map, in no order."""
+        """Return all keys and values of a hash map, in no order."""
         return self._join(self._chunks(None, None))
 
-    def rows(self, places: Sequence[int]) -> Rows:
-        """Values of these elements of an array map; `places` are sorted and without repeats."""
-        keys, values = self._join(self._stretches(places))
-        return values if len(keys) == len(places) else values[is_member(keys, places)]
+    def rows(self, indexes: Sequence[int]) -> Rows:
+        """Return the values of these elements of an array map; `indexes` are sorted and without repeats."""
+        keys, values = self._join(self._ranges(indexes))
+        return values if len(keys) == len(indexes) else values[is_member(keys, indexes)]
 
-    def totals(self, places: Sequence[int]) -> npt.NDArray[np.uint64]:
-        """The same rows as `total` sums them, a chunk at a time: all at once are 30 MiB with 200 CPUs and 500 cgroups."""
+    def totals(self, indexes: Sequence[int]) -> npt.NDArray[np.uint64]:
+        """Return the same rows summed over CPUs, chunk by chunk: unsummed rows of 500 cgroups and 200 CPUs take 30 MiB."""
         parts = [(np.empty(0, self.key), np.empty((0, self.value.itemsize // 8), np.uint64))]
-        parts += [(keys, sum_over_cpus(cells["value"])) for keys, cells in self._stretches(places)]
+        parts += [(keys, sum_over_cpus(cells["value"])) for keys, cells in self._ranges(indexes)]
         keys, sums = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return sums if len(keys) == len(places) else sums[is_member(keys, places)]
+        return sums if len(keys) == len(indexes) else sums[is_member(keys, indexes)]
 
     def set(self, key: int, value: bytes) -> None:
-        """Set one element, on all CPUs alike."""
+        """Set one element to the same value on all CPUs."""
         cell = value + bytes(self._cell.itemsize - len(value))
         bpf.update(self._fd, np.array(key, self.key).tobytes(), cell * self._copies)
 
     def delete(self, key: int | tuple[int, ...]) -> None:
-        """Remove one element of a hash map, a struct's members as a tuple; one that is gone already is no error."""
+        """Remove one element of a hash map, if present; a struct key is a tuple of its members."""
         bpf.delete(self._fd, np.array(key, self.key).tobytes())
 
-    def _stretches(self, places: Sequence[int]) -> Iterator[tuple[Rows, Rows]]:
-        """Keys and cells of these elements, and of some unused ones between them."""
-        for first, last in _contiguous_runs(places, max(1, BRIDGE_BYTES // (self._cell.itemsize * self._copies))):
+    def _ranges(self, indexes: Sequence[int]) -> Iterator[tuple[Rows, Rows]]:
+        """Yield keys and cells of these elements, and of some unused ones between them."""
+        for first, last in _contiguous_runs(indexes, max(1, BRIDGE_BYTES // (self._cell.itemsize * self._copies))):
             yield from self._chunks(np.array(first - 1, self.key).tobytes() if first else None, last - first + 1)
 
     def _join(self, chunks: Iterable[tuple[Rows, Rows]]) -> tuple[Rows, Rows]:
         pairs = [(np.empty(0, self.key), np.empty((0, *self._shape), self._cell)), *chunks]
         return np.concatenate([keys for keys, _ in pairs]), np.concatenate([cells for _, cells in pairs])["value"]
 
-    def _chunks(self, before: bytes | None, wanted: int | None) -> Iterator[tuple[Rows, Rows]]:
-        """Keys and cells behind the position `before`, until the end of the map or as many as wanted."""
+    def _chunks(self, before: bytes | None, limit: int | None) -> Iterator[tuple[Rows, Rows]]:
+        """Yield keys and cells after the position `before`, up to the end of the map or `limit`."""
         if self._batch:
             try:
-                yield from self._batches(before, wanted)
+                yield from self._batches(before, limit)
             except OSError as error:
                 if error.errno not in _NO_BATCH:
                     raise
                 self._batch = False
         if not self._batch:
-            yield from self._singles(before, wanted)
+            yield from self._singles(before, limit)
 
-    def _batches(self, before: bytes | None, wanted: int | None) -> Iterator[tuple[Rows, Rows]]:
+    def _batches(self, before: bytes | None, limit: int | None) -> Iterator[tuple[Rows, Rows]]:
         room = max(1, MAX_READ_BYTES // (self._cell.itemsize * self._copies + self.key.itemsize))
         room = min(room, self._info.max_entries)
-        left, last = wanted, False
+        left, last = limit, False
         while not last and left != 0:
             count = room if left is None else min(room, left)
             keys, cells = np.empty(count, self.key), np.empty((count, *self._shape), self._cell)
             after = ctypes.create_string_buffer(max(self.key.itemsize, 8))
             try:
-                taken, last = bpf.lookup_batch(self._fd, before, after, keys.ctypes.data, cells.ctypes.data, count)
+                copied, last = bpf.lookup_batch(self._fd, before, after, keys.ctypes.data, cells.ctypes.data, count)
             except OSError as error:
                 if error.errno != errno.ENOSPC or room >= self._info.max_entries:
                     raise
-                room = min(2 * room, self._info.max_entries)  # a bucket of the hash is longer than the room was
+                room = min(2 * room, self._info.max_entries)  # a hash bucket has more elements than `room`
                 continue
-            yield keys[:taken], cells[:taken]
-            before, left = after.raw, None if left is None else left - taken
+            yield keys[:copied], cells[:copied]
+            before, left = after.raw, None if left is None else left - copied
 
-    def _singles(self, before: bytes | None, wanted: int | None) -> Iterator[tuple[Rows, Rows]]:
-        """One by one, for kernels without the batch calls (before 5.6; before 5.13 for a per-CPU array)."""
+    def _singles(self, before: bytes | None, limit: int | None) -> Iterator[tuple[Rows, Rows]]:
+        """Yield elements one by one, for kernels without batch calls (before 5.6; before 5.13 for a per-CPU array)."""
         key, size = before, self._cell.itemsize * self._copies
-        for _ in range(self._info.max_entries if wanted is None else wanted):
+        for _ in range(self._info.max_entries if limit is None else limit):
             key = bpf.next_key(self._fd, key, self.key.itemsize)
             if key is None:
                 return
@@ -171,30 +172,30 @@ class BpfMap:
             yield np.frombuffer(key, self.key), np.frombuffer(raw, self._cell).reshape((1, *self._shape))
 
 
-def is_member(values: npt.NDArray[Any], known: Collection[int]) -> npt.NDArray[np.bool_]:
-    """Which of the values are known ones. As np.isin, which brings 1.4 MiB of masked arrays along (through np.unique)."""
-    ordered = np.sort(np.fromiter(known, values.dtype, len(known)))
+def is_member(values: npt.NDArray[Any], members: Collection[int]) -> npt.NDArray[np.bool_]:
+    """Return a mask of the values that are in `members`; np.isin would load 1.4 MiB of masked arrays (through np.unique)."""
+    ordered = np.sort(np.fromiter(members, values.dtype, len(members)))
     if not len(ordered):
         return np.zeros(len(values), bool)
-    found: npt.NDArray[np.bool_] = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
-    return found
+    mask: npt.NDArray[np.bool_] = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
+    return mask
 
 
 def sum_over_cpus(values: Rows) -> npt.NDArray[np.uint64]:
-    """Sum over the CPUs, where the map has them apart, of values made of 64-bit counters only: one row per element."""
+    """Sum values made of 64-bit counters over the CPUs of a per-CPU map; returns one row per element."""
     counters = np.ascontiguousarray(values).view(np.uint64).reshape(*values.shape, values.dtype.itemsize // 8)
     summed: npt.NDArray[np.uint64] = counters if values.ndim == 1 else counters.sum(axis=1, dtype=np.uint64)
     return summed
 
 
-def _contiguous_runs(places: Sequence[int], bridge: int) -> Iterator[tuple[int, int]]:
-    """First and last of each stretch of places that lie at most `bridge` apart."""
-    if not places:
+def _contiguous_runs(indexes: Sequence[int], bridge: int) -> Iterator[tuple[int, int]]:
+    """Yield first and last of each range of indexes that lie at most `bridge` apart."""
+    if not indexes:
         return
-    start = previous = places[0]
-    for place in places:
-        if place - previous > bridge:
+    start = previous = indexes[0]
+    for index in indexes:
+        if index - previous > bridge:
             yield start, previous
-            start = place
-        previous = place
+            start = index
+        previous = index
     yield start, previous

@@ -14,13 +14,12 @@ from api.cpu import parse_cpu_list
 from api.interfaces import ProbeReading, Unavailable
 from probes import bpf, kernel_fields
 from probes.btf import VMLINUX
-from probes.cgroup_table import MAX_CGROUP_SLOTS, LostEvents
-from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load_probe
+from probes.loader import CHILD_PYTHON, Job, Loaded, Program, load_probe, tracepoint_forms
 from probes.maps import BpfMap
-from probes.per_cgroup_probe import PerCgroupProbe
+from probes.per_cgroup_probe import MAX_CGROUP_SLOTS, LostEvents, PerCgroupProbe, table_job
 
 FORMS = ("tp_btf", "raw_tp")
-"""In order of preference, which is that of their cost."""
+"""Forms in order of preference, which is the order of their cost."""
 ONE_NODE = "one NUMA node, nothing to count"
 _FIELDS: kernel_fields.KernelFields = {
     **kernel_fields.TASK_GROUP_FIELDS,
@@ -30,14 +29,11 @@ _FIELDS: kernel_fields.KernelFields = {
 _PROGRAMS = [
     Program("on_migrate", "sched_migrate_task", "dtse_migrations", arguments=(*kernel_fields.TASK_ARGUMENTS, "s32"))
 ]
-_FORMS = {
-    "tp_btf": Form(name="tp_btf", typed=True, fields=_FIELDS, programs=_PROGRAMS, constants={"TYPED": 1}),
-    "raw_tp": Form(name="raw_tp", typed=False, fields=_FIELDS, programs=_PROGRAMS),
-}
+_FORMS = tracepoint_forms(_PROGRAMS, _FIELDS)
 
 
 class MigrationsProbe:
-    """The running probe (`api.interfaces.Probe`); `loaded` is None where there is nothing to count."""
+    """The running probe (`api.interfaces.Probe`); `loaded` is None on a machine with one NUMA node."""
 
     name = "migrations"
 
@@ -51,7 +47,7 @@ class MigrationsProbe:
                 table.set(cpu, (node + 1).to_bytes(4, sys.byteorder))
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
-        """Moves since the probe was opened. Raises Unavailable once closed."""
+        """Return moves since the probe was opened. Raises Unavailable once closed."""
         if not self._open:
             raise Unavailable("the probe migrations is closed", "open it again")
         if self._table is None:
@@ -68,11 +64,11 @@ class MigrationsProbe:
         return self._table.lost_events if self._table is not None else None
 
     def lost(self) -> LostEvents:
-        """Moves that were not counted, by reason."""
-        return self._table.lost() if self._table is not None else LostEvents(full=0, backwards=0, asleep=0, seat=0)
+        """Return the moves that were not counted, by reason."""
+        return self._table.lost() if self._table is not None else LostEvents(full=0, backwards=0, asleep=0, task_slot=0)
 
     def stats(self) -> dict[str, bpf.ProgramInfo]:
-        """Runs and run time of each program; they grow only while kernel statistics are on."""
+        """Return runs and run time of each program; they grow only while kernel statistics are on."""
         return self._table.stats() if self._table is not None else {}
 
     def close(self) -> None:
@@ -83,25 +79,25 @@ class MigrationsProbe:
 
 
 def numa_nodes_of_cpus(sys_root: Path = Path("/sys")) -> dict[int, int]:
-    """Node by CPU, of the CPUs that are online; empty where the kernel knows nothing of nodes."""
-    found: dict[int, int] = {}
+    """Return the NUMA node of each online CPU; empty if the kernel lists no nodes."""
+    nodes: dict[int, int] = {}
     for directory in (sys_root / "devices/system/node").glob("node[0-9]*"):
         try:
             cpus = parse_cpu_list((directory / "cpulist").read_text())
         except (OSError, ValueError):
             continue
-        found.update(dict.fromkeys(cpus, int(directory.name.removeprefix("node"))))
-    return found
+        nodes.update(dict.fromkeys(cpus, int(directory.name.removeprefix("node"))))
+    return nodes
 
 
 def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
-    """What the child is asked to do; CPU numbers are below `cpus`."""
-    here = Path(__file__).parent
-    return Job(
-        sources=[here / "common.bpf.h", here / "migrations.bpf.c"],
-        forms=[_FORMS[name] for name in forms],
-        maps=["migrations", "cpu_nodes", "groups", "owners", "lost"],
-        constants={"SLOTS": 2, "SEATS": 1, "PLACES": MAX_CGROUP_SLOTS, "CPUS": cpus},
+    """Return the loader's job; CPU numbers are below `cpus`."""
+    return table_job(
+        "migrations",
+        [_FORMS[name] for name in forms],
+        MAX_CGROUP_SLOTS,
+        maps=("cpu_nodes",),
+        constants={"CPUS": cpus},
         btf=btf,
         remedy="use Linux 5.5 or later; without the probe, numa_pages_migrated of /proc/vmstat is a sum for the node",
     )
@@ -114,9 +110,9 @@ def open_migrations(
     btf: Path = VMLINUX,
     cpu_nodes: Mapping[int, int] | None = None,
 ) -> MigrationsProbe:
-    """Start the probe where there is more than one node. Raises Unavailable with reason and remedy if no form runs.
+    """Start the probe if there are several NUMA nodes. Raises Unavailable with reason and remedy if no form runs.
 
-    `cpu_nodes` says which CPU is on which node; by default the kernel does.
+    `cpu_nodes` has the node of each CPU; by default sysfs does.
     """
     nodes = numa_nodes_of_cpus() if cpu_nodes is None else cpu_nodes
     if len(set(nodes.values())) < 2:

@@ -1,6 +1,6 @@
 /*
- * Processes that the kernel kills for memory: a ring of the latest ones. Victims are marked one after another, under the
- * kernel's oom_lock, so one counter says how many there were and where the next one goes.
+ * Ring of the latest processes that the kernel killed for memory. The kernel marks one victim at a time, under oom_lock, so one
+ * counter gives both the number of victims and the next position.
  */
 #include "kernel.bpf.h"
 
@@ -13,7 +13,7 @@ struct victim {
 BPF_ARRAY(oomkill, struct victim, VICTIMS);
 BPF_ARRAY(kills, u64, 1);
 
-static __always_inline int remember(u64 task)
+static __always_inline int record_victim(u64 task)
 {
 	u64 leader, *count;
 	struct victim *victim;
@@ -39,14 +39,14 @@ static __always_inline int remember(u64 task)
 /* mark_victim(struct task_struct *task, uid_t uid) */
 int on_victim(u64 *ctx)
 {
-	return remember(ctx[0]);
+	return record_victim(ctx[0]);
 }
 #else
-/* mark_oom_victim(struct task_struct *tsk), which notes the memory of a process that was not marked before */
+/* mark_oom_victim(struct task_struct *tsk): signal->oom_mm is still NULL for a process that was not marked before */
 int on_mark(u64 *ctx)
 {
 	u64 task = ARGUMENT(ctx), signal = FIELD(u64, task, SIGNAL);
 
-	return FIELD(u64, signal, OOM_MM) ? 0 : remember(task);
+	return FIELD(u64, signal, OOM_MM) ? 0 : record_victim(task);
 }
 #endif

@@ -17,20 +17,20 @@ HARDWARE, SOFTWARE = 0, 1
 """Types of events."""
 _NUMBERS = {"x86_64": 298, "aarch64": 241, "riscv64": 241, "s390x": 331, "ppc64le": 319}
 _SIZE = 64
-"""PERF_ATTR_SIZE_VER0: all that is used here lies within the first version of the struct."""
+"""PERF_ATTR_SIZE_VER0: the fields in use belong to the first version of the struct."""
 _TOTAL_TIMES = 1 | 2
 """PERF_FORMAT_TOTAL_TIME_ENABLED and _RUNNING."""
 _PINNED = 1 << 2
 _CLOSE_ON_EXEC = 1 << 3
 _ANY_TASK, _NO_GROUP = -1, -1
 _SET_BPF, _ENABLE = 0x40042408, 0x2400
-"""PERF_EVENT_IOC_SET_BPF and _ENABLE, of x86 and arm64: the architectures whose registers `fields.ARGUMENT` knows."""
+"""PERF_EVENT_IOC_SET_BPF and _ENABLE, of x86 and arm64: the architectures of `kernel_fields.KPROBE_ARGUMENT_FIELDS`."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class PerfEvent(NamedTuple):
-    """What is counted, as the kernel numbers it."""
+    """Event by its type and number in the kernel."""
 
     type: int
     config: int
@@ -45,13 +45,15 @@ class _Attr(ctypes.Structure):
 
 
 def open_on_cpu(event: PerfEvent, cpu: int) -> int:
-    """Descriptor of an event that counts whatever runs on that CPU, pinned to a counter. Raises OSError."""
+    """Return the descriptor of an event that counts all tasks of that CPU, pinned to a counter. Raises OSError."""
     return _open(_Attr(type=event.type, config=event.config, read_format=_TOTAL_TIMES, flags=_PINNED), cpu)
 
 
 def attach_to_function(program: int, function: str, *, returning: bool, sys_root: Path = Path("/sys")) -> int:
-    """Descriptor that has a loaded program run at the entry of a kernel function, or behind its return, on all CPUs, as long as
-    it is open. Raises OSError: where the kernel has no kprobes (CONFIG_KPROBES), where the function cannot be probed."""
+    """Return a descriptor that runs a program at the entry or return of a kernel function, on all CPUs, while it is open.
+
+    Raises OSError if the kernel has no kprobes (CONFIG_KPROBES) or the function cannot be probed.
+    """
     source = sys_root / "bus/event_source/devices/kprobe"
     number, bit = _number(source / "type", 1 << 32), _number(source / "format/retprobe", 64, "config:")
     name = ctypes.create_string_buffer(function.encode())
@@ -66,10 +68,10 @@ def attach_to_function(program: int, function: str, *, returning: bool, sys_root
 
 
 def _number(path: Path, below: int, prefix: str = "") -> int:
-    """A number in a file of sysfs. Raises OSError, also where there is another one than we know how to use."""
+    """Read a number from a file of sysfs. Raises OSError, also if the number is not below `below`."""
     text = path.read_bytes().strip().removeprefix(prefix.encode())
     if not text.isdigit() or not int(text) < below:
-        raise OSError(errno.EINVAL, f"{prefix}{text!r} is not what perf_event_open can be asked for", str(path))
+        raise OSError(errno.EINVAL, f"{prefix}{text!r} is not supported", str(path))
     return int(text)
 
 
@@ -87,6 +89,6 @@ def _open(attr: _Attr, cpu: int) -> int:
 
 
 def read_count(fd: int) -> int | None:
-    """How far the event has counted; None where it has no counter to be pinned to, because others hold them all."""
+    """Return the event's count; None if it has no counter, because all of them are in use."""
     read = os.read(fd, 24)
     return int.from_bytes(read[:8], sys.byteorder) if read else None

@@ -31,32 +31,32 @@ BPF_CAPABILITIES = (BPF, PERFMON)
 
 
 class ProbeOpener(Protocol):
-    """A module's `open_NAME`. Raises Unavailable with reason and remedy where the kernel takes no form of the probe."""
+    """A module's `open_NAME`. Raises Unavailable with reason and remedy if the kernel accepts no form of the probe."""
 
     def __call__(self, *, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> Probe: ...
 
 
 class ProbeEntry(msgspec.Struct, frozen=True):
-    """One probe, for people and for whoever opens it."""
+    """One probe: how to open and describe it."""
 
     name: str
     open: ProbeOpener
     about: str
-    """What it shows, in half a line."""
+    """What the probe measures, in half a line."""
     fallback: str
-    """What is left to look at where no form of it runs."""
+    """What remains available if no form of the probe runs."""
     capabilities: tuple[str, ...] = BPF_CAPABILITIES
-    """All that it needs of root's powers."""
-    asked: bool = False
-    """Whether the agent loads it only where the setting `probes` names it: for what it costs, or what few machines have."""
+    """Capabilities that the probe needs."""
+    opt_in: bool = False
+    """Whether the agent loads the probe only if the setting `probes` names it, because of its cost or rare hardware."""
 
 
 PROBES = (
     ProbeEntry(
         "blame",
         open_blame,
-        "who makes whom wait: time waited for a CPU, by the cgroups that had it meanwhile",
-        "how long cgroups wait, not for whom",
+        "run-queue latency by aggressor: time waited for a CPU, by the cgroups that ran on it meanwhile",
+        "run-queue latency without its aggressors",
     ),
     ProbeEntry(
         "blockio",
@@ -79,25 +79,25 @@ PROBES = (
     ProbeEntry(
         "kswapd",
         open_kswapd,
-        "reclaim of memory: by kswapd per NUMA node, by tasks that wait for it per cgroup",
+        "memory reclaim: by kswapd per NUMA node, by waiting tasks per cgroup",
         "sums in /proc/vmstat and memory.stat",
     ),
     ProbeEntry(
         "oomkill",
         open_oomkill,
-        "processes killed for memory per cgroup, and who the latest were",
+        "processes killed for memory per cgroup, and the latest victims",
         "counts in memory.events and memory.oom_control",
     ),
     ProbeEntry(
         "threads",
         open_threads,
         "threads by state and load averages per cgroup",
-        "how many there are in pids.current, and how many run and block on the node in /proc/stat",
+        "the number of threads in pids.current, and of running and blocked ones on the node in /proc/stat",
     ),
     ProbeEntry(
         "throttles",
         open_throttles,
-        "how long each single throttle by a CPU quota lasted, per cgroup",
+        "duration of each single throttle by a CPU quota, per cgroup",
         "sums in cpu.stat",
     ),
     ProbeEntry(
@@ -109,26 +109,26 @@ PROBES = (
     ProbeEntry(
         "wakeups",
         open_wakeups,
-        "who wakes whom: wakeups per pair of cgroups, and how long until the woken task runs",
-        "how long cgroups wait, not who woke them",
-        asked=True,
+        "wakeups per pair of cgroups, and the time until the woken task runs",
+        "run-queue latency without the wakers",
+        opt_in=True,
     ),
     ProbeEntry(
         "counters",
         open_counters,
         "cycles, instructions and cache misses per cgroup and CPU, by hardware counters",
-        "nothing: the kernel keeps none by itself",
-        asked=True,
+        "nothing: the kernel has no such counters of its own",
+        opt_in=True,
     ),
 )
 PROBE_NAMES = tuple(row.name for row in PROBES)
-DEFAULT_PROBES = tuple(row.name for row in PROBES if not row.asked)
-"""What the agent loads where nobody says otherwise."""
+DEFAULT_PROBES = tuple(row.name for row in PROBES if not row.opt_in)
+"""Probes that the agent loads by default."""
 BY_NAME = {row.name: row for row in PROBES}
 
 
 def openers(
     chosen: Collection[str], instead: Mapping[str, Callable[[], Probe]] = {}
 ) -> list[tuple[str, Callable[[], Probe]]]:
-    """Name and opening of the chosen probes, in the order of the table. `instead` has other ways to open some of them."""
+    """Return name and opener of the chosen probes, in the order of the table. `instead` overrides openers by name."""
     return [(row.name, instead.get(row.name, row.open)) for row in PROBES if row.name in chosen]

@@ -17,47 +17,47 @@ OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _CAPABILITIES = "run as root, or with the capabilities BPF and PERFMON (in a pod: securityContext.capabilities.add)"
 REMEDIES = {
     "permission": _CAPABILITIES,
-    "perf_event": f"{_CAPABILITIES}; where kernel.perf_event_paranoid is 3 or more, some kernels (Debian's 6.12) want SYS_ADMIN"
+    "perf_event": f"{_CAPABILITIES}; if kernel.perf_event_paranoid is 3 or more, some kernels (Debian's 6.12) require SYS_ADMIN"
     " as well: set it to 2",
     "no_bpf": "boot a kernel with CONFIG_BPF_SYSCALL",
     "no_map": "raise the memory limit of this process's cgroup, or RLIMIT_MEMLOCK on a kernel before 5.11",
     "files": "raise the limit of open files: ulimit -n 1024",
     "btf": "boot a kernel with CONFIG_DEBUG_INFO_BTF (Linux 5.4 and later; distributions have it on)",
     "bcc": "install the distribution's package: apt-get install python3-bpfcc (Fedora, RHEL: python3-bcc);"
-    " the package named bcc that pip installs is something else",
+    " the package bcc of pip is an unrelated library",
     "refused": "use Linux 5.5 or later; without a probe, /proc/PID/schedstat gives sums",
 }
 
 KERNEL_REFUSALS = ("no_bpf", "btf", "refused")
-"""What only another kernel remedies."""
+"""Kinds of refusals that only another kernel remedies."""
 UNSUPPORTED_ERRNOS = (errno.ENOENT, errno.EINVAL, errno.E2BIG, errno.EOPNOTSUPP, 524)
-"""What a kernel says of a field, tracepoint, kind of program or helper that it does not have (524 is its ENOTSUPP). Not of
-want of rights or room, nor of what its verifier holds for a mistake; the compiler says 0."""
+"""Errors of the kernel for a missing field, tracepoint, program type or helper (524 is its internal ENOTSUPP). Missing
+rights, lack of memory and verifier errors give others; the compiler gives 0."""
 
 
 class FormRefusal(msgspec.Struct, frozen=True):
-    """Why one form does not run here."""
+    """Why one form does not run on this machine."""
 
     form: str
     stage: str
     reason: str
     errno: int
     log: str
-    """Tail of what the verifier or the compiler said."""
+    """Tail of the log of the verifier or the compiler."""
 
     def __str__(self) -> str:
         lines = [line.strip() for line in self.log.splitlines() if line and not line.startswith("processed ")]
-        said = [line for line in lines if " error: " in line][:1] or lines[-1:]
-        return f"{self.form}: {self.stage}: {self.reason}" + "".join(f" ({line})" for line in said)
+        reasons = [line for line in lines if " error: " in line][:1] or lines[-1:]
+        return f"{self.form}: {self.stage}: {self.reason}" + "".join(f" ({line})" for line in reasons)
 
 
 class CompilerLost(Unavailable):
-    """A child was killed, or did not end: another one may succeed."""
+    """The compiling child was killed, or timed out: another one may succeed."""
 
 
 @contextlib.contextmanager
 def descriptor_limit_as_unavailable() -> Iterator[None]:
-    """Within, a lack of descriptors is Unavailable."""
+    """Convert a lack of descriptors to Unavailable."""
     try:
         yield
     except OSError as error:
@@ -67,17 +67,17 @@ def descriptor_limit_as_unavailable() -> Iterator[None]:
 
 
 def explain_child_exit(code: int, errors: IO[bytes]) -> Unavailable:
-    """Of a child that ended with this status, as `Popen.wait` gives it, and wrote this."""
+    """Return the error of a child that ended with this status (`Popen.wait`) and standard error."""
     if code < 0:
         return CompilerLost(
             f"the compiling child was killed by signal {-code}",
-            "give it memory: BCC needs 200 MiB for a second while a probe is loaded; then start again",
+            "raise the memory limit: BCC needs 200 MiB for a second while a probe is loaded; then start the agent again",
         )
     errors.seek(0)
-    said = errors.read().decode(errors="replace").strip().splitlines()[-1:]
+    last_line = errors.read().decode(errors="replace").strip().splitlines()[-1:]
     advice = "check that it is the distribution's Python 3.9 or later, with its package python3-bpfcc"
-    full = any(os.strerror(number) in line for number in OUT_OF_DESCRIPTORS for line in said)
-    reason = f"the compiling child ended with status {code}" + "".join(f": {line}" for line in said)
+    full = any(os.strerror(number) in line for number in OUT_OF_DESCRIPTORS for line in last_line)
+    reason = f"the compiling child ended with status {code}" + "".join(f": {line}" for line in last_line)
     return Unavailable(reason, REMEDIES["files"] if full else advice)
 
 
@@ -88,7 +88,10 @@ def explain_refusals(
     advice: str,
     lockdown: Path = Path("/sys/kernel/security/lockdown"),
 ) -> Unavailable:
-    """Of a child that could not do its job: what kind of failure, and why each form was refused. `advice` goes before ours."""
+    """Return the error of a child that refused a job, from the kind of failure and the refused forms.
+
+    `advice` replaces the general remedy if the kernel refused every form.
+    """
     if refused:
         reason += ": " + "; ".join(str(refusal) for refusal in refused)
         if all(refusal.errno == errno.EPERM for refusal in refused):
@@ -96,7 +99,7 @@ def explain_refusals(
         elif any(refusal.errno in OUT_OF_DESCRIPTORS for refusal in refused):
             kind = "files"
         elif any(refusal.errno == errno.EACCES and refusal.stage.startswith("attach") for refusal in refused):
-            kind = "perf_event"  # the verifier says EACCES too, of programs
+            kind = "perf_event"  # the verifier reports EACCES for programs as well
     remedy = advice if kind == "refused" and advice else REMEDIES[kind]
     if kind == "permission" and lockdown.exists() and "[confidentiality]" in lockdown.read_text():
         remedy = (

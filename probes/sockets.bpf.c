@@ -1,15 +1,15 @@
 /*
  * What the tasks of each cgroup send and receive on TCP and UDP sockets.
  *
- * Bytes are what the calls returned: sock_send_length and sock_recv_length run in the task that called, and where the kernel
- * does not have them (BY_CALL), the functions of both protocol families that do the work are seen to return. Segments and
- * retransmits are the socket's own counters in struct tcp_sock: at each call, at a retransmit and at the end of the
- * connection, what they have grown by since the last look goes to the cgroup that called last. What a look found is
- * remembered by the socket's address in `flows`, which drops the socket that was quiet for longest when it is full.
+ * Bytes are the results of the calls: sock_send_length and sock_recv_length run in the calling task; kernels without them
+ * (BY_CALL) are probed at the return of the send and receive functions of both protocol families. Segments and retransmits
+ * are the socket's own counters in struct tcp_sock: at each call, at a retransmit and at the end of the connection, their
+ * growth since the previous reading goes to the cgroup that called last. The previous reading is kept by the socket's
+ * address in `flows`, which drops the least recently used socket when it is full.
  *
  * One signature serves all: the context of a raw tracepoint is the array of its arguments.
  */
-#include "common.bpf.h"
+#include "per_cgroup.bpf.h"
 
 #define AF_INET 2
 #define AF_INET6 10
@@ -28,17 +28,17 @@ struct traffic {
 	u64 tcp_bytes[2], tcp_packets[2], udp_bytes[2], udp_packets[2];
 	u64 retransmits;
 };
-BPF_PERCPU_ARRAY(sockets, struct traffic, PLACES);
+BPF_PERCPU_ARRAY(sockets, struct traffic, CGROUP_SLOTS);
 
 struct segments {
-	u32 out, in, again;
+	u32 out, in, retransmits;
 };
 
-/* A socket's counters at the last look, and whose task it was; a tag of 0 is nobody's yet. */
+/* A socket's counters at the previous reading, and the cgroup that called last; tag 0: no cgroup has called yet. */
 struct flow {
 	u64 tag;
-	u32 place;
-	struct segments seen;
+	u32 cgroup_slot;
+	struct segments last;
 };
 BPF_TABLE("lru_hash", u64, struct flow, flows, FLOWS);
 
@@ -53,58 +53,58 @@ static __always_inline struct segments segments_of(u64 tcp)
 	return (struct segments){
 		.out = FIELD(u32, tcp, SEGS_OUT),
 		.in = FIELD(u32, tcp, SEGS_IN),
-		.again = FIELD(u32, tcp, TOTAL_RETRANS),
+		.retransmits = FIELD(u32, tcp, TOTAL_RETRANS),
 	};
 }
 
 /*
- * Count what the socket's counters have grown by. They wrap around at 2^32, and so does the subtraction. Where two tasks look
- * at one socket at the same time, the one that comes second with the older number must not count backwards; that both count the
- * same growth is left possible, because an exchange for each counter would cost every call more than it is worth.
+ * Add the growth of the socket's counters. They wrap around at 2^32, and so does the subtraction. Where two tasks read the
+ * counters of one socket at the same time, the later one with the older value must not count backwards. Both may count the
+ * same growth: an atomic exchange per counter would cost every call more than that error matters.
  */
 static __always_inline void account(struct traffic *traffic, struct flow *flow, struct segments now)
 {
-	s32 out = now.out - flow->seen.out, in = now.in - flow->seen.in, again = now.again - flow->seen.again;
+	s32 out = now.out - flow->last.out, in = now.in - flow->last.in, retransmits = now.retransmits - flow->last.retransmits;
 
 	if (out > 0) {
 		traffic->tcp_packets[SENT] += out;
-		flow->seen.out = now.out;
+		flow->last.out = now.out;
 	}
 	if (in > 0) {
 		traffic->tcp_packets[RECEIVED] += in;
-		flow->seen.in = now.in;
+		flow->last.in = now.in;
 	}
-	if (again > 0) {
-		traffic->retransmits += again;
-		flow->seen.again = now.again;
+	if (retransmits > 0) {
+		traffic->retransmits += retransmits;
+		flow->last.retransmits = now.retransmits;
 	}
 }
 
-static __always_inline void remember(u64 sock, u64 tag, u32 place, struct segments seen)
+static __always_inline void track_flow(u64 sock, u64 tag, u32 cgroup_slot, struct segments last)
 {
-	struct flow flow = {.tag = tag, .place = place, .seen = seen};
+	struct flow flow = {.tag = tag, .cgroup_slot = cgroup_slot, .last = last};
 
 	flows.update(&sock, &flow);
 }
 
-/* A call of the current task that moved `bytes`; for TCP they may be 0 or an error, and the counters have grown even so. */
+/* Count a call of the current task that moved `bytes`; for TCP these may be 0 or an error although the counters have grown. */
 static __always_inline int moved(u64 sock, s32 bytes, u32 way)
 {
 	u16 family = FIELD(u16, sock, SK_FAMILY), protocol = FIELD(u16, sock, SK_PROTOCOL);
 	struct traffic *traffic;
 	struct flow *flow;
 	u64 group, tag, tcp;
-	u32 place;
+	u32 cgroup_slot;
 
 	if (family != AF_INET && family != AF_INET6)
 		return 0;
 	if (protocol != IPPROTO_TCP && (protocol != IPPROTO_UDP || bytes < 0))
 		return 0;
 	group = FIELD(u64, CURRENT(), TASK_GROUP);
-	place = place_of(group);
-	traffic = sockets.lookup(&place);
+	cgroup_slot = cgroup_slot_of(group);
+	traffic = sockets.lookup(&cgroup_slot);
 	if (!traffic)
-		return lose(LOST_FULL);
+		return count_lost(LOST_FULL);
 	if (protocol == IPPROTO_UDP) {
 		traffic->udp_bytes[way] += bytes;
 		traffic->udp_packets[way]++;
@@ -118,12 +118,12 @@ static __always_inline int moved(u64 sock, s32 bytes, u32 way)
 	tag = tag_of(group);
 	flow = flows.lookup(&sock);
 	if (!flow) {
-		remember(sock, tag, place, segments_of(tcp));
+		track_flow(sock, tag, cgroup_slot, segments_of(tcp));
 		return 0;
 	}
 	account(traffic, flow, segments_of(tcp));
 	flow->tag = tag;
-	flow->place = place;
+	flow->cgroup_slot = cgroup_slot;
 	return 0;
 }
 
@@ -134,7 +134,7 @@ int on_send(u64 *ctx)
 	return moved(ctx[0], ctx[1], SENT);
 }
 
-/* sock_recv_length(struct sock *sk, int ret, int flags); a look at the data or at the error queue receives nothing */
+/* sock_recv_length(struct sock *sk, int ret, int flags); peeking and reads of the error queue receive nothing */
 int on_receive(u64 *ctx)
 {
 	return (u32)ctx[2] & (MSG_PEEK | MSG_ERRQUEUE) ? 0 : moved(ctx[0], ctx[1], RECEIVED);
@@ -153,20 +153,20 @@ int on_receive(u64 *ctx)
 }
 #endif
 
-/* Count for the cgroup that called last, whoever runs now, if it still has the place that it had then. */
-static __always_inline struct flow *settle(u64 sock, u64 tcp)
+/* Count for the cgroup that called last, not for the current task's, if it still has the same slot. */
+static __always_inline struct flow *account_flow(u64 sock, u64 tcp)
 {
 	struct flow *flow = flows.lookup(&sock);
 	struct traffic *traffic;
-	u32 place;
-	u64 *owner;
+	u32 cgroup_slot;
+	u64 *tag_in_slot;
 
 	if (!flow || !flow->tag)
 		return flow;
-	place = flow->place;
-	owner = owners.lookup(&place);
-	traffic = sockets.lookup(&place);
-	if (owner && *owner == flow->tag && traffic)
+	cgroup_slot = flow->cgroup_slot;
+	tag_in_slot = tags_by_slot.lookup(&cgroup_slot);
+	traffic = sockets.lookup(&cgroup_slot);
+	if (tag_in_slot && *tag_in_slot == flow->tag && traffic)
 		account(traffic, flow, segments_of(tcp));
 	return flow;
 }
@@ -177,18 +177,18 @@ int on_retransmit(u64 *ctx)
 	u64 tcp = tcp_of(ctx[0]);
 
 	if (tcp)
-		settle(ctx[0], tcp);
+		account_flow(ctx[0], tcp);
 	return 0;
 }
 
 /*
- * inet_sock_set_state(const struct sock *sk, int oldstate, int newstate). A connection is known from its beginning, so that
- * its handshake counts: going out, in the task that connects; coming in, with nobody's tag until somebody reads or writes.
+ * inet_sock_set_state(const struct sock *sk, int oldstate, int newstate). A connection is tracked from its beginning, so that
+ * its handshake counts: an outgoing one for the task that connects; an incoming one has tag 0 until a task reads or writes.
  */
 int on_state(u64 *ctx)
 {
 	u64 sock = ctx[0], tcp, group;
-	u32 before = ctx[1], after = ctx[2], place;
+	u32 before = ctx[1], after = ctx[2], cgroup_slot;
 	struct segments none = {};
 
 	if (after != TCP_CLOSE && after != TCP_SYN_SENT && (after != TCP_ESTABLISHED || before != TCP_SYN_RECV))
@@ -199,15 +199,15 @@ int on_state(u64 *ctx)
 	if (!tcp)
 		return 0;
 	if (after == TCP_CLOSE) {
-		if (settle(sock, tcp))
+		if (account_flow(sock, tcp))
 			flows.delete(&sock);
 	} else if (after == TCP_SYN_SENT) {
 		group = FIELD(u64, CURRENT(), TASK_GROUP);
-		place = place_of(group);
-		if (place < PLACES)
-			remember(sock, tag_of(group), place, segments_of(tcp));
+		cgroup_slot = cgroup_slot_of(group);
+		if (cgroup_slot < CGROUP_SLOTS)
+			track_flow(sock, tag_of(group), cgroup_slot, segments_of(tcp));
 	} else {
-		remember(sock, 0, NO_PLACE, none);
+		track_flow(sock, 0, NO_CGROUP_SLOT, none);
 	}
 	return 0;
 }

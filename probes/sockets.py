@@ -1,7 +1,7 @@
 """Counts TCP and UDP traffic per cgroup: bytes, packets and TCP retransmits of every socket call.
 Bytes are the payload that send and receive calls returned. A call counts for the cgroup whose CPU weight its task
 has. TCP packets are segments as the socket counts them and belong to the cgroup that called last. Traffic without a
-socket call (splice, TCP_ZEROCOPY_RECEIVE, forwarding) is not seen. Traffic between tasks of one node counts on both
+socket call (splice, TCP_ZEROCOPY_RECEIVE, forwarding) is not counted. Traffic between tasks of one node counts on both
 sides.
 """
 
@@ -10,22 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from api.histogram import SLOT_COUNT
 from api.interfaces import ProbeReading
-from api.measurements import SocketTraffic
+from api.snapshot import SocketTraffic
 from probes import kernel_fields
 from probes.btf import VMLINUX
-from probes.cgroup_table import cgroup_slots
-from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load_probe
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load_probe, tracepoint_forms
 from probes.maps import possible_cpus
-from probes.per_cgroup_probe import PerCgroupProbe
+from probes.per_cgroup_probe import PerCgroupProbe, cgroup_slots, table_job
 
 FORMS = ("tp_btf", "raw_tp", "fentry")
-"""In order of preference. The last is for kernels before 6.3, where no tracepoint says what a call has moved."""
+"""Forms in order of preference. The last one is for kernels before 6.3, which have no tracepoint with the bytes of a call."""
 MAX_FLOWS = 1 << 14
-"""TCP sockets whose counters are remembered: 1.5 MiB."""
+"""Number of TCP sockets whose previous counters are kept: 1.5 MiB."""
 TRAFFIC_COUNTERS = 9
-"""Of struct traffic."""
+"""Number of counters of struct traffic."""
 _FIELDS = {
     **kernel_fields.TASK_GROUP_FIELDS,
     "SK_FAMILY": [("sock", "__sk_common.skc_family", 2)],
@@ -55,8 +53,7 @@ _FENTRY_PROGRAMS = [
     *_CONNECTIONS,
 ]
 _FORMS = {
-    "tp_btf": Form(name="tp_btf", typed=True, fields=_FIELDS, programs=_PROGRAMS, constants={"TYPED": 1}),
-    "raw_tp": Form(name="raw_tp", typed=False, fields=_FIELDS, programs=_PROGRAMS),
+    **tracepoint_forms(_PROGRAMS, _FIELDS),
     "fentry": Form(
         name="fentry",
         typed=True,
@@ -76,7 +73,7 @@ class SocketsProbe(PerCgroupProbe):
         super().__init__(loaded, self.name, "socket calls")
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
-        """Traffic by cgroup id since the probe was opened. Raises Unavailable once closed."""
+        """Return traffic by cgroup id since the probe was opened. Raises Unavailable once closed."""
         counted = self.count(live, complete=complete)
         return ProbeReading(
             {number: {"net": net} for number, net in decode(counted.ids, counted.rows.tolist()).items()}
@@ -84,7 +81,7 @@ class SocketsProbe(PerCgroupProbe):
 
 
 def decode(ids: Sequence[int], rows: Sequence[Sequence[int]]) -> dict[int, SocketTraffic]:
-    """Pure: rows of `struct traffic` to traffic by cgroup id."""
+    """Decode rows of `struct traffic` by cgroup id."""
     return {
         number: SocketTraffic(
             tcp_sent_bytes=row[0],
@@ -102,25 +99,19 @@ def decode(ids: Sequence[int], rows: Sequence[Sequence[int]]) -> dict[int, Socke
 
 
 def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
-    """What the child is asked to do."""
-    here = Path(__file__).parent
-    return Job(
-        sources=[here / "common.bpf.h", here / "sockets.bpf.c"],
-        forms=[_FORMS[name] for name in forms],
-        maps=["sockets", "groups", "owners", "lost"],
-        constants={
-            "SLOTS": SLOT_COUNT,
-            "SEATS": 1,
-            "PLACES": cgroup_slots(cpus, 8 * TRAFFIC_COUNTERS),
-            "FLOWS": MAX_FLOWS,
-        },
+    """Return the loader's job."""
+    return table_job(
+        "sockets",
+        [_FORMS[name] for name in forms],
+        cgroup_slots(cpus, 8 * TRAFFIC_COUNTERS),
+        constants={"FLOWS": MAX_FLOWS},
         btf=btf,
-        remedy="boot Linux 6.3 or later, which says what each call on a socket has moved, or 5.11 or later with fentry",
+        remedy="boot Linux 6.3 or later, which reports the bytes of each socket call, or 5.11 or later with fentry",
     )
 
 
 def open_sockets(
     *, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
 ) -> SocketsProbe:
-    """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
+    """Start the probe in the first form that the kernel accepts. Raises Unavailable if it accepts none."""
     return load_probe(job(forms, possible_cpus(), btf), SocketsProbe, child_python=child_python)

@@ -1,6 +1,6 @@
 /*
- * Time per CPU in each kind of softirq, the kernel's deferred interrupt work: from softirq_entry to softirq_exit. They do
- * not nest on a CPU, so one moment per CPU is enough. Before the first entry that is seen, `since` is 0.
+ * Time per CPU in each kind of softirq, the kernel's deferred interrupt work: from softirq_entry to softirq_exit. Softirqs do
+ * not nest on a CPU, so one timestamp per CPU is enough. `since` is 0 until the first softirq_entry after the probe is loaded.
  *
  * One signature serves all: the context of a raw tracepoint is the array of its arguments, typed or not.
  */

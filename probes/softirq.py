@@ -11,28 +11,19 @@ from pathlib import Path
 from api.interfaces import ProbeReading, Unavailable
 from probes import kernel_fields
 from probes.btf import VMLINUX
-from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load_probe
+from probes.loader import CHILD_PYTHON, Job, Loaded, Program, load_probe, tracepoint_forms
 from probes.maps import BpfMap, possible_cpu_ids
+from probes.per_cgroup_probe import open_maps
 
 FORMS = ("tp_btf", "raw_tp")
-"""In order of preference."""
+"""Forms in order of preference."""
 VECTORS = ("HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU")
-"""As include/linux/interrupt.h numbers them and /proc/softirqs spells them."""
+"""Kinds in the order of include/linux/interrupt.h, spelled as in /proc/softirqs."""
 _PROGRAMS = [
     Program("on_entry", "softirq_entry", "dtse_sirq_in", arguments=kernel_fields.SOFTIRQ_ARGUMENTS),
     Program("on_exit", "softirq_exit", "dtse_sirq_out", arguments=kernel_fields.SOFTIRQ_ARGUMENTS),
 ]
-_FORMS = {
-    "tp_btf": Form(
-        name="tp_btf",
-        typed=True,
-        fields={},
-        optional=kernel_fields.PREEMPT_RT_FIELDS,
-        programs=_PROGRAMS,
-        constants={"TYPED": 1},
-    ),
-    "raw_tp": Form(name="raw_tp", typed=False, fields={}, optional=kernel_fields.PREEMPT_RT_FIELDS, programs=_PROGRAMS),
-}
+_FORMS = tracepoint_forms(_PROGRAMS, {}, kernel_fields.PREEMPT_RT_FIELDS)
 
 
 class SoftIrqProbe:
@@ -48,19 +39,14 @@ class SoftIrqProbe:
         self._counters: BpfMap | None = BpfMap(*loaded.maps["softirq"], len(self._cpus))
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - the port's signature
-        """Nanoseconds by CPU and kind since the probe was opened. Raises Unavailable once closed."""
-        if self._counters is None:
-            raise Unavailable("the probe softirq is closed", "open it again")
-        try:
+        """Return nanoseconds by CPU and kind since the probe was opened. Raises Unavailable once closed."""
+        with open_maps(self.name, is_open=self._counters is not None):
+            assert self._counters is not None
             (per_cpu,) = self._counters.rows([0])["ns"].tolist()
-        except OSError as error:
-            raise Unavailable(
-                f"the map of softirq cannot be read: {error.strerror}", "start the agent again"
-            ) from error
         return ProbeReading(node={"softirq_ns": decode(self._cpus, per_cpu)})
 
     def problem(self) -> Unavailable | None:
-        """Nothing can be lost: each kind has its counter."""
+        """Return None: each kind has a counter, so nothing can be lost."""
         return None
 
     def close(self) -> None:
@@ -70,12 +56,12 @@ class SoftIrqProbe:
 
 
 def decode(cpus: Sequence[int], rows: Sequence[Sequence[int]]) -> dict[int, dict[str, int]]:
-    """Pure: a row per CPU with a value per kind, to kinds by CPU. CPUs that never ran any softirq are left out."""
+    """Decode a row per CPU with a value per kind; CPUs that never ran a softirq are left out."""
     return {cpu: dict(zip(VECTORS, row, strict=True)) for cpu, row in zip(cpus, rows, strict=True) if any(row)}
 
 
 def job(forms: Sequence[str], btf: Path = VMLINUX) -> Job:
-    """What the child is asked to do."""
+    """Return the loader's job."""
     return Job(
         sources=[Path(__file__).with_name("softirq.bpf.c")],
         forms=[_FORMS[name] for name in forms],
@@ -89,5 +75,5 @@ def job(forms: Sequence[str], btf: Path = VMLINUX) -> Job:
 def open_softirq(
     *, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
 ) -> SoftIrqProbe:
-    """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
+    """Start the probe in the first form that the kernel accepts. Raises Unavailable if it accepts none."""
     return load_probe(job(forms, btf), SoftIrqProbe, child_python=child_python)

@@ -1,6 +1,6 @@
 /*
- * Threads by what they do right now: an iterator that writes a record for every thread of the pid namespace it is read in.
- * Nothing runs, and nothing is kept, between two reads.
+ * Current state of threads: an iterator that writes one record for every thread of the reader's pid namespace. Nothing runs,
+ * and nothing is stored, between two reads.
  */
 #include "kernel.bpf.h"
 
@@ -9,7 +9,7 @@
 #define TASK_NOLOAD 0x400
 #define NOT_RUNNABLE 0x90FD /* asleep, stopped, traced, parked, dead, waiting for a lock of PREEMPT_RT, or frozen */
 
-/* probes/threads.py knows them in this order. */
+/* decode() in probes/threads.py has the same order. */
 enum { RUNNABLE, UNINTERRUPTIBLE, IOWAIT, SLEEPING };
 
 struct record {
@@ -21,7 +21,7 @@ static __always_inline u64 kind_of(u64 task)
 {
 	u64 state = FIELD(u32, task, STATE);
 
-	/* Idle kernel threads are uninterruptible without being load: they sleep. */
+	/* Idle kernel threads are uninterruptible but do not count as load (TASK_IDLE): they sleep. */
 	if ((state & (TASK_UNINTERRUPTIBLE | TASK_NOLOAD)) == TASK_UNINTERRUPTIBLE)
 		return FIELD(u8, task, IN_IOWAIT) & IN_IOWAIT_BIT ? IOWAIT : UNINTERRUPTIBLE;
 	return state & (TASK_UNINTERRUPTIBLE | NOT_RUNNABLE) ? SLEEPING : RUNNABLE;
@@ -35,7 +35,7 @@ int on_task(u64 *ctx)
 
 	if (!task)
 		return 0;
-	if (FIELD(u32, task, EXIT_STATE)) /* a zombie, or less */
+	if (FIELD(u32, task, EXIT_STATE)) /* zombie or dead */
 		return 0;
 	record.cgroup_id = cgroup_id_of_task(task);
 	record.kind = kind_of(task);

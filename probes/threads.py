@@ -1,6 +1,6 @@
 """Counts the threads of each cgroup by state, and computes load averages from the counts.
 Runnable threads run or wait for a CPU; uninterruptible ones sleep in state D, `iowait` of them for a disk; zombies
-are not counted. Loads follow the kernel's arithmetic (api/load_average.py), sampled every five seconds. The form `iterator`
+are not counted. Loads use the kernel's arithmetic (api/load_average.py), sampled every five seconds. The form `iterator`
 makes the kernel write 16 bytes per thread; the form `proc` reads two files per thread, costs a hundred times as much
 and stops beyond 20,000 threads.
 """
@@ -18,18 +18,18 @@ import numpy as np
 
 from api.interfaces import ProbeReading, Unavailable
 from api.load_average import SAMPLE_INTERVAL_NS, FixedPointLoad, advance_averages
-from api.measurements import LoadAverages, ThreadStates
+from api.snapshot import LoadAverages, ThreadStates
 from probes import bpf, kernel_fields
 from probes.btf import VMLINUX
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
 
 MAX_THREADS = 20_000
-"""Half a second of CPU."""
+"""Limit of the form `proc`: half a second of CPU time."""
 _DEAD_STATES = frozenset("ZXx")
 
 
 class ProcWalk:
-    """A Census (`probes.threads`) of the threads below `proc`."""
+    """A ThreadCounter that reads the threads below `proc`."""
 
     form = "proc"
 
@@ -37,7 +37,7 @@ class ProcWalk:
         self._proc = proc
 
     def count(self, live: Mapping[int, str]) -> dict[int, ThreadStates]:
-        """Threads by cgroup id. Raises Unavailable where /proc cannot be listed, or lists too much."""
+        """Return threads by cgroup id. Raises Unavailable if /proc cannot be listed or has more than MAX_THREADS."""
         ids = {path: number for number, path in live.items()}
         counts: Counter[tuple[int, str]] = Counter()
         for walked, thread in enumerate(self._threads()):
@@ -49,7 +49,7 @@ class ProcWalk:
             try:
                 letter = thread_state((thread / "stat").read_bytes())
                 number = ids.get(thread_cgroup((thread / "cgroup").read_bytes()))
-            except OSError:  # it has ended
+            except OSError:  # the thread has ended
                 continue
             if number is not None and letter not in _DEAD_STATES:
                 counts[number, letter] += 1
@@ -64,7 +64,7 @@ class ProcWalk:
         }
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no file stays open."""
 
     def _threads(self) -> Iterator[Path]:
         try:
@@ -79,13 +79,13 @@ class ProcWalk:
 
 
 def thread_state(stat: bytes) -> str:
-    """The letter of /proc/TID/stat, behind a name that may hold anything; a text without one is a thread that has ended."""
+    """Return the state letter of /proc/TID/stat, after a name with any characters; X (dead) if there is none."""
     _, closing, rest = stat.rpartition(b") ")
     return chr(rest[0]) if closing and rest else "X"
 
 
 def thread_cgroup(text: bytes) -> str:
-    """The path in the cpu controller's hierarchy, or in the unified one, of /proc/TID/cgroup."""
+    """Return the path in the cpu controller's hierarchy, else in the unified one, from /proc/TID/cgroup."""
     unified = ""
     for line in text.splitlines():
         number, _, rest = line.partition(b":")
@@ -98,9 +98,9 @@ def thread_cgroup(text: bytes) -> str:
 
 
 FORMS = ("iterator", "proc")
-"""In order of preference, which is that of their cost."""
-REST_FACTOR = 49
-"""For each nanosecond of counting, so many without: 2 % of one CPU at most."""
+"""Forms in order of preference, which is the order of their cost."""
+PAUSE_FACTOR = 49
+"""Pause after counting, as a multiple of its duration: at most 2 % of one CPU."""
 NO_THREADS = ThreadStates(runnable=0, uninterruptible=0, iowait=0, sleeping=0)
 _RECORD = np.dtype([("cgroup_id", "u8"), ("kind", "u8")])
 _KINDS = 4
@@ -122,32 +122,32 @@ _ITERATOR = Form(
 
 
 class ThreadCounter(Protocol):
-    """Whoever can count the threads of every cgroup."""
+    """Reader of the current threads of every cgroup."""
 
     form: str
 
     def count(self, live: Mapping[int, str]) -> dict[int, ThreadStates]:
-        """By cgroup id; a cgroup without threads may be absent. Raises Unavailable."""
+        """Return threads by cgroup id; a cgroup without threads may be absent. Raises Unavailable."""
 
     def close(self) -> None: ...
 
 
 class TaskIterator:
-    """A Census by the kernel's task iterator."""
+    """A ThreadCounter that uses the kernel's task iterator."""
 
     form = "iterator"
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
 
-    def count(self, live: Mapping[int, str]) -> dict[int, ThreadStates]:  # noqa: ARG002 - sees every cgroup
+    def count(self, live: Mapping[int, str]) -> dict[int, ThreadStates]:  # noqa: ARG002 - counts every cgroup
         try:
             return decode(self._loaded.records(_PROGRAM.name))
         except OSError as error:
             raise Unavailable(f"the task iterator cannot be read: {error.strerror}", "start the agent again") from error
 
     def stats(self) -> dict[str, bpf.ProgramInfo]:
-        """Runs and run time of each program; they grow only while kernel statistics are on."""
+        """Return runs and run time of each program; they grow only while kernel statistics are on."""
         return self._loaded.stats()
 
     def close(self) -> None:
@@ -155,26 +155,26 @@ class TaskIterator:
 
 
 class ThreadsProbe:
-    """The running probe (`api.interfaces.Probe`). `clock` tells nanoseconds, for the load averages."""
+    """The running probe (`api.interfaces.Probe`). `clock` returns monotonic nanoseconds, for the load averages."""
 
     name = "threads"
     lost_events = None
 
-    def __init__(self, census: ThreadCounter, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        self._census: ThreadCounter | None = census
-        self.form, self._clock = census.form, clock
+    def __init__(self, counter: ThreadCounter, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._counter: ThreadCounter | None = counter
+        self.form, self._clock = counter.form, clock
         self._sampled_at_ns = clock()
         self._states: Mapping[int, ThreadStates] = {}
-        self._rests_until_ns = 0
+        self._paused_until_ns = 0
         self._averages: dict[int, FixedPointLoad] = {}
         self._loads: dict[int, LoadAverages] = {}
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
-        """Threads of the live cgroups now, and their loads from their first sample on. Raises Unavailable once closed."""
-        if self._census is None:
+        """Return the current threads of the live cgroups, and their loads. Raises Unavailable once closed."""
+        if self._counter is None:
             raise Unavailable("the probe threads is closed", "open it again")
-        if self._clock() >= self._rests_until_ns:
-            self._count(self._census, live, complete=complete)
+        if self._clock() >= self._paused_until_ns:
+            self._count(self._counter, live, complete=complete)
         states, loads = self._states, self._loads
         return ProbeReading(
             cgroups={
@@ -187,20 +187,20 @@ class ThreadsProbe:
         )
 
     def problem(self) -> Unavailable | None:
-        """None: it sees all threads there are, or raises."""
+        """Return None: `read` counts all threads or raises."""
 
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""
-        if self._census is not None:
-            self._census.close()
-        self._census = None
+        if self._counter is not None:
+            self._counter.close()
+        self._counter = None
 
-    def _count(self, census: ThreadCounter, live: Mapping[int, str], *, complete: bool) -> None:
-        began = self._clock()
-        states = census.count(live)
-        ended = self._clock()
-        self._rests_until_ns = ended + REST_FACTOR * (ended - began)
-        samples = (ended - self._sampled_at_ns) // SAMPLE_INTERVAL_NS
+    def _count(self, counter: ThreadCounter, live: Mapping[int, str], *, complete: bool) -> None:
+        start_ns = self._clock()
+        states = counter.count(live)
+        end_ns = self._clock()
+        self._paused_until_ns = end_ns + PAUSE_FACTOR * (end_ns - start_ns)
+        samples = (end_ns - self._sampled_at_ns) // SAMPLE_INTERVAL_NS
         if samples > 0:
             self._sampled_at_ns += samples * SAMPLE_INTERVAL_NS
             self._sample(live, states, samples, complete=complete)
@@ -209,23 +209,23 @@ class ThreadsProbe:
     def _sample(
         self, live: Mapping[int, str], states: Mapping[int, ThreadStates], samples: int, *, complete: bool
     ) -> None:
-        # Of an incomplete listing, those with threads are known to live.
-        kept = live.keys() if complete else live.keys() | (self._averages.keys() & states.keys())
+        # A cgroup that an incomplete listing lacks exists if it has threads.
+        existing = live.keys() if complete else live.keys() | (self._averages.keys() & states.keys())
         new = FixedPointLoad()
-        # A cgroup that was not there at the sample before has lived through none of those that were missed.
+        # A cgroup without a previous sample did not exist during the missed samples.
         self._averages = {
             number: advance_averages(
                 self._averages.get(number, new),
                 states.get(number, NO_THREADS),
                 samples if number in self._averages else 1,
             )
-            for number in kept
+            for number in existing
         }
         self._loads = {number: averages.load() for number, averages in self._averages.items()}
 
 
 def decode(raw: bytes) -> dict[int, ThreadStates]:
-    """Pure: records of the iterator, added up by cgroup id."""
+    """Decode records of the iterator, summed by cgroup id."""
     records = np.frombuffer(raw, _RECORD)
     ids, inverse = np.unique(records["cgroup_id"], return_inverse=True)
     cells = inverse * _KINDS + records["kind"].astype(np.int64)
@@ -239,7 +239,7 @@ def decode(raw: bytes) -> dict[int, ThreadStates]:
 
 
 def job(btf: Path = VMLINUX) -> Job:
-    """What the child is asked to do."""
+    """Return the loader's job."""
     here = Path(__file__).parent
     return Job(
         sources=[here / "kernel.bpf.h", here / "threads.bpf.c"],
@@ -259,7 +259,7 @@ def open_threads(
     proc: Path = Path("/proc"),
 ) -> ThreadsProbe:
     """Start the probe in the first form that works. Raises Unavailable with reason and remedy if none does."""
-    problem = Unavailable("the probe threads was given no form", "choose one of " + ", ".join(FORMS))
+    problem = Unavailable("no form of the probe threads was selected", "choose one of " + ", ".join(FORMS))
     for form in forms:
         try:
             return ThreadsProbe(

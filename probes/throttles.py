@@ -1,7 +1,7 @@
 """Measures single throttles by a CPU quota: how long each lasted, per cgroup, unsampled.
 A throttle is one CPU on which a cgroup with runnable tasks was held back by its own quota or one above it. It is
-counted when a task of the cgroup runs on that CPU again. The forms fentry and kprobe (before Linux 6.6) know the
-cgroup's own quota alone, and their sum equals throttled_time of cpu.stat. A throttle that still lasts is not seen.
+counted when a task of the cgroup runs on that CPU again. The forms fentry and kprobe (before Linux 6.6) measure only the
+cgroup's own quota, and their sum equals throttled_time of cpu.stat. A throttle counts when it ends.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ from pathlib import Path
 
 from api.histogram import SLOT_COUNT
 from api.interfaces import ProbeReading
-from api.measurements import Durations
+from api.snapshot import Durations
 from probes import kernel_fields
 from probes.btf import VMLINUX
-from probes.cgroup_table import cgroup_slots
-from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load_probe
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load_probe, tracepoint_forms
 from probes.maps import possible_cpus
-from probes.per_cgroup_probe import PerCgroupProbe, decode_durations
+from probes.per_cgroup_probe import NO_DURATIONS, PerCgroupProbe, cgroup_slots, decode_durations, table_job
 
 FORMS = ("tp_btf", "raw_tp", "fentry", "kprobe")
-"""In order of preference: the first two know of quotas above, too."""
-NO_THROTTLES = Durations(sum_ns=0, count=0, slots=(0,) * SLOT_COUNT)
+"""Forms in order of preference: the first two also measure throttles by quotas of ancestors."""
 _FIELDS: kernel_fields.KernelFields = {
     **kernel_fields.TASK_GROUP_FIELDS,
     "CFS_RQ": [("task_struct", "se.cfs_rq", 8)],
@@ -45,8 +43,7 @@ _UNTHROTTLE_PROGRAMS = [
     Program("on_unthrottled", "unthrottle_cfs_rq", "dtse_thr_ended", arguments=_UNTHROTTLE_ARGUMENTS, at="return"),
 ]
 _FORMS = {
-    "tp_btf": Form(name="tp_btf", typed=True, fields=_FIELDS, programs=_PROGRAMS, constants={"TYPED": 1}),
-    "raw_tp": Form(name="raw_tp", typed=False, fields=_FIELDS, programs=_PROGRAMS),
+    **tracepoint_forms(_PROGRAMS, _FIELDS),
     "fentry": Form(
         name="fentry",
         typed=True,
@@ -65,7 +62,7 @@ _FORMS = {
 
 
 class ThrottlesProbe(PerCgroupProbe):
-    """The running probe (`api.interfaces.Probe`), with what a person may want to know beside it."""
+    """The running probe (`api.interfaces.Probe`), with statistics for the command line."""
 
     name = "throttles"
 
@@ -73,24 +70,22 @@ class ThrottlesProbe(PerCgroupProbe):
         super().__init__(loaded, self.name, "throttles")
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
-        """Throttles since the probe was opened. Raises Unavailable once closed."""
+        """Return throttles since the probe was opened. Raises Unavailable once closed."""
         counted = self.count(live, complete=complete)
-        return ProbeReading(counted.values_by_cgroup("throttles", decode(counted.by_cgroup()), live, NO_THROTTLES))
+        return ProbeReading(counted.values_by_cgroup("throttles", decode(counted.by_cgroup()), live, NO_DURATIONS))
 
 
 def decode(rows: Mapping[int, Sequence[int]]) -> dict[int, Durations]:
-    """Pure: rows of `struct throttles` by cgroup id, sum first."""
+    """Decode rows of `struct throttles` by cgroup id, sum first."""
     return {number: decode_durations(row) for number, row in rows.items()}
 
 
 def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
-    """What the child is asked to do."""
-    here = Path(__file__).parent
-    return Job(
-        sources=[here / "common.bpf.h", here / "throttles.bpf.c"],
-        forms=[_FORMS[name] for name in forms],
-        maps=["throttles", "groups", "owners", "lost"],
-        constants={"SLOTS": SLOT_COUNT, "SEATS": 1, "PLACES": cgroup_slots(cpus, 8 * (3 + SLOT_COUNT))},
+    """Return the loader's job."""
+    return table_job(
+        "throttles",
+        [_FORMS[name] for name in forms],
+        cgroup_slots(cpus, 8 * (3 + SLOT_COUNT)),
         btf=btf,
         remedy="use Linux 6.6 or later, or one with fentry or kprobes; without the probe, cpu.stat has the number of throttled"
         " periods and their sum",
@@ -100,5 +95,5 @@ def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
 def open_throttles(
     *, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
 ) -> ThrottlesProbe:
-    """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
+    """Start the probe in the first form that the kernel accepts. Raises Unavailable if it accepts none."""
     return load_probe(job(forms, possible_cpus(), btf), ThrottlesProbe, child_python=child_python)

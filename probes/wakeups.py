@@ -12,26 +12,24 @@ from pathlib import Path
 
 from api.histogram import SLOT_COUNT
 from api.interfaces import ProbeReading, Unavailable
-from api.measurements import Durations, Wakeups
+from api.snapshot import Wakeups
 from probes import kernel_fields
 from probes.btf import VMLINUX
 from probes.cgroup_pairs import PAIR_BYTES, CgroupPairs, pair_bits
-from probes.cgroup_table import cgroup_slots
-from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load_probe
+from probes.loader import CHILD_PYTHON, Job, Loaded, Program, load_probe, tracepoint_forms
 from probes.maps import cpu_id_limit
-from probes.per_cgroup_probe import PerCgroupProbe, decode_durations
+from probes.per_cgroup_probe import NO_DURATIONS, PerCgroupProbe, cgroup_slots, decode_durations, table_job
 
 FORMS = ("tp_btf", "raw_tp")
-"""In order of preference."""
+"""Forms in order of preference."""
 TASK_SLOTS = 1 << 17
-"""Tasks that can be remembered between their wakeup and their switch, by the low bits of their pid: 2 MiB."""
+"""Number of tasks whose wakeup is kept until their switch, by the low bits of their pid: 2 MiB."""
 MAX_WAKEUP_PAIR_BYTES = 16 << 20
-"""Bound of the table of pairs over all CPUs."""
-NO_DURATIONS = Durations(sum_ns=0, count=0, slots=(0,) * SLOT_COUNT)
+"""Maximum size of the table of pairs over all CPUs."""
 NO_WAKEUPS = Wakeups(by_cgroup={}, interrupt=NO_DURATIONS, kernel_thread=NO_DURATIONS, other=NO_DURATIONS)
 _HIST = 1 + SLOT_COUNT
 _CLASSES = 3
-"""Histograms of struct woken."""
+"""Number of histograms of struct woken."""
 _FIELDS = {
     **kernel_fields.TASK_GROUP_FIELDS,
     "PID": [("task_struct", "pid", 4)],
@@ -43,7 +41,7 @@ _FIELDS = {
 }
 _PREEMPTION = {
     **kernel_fields.PREEMPT_RT_FIELDS,
-    # Of each task (arm64, riscv), or of each CPU: x86, in one struct with others from 64701838bf05 (6.2) to 6.14.
+    # Per task (arm64, riscv), or per CPU (x86): there in one struct with others from 64701838bf05 (6.2) to 6.14.
     "PREEMPT_COUNT": [
         ("task_struct", "thread_info.preempt.count", 4),
         ("task_struct", "thread_info.preempt_count", 4),
@@ -60,17 +58,7 @@ _PROGRAMS = [
     Program("on_softirq", "softirq_entry", "dtse_wake_in", arguments=kernel_fields.SOFTIRQ_ARGUMENTS),
     Program("on_softirq_end", "softirq_exit", "dtse_wake_out", arguments=kernel_fields.SOFTIRQ_ARGUMENTS),
 ]
-_FORMS = {
-    "tp_btf": Form(
-        name="tp_btf",
-        typed=True,
-        fields=_FIELDS,
-        optional=_PREEMPTION,
-        programs=_PROGRAMS,
-        constants={"TYPED": 1},
-    ),
-    "raw_tp": Form(name="raw_tp", typed=False, fields=_FIELDS, optional=_PREEMPTION, programs=_PROGRAMS),
-}
+_FORMS = tracepoint_forms(_PROGRAMS, _FIELDS, _PREEMPTION)
 
 
 class WakeupsProbe(PerCgroupProbe):
@@ -79,43 +67,45 @@ class WakeupsProbe(PerCgroupProbe):
     name = "wakeups"
 
     def __init__(self, loaded: Loaded) -> None:
-        self._ledger = CgroupPairs(loaded, "wakeups", "who wakes whom")
+        self._pairs = CgroupPairs(loaded, "wakeups", "wakers and woken cgroups")
         super().__init__(loaded, self.name, self.name)
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
-        """Wakeups by cgroup id of the woken since the probe was opened. Wakers that `live` does not have are not named.
-        Raises Unavailable once closed."""
+        """Return wakeups by cgroup id of the woken task since the probe was opened; only wakers in `live` are named.
+
+        Raises Unavailable once closed.
+        """
         with self.reading() as table:
-            # Pairs first: then every tag that is found there and not in the table is of a cgroup that is gone.
-            pairs = self._ledger.read()
+            # Pairs first: a tag of a pair that is missing from the table read later then belongs to a removed cgroup.
+            pairs = self._pairs.read()
             counted = self.count(live, complete=complete)
-            settled = self._ledger.balance(pairs, table.owners, live)
-        found = {
-            number: decode(row, settled.by_path.get(number, {}), settled.unattributed.get(number))
+            resolved = self._pairs.resolve(pairs, table.tags, live)
+        wakeups = {
+            number: decode(row, resolved.by_path.get(number, {}), resolved.unattributed.get(number))
             for number, row in counted.by_cgroup().items()
         }
-        return ProbeReading(counted.values_by_cgroup("wakeups", found, live, NO_WAKEUPS))
+        return ProbeReading(counted.values_by_cgroup("wakeups", wakeups, live, NO_WAKEUPS))
 
     def problem(self) -> Unavailable | None:
-        """What could not be counted lately, as of the latest read."""
-        return super().problem() or self._ledger.problem()
+        """Return what could not be counted lately, as of the latest read."""
+        return super().problem() or self._pairs.problem()
 
     @property
     def lost_events(self) -> int | None:
-        """Those of every probe with a table, and wakeups that count as other because they found no place."""
-        return (super().lost_events or 0) + self._ledger.overflowed_events.total
+        """Return the lost events of the table, and the wakeups that count as other because the table of pairs is full."""
+        return (super().lost_events or 0) + self._pairs.overflowed_events.total
 
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""
-        self._ledger.close()
+        self._pairs.close()
         super().close()
 
 
 def decode(row: Sequence[int], by_path: Mapping[str, Sequence[int]], unattributed: Sequence[int] | None) -> Wakeups:
-    """Pure: a row of `struct woken`, and the rows of wakers, named and without a name, to wakeups."""
+    """Decode a row of `struct woken`, the rows of named wakers, and the sum of wakers without a path."""
     interrupt, kernel_thread, other = (row[at : at + _HIST] for at in range(0, _CLASSES * _HIST, _HIST))
     if unattributed is not None:
-        other = [known + more for known, more in zip(other, unattributed, strict=True)]
+        other = [value + more for value, more in zip(other, unattributed, strict=True)]
     return Wakeups(
         by_cgroup={path: decode_durations(value) for path, value in by_path.items()},
         interrupt=decode_durations(interrupt),
@@ -125,16 +115,15 @@ def decode(row: Sequence[int], by_path: Mapping[str, Sequence[int]], unattribute
 
 
 def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
-    """What the child is asked to do; CPU numbers are below `cpus`."""
-    here = Path(__file__).parent
-    return Job(
-        sources=[here / name for name in ("common.bpf.h", "pairs.bpf.h", "wakeups.bpf.c")],
-        forms=[_FORMS[name] for name in forms],
-        maps=["wakeups", "groups", "owners", "lost", "pairs", "crowded"],
+    """Return the loader's job; CPU numbers are below `cpus`."""
+    return table_job(
+        "wakeups",
+        [_FORMS[name] for name in forms],
+        cgroup_slots(cpus, 8 * _CLASSES * _HIST),
+        headers=("cgroup_pairs.bpf.h",),
+        maps=("pairs", "pairs_overflow"),
+        task_slots=TASK_SLOTS,
         constants={
-            "SLOTS": SLOT_COUNT,
-            "SEATS": TASK_SLOTS,
-            "PLACES": cgroup_slots(cpus, 8 * _CLASSES * _HIST),
             "CPUS": cpus,
             "PAIRS": 1,
             "PAIR_BITS": pair_bits(cpus, PAIR_BYTES + 8 * SLOT_COUNT, MAX_WAKEUP_PAIR_BYTES),
@@ -149,5 +138,5 @@ def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
 def open_wakeups(
     *, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
 ) -> WakeupsProbe:
-    """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
+    """Start the probe in the first form that the kernel accepts. Raises Unavailable if it accepts none."""
     return load_probe(job(forms, cpu_id_limit(), btf), WakeupsProbe, child_python=child_python)

@@ -1,4 +1,4 @@
-"""docs/kernels.md as data, and what the code says of the same things, for the tests that hold one to the other."""
+"""Reads docs/kernels.md as data, and the same facts from the code, for the tests that compare them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ JOBS: Mapping[str, Job] = {
     "wakeups": wakeups.job(wakeups.FORMS, 4),
     "counters": counters.job(counters.FORMS, (0, 1), counters.EVENTS),
 }
-"""What the compiling child is asked for each probe."""
+"""Jobs of the compiling child, by probe."""
 
 
 class Kernels(NamedTuple):

@@ -1,4 +1,4 @@
-"""Write the Python of every `.proto` file beside it: `python -m tests.protocols [DIRECTORY]`; needs grpcio-tools.
+"""Write the Python of every `.proto` file in the same directory: `python -m tests.protocols [DIRECTORY]`; needs grpcio-tools.
 
 Descriptors hold the paths that protoc was given, so it is run from the repository's root whatever the directory is.
 """

@@ -1,4 +1,4 @@
-"""docs/kernels.md names what the code uses, no more and no less, and what follows from its tables."""
+"""The document docs/kernels.md names exactly what the code uses, and what follows from its tables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HELPERS_OF_OLD = {
 """Those that raw tracepoints had when there were any (Linux 4.17)."""
 TRACEPOINTS_TYPED = "btf_trace_sched_switch"
 FUNCTIONS_TYPED = "BPF_TRACE_FENTRY"
-NEEDED_BESIDE = {"wakeups": ("per-CPU runqueues",)}
+NEEDED_AS_WELL = {"wakeups": ("per-CPU runqueues",)}
 """Without what its source, on x86, does not compile, although it is optional for the loader."""
 
 
@@ -64,14 +64,14 @@ def pairs(kind: str) -> set[tuple[tuple[str, ...], str]]:
 
 @pytest.mark.parametrize(("kind", "column"), [("fields", 1), ("optional", 2)])
 def test_fields_are_those_that_the_forms_ask_for(kind: str, column: int) -> None:
-    told = [
+    texts = [
         (field, name)
         for row in tables("Fields")[0][1:]
         for field in alternatives(row[0])
         for name in probes(row[column])
         if row[column]
     ]
-    assert sorted(told) == sorted(pairs(kind))
+    assert sorted(texts) == sorted(pairs(kind))
 
 
 @cache
@@ -88,12 +88,12 @@ def helpers(name: str, form: Form) -> set[str]:
     """Functions of the kernel that a form of a probe calls: kernel.bpf.h has both ways to read a field and the task."""
     text = source(name).replace("#define CURRENT()", "").replace("#define FIELD(", "")
     direct = re.findall(r"\bbpf_(?!probe_read_kernel|get_current_task)\w+(?=\()", text)
-    found = {*direct, *(f"bpf_{name}" for name in re.findall(r"\bBPF_FUNC_(\w+)", text) if form.typed)}
+    result = {*direct, *(f"bpf_{name}" for name in re.findall(r"\bBPF_FUNC_(\w+)", text) if form.typed)}
     if re.search(r"\bCURRENT\(\)", text):
-        found.add("bpf_get_current_task_btf" if form.typed else "bpf_get_current_task")
+        result.add("bpf_get_current_task_btf" if form.typed else "bpf_get_current_task")
     if re.search(r"\bFIELD\(", text) and not form.typed:
-        found.add("bpf_probe_read_kernel")
-    return found
+        result.add("bpf_probe_read_kernel")
+    return result
 
 
 def test_helpers_are_old_or_listed() -> None:
@@ -105,7 +105,7 @@ def test_helpers_are_old_or_listed() -> None:
 def runs_on(name: str, form: Form, running: Version) -> bool:
     """Whether mainline of that version has all that the form needs; what the page does not list is older than all forms."""
     when = came()
-    needs = [helpers(name, form), NEEDED_BESIDE.get(name, ())]
+    needs = [helpers(name, form), NEEDED_AS_WELL.get(name, ())]
     needs += [(event(program), *kind(program, typed=form.typed)) for program in form.programs]
     either = [spelled(places) for places in form.fields.values()]
     has = {thing: running in kernels for thing, kernels in when.items()}
@@ -122,8 +122,8 @@ def kind(program: Program, *, typed: bool) -> tuple[str, ...]:
 
 
 def best(name: str, running: Version) -> str:
-    found = next((form.name for form in JOBS[name].forms if runs_on(name, form, running)), None)
-    return found or ("schedstat" if name == "runqlat" else "-")
+    result = next((form.name for form in JOBS[name].forms if runs_on(name, form, running)), None)
+    return result or ("schedstat" if name == "runqlat" else "-")
 
 
 def test_what_runs_where_follows_from_the_other_tables() -> None:
@@ -140,7 +140,7 @@ def cgroup_files(kind: str) -> set[str]:
     knobs = [place for row in knob_files.KNOB_SPECS.values() for place in getattr(row, kind)]
     once = [files[index] for files in (*knob_files.ONE_SHOT_FILES.values(), *knob_files.EFFECTIVE_FILES.values())]
     return (
-        {file for place in knobs for file in (*place.files, *place.beside)}
+        {file for place in knobs for file in (*place.files, *place.context_files)}
         | {place.file.decode() for row in cgroup_cgroup_files.FIELD_TABLE.values() for place in getattr(row, kind)}
         | {file for file in once if file}
     )
@@ -149,20 +149,20 @@ def cgroup_files(kind: str) -> set[str]:
 @pytest.mark.parametrize(("kind", "position"), [("v2", 0), ("v1", 1)])
 def test_files_of_cgroups_are_those_that_are_read_and_written(kind: str, position: int) -> None:
     rows = tables("Files of cgroups")[position][1:]
-    told = [file for row in rows for file in named(row[0])]
-    assert sorted(told) == sorted(cgroup_files(kind))
+    texts = [file for row in rows for file in named(row[0])]
+    assert sorted(texts) == sorted(cgroup_files(kind))
 
 
 def test_sources_of_the_node_are_those_that_it_has() -> None:
-    told = [name for row in tables("Sources of the node")[0][1:] for name in named(row[0])]
-    assert sorted(told) == sorted(
+    texts = [name for row in tables("Sources of the node")[0][1:] for name in named(row[0])]
+    assert sorted(texts) == sorted(
         [*(name for each in NODE_SOURCES.values() for name in each), *KERNEL_QUERIES, "frequencies"]
     )
 
 
 def compiled(text: str, macros: Set[str]) -> str:
     """What is left of C behind #ifdef, #ifndef and #else; both sides of other conditions."""
-    kept, state = [], [True]
+    result, state = [], [True]
     for line in text.splitlines():
         word, _, rest = line.lstrip("#").strip().partition(" ")
         if line.startswith("#if"):
@@ -172,12 +172,12 @@ def compiled(text: str, macros: Set[str]) -> str:
         elif line.startswith("#endif"):
             state.pop()
         elif all(state):
-            kept.append(line)
-    return "\n".join(kept)
+            result.append(line)
+    return "\n".join(result)
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_every_argument_that_is_read_is_one_that_the_kernel_is_asked_for(name: str) -> None:
+def test_every_argument_that_is_read_is_in_the_list_of_arguments(name: str) -> None:
     """Or the program would read whatever a later kernel passes in its place. What a function returns comes after them."""
     text = JOBS[name].sources[-1].read_text()
     for form, program in programs(name):
@@ -186,8 +186,8 @@ def test_every_argument_that_is_read_is_one_that_the_kernel_is_asked_for(name: s
         code = compiled(text, {*JOBS[name].constants, *form.constants, *form.fields})
         (body,) = re.findall(rf"^int {program.function}\(u64 \*ctx\)\n\{{\n(.*?)^\}}", code, re.M | re.S)
         read = {int(form.constants.get(at, at)) for at in re.findall(r"\bctx\[(\w+)\]", body)}
-        known = len(program.arguments) + (program.at == "return")
-        assert read <= set(range(known)), f"{program.function} of {form.name}"
+        values = len(program.arguments) + (program.at == "return")
+        assert read <= set(range(values)), f"{program.function} of {form.name}"
 
 
 def test_the_page_can_be_found() -> None:

@@ -30,7 +30,7 @@ SUITE = "<testsuites><testsuite tests='{tests}' failures='{failures}' errors='{e
 
 @pytest.fixture
 def stages() -> ModuleType:
-    """tests/run as a module: its name has no suffix."""
+    """Load tests/run, whose name has no suffix, as a module."""
     sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
     try:
         spec = spec_from_loader("stages", SourceFileLoader("stages", str(ROOT / "tests/run")))
@@ -69,13 +69,13 @@ def test_the_tests_of_a_guest_are_counted(
 
 FAILED = "<testsuites><testsuite tests='9' failures='{count}'>{cases}</testsuite></testsuites>"
 CASE = "<testcase classname='tests.test_stages' name='test_{number}'><failure/></testcase>"
-ONE = "<testsuites><testsuite tests='1' {failed}/></testsuites>"
+SINGLE = "<testsuites><testsuite tests='1' {failed}/></testsuites>"
 
 
 def test_a_guest_that_was_lost_is_not_excused_by_what_passes_later(stages: ModuleType) -> None:
     """It left a report with one failure, and then it panicked."""
     report = FAILED.format(count=1, cases=CASE.format(number=0))
-    stages.GUEST[:] = [sys.executable, "-c", WRITE.format(report=report, status=125, again=ONE.format(failed=""))]
+    stages.GUEST[:] = [sys.executable, "-c", WRITE.format(report=report, status=125, again=SINGLE.format(failed=""))]
     stages.STAGES["one"] = stages.Stage("a guest", [stages.GUEST])
     result = stages.run_stage("one")
     assert (result.ok, result.flaky, result.failed) == (False, (), 1)
@@ -84,9 +84,9 @@ def test_a_guest_that_was_lost_is_not_excused_by_what_passes_later(stages: Modul
 @pytest.mark.parametrize(
     ("failing", "second", "ok", "flaky"),
     [
-        (1, ONE.format(failed=""), True, ("tests/test_stages.py::test_0",)),
-        (1, ONE.format(failed="skipped='1'"), False, ()),
-        (1, SUITE.format(tests=2, failures=0, errors=0), False, ()),  # not what was asked for
+        (1, SINGLE.format(failed=""), True, ("tests/test_stages.py::test_0",)),
+        (1, SINGLE.format(failed="skipped='1'"), False, ()),
+        (1, SUITE.format(tests=2, failures=0, errors=0), False, ()),  # not the tests that were requested
         (1, "", False, ()),
         (4, SUITE.format(tests=4, failures=0, errors=0).replace("'1'", "'0'"), False, ()),  # too many
     ],
@@ -120,7 +120,7 @@ def test_there_is_a_stage_for_each_kernel_and_machine_and_none_is_left_out_of_al
         if commands[-1][: len(stages.GUEST)] == stages.GUEST
     }
     assert guests == {
-        "vm-6.1": ["--kernel 6.1 --mark vm_probes", "--kernel 6.1 --mark vm"],
+        "vm-6.1": ["--kernel 6.1 --mark vm_probes --mark vm"],
         "vm-6.12": ["--kernel 6.12 --mark vm_probes"],
         "vm-6.12-acting": ["--kernel 6.12 --mark vm"],
         "vm-four": ["--kernel 6.1 --mark vm_four"],
@@ -136,18 +136,17 @@ def test_every_mark_has_its_stage(stages: ModuleType) -> None:
     marks = {line.split(":")[0] for line in settings["markers"]}
     commands = [command for stage in stages.STAGES.values() for command in stage.commands]
     selected = {command[-1] for command in commands if command[: len(stages.PYTEST)] == stages.PYTEST}
-    (left_out,) = (one for one in selected if one.startswith("not ("))
+    (left_out,) = (mark for mark in selected if mark.startswith("not ("))
     assert set(left_out.removeprefix("not (").removesuffix(")").split(" or ")) == marks - {"forms", "long"}
     # Two stages divide what needs this kernel, and leave what the third has, so that nothing runs twice in one of all.
-    assert {one for one in selected if "kernel" in one} - {left_out} == {
+    assert {mark for mark in selected if "kernel" in mark} - {left_out} == {
         "kernel and not live and not forms",
         "kernel and not live and forms",
     }
-    assert {one for one in selected if "cluster" in one} - {left_out} == {"cluster and not long", "cluster and long"}
+    assert {mark for mark in selected if "cluster" in mark} - {left_out} == {"cluster and not long", "cluster and long"}
     booted = [command for command in commands if command[: len(stages.GUEST)] == stages.GUEST]
-    assert (
-        marks - selected - {"kernel", "forms", "cluster", "long"} == set(BOOTS) == {command[-1] for command in booted}
-    )
+    booted_marks = {word for command in booted for word in command[command.index("--mark") :]} - {"--mark"}
+    assert marks - selected - {"kernel", "forms", "cluster", "long"} == set(BOOTS) == booted_marks
 
 
 def test_the_gate_has_two_lanes_and_test_all_has_every_stage(stages: ModuleType) -> None:
@@ -158,11 +157,11 @@ def test_the_gate_has_two_lanes_and_test_all_has_every_stage(stages: ModuleType)
         2: ["live"],
     }
     for target, packages in (("test", ("cluster", "image", "vm")), ("test-all", ("cluster", "image", "vm", "vagrant"))):
-        made = subprocess.run(
+        commands = subprocess.run(
             ["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True, text=True
         ).stdout
-        assert {f"deploy/install-packages {name}" for name in packages} <= set(made.splitlines())
-    assert "tests/run --all" in made
+        assert {f"deploy/install-packages {name}" for name in packages} <= set(commands.splitlines())
+    assert "tests/run --all" in commands
 
 
 def test_lanes_run_side_by_side_and_print_whole_logs(
@@ -194,8 +193,8 @@ sys.exit({status})
 """
 
 
-def begun(stages: ModuleType, folder: Path, done: str, status: int = 0) -> tuple[Any, int]:
-    """Work ahead, and the process that it has started."""
+def start_build(stages: ModuleType, folder: Path, done: str, status: int = 0) -> tuple[Any, int]:
+    """A background build, and the process that it started."""
     stages.ROOT = folder
     ahead = stages.BackgroundBuild([sys.executable, "-c", WORK.format(done=done, status=status)])
     log = folder / "build/ahead.log"
@@ -208,7 +207,7 @@ def test_what_is_done_ahead_gives_way_until_it_is_waited_for(
     stages: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str], status: int, ok: bool
 ) -> None:
     """Then it has its share, with all that it has started, and what it said is shown."""
-    ahead, child = begun(stages, tmp_path, "os.sched_getscheduler(child.pid) == os.SCHED_OTHER", status)
+    ahead, child = start_build(stages, tmp_path, "os.sched_getscheduler(child.pid) == os.SCHED_OTHER", status)
     assert os.sched_getscheduler(child) == os.SCHED_IDLE
     stages.STAGES["one"] = stages.Stage("a build", [stages.BUILD])
     # It ends only once its child has been given its share.
@@ -219,6 +218,6 @@ def test_what_is_done_ahead_gives_way_until_it_is_waited_for(
 
 
 def test_what_is_done_ahead_ends_with_all_that_it_has_started(stages: ModuleType, tmp_path: Path) -> None:
-    ahead, child = begun(stages, tmp_path, "False")
+    ahead, child = start_build(stages, tmp_path, "False")
     ahead.end()
     wait("the end of its child", lambda: started(child) == "")

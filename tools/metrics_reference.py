@@ -17,7 +17,7 @@ CHAPTERS = (
     (CGROUP_MEMORY_PREFIXES, "Every cgroup: memory"),
     (("dioptase_cgroup_io_", "dioptase_cgroup_block_", "dioptase_cgroup_network_"), "Every cgroup: disks and network"),
     ("dioptase_cgroup_", "Every cgroup: CPU and threads"),
-    ("dioptase_indicator_", "What pods say of themselves"),
+    ("dioptase_indicator_", "Metrics that pods publish about themselves"),
     (
         (
             "dioptase_pool_",
@@ -27,59 +27,54 @@ CHAPTERS = (
             "dioptase_network_",
             "dioptase_rejected_",
         ),
-        "What is lent",
+        "Reclaimed resources",
     ),
-    (("dioptase_decisions_", "dioptase_rounds_"), "What was decided"),
+    (("dioptase_decisions_", "dioptase_rounds_"), "Decisions"),
     ("dioptase_", "The agent itself"),
 )
 HEAD = f"""# Metrics
 
-Made from `api/metrics.py` by `python -m tools.metrics_reference docs/metrics.md`; change that, not this.
+Generated from `api/metrics.py` by `python -m tools.metrics_reference docs/metrics.md`; edit that file instead of this one.
 
-Prometheus reads `/metrics`, in its own text or in OpenMetrics, whichever it asks for. The same rows go to an OpenTelemetry
-collector by OTLP when `OTEL_EXPORTER_OTLP_ENDPOINT` is set, and beside them those for which OpenTelemetry has names of its
-own (`system.*`, `container.*`, `k8s.*`). All show the snapshot that the advisor judged.
+`/metrics` serves the Prometheus text format or OpenMetrics. With `OTEL_EXPORTER_OTLP_ENDPOINT` the same metrics are sent by
+OTLP, together with `system.*`, `container.*` and `k8s.*` of the semantic conventions.
 
-- A fact that the kernel, the cgroup hierarchy or the agent's privileges do not give has no sample: never 0, never -1.
-- `CGROUP` stands for the labels {", ".join(f"`{label}`" for label in CGROUP_LABELS)}; all but the first are empty where no
-  listed pod owns the cgroup. Only a container's own cgroup carries its pod, so sums over pods count nothing twice.
-- CPU, memory, pressure and I/O of a cgroup include its descendants, as the kernel counts them. What probes count does not:
-  run-queue waits and blame, throttles, hardware counters, states of threads, loads, reclaim, OOM kills, block I/O requests
-  and sockets are those of the cgroup's own tasks. Every row says which it is. The page and `dioptase top` add them up for a
-  listed container with cgroups below; a query does with `cgroup=~"/web(/.*)?"`.
-- Names of kinds, events, modes and vectors are the kernel's. `device` is a disk's name, or `MAJOR:MINOR` where the node
-  does not list it.
-- Run-queue waits are histograms with {len(RUNQ_LATENCY_BOUNDS_S)} bounds from 1 us to 34 s, each twice the one before. Where the kernel
-  refuses every probe they have one bucket: count and sum are known, from `/proc/PID/schedstat`, and the distribution is not.
-- Throttles, reclaim and block I/O have {len(COARSE_BOUNDS_S)} bounds from 16 us to 17 s, each four times the one before.
-- In OpenMetrics, decisions, rounds and the longest wait of each pod in the latest round (by the bound of its bucket) have an
-  exemplar with the `round` and, where spans are sent to OpenTelemetry, its `trace_id` and `span_id`. Histograms are classic:
-  neither of the two text formats carries native ones.
-- Series are bounded: `exporters.maxCgroups` cgroups (those of pods first, then those nearest to the root), and of each the
-  {MAX_AGGRESSORS_PER_CGROUP} culprits that made it wait longest and {MAX_DEVICES_PER_CGROUP} devices; {MAX_INTERFACES} network interfaces.
-  `dioptase_exporter_dropped_total` counts what was left out. A cgroup with everything has about 200 series.
-- What the kernel counts, it counts from boot or from the making of the cgroup, and a pod counts its requests from its own
-  start. What the agent counts, marked so, begins with the agent.
+- Name in OpenTelemetry: dots, without `_total` and without the unit below the name; `dioptase_node_cpu_seconds_total` is
+  `dioptase.node.cpu`.
+- `agent` below a counter or histogram: it starts with the agent. Others start at boot, or with the cgroup or pod.
+- A value that kernel, cgroup or privileges do not provide has no sample: never 0, never -1.
+- `CGROUP`: the labels {", ".join(f"`{label}`" for label in CGROUP_LABELS)}; all but the first are empty without a listed pod.
+  Only a container's own cgroup has pod labels, so sums over pods count nothing twice.
+- CPU, memory, pressure and I/O include descendants, values of probes do not; each row says it. Add them up with
+  `cgroup=~"/web(/.*)?"`, as page and `dioptase top` do.
+- Names of kinds, events, modes and vectors are the kernel's. `device`: a disk's name, or `MAJOR:MINOR`.
+- Histograms: run-queue latency has {len(RUNQ_LATENCY_BOUNDS_S)} bounds from 1 us to 34 s, factor 2; without a probe, one bucket
+  (sum and count of `/proc/PID/schedstat`). Throttles, reclaim and block I/O have {len(COARSE_BOUNDS_S)} bounds from 16 us to
+  17 s, factor 4.
+- OpenMetrics exemplars (`round`, with OpenTelemetry `trace_id` and `span_id`): decisions, cycles, and the longest wait of each
+  pod in the latest cycle.
+- Limits: `exporters.maxCgroups` cgroups with about 200 series each, {MAX_AGGRESSORS_PER_CGROUP} culprits and
+  {MAX_DEVICES_PER_CGROUP} devices per cgroup, {MAX_INTERFACES} interfaces; `dioptase_exporter_dropped_total` counts the rest.
 - `process_*` are the agent's own, from the Prometheus client library.
 """
 
 
 def metrics_reference() -> str:
-    """The whole document."""
+    """Generate the document."""
     rest = list(AGENT_METRICS)
     text = HEAD
     for prefix, title in CHAPTERS:
         rows = [metric for metric in rest if metric.name.startswith(prefix)]
         rest = [metric for metric in rest if metric not in rows]
-        text += f"\n## {title}\n\n| metric | what it says | labels |\n| --- | --- | --- |\n"
+        text += f"\n## {title}\n\n| metric | meaning | labels |\n|---|---|---|\n"
         text += "".join(f"| {_name_cell(metric)} | {metric.help} | {_labels_cell(metric)} |\n" for metric in rows)
     return text
 
 
 def _name_cell(metric: Metric) -> str:
     counts = metric.kind != "gauge" and metric.since == "agent"
-    kind = ", ".join(filter(None, (metric.kind, metric.unit, "from the agent's start" if counts else "")))
-    return f"`{metric.name}`<br>{kind}<br>OTel: `{metric.otel_name}`"
+    kind = ", ".join(filter(None, (metric.kind, metric.unit, "agent" if counts else "")))
+    return f"`{metric.name}`<br>{kind}"
 
 
 def _labels_cell(metric: Metric) -> str:

@@ -1,6 +1,6 @@
 """Generates docs/settings.md from the types of `agent.config.config`.
-Run `python -m tools.settings_reference docs/settings.md`. A Struct that one field holds is a section; a Struct
-in a list or a map, or of several fields, is described once.
+Run `python -m tools.settings_reference docs/settings.md`. A Struct that exactly one field holds becomes a section; a
+Struct in a list or a map, or of several fields, is described once.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from msgspec import inspect as types
 
 from agent.config.config import AgentConfig
 from agent.dynamic_config.effective import format_flow_yaml
+from api.qos import QoSLevel
 
 EXAMPLES: Mapping[str, str] = {
     "": """\
-intervalS: 2                    # rounds are half as many, and cost half as much
-watchIntervalS: 0.05            # and breaches are seen sooner all the same
-probes: [blame, throttles]      # of the probes beside run-queue waits these alone
-shadow: {policy: canonical}     # what would Katalyst's policy lend?
+intervalS: 2                    # half as many cycles at half the cost
+watchIntervalS: 0.05            # breaches are still seen sooner
+probes: [blame, throttles]      # these and no others, besides runqlat
+shadow: {policy: canonical}     # show what Katalyst's policy would do
 """,
     "qos": """\
-qos:                            # a cluster that calls its batch pods `tier: offline`
+qos:                            # batch pods have the annotation `tier: offline`
   reclaimedSelector: {example.com/tier: offline}
   enhancementDefaults: {oom_priority: "50"}
 """,
     "advisor": """\
 advisor:
   policy: latency
-  latency: {targetWaitMs: 5, growRatioPerS: 0.05}     # protect harder, lend more slowly
+  latency: {targetWaitMs: 5, growRatioPerS: 0.05}     # protect more, reclaim more slowly
 ---
-advisor:                        # what Katalyst does, with its controller on two indicators
+advisor:                        # as Katalyst, with its controller on two indicators
   policy: canonical
   reservedForAllocateCores: 2
   provision:
@@ -50,14 +51,14 @@ memory:
   policy: numa_aware
   reclaimRoot: /kubepods/besteffort
   reaper: {enable: true}
-  offloading:                   # batch pods give up what they do not use; swap is left alone
+  offloading:                   # offload unused file cache of batch pods, no swap
     levels: {reclaimed_cores: {enable: true, policy: psi}}
 """,
     "forecast": """\
-forecast: {missRatio: 0.03}     # surer, and about two points of the node less are promised
+forecast: {missRatio: 0.03}     # safer, for about two points of the node
 """,
     "inference": """\
-inference:                      # where pods take longer than their profiles' target, less CPU use is aimed at
+inference:                      # pods above their latency target get a lower target of CPU use
   strategy: borwein_v2
   slots: [{below: 0.5, offset: 0.1}, {below: 1.0, offset: 0.0}, {below: 2.0, offset: -0.1}]
   specialTimes: [{start: "19:00", end: "22:00", offset: -0.2}]
@@ -72,12 +73,12 @@ overcommit: {enable: true, targetCpu: 0.5}
 power: {enable: true, annotationPrefix: example.com}
 """,
     "node": """\
-node:                           # the node may be scheduled for up to 2.5 times its CPUs
+node:                           # overcommit CPU by up to 2.5
   annotations: {katalyst.kubewharf.io/cpu_overcommit_ratio: "2.5"}
 """,
     "placing": """\
 placing:
-  reservedCpuList: 0,24         # both threads of the first core are the system's
+  reservedCpuList: 0,24         # both threads of the first core
   numaHint: packing
 """,
     "knobs": """\
@@ -89,113 +90,111 @@ knobs:
     max: {reclaimed_cores: "8:16 wbps=52428800"}
     wbtUs: {SSD: 2000, NVME: 2000, HDD: 75000}
     costQos: {sda: enable=1 ctrl=user rpct=95.00 rlat=10000 wpct=95.00 wlat=20000 min=50.00 max=150.00}
-  resctrl:                      # batch pods have a fifth of each L3 cache
+  resctrl:                      # batch pods get a fifth of each L3 cache
     enabled: true
     levels: {reclaimed_cores: {catEndPercent: 20, mbaPercent: 50}}
 """,
     "eviction": """\
-eviction:                       # docs/eviction.md says what each plugin does
+eviction:                       # docs/eviction.md describes the plugins
   plugins: ["*", rss-overuse-eviction-plugin]
   dryRun: [rss-overuse-eviction-plugin]
   systemMemory: {kswapdPagesPerS: 5000}
 """,
     "kubelet": """\
-kubelet:                        # one that signs its own certificate, beside CRI-O
+kubelet:                        # self-signed certificate, CRI-O
   caFile: /var/lib/kubelet/pki/kubelet.crt
   serverName: worker-3
   runtimeSocket: /run/crio/crio.sock
 """,
     "sockets": """\
-sockets: {serve: [advisor, pod-resources]}              # beside Katalyst's agent without its own advisor
+sockets: {serve: [advisor, pod-resources]}              # for Katalyst's agent without its advisor
 ---
-sockets: {take: [cpu, memory]}                          # or its advisor, and our QRM
+sockets: {take: [cpu, memory]}                          # Katalyst's advisor, this agent's QRM
 """,
     "exporters": """\
 exporters: {maxCgroups: 100}
 """,
 }
-"""By the name of the part; the agent's own settings have none. A line of three dashes begins another file."""
+"""Examples by section; the empty name is the agent's own settings. A line of three dashes starts another file."""
 
 HEAD = """# Settings
 
-Made from `agent/config/` and `tools/settings_reference.py` by `python -m tools.settings_reference docs/settings.md`; change those, not this.
+Generated from `agent/config/` and `tools/settings_reference.py` by
+`python -m tools.settings_reference docs/settings.md`; edit those files instead of this one.
 
-`dioptase agent --config FILE` reads them from one YAML file. All are optional, and none has to be set for a node to be
-looked after. A file is refused as a whole, before anything is changed, with file, field and what to do: fields that nobody
-knows or that are there twice, values of another type or out of bounds, values that contradict each other, and values that
-this node cannot hold, such as a CPU that is to be reserved and is not there. [operations.md](operations.md) has the rest of
-what a person runs the agent with: options, the pods file, TLS, OpenTelemetry.
+`dioptase agent --config FILE` reads one YAML file of optional settings. A file with an unknown or duplicate field, a value of
+the wrong type or out of bounds, contradicting values, or values that this node cannot hold is rejected before anything is
+changed; the error names file, field and remedy.
 
-- The name of a setting is its path in the file: `advisor.latency.targetWaitMs` is written
-  `advisor: {latency: {targetWaitMs: 5}}`. `NAME` in a path stands for a key of a map, `[]` for an item of a list.
-- Brackets hold the name that Katalyst has for it (where the section says so, Koordinator or oomd).
-- Units are in the names: `S` and `Ms` and `Us` for seconds, milli- and microseconds, `Cores` for CPUs' worth of time, `Bytes`,
-  `Mib`, `Mbit`; a `Ratio` is a part of one, `Percent` of a hundred.
-- Values that YAML takes for something else than text need quotes: `policy: "off"`, `start: "19:00"`.
-- A default of *unset* depends on the node or leaves it to others; the text says how.
+- Names are paths: `advisor.latency.targetWaitMs` is `advisor: {latency: {targetWaitMs: 5}}`. `NAME`: any key of a map; `[]`:
+  any item of a list.
+- `[name]` at the start of a meaning: Katalyst's name, unless the section says otherwise.
+- Units: `S`, `Ms`, `Us` (seconds, milli- and microseconds), `Cores` (CPUs' worth of time), `Bytes`, `Mib`, `Mbit`,
+  `Ratio` (of 1), `Percent` (of 100).
+- Values: `(0, 1]` is a number above 0 and at most 1; a QoS level is `shared_cores`, `dedicated_cores`, `reclaimed_cores` or
+  `system_cores`. Quote text that YAML reads otherwise: `policy: "off"`, `start: "19:00"`.
 """
 _MAX_DEFAULT_CHARS = 40
-"""Letters; longer defaults stand below their table."""
+"""Longer defaults stand below their table."""
 
 
 class _SectionPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A Struct to be described: under which path, and of which part of the file."""
+    """A Struct to describe, and its path in the file."""
 
     path: str
     kind: types.StructType
 
 
 def settings_reference() -> str:
-    """The whole document."""
     places = {place.kind.cls: place for place in _section_places()}
     return HEAD + "".join(_section(place, places) for place in places.values())
 
 
 def field_docstrings(kind: type) -> Mapping[str, str]:
-    """The docstring of each field of a Struct: the text that follows it in the source."""
+    """Return the docstring of each field of a Struct: the text that follows it in the source."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
-    found = {}
+    docstrings = {}
     for field, after in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
             text = ast.literal_eval(after.value)
-            found[field.target.id] = " ".join(text.split())
-    return found
+            docstrings[field.target.id] = " ".join(text.split())
+    return docstrings
 
 
 def _section_places() -> Sequence[_SectionPlace]:
-    """Every Struct, each once: sections in the order of the fields, with what they refer to behind them."""
+    """Return every Struct once: sections in the order of the fields, each followed by what it refers to."""
     top = types.type_info(AgentConfig)
     assert isinstance(top, types.StructType)
     direct, other = Counter[type](), Counter[type]()
     _count_uses(top, direct, other)
-    found: dict[type, _SectionPlace] = {}
+    places: dict[type, _SectionPlace] = {}
 
     def visit(kind: types.StructType, path: str) -> None:
-        found[kind.cls] = _SectionPlace(path=path, kind=kind)
+        places[kind.cls] = _SectionPlace(path=path, kind=kind)
         for field in kind.fields:
             below = f"{path}.{field.encode_name}".lstrip(".")
             for inner, suffix in _nested_structs(field.type):
-                if inner.cls in found or (suffix and direct[inner.cls] == 1):
+                if inner.cls in places or (suffix and direct[inner.cls] == 1):
                     continue
                 shared = direct[inner.cls] > 1 or (not direct[inner.cls] and other[inner.cls] > 1)
                 visit(inner, inner.cls.__name__.removesuffix("Config") if shared else below + suffix)
 
     visit(top, "")
-    return tuple(found.values())
+    return tuple(places.values())
 
 
 def _count_uses(kind: types.StructType, direct: Counter[type], other: Counter[type]) -> None:
     for field in kind.fields:
         for inner, suffix in _nested_structs(field.type):
-            known = direct[inner.cls] + other[inner.cls]
+            counted = direct[inner.cls] + other[inner.cls]
             (other if suffix else direct)[inner.cls] += 1
-            if not known:
+            if not counted:
                 _count_uses(inner, direct, other)
 
 
 def _nested_structs(kind: types.Type) -> Iterator[tuple[types.StructType, str]]:
-    """The Structs of a field, with what follows the field's name in the path of what they hold; nothing: a section."""
+    """Yield the Structs of a field with the suffix of their path; the suffix of a section is empty."""
     if isinstance(kind, types.StructType):
         yield kind, ""
     elif isinstance(kind, types.UnionType):
@@ -207,7 +206,6 @@ def _nested_structs(kind: types.Type) -> Iterator[tuple[types.StructType, str]]:
 
 
 def _section(place: _SectionPlace, places: Mapping[type, _SectionPlace]) -> str:
-    """A heading, what it is for, an example where it begins a part of the file, and a row for each setting."""
     texts, rows, long = field_docstrings(place.kind.cls), "", ""
     prefix = f"{place.path}." if place.path else ""
     for field in place.kind.fields:
@@ -226,7 +224,7 @@ def _section(place: _SectionPlace, places: Mapping[type, _SectionPlace]) -> str:
         f"\n```yaml\n{text}```\n" for text in filter(None, example.split("---\n"))
     )
     if rows:
-        result += f"\n| setting | default | values | meaning |\n| --- | --- | --- | --- |\n{rows}{long}"
+        result += f"\n| setting | default | values | meaning |\n|---|---|---|---|\n{rows}{long}"
     return result
 
 
@@ -262,20 +260,23 @@ def _default_block(field: types.Field) -> str:
 
 
 def _values_text(kind: types.Type, places: Mapping[type, _SectionPlace]) -> str:
-    """What a setting may be, in words."""
     match kind:
         case types.UnionType():
             parts = [part for part in kind.types if not isinstance(part, types.NoneType)]
             return " or ".join(_values_text(part, places) for part in parts)
         case types.BoolType():
-            return "`true`, `false`"
+            return "boolean"
         case types.IntType() | types.FloatType():
-            what = "whole number" if isinstance(kind, types.IntType) else "number"
-            return ", ".join(filter(None, (what, _bounds_text(kind))))
+            bounds = _bounds_text(kind)
+            if isinstance(kind, types.IntType):
+                return f"integer {bounds}".rstrip()
+            return bounds or "number"
         case types.StrType():
-            # A bar would end the cell, in code too.
+            # A bar would end the table cell, even in code.
             pattern = (kind.pattern or "").replace("|", "\\|")
-            return f"text that matches `{pattern}`" if pattern else "text"
+            return f"text matching `{pattern}`" if pattern else "text"
+        case types.EnumType(cls=cls) if cls is QoSLevel:
+            return "QoS level"
         case types.EnumType():
             return ", ".join(f"`{member.value}`" for member in kind.cls)
         case types.LiteralType():
@@ -283,29 +284,28 @@ def _values_text(kind: types.Type, places: Mapping[type, _SectionPlace]) -> str:
         case types.VarTupleType():
             return f"list of: {_values_text(kind.item_type, places)}"
         case types.DictType():
-            return f"map, from {_values_text(kind.key_type, places)} to {_values_text(kind.value_type, places)}"
+            return f"map: {_values_text(kind.key_type, places)} → {_values_text(kind.value_type, places)}"
         case types.StructType():
             path = places[kind.cls].path
             return f"as [`{path}`](#{_anchor(path)})"
-    raise TypeError(f"a setting of type {kind} has no words here: add them")
+    raise TypeError(f"no text for settings of type {kind}: add one here")
 
 
 def _bounds_text(kind: types.IntType | types.FloatType) -> str:
-    low, high = kind.ge, kind.le
+    """The bounds as an interval, or as one comparison; empty without bounds."""
+    low, high = (kind.gt if kind.ge is None else kind.ge), (kind.lt if kind.le is None else kind.le)
     if low is not None and high is not None:
-        return f"{_number_text(low)} to {_number_text(high)}"
-    return ", ".join(
-        f"{word} {_number_text(bound)}"
-        for word, bound in (("above", kind.gt), ("at least", low), ("below", kind.lt), ("at most", high))
-        if bound is not None
-    )
+        opening, closing = "(["[kind.ge is not None], ")]"[kind.le is not None]
+        return f"{opening}{_number_text(low)}, {_number_text(high)}{closing}"
+    comparisons = ((">", kind.gt), ("≥", kind.ge), ("<", kind.lt), ("≤", kind.le))
+    return "".join(f"{sign} {_number_text(bound)}" for sign, bound in comparisons if bound is not None)
 
 
 def _number_text(value: float) -> str:
-    whole = int(value)
-    if whole > 1 << 20 and whole & (whole - 1) == 0:
-        return f"2^{whole.bit_length() - 1}"
-    return f"{whole}" if whole == value else f"{value:g}"
+    integer = int(value)
+    if integer > 1 << 20 and integer & (integer - 1) == 0:
+        return f"2^{integer.bit_length() - 1}"
+    return f"{integer}" if integer == value else f"{value:g}"
 
 
 if __name__ == "__main__":

@@ -15,31 +15,33 @@ from api.forecast import Forecast
 from api.rates import Rates
 from api.snapshot import RequestLatency, Snapshot
 
+NS_PER_S = 1_000_000_000
+
 
 class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
-    """Smoothed demand of one container's cgroup; the id tells a new cgroup of the same path apart."""
+    """Smoothed demand of one container's cgroup; the id distinguishes a new cgroup of the same path."""
 
     cgroup_id: int
     first_seen_ns: int
     last_seen_ns: int
     ramping: bool
-    """Whether it came after the agent and is still to be taken at its request."""
+    """Whether it started after the agent and still counts with its request."""
     usage_cores: float | None = None
     load1: float | None = None
     load5: float | None = None
     load_at_ns: int | None = None
-    """When a wait was last known, and so both loads were brought up to date."""
+    """When run-queue latency was last measured, and both loads were updated."""
 
 
 class LatencyPrediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model said of one container (its generic output: predict_value, ignore)."""
+    """Prediction for one container (the model's generic output: predict_value, ignore)."""
 
     value: float
     ignore: bool = False
 
 
 class LatencyPredictions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model said in one answer, by pod and container."""
+    """One answer of the model, by pod and container."""
 
     at_ns: int
     """CLOCK_MONOTONIC."""
@@ -47,7 +49,7 @@ class LatencyPredictions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProvisionInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """The node in one round. What is absent from a mapping is not known."""
+    """Inputs of provision in one cycle. A key that is absent from a mapping is not measured."""
 
     now_ns: int
     """CLOCK_MONOTONIC."""
@@ -55,47 +57,47 @@ class ProvisionInputs(msgspec.Struct, frozen=True, kw_only=True):
     previous: Snapshot | None = None
     change: Rates | None = None
     needs: Mapping[str, ContainerDemand] = {}
-    """By cgroup of an online container: its smoothed demand, as `estimation.remember` makes it."""
+    """By cgroup of an online container: its smoothed demand (`update_demand`)."""
     reserve: Mapping[int, int] = {}
     """By NUMA node: CPUs of the reserve pool."""
     forbidden: Mapping[int, int] = {}
-    """By NUMA node: CPUs that no pool of pods may have (interrupts')."""
+    """By NUMA node: CPUs that no pool of pods may have (interrupts)."""
     assigned: Mapping[str, tuple[int, ...]] = {}
-    """By cgroup of a container: the CPUs it was given."""
+    """By cgroup of a container: its assigned CPUs."""
     pools: Mapping[str, tuple[int, ...]] = {}
-    """CPUs of the pools as they are now, `reclaim` among them."""
-    found: frozenset[str] = frozenset()
-    """Pools that an agent before this one made, as long as this one has not measured anything."""
+    """CPUs of the current pools, `reclaim` included."""
+    restored_pools: frozenset[str] = frozenset()
+    """Pools restored from the previous agent, until the first measurement."""
     reclaim_use_cores: Mapping[int, float] = {}
-    """By NUMA node: CPU that reclaimed pods use there."""
+    """By NUMA node: CPU use of reclaimed pods."""
     reclaim_quota_cores: Mapping[int, float] = {}
-    """By NUMA node: the quota that reclaimed pods there have; absent where they have none."""
+    """By NUMA node: CPU quota of reclaimed pods; absent without one."""
     indicators: Mapping[str, Mapping[str, float]] = {}
-    """By pod and name: current values that are measured elsewhere; they go before the agent's own."""
+    """By pod and name: current values from other sources; they take precedence over the agent's own."""
     targets: Mapping[str, Mapping[str, IndicatorTarget]] = {}
-    """By pod and indicator: targets of its own."""
+    """By pod and indicator: the pod's own targets."""
     predictions: LatencyPredictions | None = None
     inference: InferenceConfig = InferenceConfig()
     """How predictions move targets."""
     runnable: Mapping[str, float] = {}
     """By cgroup of a container: tasks that run or wait for a CPU, for isolation."""
     not_reclaimable: frozenset[str] = frozenset()
-    """Pods (`namespace/name`) of whose CPU nothing may be lent."""
-    together: frozenset[str] = frozenset()
-    """Pods that run with the others whatever they do: no pool of their own would hold them."""
+    """Pods (`namespace/name`) whose CPU is not reclaimable."""
+    pods_without_own_pool: frozenset[str] = frozenset()
+    """Pods that stay in the shared pool whatever their load, because no pool of their own would fit."""
 
 
 class IndicatorController(msgspec.Struct, frozen=True, kw_only=True):
-    """What `rama` keeps of one indicator."""
+    """State of `rama` for one indicator."""
 
     knob: float = 0.0
-    """The value that `total` is added to; another one begins anew."""
+    """Value that `total` is added to; a different value resets the total."""
     total: float = 0.0
     error: float = 0.0
 
 
 class RegionState(msgspec.Struct, frozen=True, kw_only=True):
-    """What was decided of a region in the round before."""
+    """State of a region after the previous cycle."""
 
     policy: str = ""
     requirement: int | None = None
@@ -105,65 +107,65 @@ class RegionState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IsolationLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a container has had too much to run, or enough CPU again."""
+    """For how many cycles a container has been overloaded, or since when it has had enough CPU."""
 
     rounds: int = 0
     calm_since_ns: int | None = None
 
 
 class ProvisionState(msgspec.Struct, frozen=True, kw_only=True):
-    """All that provision knows of the past."""
+    """State of provision."""
 
     regions: Mapping[str, RegionState] = {}
     quotas: Mapping[int, float] = {}
-    """By NUMA node: the quota that reclaimed pods there were given."""
+    """By NUMA node: CPU quota of reclaimed pods."""
     loads: Mapping[str, IsolationLoad] = {}
     """By cgroup."""
     isolated: tuple[str, ...] = ()
-    """Pods that are kept apart, `namespace/name`."""
+    """Isolated pods, `namespace/name`."""
 
 
 class RequestWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """What one pod had answered when the last two windows began."""
+    """Request counts of one pod when the last two windows began."""
 
     base: RequestLatency
     next: RequestLatency
 
 
 class AdvisorState(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a policy may know of the past."""
+    """State of the CPU advisor."""
 
     previous: Snapshot | None = None
     containers: Mapping[str, ContainerDemand] = {}
     """By cgroup path."""
     reclaimable_cores: float | None = None
-    """None before the first round; then nothing but priority holds reclaimed pods back, as before the agent came."""
+    """None before the first cycle: then only priority limits reclaimed pods, as before the agent started."""
     reclaimed_use_cores: float | None = None
-    """Smoothed over a second, because rounds can be milliseconds apart."""
+    """Smoothed over a second, because cycles can be milliseconds apart."""
     harmful_cores: float | None = None
-    """What reclaimed pods used at the last breach: growth is careful around it."""
+    """CPU use of reclaimed pods at the last breach: growth slows down around it."""
     baseline_latency_ns: Mapping[str, float] = {}
-    """By online container whose wait, at the quantile, stayed when batch work was down to its minimum: its own queueing."""
+    """By online container: the quantile that remained while reclaimed pods were at their minimum."""
     minimum_since_ns: int | None = None
-    """Since when no more than the minimum has been lent; None while it is more."""
+    """Since when the quota has been at its minimum; None while it is above."""
     last_breach_ns: int | None = None
-    """When the waits were last above half the target; growth waits for calm_s after it."""
+    """When latency was last above half the target; growth waits for `calm_s` after it."""
     last_wait_ns: int | None = None
-    """When the online pods' waits were last measured."""
-    claims: Mapping[str, float] = {}
-    """By reclaimed container that made online pods wait: the part of its claim that it keeps."""
+    """When the latency of all online pods was last measured."""
+    weights: Mapping[str, float] = {}
+    """By reclaimed container that caused latency: the factor of its share of reclaimable CPU."""
     requests: Mapping[str, RequestWindow] = {}
-    """By pod that publishes how long it takes to answer."""
+    """By pod that publishes its request latency."""
     provision: ProvisionState = ProvisionState()
     sizes: tuple[PoolSize, ...] = ()
-    """Of the pools as canonical advice had them last: what is held on to while nobody lists the pods."""
+    """Pool sizes of the latest canonical advice, which are held while the list of pods is stale."""
     pools: Mapping[str, tuple[int, ...]] = {}
-    """CPUs of the pools as QRM placed them last; empty before it has."""
+    """CPUs of the pools by the latest allocation; empty before it."""
     refused: frozenset[str] = frozenset()
-    """Dedicated pods that were refused CPUs of their own, and count as shared ones."""
+    """Dedicated pods without CPUs of their own, which count as shared ones."""
     cpus: Mapping[str, tuple[int, ...]] = {}
-    """The same of every listed container, by cgroup."""
+    """By cgroup of a listed container: its CPUs by the latest allocation."""
     forecasts: tuple[Forecast, ...] = ()
-    """What everything but reclaimed pods is foretold to use, as of this round."""
+    """Forecasts of the use by everything but reclaimed pods, of this cycle."""
     reported_by_numa: Mapping[int, float] = {}
-    """Reclaimed CPU that the node advertises, in cores."""
+    """Reclaimed CPU that the node reports, in cores by NUMA node."""

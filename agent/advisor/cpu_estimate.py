@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from math import exp
 
-from agent.advisor.advisor_state import AdvisorState, ContainerDemand
+from agent.advisor.advisor_state import NS_PER_S, AdvisorState, ContainerDemand
 from agent.advisor.provision.regions import SHARE_POOL
 from agent.config.advisor import AdvisorConfig
 from api.pod import Container, Pod
@@ -18,27 +18,26 @@ from api.qos import QoSLevel
 from api.rates import CgroupRates, Rates
 from api.snapshot import Snapshot
 
-NS_PER_S = 1_000_000_000
 MISSING_CONTAINER_S = 30.0
-"""A container that is listed but was not seen for so long needs nothing: until then it keeps what it needed. Not to be seen
-where the tree could not be read says nothing."""
+"""A listed container whose cgroup is missing for this long needs nothing; until then it keeps its demand. If the tree
+could not be read, a missing cgroup carries no information."""
 USAGE_WINDOW_S = 5.0
-"""Use is averaged over Katalyst's metric interval, so that a one-second round is no more nervous than its five."""
+"""Use is averaged over Katalyst's metric interval, so that one-second cycles are as stable as its five-second ones."""
 
 
 def online_containers(snapshot: Snapshot) -> tuple[Container, ...]:
-    """Containers whose CPU is lent and taken back: those of shared and dedicated pods."""
+    """Return the containers of shared and dedicated pods, whose unused CPU is reclaimable."""
     return tuple(container for pod in snapshot.pods if pod.qos.online for container in pod.containers)
 
 
 def update_demand(
-    snapshot: Snapshot, change: Rates | None, memory: AdvisorState, config: AdvisorConfig
+    snapshot: Snapshot, change: Rates | None, state: AdvisorState, config: AdvisorConfig
 ) -> dict[str, ContainerDemand]:
-    """The demand of every online container with this interval folded in."""
+    """Return the demand of every online container, updated by the rates of this interval."""
     result, readable = {}, "/" in snapshot.cgroups
     for container in online_containers(snapshot):
         sample = snapshot.cgroups.get(container.cgroup)
-        before = memory.containers.get(container.cgroup)
+        before = state.containers.get(container.cgroup)
         if sample is None:
             if before is not None and (
                 not readable or snapshot.taken_at_ns - before.last_seen_ns < MISSING_CONTAINER_S * NS_PER_S
@@ -50,7 +49,7 @@ def update_demand(
                 cgroup_id=sample.id,
                 first_seen_ns=snapshot.taken_at_ns,
                 last_seen_ns=snapshot.taken_at_ns,
-                ramping=memory.previous is not None,
+                ramping=state.previous is not None,
             )
         result[container.cgroup] = _update_container_demand(
             before, change.cgroups.get(container.cgroup) if change else None, snapshot.taken_at_ns, config
@@ -82,29 +81,29 @@ def _update_container_demand(
 
 
 def exponential_average(before: float | None, value: float, seconds: float, window_s: float) -> float:
-    """One step of an exponential average; the first value stands for itself."""
+    """Return the next value of an exponential average; without a previous value, the first one."""
     if before is None:
         return value
     return value + (before - value) * exp(-seconds / window_s)
 
 
 def estimate_container_cores(container: Container, demand: ContainerDemand | None, config: AdvisorConfig) -> float:
-    """Estimated need of one container in cores."""
+    """Return the estimated need of one container in cores."""
     fallback = config.fallback_cores if container.cpu_request_cores is None else container.cpu_request_cores
     if demand is None or demand.ramping or demand.usage_cores is None:
         return fallback
     return max(demand.usage_cores * config.usage_margin, demand.load1 or 0.0, demand.load5 or 0.0)
 
 
-def estimate_online_cores(snapshot: Snapshot, memory: AdvisorState, config: AdvisorConfig) -> float:
-    """Need of all online containers that are there, or were until a moment ago, as `memory` knows them."""
-    return sum(estimate_pod_need(pod, snapshot, memory.containers, config) for pod in snapshot.pods if pod.qos.online)
+def estimate_online_cores(snapshot: Snapshot, state: AdvisorState, config: AdvisorConfig) -> float:
+    """Return the estimated need in cores of all online containers that exist, or existed a moment ago."""
+    return sum(estimate_pod_need(pod, snapshot, state.containers, config) for pod in snapshot.pods if pod.qos.online)
 
 
 def estimate_pod_need(
     pod: Pod, snapshot: Snapshot, needs: Mapping[str, ContainerDemand], config: AdvisorConfig
 ) -> float:
-    """Estimated need of an online pod, and no less than its requests where nothing may be lent of it."""
+    """Return the estimated need of an online pod, and at least its requests if it is not reclaimable."""
     estimate = estimate_pod_cores(pod, snapshot, needs, config, reclaimable=True)
     return (
         estimate
@@ -114,16 +113,16 @@ def estimate_pod_need(
 
 
 def is_pod_reclaimable(pod: Pod, config: AdvisorConfig) -> bool:
-    """Whether what an online pod leaves idle may be lent: by its service profile, and by its share pool."""
+    """Return whether unused CPU of an online pod is reclaimable, by its service profile and its share pool."""
     pool = pod.enhancements.cpuset_pool or SHARE_POOL
-    shut = pod.qos is QoSLevel.SHARED and pool in config.provision.disable_reclaim_share_pools
-    return pod.profile.lends and not shut
+    disabled = pod.qos is QoSLevel.SHARED and pool in config.provision.disable_reclaim_share_pools
+    return pod.profile.reclaimable and not disabled
 
 
 def estimate_pod_cores(
     pod: Pod, snapshot: Snapshot, needs: Mapping[str, ContainerDemand], config: AdvisorConfig, *, reclaimable: bool
 ) -> float:
-    """Estimated need of an online pod; its requests where nothing may be lent of it."""
+    """Return the estimated need of an online pod, or its requests if `reclaimable` is False."""
     return sum(
         estimate_container_cores(container, needs.get(container.cgroup) if reclaimable else None, config)
         for container in pod.containers
@@ -132,14 +131,14 @@ def estimate_pod_cores(
 
 
 def _is_counted(container: Container, snapshot: Snapshot, needs: Mapping[str, ContainerDemand]) -> bool:
-    """Whether the container is there, was a moment ago, or may be, since the tree could not be read."""
+    """Whether the container exists, existed a moment ago, or may exist because the tree could not be read."""
     return container.cgroup in snapshot.cgroups or container.cgroup in needs or "/" not in snapshot.cgroups
 
 
 def numa_share(numa: int, bound: Collection[int], assigned: Mapping[int, int]) -> float:
-    """The part of a bound pod's need that falls on one of its NUMA nodes: as its CPUs are spread over them.
+    """Return the part of a bound pod's need that falls on one of its NUMA nodes, by the distribution of its CPUs.
 
-    `assigned` counts its CPUs by NUMA node; where none of them is on a bound node, each gets the same part.
+    `assigned` counts its CPUs by NUMA node; without CPUs on its bound nodes, every node gets an equal part.
     """
     total = sum(assigned.get(node, 0) for node in bound)
     return assigned.get(numa, 0) / total if total else 1 / len(bound)

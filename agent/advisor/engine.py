@@ -5,7 +5,7 @@ external advisor replaces the computed advice, while the state of the computed a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.advisor import latency
-from agent.advisor.advisor_state import AdvisorState
+from agent.advisor.advisor_state import NS_PER_S, AdvisorState
 from agent.advisor.cpu_estimate import estimate_online_cores, exponential_average, update_demand
 from agent.advisor.forecast.node_forecast import ForecastState, update_forecasts
 from agent.advisor.headroom.forecast_headroom import FORECAST_POLICY, apply_memory_forecast
@@ -26,14 +26,14 @@ from agent.advisor.headroom.headroom_policies import (
 from agent.advisor.headroom.headroom_reporter import ReporterState, node_capacity, report_headroom
 from agent.advisor.headroom.reclaim_exclusion import max_reclaimable_cores, reclaimable_nodes
 from agent.advisor.interference import measure_interference, update_weights
-from agent.advisor.latency import PODS_UNKNOWN
+from agent.advisor.latency import PODS_UNKNOWN, LatencyInputs, LatencyResult, find_breaches, find_starved
 from agent.advisor.memory.memory_advisor import advise_memory, build_memory_inputs, writable_cgroups
-from agent.advisor.memory.memory_inputs import MemoryAdvisorState
-from agent.advisor.pod_usage import reclaimed_use_cores
-from agent.advisor.provision.pool_sizes import RECLAIM_POOL, apportion_cores, cpus_per_numa_node, pool_reclaimable_cores
+from agent.advisor.memory.memory_inputs import MemoryAdvisorState, MemoryInputs
+from agent.advisor.pod_usage import reclaimed_cgroups, reclaimed_use_cores
+from agent.advisor.provision.pool_sizes import RECLAIM_POOL, apportion_cores, pool_reclaimable_cores
 from agent.advisor.provision.provisioner import build_provision_inputs, provision_cpus
 from agent.advisor.provision.region_indicators import update_request_windows
-from agent.advisor.runq_latency import NS_PER_MS, find_breaches, find_starved, online_runq_latency
+from agent.advisor.provision.regions import cpus_per_numa_node
 from agent.config.advisor import AdvisorConfig, InferenceConfig
 from agent.config.config import AgentConfig
 from agent.qrm.cpuset.allocate import allocate_cpusets
@@ -53,125 +53,136 @@ from agent.qrm.cpuset.state import (
     with_numa_bindings,
     with_pending_containers,
 )
-from agent.qrm.decisions.compose import PolicyResult
+from agent.qrm.decisions.cpu import PolicyResult
 from agent.qrm.decisions.knob_requests import KnobRequestState, build_knob_requests
 from api.advice import NOT_NUMA_BOUND, CpuAdvice, Headroom, MemoryAdvice, NodeAdvice, PoolSize
 from api.cpu import Topology
 from api.decision import Advice
 from api.knobs import Reason
-from api.qos import QoSLevel
-from api.rates import Rates, compute_rates
+from api.rates import NS_PER_MS, Rates, online_runq_latency, rates_since, with_busy_limit
 from api.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from agent.advisor.node_advice import NodeAdviceState
 
-NS_PER_S = 1_000_000_000
 RECLAIMED_USE_WINDOW_S = 1.0
 _NON_ONLINE_POOLS = ("reclaim", "reserve", "interrupt")
 INFERENCE_OFF = InferenceConfig()
-NO_ONLINE_PODS = Reason(rule="nothing_online", text="No online pod runs here: everything is lent.")
+NO_ONLINE_PODS = Reason(rule="nothing_online", text="No online pod runs on this node: all of its CPU is reclaimable.")
 
 
 def advise_cpu(
     snapshot: Snapshot,
     config: AdvisorConfig,
-    memory: AdvisorState,
+    state: AdvisorState,
     now_ns: int,
     inference: InferenceConfig = INFERENCE_OFF,
+    rates: Rates | None = None,
 ) -> tuple[Advice | None, AdvisorState]:
-    """What online pods need and what may be lent of the rest, and the memory for the next round.
+    """Estimate the CPU need of online pods and the reclaimable rest; return the advice and the state for the next cycle.
 
-    None where the policy is `none`. `now_ns` is CLOCK_MONOTONIC; a clock that went backwards lends nothing more.
+    The advice is None with policy `none`. `now_ns` is CLOCK_MONOTONIC; a clock that went backwards stops growth. `rates` are
+    those since `state.previous`; without them they are computed.
     """
-    change = compute_rates(memory.previous, snapshot) if memory.previous else None
-    memory = replace(memory, containers=update_demand(snapshot, change, memory, config))
-    need = estimate_online_cores(snapshot, memory, config)
+    change = rates_since(state.previous, snapshot, rates)
+    state = replace(state, containers=update_demand(snapshot, change, state, config))
+    need = estimate_online_cores(snapshot, state, config)
     if config.policy == "none":
         advice = None
     elif config.policy == "canonical":
-        cpu, memory = _size_pools(snapshot, change, config, inference, memory, now_ns)
-        advice, memory = _advise_by_canonical(snapshot, change, need, config, memory, cpu)
+        cpu, state = _size_pools(snapshot, change, config, inference, state, now_ns)
+        advice, state = _advise_by_canonical(snapshot, change, need, config, state, cpu)
     else:
-        shared = replace(config, provision=replace(config.provision, overlap=True))
-        cpu, memory = _size_pools(snapshot, change, shared, inference, memory, now_ns)
-        advice, memory = _advise_by_latency(snapshot, change, need, config, memory, now_ns)
+        overlapping = replace(config, provision=replace(config.provision, overlap=True))
+        cpu, state = _size_pools(snapshot, change, overlapping, inference, state, now_ns)
+        advice, state = _advise_by_latency(snapshot, change, need, config, state, now_ns)
         sizes = _overlap_pools(cpu.sizes, snapshot.topology, advice.reclaimable_cores)
-        regions = tuple(replace(one, reason=_mark_as_hypothetical(one.reason)) for one in cpu.regions)
+        regions = tuple(replace(region, reason=_mark_as_hypothetical(region.reason)) for region in cpu.regions)
         advice = replace(advice, cpu=replace(cpu, sizes=sizes, regions=regions))
-    requests = update_request_windows(snapshot.indicators, memory.requests, now_ns)
-    return advice, replace(memory, previous=snapshot, requests=requests)
+    requests = update_request_windows(snapshot.indicators, state.requests, now_ns)
+    return advice, replace(state, previous=snapshot, requests=requests)
 
 
 def _advise_by_latency(
-    snapshot: Snapshot, change: Rates | None, need: float, config: AdvisorConfig, memory: AdvisorState, now_ns: int
+    snapshot: Snapshot, change: Rates | None, need: float, config: AdvisorConfig, state: AdvisorState, now_ns: int
 ) -> tuple[Advice, AdvisorState]:
-    """Online and batch pods share CPUs, kept apart by priority; the measured wait decides how much is lent."""
-    cpus = snapshot.topology.ids
-    elapsed_ns = change.node.interval_ns if change else 0
-    used = reclaimed_use_cores(snapshot, change)
-    if used is not None:
-        used = exponential_average(memory.reclaimed_use_cores, used, elapsed_ns / NS_PER_S, RECLAIMED_USE_WINDOW_S)
-    half_ns = config.latency.target_wait_ms * NS_PER_MS / 2
-    waits = online_runq_latency(snapshot, change, memory.previous)
-    memory = replace(memory, baseline_latency_ns=_drop_replaced_cgroups(memory, snapshot))
-    reclaimed = [c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers]
-    blames = measure_interference(
-        find_breaches(waits, dict.fromkeys(waits, half_ns), config.latency), reclaimed, snapshot, memory.previous
-    )
-    situation = latency.LatencyInputs(
-        now_ns=now_ns,
-        elapsed_ns=elapsed_ns,
-        node_cpus=len(cpus),
-        waits=waits,
-        reclaimed_use_cores=used,
-        requirement_cores=need,
-        enable_reclaim=config.enable_reclaim,
-        blames=blames,
-        starved=find_starved(waits, snapshot, change, memory.previous),
-        max_cores=max_reclaimable_cores(snapshot, reclaimable_nodes(snapshot, memory, config), memory, config),
-        pods_fresh=snapshot.pods_fresh,
-    )
-    lending = latency.evaluate_latency(situation, memory, config.latency)
-    before = memory.reclaimable_cores if memory.reclaimable_cores is not None else float(len(cpus))
-    kept = update_weights(
-        memory.claims,
-        reclaimed,
-        blames,
-        shrink_ratio=1 - lending.level_cores / before if lending.action == "shrink" else 0.0,
-        recovered_ratio=config.latency.grow_ratio_per_s * elapsed_ns / NS_PER_S if lending.action == "grow" else 0.0,
+    """Online and reclaimed pods share CPUs by priority; the measured run-queue latency sets the CPU quota of reclaimed pods."""
+    state = replace(state, baseline_latency_ns=_drop_replaced_cgroups(state, snapshot))
+    inputs = _build_latency_inputs(snapshot, change, need, config, state, now_ns)
+    result = latency.evaluate_latency(inputs, state, config.latency)
+    weights = _update_weights(result, inputs, snapshot, config, state)
+    headroom = compute_headroom(
+        snapshot, change, config, state, CpuAllowance(need_cores=need, reclaimable_cores=result.reclaimable_cores)
     )
     advice = Advice(
         policy="latency",
         requirement_cores=need,
-        headroom=compute_headroom(
-            snapshot, change, config, memory, CpuAllowance(need_cores=need, reclaimable_cores=lending.reclaimable_cores)
-        ),
-        reclaimable_cores=lending.reclaimable_cores,
+        headroom=headroom,
+        reclaimable_cores=result.reclaimable_cores,
         idle=True,
-        claims=kept,
-        action=lending.action,
-        reason=lending.reason,
+        claims=weights,
+        action=result.action,
+        reason=result.reason,
     )
     return advice, replace(
-        memory,
-        reclaimable_cores=lending.level_cores,
-        claims=kept,
-        reclaimed_use_cores=used,
-        harmful_cores=lending.harmful_cores,
-        baseline_latency_ns=lending.baseline_latency_ns,
-        minimum_since_ns=lending.minimum_since_ns,
-        last_breach_ns=lending.last_breach_ns,
-        last_wait_ns=lending.last_wait_ns,
+        state,
+        reclaimable_cores=result.level_cores,
+        weights=weights,
+        reclaimed_use_cores=inputs.reclaimed_use_cores,
+        harmful_cores=result.harmful_cores,
+        baseline_latency_ns=result.baseline_latency_ns,
+        minimum_since_ns=result.minimum_since_ns,
+        last_breach_ns=result.last_breach_ns,
+        last_wait_ns=result.last_wait_ns,
     )
 
 
-def _drop_replaced_cgroups(memory: AdvisorState, snapshot: Snapshot) -> dict[str, float]:
-    """What containers wait by themselves, but of those that were replaced: who has a path now is another than who had it."""
-    before = memory.previous.cgroups if memory.previous is not None else {}
+def _build_latency_inputs(
+    snapshot: Snapshot, change: Rates | None, need: float, config: AdvisorConfig, state: AdvisorState, now_ns: int
+) -> LatencyInputs:
+    elapsed_ns = change.node.interval_ns if change else 0
+    used = reclaimed_use_cores(snapshot, change)
+    if used is not None:
+        used = exponential_average(state.reclaimed_use_cores, used, elapsed_ns / NS_PER_S, RECLAIMED_USE_WINDOW_S)
+    waits = online_runq_latency(snapshot, change, state.previous)
+    half_ns = config.latency.target_wait_ms * NS_PER_MS / 2
+    suspects = find_breaches(waits, dict.fromkeys(waits, half_ns), config.latency)
+    return LatencyInputs(
+        now_ns=now_ns,
+        elapsed_ns=elapsed_ns,
+        node_cpus=len(snapshot.topology.ids),
+        waits=waits,
+        reclaimed_use_cores=used,
+        requirement_cores=need,
+        enable_reclaim=config.enable_reclaim,
+        blames=measure_interference(suspects, reclaimed_cgroups(snapshot), snapshot, state.previous),
+        starved=find_starved(waits, snapshot, change, state.previous),
+        max_cores=max_reclaimable_cores(snapshot, reclaimable_nodes(snapshot, state, config), state, config),
+        pods_fresh=snapshot.pods_fresh,
+    )
+
+
+def _update_weights(
+    result: LatencyResult, inputs: LatencyInputs, snapshot: Snapshot, config: AdvisorConfig, state: AdvisorState
+) -> dict[str, float]:
+    """Weights of reclaimed containers after this cycle: aggressors lose weight on a shrink, all recover on growth."""
+    before = float(inputs.node_cpus) if state.reclaimable_cores is None else state.reclaimable_cores
+    growth = config.latency.grow_ratio_per_s * inputs.elapsed_ns / NS_PER_S
+    return update_weights(
+        state.weights,
+        reclaimed_cgroups(snapshot),
+        inputs.blames,
+        shrink_ratio=1 - result.level_cores / before if result.action == "shrink" else 0.0,
+        recovered_ratio=growth if result.action == "grow" else 0.0,
+    )
+
+
+def _drop_replaced_cgroups(state: AdvisorState, snapshot: Snapshot) -> dict[str, float]:
+    """Baseline latencies without those of cgroups that were replaced by another one of the same path."""
+    before = state.previous.cgroups if state.previous is not None else {}
     return {
         path: ns
-        for path, ns in memory.baseline_latency_ns.items()
+        for path, ns in state.baseline_latency_ns.items()
         if path not in snapshot.cgroups or path not in before or snapshot.cgroups[path].id == before[path].id
     }
 
@@ -181,123 +192,125 @@ def _size_pools(
     change: Rates | None,
     config: AdvisorConfig,
     inference: InferenceConfig,
-    memory: AdvisorState,
+    state: AdvisorState,
     now_ns: int,
 ) -> tuple[CpuAdvice, AdvisorState]:
-    """How large every pool is to be by its policy."""
-    situation = build_provision_inputs(snapshot, change, memory, inference, now_ns)
-    cpu, provided = provision_cpus(situation, memory.provision, config, config.provision)
+    inputs = build_provision_inputs(snapshot, change, state, inference, now_ns)
+    cpu, provision_state = provision_cpus(inputs, state.provision, config, config.provision)
     sizes = _add_share_pool(cpu.sizes, snapshot, config)
-    return replace(cpu, sizes=sizes), replace(memory, provision=provided)
+    return replace(cpu, sizes=sizes), replace(state, provision=provision_state)
 
 
 def _add_share_pool(sizes: Sequence[PoolSize], snapshot: Snapshot, config: AdvisorConfig) -> tuple[PoolSize, ...]:
-    """The same sizes, with a share pool for online pods that may come where there are none yet: Katalyst's smallest one."""
+    """The sizes with a share pool of Katalyst's minimum size, if there is none: online pods may start at any time."""
     if any(size.pool == "share" for size in sizes):
         return tuple(sizes)
     cpus, nodes = len(snapshot.topology.cpus), len(snapshot.topology.numa_nodes)
-    made: list[PoolSize] = []
+    result: list[PoolSize] = []
     for size in sizes:
-        most = size.cpus if config.provision.overlap else size.cpus - config.reclaim_reserve_cores(cpus, nodes)
-        if size.pool != "reclaim" or size.numa != NOT_NUMA_BOUND or most < 1:
-            made.append(size)
+        limit = size.cpus if config.provision.overlap else size.cpus - config.reclaim_reserve_cores(cpus, nodes)
+        if size.pool != "reclaim" or size.numa != NOT_NUMA_BOUND or limit < 1:
+            result.append(size)
         elif config.provision.overlap:
-            made += (PoolSize(pool="share", cpus=size.cpus), replace(size, cpus=0, overlap={"share": size.cpus}))
+            result += (PoolSize(pool="share", cpus=size.cpus), replace(size, cpus=0, overlap={"share": size.cpus}))
         else:
-            share = min(max(config.min_share_cores, ceil(config.reserve_cores(cpus))), most)
-            made += (PoolSize(pool="share", cpus=share), replace(size, cpus=size.cpus - share))
-    return tuple(made)
+            share = min(max(config.min_share_cores, ceil(config.reserve_cores(cpus))), limit)
+            result += (PoolSize(pool="share", cpus=share), replace(size, cpus=size.cpus - share))
+    return tuple(result)
 
 
 def _overlap_pools(sizes: Sequence[PoolSize], topology: Topology, reclaimable_cores: float) -> tuple[PoolSize, ...]:
-    """The same sizes for lending by priority: nothing is kept for reclaimed pods alone, who may run on every CPU, and use
-    what is lent in all; what is left of the node by pools for somebody in particular is the share pools', in proportion."""
+    """Sizes for sharing by priority: reclaimed pods may run on every CPU within a quota of `reclaimable_cores`.
+
+    Share pools get the CPUs that no other pool has, in proportion to their sizes.
+    """
     cpus = len(topology.cpus)
-    lent = apportion_cores(
+    quotas = apportion_cores(
         reclaimable_cores, cpus_per_numa_node(topology), {s.numa for s in sizes if s.pool == "reclaim"}
     )
-    sizes = [replace(s, cpus=0, quota_cores=lent.get(s.numa)) if s.pool == "reclaim" else s for s in sizes]
+    sizes = [replace(s, cpus=0, quota_cores=quotas.get(s.numa)) if s.pool == "reclaim" else s for s in sizes]
     shared = {s.pool: s.cpus for s in sizes if s.numa == NOT_NUMA_BOUND and s.pool not in _NON_ONLINE_POOLS}
     room = cpus - sum(s.cpus for s in sizes if s.pool not in shared)
     total = sum(shared.values())
-    wide = {pool: max(own * room // total, own) for pool, own in shared.items()} if total else {}
+    widened = {pool: max(own * room // total, own) for pool, own in shared.items()} if total else {}
     return tuple(
-        replace(s, overlap=wide if s.numa == NOT_NUMA_BOUND else s.overlap)
+        replace(s, overlap=widened if s.numa == NOT_NUMA_BOUND else s.overlap)
         if s.pool == "reclaim"
-        else replace(s, cpus=wide.get(s.pool, s.cpus))
+        else replace(s, cpus=widened.get(s.pool, s.cpus))
         for s in sizes
     )
 
 
 def _mark_as_hypothetical(reason: Reason) -> Reason:
-    """The same reason, where it sizes nothing: pools are as wide as can be, and waits decide what is lent of them."""
-    return replace(reason, text=f"Were pools sized by need: {reason.text}")
+    """The reason of a pool size that is not applied: with policy `latency`, the measured latency sets the quota instead."""
+    return replace(reason, text=f"If pools were sized by need: {reason.text}")
 
 
 def _advise_by_canonical(
-    snapshot: Snapshot, change: Rates | None, need: float, config: AdvisorConfig, memory: AdvisorState, cpu: CpuAdvice
+    snapshot: Snapshot, change: Rates | None, need: float, config: AdvisorConfig, state: AdvisorState, cpu: CpuAdvice
 ) -> tuple[Advice, AdvisorState]:
-    """Katalyst's way: online pools are as large as their policies say, and what is left is reclaimed pods'."""
-    lent = pool_reclaimable_cores(cpu.sizes, snapshot.topology.numa_nodes) or 0.0
-    before = lent if memory.reclaimable_cores is None else memory.reclaimable_cores
-    frozen = lent > before and not snapshot.pods_fresh and bool(memory.sizes)
+    """Katalyst's policy: the regions' policies size the online pools, and the remaining CPUs are reclaimable."""
+    reclaimable = pool_reclaimable_cores(cpu.sizes, snapshot.topology.numa_nodes) or 0.0
+    before = reclaimable if state.reclaimable_cores is None else state.reclaimable_cores
+    frozen = reclaimable > before and not snapshot.pods_fresh and bool(state.sizes)
     if frozen:
-        # Some of those who need CPU may be new, and nobody lists them.
-        cpu, lent = replace(cpu, sizes=memory.sizes), before
-    found = compute_headroom(snapshot, change, config, memory, CpuAllowance(need_cores=need, sizes=cpu.sizes))
-    verdict = max((one.reason for one in cpu.regions), key=lambda v: len(v.inputs), default=NO_ONLINE_PODS)
+        # Online pods that the stale list does not contain may need this CPU.
+        cpu, reclaimable = replace(cpu, sizes=state.sizes), before
+    headroom = compute_headroom(snapshot, change, config, state, CpuAllowance(need_cores=need, sizes=cpu.sizes))
+    reason = max((region.reason for region in cpu.regions), key=lambda r: len(r.inputs), default=NO_ONLINE_PODS)
     if len(cpu.regions) > 1:
-        verdict = replace(verdict, text=" ".join(one.reason.text for one in cpu.regions))
+        reason = replace(reason, text=" ".join(region.reason.text for region in cpu.regions))
     if frozen:
-        text = (
-            f"{verdict.text} But the list of pods is not up to date: some may be new, and no more is lent than before."
-        )
-        verdict = replace(verdict, rule=latency.PODS_UNKNOWN, text=text)
+        text = f"{reason.text} The list of pods is stale and may miss new pods: reclaimable CPU does not grow."
+        reason = replace(reason, rule=PODS_UNKNOWN, text=text)
+    action = "freeze" if frozen else "shrink" if reclaimable < before else "grow" if reclaimable > before else "hold"
     advice = Advice(
         policy="canonical",
         cpu=cpu,
         requirement_cores=need,
-        headroom=found,
-        reclaimable_cores=lent,
+        headroom=headroom,
+        reclaimable_cores=reclaimable,
         idle=False,
-        action="freeze" if frozen else "shrink" if lent < before else "grow" if lent > before else "hold",
-        reason=verdict,
+        action=action,
+        reason=reason,
     )
-    return advice, replace(memory, reclaimable_cores=lent, sizes=cpu.sizes)
+    return advice, replace(state, reclaimable_cores=reclaimable, sizes=cpu.sizes)
 
 
 class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of earlier rounds."""
+    """State that a policy keeps from one cycle to the next."""
 
     advisor: AdvisorState = AdvisorState()
     memory: MemoryAdvisorState = MemoryAdvisorState()
     reporter: ReporterState = ReporterState()
     cpus: CpusetState = CpusetState()
-    asked: KnobRequestState = KnobRequestState()
+    knob_requests: KnobRequestState = KnobRequestState()
     node: NodeAdviceState | None = None
     forecasts: ForecastState = ForecastState()
-    ceiling: AllowedCpus | None = None
+    allowed_cpus: AllowedCpus | None = None
 
 
 class ExternalAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """What advisors of somebody else's say, in the place of ours; None of one that says nothing or is not trusted."""
+    """Advice of external advisors, which replaces the computed advice; None if there is none or it is not valid."""
 
     cpu: Advice | None = None
     memory: MemoryAdvice | None = None
 
 
 def restore_policy_state(cpus: CpusetState, reclaimable_cores: float | None = None) -> PolicyState:
-    """What an agent that was just started knows of the one before it: the CPU that its quotas left, who has which CPUs, and
-    how large the pools are. Where reclaimed pods shared those of the others, that says nothing."""
+    """State of a restarted agent: the previous agent's CPU assignment, pool sizes and CPU quota of reclaimed pods.
+
+    Pools of a policy that lets reclaimed pods overlap the others are not restored: their sizes carry no information.
+    """
     pools = {} if cpus.overlap else cpus.pools()
     return PolicyState(advisor=AdvisorState(reclaimable_cores=reclaimable_cores, pools=pools), cpus=cpus)
 
 
 _NO_EXTERNAL_ADVICE = ExternalAdvice()
 HEADROOM_PODS_UNKNOWN = Headroom(
-    reason=Reason(rule=PODS_UNKNOWN, text="The list of pods is not up to date: nothing new is promised.")
+    reason=Reason(rule=PODS_UNKNOWN, text="The list of pods is stale: no new headroom is computed.")
 )
-"""Found where nobody knows who is here: what was promised before stands for a while and then goes down, by the reporter."""
+"""Headroom while the list of pods is stale: the reporter holds the reported value for a while, then lowers it."""
 
 
 def evaluate_policy(
@@ -306,97 +319,128 @@ def evaluate_policy(
     state: PolicyState,
     now_ns: int,
     external_advice: ExternalAdvice = _NO_EXTERNAL_ADVICE,
+    rates: Rates | None = None,
 ) -> tuple[PolicyResult, PolicyState]:
-    """One round; `now_ns` is CLOCK_MONOTONIC. What others say is carried out; ours goes on learning beside it."""
-    # Whom QRM bound to NUMA nodes, the advisor provides for there.
-    whole = msgspec.structs.replace(snapshot, pods=with_numa_bindings(snapshot.pods, state.cpus))
-    # CPUs that no pod may have are nobody's need and nobody's to lend; memory and power are the whole node's.
-    ceiling = allowed_cpus_of(whole, state.ceiling)
-    snapshot = without_kubelet_exclusive(restrict_to_allowed(whole, ceiling))
-    previous = state.advisor.previous
-    watched = update_forecasts(previous, snapshot, state.forecasts, config.forecast, now_ns)
-    before = msgspec.structs.replace(state.advisor, forecasts=watched.forecasts)
-    provided_for = msgspec.structs.replace(
-        snapshot, pods=pods_as_allocated(with_pending_containers(snapshot.pods, state.cpus), state.cpus)
-    )
-    before = msgspec.structs.replace(before, refused=_refused_dedicated_pods(snapshot, provided_for))
-    advice, advisor = advise_cpu(provided_for, config.advisor, before, now_ns, config.inference)
-    advisor = msgspec.structs.replace(advisor, previous=snapshot)
+    """Evaluate one cycle; return its result and the state for the next. `now_ns` is CLOCK_MONOTONIC.
+
+    External advice replaces the computed advice, whose state is updated all the same. `rates` are those since the previous
+    cycle; without them, and after a cycle that failed, they are computed.
+    """
+    rates = rates_since(state.advisor.previous, snapshot, rates)
+    node_snapshot = replace(snapshot, pods=with_numa_bindings(snapshot.pods, state.cpus))
+    # CPUs that no pod may use are neither needed nor reclaimable. Memory and power concern the whole node.
+    allowed = allowed_cpus_of(node_snapshot, state.allowed_cpus)
+    restricted = restrict_to_allowed(node_snapshot, allowed)
+    snapshot = without_kubelet_exclusive(restricted)
+    forecasts = update_forecasts(state.advisor.previous, snapshot, state.forecasts, config.forecast, now_ns)
+    allowed_rates = with_busy_limit(rates, len(snapshot.topology.cpus))
+    advice, advisor = _advise_allocated_pods(snapshot, allowed_rates, config, state, forecasts, now_ns)
     advice = advice and (external_advice.cpu or advice)
     advice, advisor, placement, cpus = _assign_cpus(advice, advisor, snapshot, state.cpus, config, now_ns)
-    advice = _add_allowed_cpus(advice, ceiling, whole)
-    situation = build_memory_inputs(whole, advisor, config, now_ns)
-    memory, remembered = advise_memory(situation, state.memory, config.memory)
-    if headroom_policy(config.advisor) == FORECAST_POLICY:
-        memory = apply_memory_forecast(memory, watched.forecasts, whole, config)
-    memory = _merge_memory_advice(external_advice.memory, memory)
-    reporter = state.reporter
-    if advice is not None and advice.headroom is not None:
-        found = _complete_headroom(advice.headroom, memory, config) if whole.pods_fresh else HEADROOM_PODS_UNKNOWN
-        lends = config.advisor.enable_reclaim
-        advertised, reporter = report_headroom(
-            found, node_capacity(snapshot), reporter, config.report, now_ns, enable_reclaim=lends
-        )
-        advice = msgspec.structs.replace(advice, headroom=found, reported_headroom=advertised)
-        advisor = msgspec.structs.replace(advisor, reported_by_numa=advertised.cores_by_numa)
-    # Only where the advisor's policy is `none` may cpusets be suppressed: nothing is placed then.
-    excluded = unshareable_cpus(snapshot, config.placing) if config.knobs.suppress.policy == "cpuset" else ()
-    asked, asked_memory = build_knob_requests(
-        restrict_to_allowed(whole, ceiling), previous, config.knobs, state.asked, excluded
+    memory_inputs = build_memory_inputs(node_snapshot, advisor, config, now_ns)
+    memory, memory_state = _advise_memory(memory_inputs, state.memory, forecasts, config, external_advice.memory)
+    advice, reporter = _report(advice, memory, snapshot, state.reporter, config, now_ns)
+    if advice is not None and advice.reported_headroom is not None:
+        advisor = replace(advisor, reported_by_numa=advice.reported_headroom.cores_by_numa)
+    restricted_rates = with_busy_limit(rates, len(restricted.topology.cpus))
+    knob_requests, knob_state = build_knob_requests(
+        restricted, restricted_rates, config.knobs, state.knob_requests, _excluded_cpus(snapshot, config)
     )
     if advice is not None:
-        # A pod is shown with one reason, and to be without the CPUs that it asks for is the graver one.
-        rejected = {**asked.bandwidth.rejected, **advice.rejected}
-        advice = msgspec.structs.replace(advice, cards=asked.bandwidth.cards, rejected=rejected)
-    node, node_memory = _advise_node(whole, advisor, config, state, now_ns)
-    judged = PolicyResult(
+        # A pod shows one reason: the missing CPUs take precedence over the missing bandwidth.
+        rejected = {**knob_requests.bandwidth.rejected, **advice.rejected}
+        noted = with_allowed_cpus_note(advice.reason, allowed, len(node_snapshot.topology.cpus))
+        advice = replace(advice, cards=knob_requests.bandwidth.cards, rejected=rejected, reason=noted)
+    node, node_state = _advise_node(node_snapshot, rates, advisor, config, state, now_ns)
+    result = PolicyResult(
         advice=advice,
         placement=placement,
         memory=memory,
-        named=writable_cgroups(situation, config.memory),
-        asked=asked,
+        extra_cgroups=writable_cgroups(memory_inputs, config.memory),
+        knob_requests=knob_requests,
         node=node,
-        forecasts=watched.forecasts,
-        ceiling=ceiling,
-        reclaim_roots=situation.roots,
+        forecasts=forecasts.forecasts,
+        allowed_cpus=allowed,
+        reclaim_roots=memory_inputs.roots,
     )
-    return judged, PolicyState(
+    return result, PolicyState(
         advisor=advisor,
-        memory=remembered,
+        memory=memory_state,
         reporter=reporter,
         cpus=cpus,
-        asked=asked_memory,
-        node=node_memory,
-        forecasts=watched,
-        ceiling=ceiling,
+        knob_requests=knob_state,
+        node=node_state,
+        forecasts=forecasts,
+        allowed_cpus=allowed,
     )
 
 
-def _complete_headroom(headroom: Headroom, memory: MemoryAdvice, config: AgentConfig) -> Headroom:
-    """What can be promised of both."""
-    return merge_memory_headroom(headroom, memory.headroom_bytes, memory.headroom_by_numa, config.advisor)
+def _excluded_cpus(snapshot: Snapshot, config: AgentConfig) -> Collection[int]:
+    """Return the CPUs that suppression of reclaimed pods must not use."""
+    # Only with the advisor's policy `none`, which assigns no CPUs, may cpusets be suppressed.
+    return unshareable_cpus(snapshot, config.placing) if config.knobs.suppress.policy == "cpuset" else ()
 
 
-def _refused_dedicated_pods(snapshot: Snapshot, provided_for: Snapshot) -> frozenset[str]:
-    """Pods that do not run as what they ask for, by key."""
-    both = zip(snapshot.pods, provided_for.pods, strict=True)
-    return frozenset(mine.key for mine, its in both if mine.qos is not its.qos)
-
-
-def _add_allowed_cpus(advice: Advice | None, ceiling: AllowedCpus | None, whole: Snapshot) -> Advice | None:
-    """The same, and where CPUs are nobody's to give, that they are."""
-    if advice is None:
-        return None
-    return msgspec.structs.replace(
-        advice, reason=with_allowed_cpus_note(advice.reason, ceiling, len(whole.topology.cpus))
+def _advise_allocated_pods(
+    snapshot: Snapshot,
+    rates: Rates | None,
+    config: AgentConfig,
+    state: PolicyState,
+    forecasts: ForecastState,
+    now_ns: int,
+) -> tuple[Advice | None, AdvisorState]:
+    """CPU advice for the pods as QRM allocated them: a dedicated pod without CPUs of its own counts as a shared one."""
+    allocated = replace(
+        snapshot, pods=pods_as_allocated(with_pending_containers(snapshot.pods, state.cpus), state.cpus)
     )
+    pairs = zip(snapshot.pods, allocated.pods, strict=True)
+    refused = frozenset(pod.key for pod, as_allocated in pairs if pod.qos is not as_allocated.qos)
+    before = replace(state.advisor, forecasts=forecasts.forecasts, refused=refused)
+    advice, advisor = advise_cpu(allocated, config.advisor, before, now_ns, config.inference, rates)
+    return advice, replace(advisor, previous=snapshot)
 
 
-def _merge_memory_advice(external: MemoryAdvice | None, computed: MemoryAdvice) -> MemoryAdvice:
-    """What somebody else's advisor says, if any, and how short memory is, which it does not say."""
-    if external is None:
-        return computed
-    return msgspec.structs.replace(external, condition=computed.condition, numa_conditions=computed.numa_conditions)
+def _report(
+    advice: Advice | None,
+    memory: MemoryAdvice,
+    snapshot: Snapshot,
+    state: ReporterState,
+    config: AgentConfig,
+    now_ns: int,
+) -> tuple[Advice | None, ReporterState]:
+    """Complete the headroom by memory, and compute from it what the node reports."""
+    if advice is None or advice.headroom is None:
+        return advice, state
+    headroom = HEADROOM_PODS_UNKNOWN
+    if snapshot.pods_fresh:
+        headroom = merge_memory_headroom(
+            advice.headroom, memory.headroom_bytes, memory.headroom_by_numa, config.advisor
+        )
+    reported, reporter = report_headroom(
+        headroom,
+        node_capacity(snapshot),
+        state,
+        config.report,
+        now_ns,
+        enable_reclaim=config.advisor.enable_reclaim,
+    )
+    return replace(advice, headroom=headroom, reported_headroom=reported), reporter
+
+
+def _advise_memory(
+    inputs: MemoryInputs,
+    state: MemoryAdvisorState,
+    forecasts: ForecastState,
+    config: AgentConfig,
+    external: MemoryAdvice | None,
+) -> tuple[MemoryAdvice, MemoryAdvisorState]:
+    """Computed memory advice, or the external advice with the computed pressure, which the protocol does not carry."""
+    memory, state = advise_memory(inputs, state, config.memory)
+    if external is not None:
+        memory = replace(external, condition=memory.condition, numa_conditions=memory.numa_conditions)
+    elif headroom_policy(config.advisor) == FORECAST_POLICY:
+        memory = apply_memory_forecast(memory, forecasts.forecasts, inputs.snapshot, config)
+    return memory, state
 
 
 def _assign_cpus(
@@ -407,29 +451,40 @@ def _assign_cpus(
     config: AgentConfig,
     now_ns: int,
 ) -> tuple[Advice | None, AdvisorState, CpusetAllocation | None, CpusetState]:
-    """The same advice with the CPUs of the pools; without CPUs there is none."""
+    """Assign CPUs to the pools of the advice; without a CPU topology there is no advice."""
     if advice is None or not snapshot.topology.cpus:
         return None, advisor, None, cpuset_state
     by_numa = {} if advice.headroom is None else advice.headroom.cores_by_numa
-    cpuset_state = msgspec.structs.replace(cpuset_state, numa_headroom=by_numa)
+    cpuset_state = replace(cpuset_state, numa_headroom=by_numa)
     placement, cpus = allocate_cpusets(
         advice.cpu.sizes, snapshot.pods, snapshot.topology, cpuset_state, config.placing, now_ns
     )
-    # `fallback` is no pool of its own: it is all that are not reclaimed pods'.
+    # `fallback` is not a separate pool: it contains all CPUs outside of the reclaim pool.
     pools = tuple(pool for pool in placement.pools if pool.name != FALLBACK)
-    advisor = msgspec.structs.replace(advisor, pools={pool.name: pool.cpus for pool in pools}, cpus=placement.cpus)
-    lent = float(sum(len(pool.cpus) for pool in pools if pool.name == RECLAIM_POOL))
-    # Where pools are asked for that do not fit together, less is there to be lent than their sizes leave.
-    lent = advice.reclaimable_cores if advice.idle else min(advice.reclaimable_cores, lent)
-    advice = msgspec.structs.replace(advice, pools=pools, reclaimable_cores=lent, rejected=placement.rejected)
+    advisor = replace(advisor, pools={pool.name: pool.cpus for pool in pools}, cpus=placement.cpus)
+    reclaimable = advice.reclaimable_cores
+    if not advice.idle:
+        # Pools that do not fit together leave fewer CPUs to reclaim than their sizes suggest.
+        reclaimable = min(reclaimable, float(sum(len(pool.cpus) for pool in pools if pool.name == RECLAIM_POOL)))
+    advice = replace(advice, pools=pools, reclaimable_cores=reclaimable, rejected=placement.rejected)
     return advice, advisor, placement, cpus
 
 
 def _advise_node(
-    snapshot: Snapshot, advisor: AdvisorState, config: AgentConfig, state: PolicyState, now_ns: int
+    snapshot: Snapshot,
+    rates: Rates | None,
+    advisor: AdvisorState,
+    config: AgentConfig,
+    state: PolicyState,
+    now_ns: int,
 ) -> tuple[NodeAdvice | None, NodeAdviceState | None]:
     if not (config.power.enable or config.overcommit.enable):
         return None, None
-    from agent.advisor.node_advice import NodeAdviceState, advise_node  # noqa: PLC0415 - few nodes ask for it
+    from agent.advisor.node_advice import (  # noqa: PLC0415 - few nodes enable it
+        NodeAdviceInputs,
+        NodeAdviceState,
+        advise_node,
+    )
 
-    return advise_node(snapshot, state.advisor.previous, advisor, config, state.node or NodeAdviceState(), now_ns)
+    inputs = NodeAdviceInputs(snapshot=snapshot, previous=state.advisor.previous, rates=rates, now_ns=now_ns)
+    return advise_node(inputs, advisor, config, state.node or NodeAdviceState())

@@ -6,43 +6,50 @@ The static ratios of the Node are upper bounds. A pod that is not measured count
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from agent.advisor.advisor_state import AdvisorState, ContainerDemand
+from agent.advisor.advisor_state import NS_PER_S, AdvisorState, ContainerDemand
 from agent.advisor.pod_usage import pod_cpu_cores, sum_if_all_known, sum_if_any
-from agent.advisor.power_capping import PowerInputs, PowerState, advise_power, mean_watts, parse_power_spec
+from agent.advisor.power_capping import (
+    PowerInputs,
+    PowerSpec,
+    PowerState,
+    advise_power,
+    domain_watts,
+    node_watts,
+    package_watts,
+    parse_power_spec,
+)
 from agent.config.advisor import OvercommitConfig
 from agent.config.config import AgentConfig
 from api.advice import NodeAdvice, OvercommitAdvice, PowerAction
 from api.knobs import Reason
 from api.pod import Pod
 from api.qos import QoSLevel
-from api.rates import Rates, compute_rates
+from api.quantity import format_bytes, format_cores
+from api.rates import Rates
 from api.snapshot import CgroupSample, Snapshot
 
-GIB = 1 << 30
-_ANNOTATION_PREFIX = "katalyst.kubewharf.io/"
-CPU_RATIO_KEY = f"{_ANNOTATION_PREFIX}cpu_overcommit_ratio"
-MEMORY_RATIO_KEY = f"{_ANNOTATION_PREFIX}memory_overcommit_ratio"
+ANNOTATION_PREFIX = "katalyst.kubewharf.io/"
+CPU_RATIO_KEY = f"{ANNOTATION_PREFIX}cpu_overcommit_ratio"
+MEMORY_RATIO_KEY = f"{ANNOTATION_PREFIX}memory_overcommit_ratio"
 
 
 class PodLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod: what it requests and what it uses; None where nothing is requested or nothing is measured."""
+    """Request and use of one pod; None without a request or a measurement."""
 
-    pod: str
-    """`namespace/name`."""
     cpu_request_cores: float | None = None
     cpu_used_cores: float | None = None
     """The largest of use, load1 and load5."""
     memory_request_bytes: float | None = None
     memory_used_bytes: float | None = None
-    """Resident."""
+    """Resident memory."""
 
 
 class _ResourceLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """All pods together, of one resource; `used` is None where nothing can be said of some pod."""
+    """Sum of all pods for one resource; `used` is None if some pod has neither a measurement nor a request."""
 
     requested: float
     used: float | None
@@ -55,17 +62,17 @@ def compute_overcommit(
     static: Mapping[str, str],
     config: OvercommitConfig,
 ) -> OvercommitAdvice:
-    """Ratios of CPU and memory. `static` is the Node's annotations: an absent or unreadable ratio there is 1."""
+    """Return the ratios of CPU and memory. `static` is the Node's annotations: a ratio that is absent or invalid there is 1."""
     cpu = _sum_loads([(pod.cpu_request_cores, pod.cpu_used_cores) for pod in pods])
     memory = _sum_loads([(pod.memory_request_bytes, pod.memory_used_bytes) for pod in pods])
-    found_cpu = _resource_ratio(cpu, allocatable_cores, config.target_cpu, config.estimated_cpu)
-    found_memory = _resource_ratio(memory, allocatable_bytes, config.target_memory, config.estimated_memory)
-    most_cpu, most_memory = _static_ratio(static, CPU_RATIO_KEY), _static_ratio(static, MEMORY_RATIO_KEY)
+    cpu_ratio = _resource_ratio(cpu, allocatable_cores, config.target_cpu, config.estimated_cpu)
+    memory_ratio = _resource_ratio(memory, allocatable_bytes, config.target_memory, config.estimated_memory)
+    max_cpu_ratio, max_memory_ratio = _static_ratio(static, CPU_RATIO_KEY), _static_ratio(static, MEMORY_RATIO_KEY)
     text = (
-        f"{_ratio_text('CPU', cpu, allocatable_cores, found_cpu, most_cpu, ' cores')}"
-        f" {_ratio_text('Memory', memory, allocatable_bytes, found_memory, most_memory, ' GiB')}"
+        f"{_ratio_text('CPU', cpu, allocatable_cores, cpu_ratio, max_cpu_ratio, format_cores)}"
+        f" {_ratio_text('Memory', memory, allocatable_bytes, memory_ratio, max_memory_ratio, format_bytes)}"
     )
-    verdict = Reason(
+    reason = Reason(
         rule="overcommit_realtime",
         text=text,
         threshold=config.target_cpu,
@@ -73,56 +80,31 @@ def compute_overcommit(
             "cpu_requested_cores": cpu.requested,
             "cpu_used_cores": cpu.used,
             "cpu_allocatable_cores": allocatable_cores,
-            "cpu_static_ratio": most_cpu,
+            "cpu_static_ratio": max_cpu_ratio,
             "memory_requested_bytes": memory.requested,
             "memory_used_bytes": memory.used,
             "memory_allocatable_bytes": allocatable_bytes,
-            "memory_static_ratio": most_memory,
+            "memory_static_ratio": max_memory_ratio,
         },
     )
     return OvercommitAdvice(
-        cpu_ratio=min(found_cpu, most_cpu), memory_ratio=min(found_memory, most_memory), reason=verdict
+        cpu_ratio=min(cpu_ratio, max_cpu_ratio), memory_ratio=min(memory_ratio, max_memory_ratio), reason=reason
     )
 
 
 def overcommit_ratio(allocatable: float, requested: float, used: float, target: float, estimated: float) -> float:
-    """Katalyst's formula; 1 where nothing is requested or nothing is there."""
+    """Return Katalyst's overcommit ratio; 1 without requests or without capacity."""
     if requested <= 0 or allocatable <= 0:
         return 1.0
     load = max(min(used / requested, 1.0), estimated)
     return max(((allocatable * target - used) / load + requested) / allocatable, 1.0)
 
 
-def overcommit_annotations(
-    found: OvercommitAdvice, cpu_manager: str, memory_manager: str, pods: Sequence[Pod]
-) -> dict[str, str]:
-    """What goes to the CNR's metadata; the managers are the kubelet's policies (`static`, `None`)."""
-    pinned = 0 if cpu_manager.lower() == "none" else sum(guaranteed_cpus(pod) for pod in pods)
-    return {
-        CPU_RATIO_KEY: f"{found.cpu_ratio:.2f}",
-        MEMORY_RATIO_KEY: f"{found.memory_ratio:.2f}",
-        f"{_ANNOTATION_PREFIX}overcommit_cpu_manager": cpu_manager,
-        f"{_ANNOTATION_PREFIX}overcommit_memory_manager": memory_manager,
-        f"{_ANNOTATION_PREFIX}guaranteed_cpus": str(pinned),
-    }
-
-
-def guaranteed_cpus(pod: Pod) -> int:
-    """CPUs that the kubelet's static policy pins for a pod: whole-numbered requests of a Guaranteed one."""
-    for container in pod.containers:
-        limits = (container.cpu_limit_cores, container.memory_limit_bytes)
-        requests = (container.cpu_request_cores, container.memory_request_bytes)
-        if None in limits or limits != requests:
-            return 0
-    requested = [container.cpu_request_cores or 0.0 for container in pod.containers]
-    return sum(int(cores) for cores in requested if cores == int(cores))
-
-
 def _sum_loads(pods: Sequence[tuple[float | None, float | None]]) -> _ResourceLoad:
     used: float | None = 0.0
     for request, measured in pods:
-        taken = request if measured is None else measured
-        used = None if used is None or taken is None else used + taken
+        counted = request if measured is None else measured
+        used = None if used is None or counted is None else used + counted
     return _ResourceLoad(requested=sum(request or 0.0 for request, _ in pods), used=used)
 
 
@@ -140,33 +122,34 @@ def _static_ratio(node: Mapping[str, str], key: str) -> float:
     return value if 1.0 <= value < float("inf") else 1.0
 
 
-def _ratio_text(name: str, load: _ResourceLoad, allocatable: float | None, found: float, most: float, unit: str) -> str:
+def _ratio_text(
+    name: str,
+    load: _ResourceLoad,
+    allocatable: float | None,
+    ratio: float,
+    max_ratio: float,
+    show: Callable[[float], str],
+) -> str:
     if allocatable is None or load.used is None:
-        return f"{name}: what is there or what is used is not known, so nothing is overcommitted."
-    scale = GIB if unit == " GiB" else 1
-    used, requested, there = (f"{value / scale:.4g}" for value in (load.used, load.requested, allocatable))
-    text = f"{name}: {used} used of {requested} requested on {there}{unit}: {min(found, most):.2f}"
-    return f"{text}, bounded by the node's {most:.2f}." if most < found else f"{text}."
+        return f"{name}: the capacity or the use is not known, so it is not overcommitted."
+    text = f"{name}: {show(load.used)} used of {show(load.requested)} requested and {show(allocatable)} allocatable"
+    bound = f", bounded by the node's {max_ratio:.2f}" if max_ratio < ratio else ""
+    return f"{text}: overcommit ratio {min(ratio, max_ratio):.2f}{bound}."
 
 
 _RESIDENT_COUNTERS = ("anon", "total_rss", "rss")
-"""Resident memory in memory.stat: of version 2, and of version 1 with and without all cgroups below."""
+"""Resident memory in memory.stat: of version 2, and of version 1 with and without descendants."""
 
 
 def pod_loads(
     snapshot: Snapshot, change: Rates | None, containers: Mapping[str, ContainerDemand]
 ) -> tuple[PodLoad, ...]:
-    """What every pod requests and uses, for `overcommit`; load counts as use where the advisor remembers it."""
+    """Return request and use of every pod for `compute_overcommit`; load counts as use where the advisor has it."""
     return tuple(
         PodLoad(
-            pod=pod.key,
-            cpu_request_cores=sum_if_any(
-                c.cpu_request_cores for c in pod.containers if c.cpu_request_cores is not None
-            ),
+            cpu_request_cores=sum_if_any(c.cpu_request_cores for c in pod.containers),
             cpu_used_cores=_pod_load_cores(pod, snapshot, change, containers),
-            memory_request_bytes=sum_if_any(
-                c.memory_request_bytes for c in pod.containers if c.memory_request_bytes is not None
-            ),
+            memory_request_bytes=sum_if_any(c.memory_request_bytes for c in pod.containers),
             memory_used_bytes=sum_if_all_known(_resident_bytes(snapshot.cgroups.get(c.cgroup)) for c in pod.containers),
         )
         for pod in snapshot.pods
@@ -176,12 +159,12 @@ def pod_loads(
 def _pod_load_cores(
     pod: Pod, snapshot: Snapshot, change: Rates | None, containers: Mapping[str, ContainerDemand]
 ) -> float | None:
-    """Use of a pod, or its load over one or five minutes where that is more."""
-    known = [containers[c.cgroup] for c in pod.containers if c.cgroup in containers]
+    """Use of a pod, or its load over one or five minutes if that is higher."""
+    demands = [containers[c.cgroup] for c in pod.containers if c.cgroup in containers]
     sums = [
         pod_cpu_cores(pod, snapshot, change, absent=None),
-        sum_if_any(memory.load1 for memory in known if memory.load1 is not None),
-        sum_if_any(memory.load5 for memory in known if memory.load5 is not None),
+        sum_if_any(demand.load1 for demand in demands),
+        sum_if_any(demand.load5 for demand in demands),
     ]
     return None if sums[0] is None else max(value for value in sums if value is not None)
 
@@ -192,79 +175,99 @@ def _resident_bytes(sample: CgroupSample | None) -> float | None:
     return next((float(sample.memory_stat[name]) for name in _RESIDENT_COUNTERS if name in sample.memory_stat), None)
 
 
-NS_PER_S = 1_000_000_000
 _SETTLING_RULE = "power_settling"
+_UNKNOWN_RULES = _NOT_READ, _INVALID = "power_alert_unknown", "power_alert_invalid"
 
 
 class NodeAdviceState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of earlier rounds."""
+    """State kept from one cycle to the next."""
 
     power: PowerState = PowerState()
-    answered: PowerAction | None = None
+    last_action: PowerAction | None = None
     overcommit: OvercommitAdvice | None = None
     overcommit_ns: int | None = None
 
 
+class NodeAdviceInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """Measurements of one cycle, and the rates since the previous one."""
+
+    snapshot: Snapshot
+    previous: Snapshot | None
+    rates: Rates | None
+    now_ns: int
+
+
 def advise_node(
-    snapshot: Snapshot,
-    previous: Snapshot | None,
-    advisor: AdvisorState,
-    config: AgentConfig,
-    memory: NodeAdviceState,
-    now_ns: int,
+    measured: NodeAdviceInputs, advisor: AdvisorState, config: AgentConfig, state: NodeAdviceState
 ) -> tuple[NodeAdvice, NodeAdviceState]:
-    """What stands now. `advisor` is what CPU advice remembers after this round, `previous` the snapshot before this one."""
-    power, kept = None, memory.power
+    """Return power and overcommit advice. `advisor` is the state after this cycle's CPU advice."""
+    power, power_state, releases = None, PowerState(), True
     if config.power.enable:
-        situation = _build_power_inputs(snapshot, previous, config, now_ns)
-        power, kept = advise_power(situation, memory.power, config.power)
-        if power.reason.rule == _SETTLING_RULE and memory.answered is not None:
-            power = memory.answered
-    found, found_ns = None, None
+        inputs = _build_power_inputs(measured, config)
+        releases = not config.power.capping or (inputs.spec is None and inputs.unknown is None)
+        power, power_state = advise_power(inputs, state.power, config.power)
+        last = state.last_action
+        if power.reason.rule == _SETTLING_RULE and last is not None and last.reason.rule not in _UNKNOWN_RULES:
+            power = last
+    overcommit, overcommit_ns = None, None
     if config.overcommit.enable:
-        found, found_ns = memory.overcommit, memory.overcommit_ns
-        due = found_ns is None or not 0 <= now_ns - found_ns < config.overcommit.period_s * NS_PER_S
-        if due and previous is not None:
-            found, found_ns = _measure_overcommit(snapshot, previous, advisor, config), now_ns
-    return NodeAdvice(power=power, overcommit=found), NodeAdviceState(
-        power=kept, answered=power, overcommit=found, overcommit_ns=found_ns
+        overcommit, overcommit_ns = state.overcommit, state.overcommit_ns
+        now_ns = measured.now_ns
+        due = overcommit_ns is None or not 0 <= now_ns - overcommit_ns < config.overcommit.period_s * NS_PER_S
+        # Without the Node's own ratios, which bound these, nothing is known.
+        if due and measured.previous is not None and measured.snapshot.node.annotations is not None:
+            overcommit, overcommit_ns = _measure_overcommit(measured, advisor, config), now_ns
+    advice = NodeAdvice(
+        power=power,
+        power_cap=power_state.cap if config.power.capping else None,
+        releases_power_cap=releases,
+        overcommit=overcommit,
+    )
+    return advice, NodeAdviceState(
+        power=power_state, last_action=power, overcommit=overcommit, overcommit_ns=overcommit_ns
     )
 
 
-def _build_power_inputs(snapshot: Snapshot, previous: Snapshot | None, config: AgentConfig, now_ns: int) -> PowerInputs:
+def _build_power_inputs(measured: NodeAdviceInputs, config: AgentConfig) -> PowerInputs:
+    snapshot, rates = measured.snapshot, measured.rates
     running = [pod for pod in snapshot.pods if any(c.cgroup in snapshot.cgroups for c in pod.containers)]
-    change = None if previous is None else compute_rates(_without_cgroups(previous), _without_cgroups(snapshot))
-    busy = None if change is None else change.node.busy_cores
+    busy = None if rates is None else rates.node.busy_cores
     cpus = len(snapshot.topology.cpus)
+    spec, unknown = _read_alert(snapshot, config.power.annotation_prefix)
+    watts = {} if measured.previous is None else domain_watts(measured.previous, snapshot)
     return PowerInputs(
-        now_ns=now_ns,
+        now_ns=measured.now_ns,
         wall_time_ns=snapshot.wall_time_ns,
-        spec=parse_power_spec(config.node.annotations, config.power.annotation_prefix),
-        watts=None if previous is None else mean_watts(previous, snapshot),
+        spec=spec,
+        unknown=unknown,
+        watts=node_watts(watts),
+        package_watts=package_watts(watts),
         cpu_ratio=busy / cpus if busy is not None and cpus else None,
         pods=len(running),
         evictable=sum(pod.qos is QoSLevel.RECLAIMED for pod in running),
     )
 
 
-def _without_cgroups(snapshot: Snapshot) -> Snapshot:
-    """The node alone, of which rates cost nothing."""
-    return msgspec.structs.replace(snapshot, cgroups={})
+def _read_alert(snapshot: Snapshot, prefix: str) -> tuple[PowerSpec | None, Reason | None]:
+    """Return the alert of the Node, and why it is not known. An invalid alert changes nothing, as in Katalyst."""
+    if snapshot.node.annotations is None:
+        text = "The annotations of the Node are not known yet: no action is taken."
+        return None, Reason(rule=_NOT_READ, text=text)
+    try:
+        return parse_power_spec(snapshot.node.annotations, prefix), None
+    except ValueError as error:
+        return None, Reason(rule=_INVALID, text=f"The power alert is invalid: {error}.")
 
 
-def _measure_overcommit(
-    snapshot: Snapshot, previous: Snapshot, advisor: AdvisorState, config: AgentConfig
-) -> OvercommitAdvice:
-    loads = pod_loads(snapshot, compute_rates(previous, snapshot), advisor.containers)
+def _measure_overcommit(measured: NodeAdviceInputs, advisor: AdvisorState, config: AgentConfig) -> OvercommitAdvice:
+    snapshot = measured.snapshot
+    loads = pod_loads(snapshot, measured.rates, advisor.containers)
     cpus = len(snapshot.topology.cpus) - len(advisor.pools.get("reserve", ()))
+    memory = snapshot.node.memory_total_bytes
     return compute_overcommit(
         loads,
         float(cpus) if snapshot.topology.cpus else None,
-        _as_float(snapshot.node.memory_total_bytes),
-        config.node.annotations,
+        None if memory is None else float(memory),
+        snapshot.node.annotations or {},
         config.overcommit,
     )
-
-
-def _as_float(value: int | None) -> float | None:
-    return None if value is None else float(value)

@@ -14,11 +14,11 @@ _NON_CACHE_COUNTERS = (
     ("total_inactive_anon", "total_active_anon", "total_unevictable"),  # version 1, all cgroups below included
     ("inactive_anon", "active_anon", "unevictable"),
 )
-"""What Koordinator counts as memory in use: everything but the page cache."""
+"""Memory in use by Koordinator's definition: everything but the page cache."""
 
 
 def reclaimed_cpu_by_numa(snapshot: Snapshot, change: Rates | None, bound: Collection[int]) -> dict[int, float | None]:
-    """CPU that reclaimed pods use, of each bound NUMA node and of UNBOUND; None where some of it is not known."""
+    """Return the CPU use of reclaimed pods by bound NUMA node and NOT_NUMA_BOUND; None if a part is not measured."""
     used: dict[int, float | None] = dict.fromkeys((*bound, NOT_NUMA_BOUND), None if change is None else 0.0)
     for pod in snapshot.pods:
         if pod.qos is not QoSLevel.RECLAIMED:
@@ -30,7 +30,7 @@ def reclaimed_cpu_by_numa(snapshot: Snapshot, change: Rates | None, bound: Colle
 
 
 def pod_cpu_cores(pod: Pod, snapshot: Snapshot, change: Rates | None, *, absent: float | None) -> float | None:
-    """CPU of a pod's containers; `absent` is what one without a cgroup counts for."""
+    """Return the CPU use of a pod's containers; `absent` is the value of a container without a cgroup."""
     if change is None:
         return None
     cores = []
@@ -44,7 +44,7 @@ def pod_cpu_cores(pod: Pod, snapshot: Snapshot, change: Rates | None, *, absent:
 
 
 def non_cache_bytes(sample: CgroupSample | None) -> float | None:
-    """Memory of a cgroup but for its page cache, in bytes; None where it is not known."""
+    """Return the memory of a cgroup without its page cache, in bytes; None if it is not measured."""
     if sample is None:
         return None
     for names in _NON_CACHE_COUNTERS:
@@ -54,7 +54,7 @@ def non_cache_bytes(sample: CgroupSample | None) -> float | None:
 
 
 def sum_if_all_known(values: Iterable[float | None]) -> float | None:
-    """Their sum, or None where one is not known."""
+    """Return the sum of the values; None if one of them is None."""
     total = 0.0
     for value in values:
         if value is None:
@@ -63,25 +63,17 @@ def sum_if_all_known(values: Iterable[float | None]) -> float | None:
     return total
 
 
-def sum_if_any(values: Iterable[float]) -> float | None:
-    """Their sum, or None where there are none."""
-    found = list(values)
-    return float(sum(found)) if found else None
+def sum_if_any(values: Iterable[float | None]) -> float | None:
+    """Return the sum of the values that are not None; None without such a value."""
+    measured = [value for value in values if value is not None]
+    return float(sum(measured)) if measured else None
+
+
+def reclaimed_cgroups(snapshot: Snapshot) -> list[str]:
+    """Return the cgroups of the containers of reclaimed pods."""
+    return [c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers]
 
 
 def reclaimed_use_cores(snapshot: Snapshot, change: Rates | None) -> float | None:
-    """CPU that reclaimed pods use; None unless it is known of all of them."""
-    if change is None:
-        return None
-    total = 0.0
-    for pod in snapshot.pods:
-        if pod.qos is not QoSLevel.RECLAIMED:
-            continue
-        for container in pod.containers:
-            rate = change.cgroups.get(container.cgroup)
-            if rate is None or rate.cpu_cores is None:
-                if container.cgroup in snapshot.cgroups:
-                    return None
-                continue
-            total += rate.cpu_cores
-    return total
+    """Return the CPU use of all reclaimed pods; None unless all of them are measured."""
+    return reclaimed_cpu_by_numa(snapshot, change, ())[NOT_NUMA_BOUND]

@@ -1,48 +1,49 @@
 """Answers a power alert of the Node: Katalyst's power-aware plugin with its strategy `evict first`.
-Watts are whole numbers. s0 lowers frequencies until the budget is met; p0 evicts reclaimed pods, then lowers
-power by at most 10 % if the node is busy; p1 and p2 do nothing. An operation in the annotations (evict,
-freqcap, noop) replaces the action of the level.
+Watts are whole numbers. s0 caps power to the budget; p0 evicts reclaimed pods, then lowers power by at most 10 % if the
+node is busy; p1 and p2 do nothing. An operation in the annotations (evict, freqcap, noop) replaces the action of the
+level. A cap stays in force until the alert is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from enum import IntEnum
 from math import ceil, e, isfinite
 
 import msgspec
+from msgspec.structs import replace
 
+from agent.advisor.advisor_state import NS_PER_S
 from agent.config.advisor import PowerConfig
-from api.advice import PowerAction, PowerActionKind
+from api.advice import PowerAction, PowerActionKind, PowerCap
 from api.knobs import Reason
 from api.rates import delta
 from api.snapshot import Snapshot
 
-NS_PER_S = 1_000_000_000
 _NS_PER_US = 1000
-_PLATFORM, _DRAM = "psys", "dram"
+_PLATFORM, _DRAM, _PACKAGE = "psys", "dram", "package"
 RESPONSE_S: Mapping[str, int] = {"s0": 120, "p0": 1800, "p1": 3600, "p2": 14400}
-"""By level: how soon after the alert the budget has to be met."""
+"""By level: seconds after the alert within which the budget has to be met."""
 
 
 class PowerOperation(IntEnum):
-    """What the alert asks for (power-internal-op)."""
+    """Operation that the alert requests (power-internal-op)."""
 
     AUTO = 0
     THROTTLE = 1
-    """Katalyst does nothing for it; neither is anything done here."""
+    """Does nothing, as in Katalyst."""
     EVICT = 2
     FREQ_CAP = 4
     NOOP = 8
 
 
 class PowerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A power alert as the node's annotations have it."""
+    """A power alert from the node's annotations."""
 
     level: str
-    """s0, p0, p1, p2, or one that nobody knows."""
+    """One of s0, p0, p1, p2, or an unknown level."""
     budget_watts: int
     alert_time_ns: int
     """CLOCK_REALTIME."""
@@ -50,146 +51,179 @@ class PowerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PowerInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known when an alert is answered."""
+    """Inputs of the answer to a power alert."""
 
     now_ns: int
     wall_time_ns: int
     spec: PowerSpec | None
-    """None where there is no alert."""
+    """None without an alert."""
+    unknown: Reason | None = None
+    """Why it is not known whether there is an alert: then nothing changes."""
     watts: float | None
-    """What the node draws (`watts`)."""
+    """Mean power of the node (`node_watts`)."""
+    package_watts: tuple[float, ...] = ()
+    """Mean power of each processor package."""
     cpu_ratio: float | None = None
-    """Busy share of the node. Where it is not known frequencies are lowered, within the same bounds, as Katalyst does."""
+    """Busy share of the node. If it is not measured, frequencies are lowered within the same bounds, as in Katalyst."""
     pods: int = 0
-    """All that run here,"""
+    """Number of pods on the node."""
     evictable: int = 0
-    """and those of reclaimed_cores."""
+    """Number of reclaimed_cores pods among them."""
 
 
 class PowerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of earlier answers to the same alert."""
+    """State of the answers to one alert."""
 
     acted_ns: int | None = None
-    capped: bool = False
-    """Whether power has to be let go when the alert is over."""
+    cap: PowerCap | None = None
+    """The cap in force, released when the alert is over."""
     lowering: bool = False
-    """Whether the previous answer was a cap: only then is what changed since its effect."""
+    """Whether the previous answer was a cap: only then is a decrease since its effect."""
     lowered_percent: int = 0
-    """By caps so far, in all."""
+    """Total decrease by caps so far."""
     last_watts: int | None = None
 
 
-def parse_power_spec(annotations: Mapping[str, str], prefix: str) -> PowerSpec | None:
-    """The alert of a node's annotations; None without one. Raises ValueError that names the annotation."""
+def power_annotation_keys(prefix: str) -> tuple[str, str, str, str]:
+    """Return the keys of an alert's level, budget, time and operation."""
     start = f"{prefix}/" if prefix else ""
-    level = annotations.get(f"{start}power-alert", "").lower()
+    return f"{start}power-alert", f"{start}power-budget", f"{start}power-alert-time", f"{start}power-internal-op"
+
+
+def parse_power_spec(annotations: Mapping[str, str], prefix: str) -> PowerSpec | None:
+    """Return the alert of a node's annotations; None without one. Raises ValueError that names the annotation."""
+    level_key, budget_key, time_key, operation_key = power_annotation_keys(prefix)
+    level = annotations.get(level_key, "").lower()
     if not level:
         return None
-    budget = _parse_watts(annotations, f"{start}power-budget")
-    key = f"{start}power-internal-op"
-    code = annotations.get(key, "0")
+    budget = _parse_watts(annotations, budget_key)
+    code, time = annotations.get(operation_key, "0"), annotations.get(time_key, "")
     try:
         operation = PowerOperation(int(code))
     except ValueError:
-        raise ValueError(f"annotation {key}: {code!r} is none of 0, 1, 2, 4 and 8") from None
-    key = f"{start}power-alert-time"
+        raise ValueError(f"annotation {operation_key}: {code!r:.80} is not one of 0, 1, 2, 4, 8") from None
     when: datetime | None = None
     with suppress(ValueError):
-        when = datetime.fromisoformat(annotations.get(key, ""))
+        when = datetime.fromisoformat(time)
     if when is None or when.tzinfo is None:
-        raise ValueError(f"annotation {key}: {annotations.get(key, '')!r} is not a time such as 2026-01-02T03:04:05Z")
+        raise ValueError(f"annotation {time_key}: {time!r:.80} is not a time such as 2026-01-02T03:04:05Z")
     return PowerSpec(
         level=level, budget_watts=int(budget), operation=operation, alert_time_ns=round(when.timestamp()) * NS_PER_S
     )
 
 
-def mean_watts(before: Snapshot, now: Snapshot) -> float | None:
-    """Mean power between two snapshots by RAPL: of the platform where it is metered, else of packages and memory.
+def domain_watts(before: Snapshot, now: Snapshot) -> Mapping[str, float]:
+    """Return the mean power between two snapshots by RAPL domain.
 
-    None without counters, and where one of them is new or has wrapped around.
+    Empty without counters, and if one of them is new or has wrapped around.
     """
     elapsed_ns = now.taken_at_ns - before.taken_at_ns
-    if elapsed_ns <= 0 or not now.node.power_uj:
-        return None
-    spent: dict[str, int] = {}
+    watts: dict[str, float] = {}
     for domain, energy in now.node.power_uj.items():
         change = delta(before.node.power_uj.get(domain), energy)
-        if change is None:
-            return None
-        spent[domain] = change
-    if _PLATFORM in spent:
-        total = spent[_PLATFORM]
-    else:
-        metered = [n for n in spent if n.rpartition("/")[2] == _DRAM or (n.startswith("package") and "/" not in n)]
-        if not metered:
-            return None
-        total = sum(spent[name] for name in metered)
-    return total * _NS_PER_US / elapsed_ns
+        if change is None or elapsed_ns <= 0:
+            return {}
+        watts[domain] = change * _NS_PER_US / elapsed_ns
+    return watts
+
+
+def node_watts(watts: Mapping[str, float]) -> float | None:
+    """Return the power of the platform if it is metered, else of packages and memory; None if none is metered."""
+    if _PLATFORM in watts:
+        return watts[_PLATFORM]
+    memory = [power for domain, power in watts.items() if domain.rpartition("/")[2] == _DRAM]
+    metered = (*package_watts(watts), *memory)
+    return sum(metered) if metered else None
+
+
+def package_watts(watts: Mapping[str, float]) -> tuple[float, ...]:
+    """Return the power of each processor package."""
+    return tuple(power for domain, power in watts.items() if domain.startswith(_PACKAGE) and "/" not in domain)
+
+
+def package_limit(target_watts: int, total_watts: float, packages: Sequence[float]) -> int:
+    """Return the limit of every package, in watts, with which the node draws `target_watts` under its present load.
+
+    Packages that draw less keep their power, and so does the rest of the node. At least 1; 0 without packages.
+    """
+    budget = target_watts - max(total_watts - sum(packages), 0.0)
+    limit = 0.0
+    for number, power in enumerate(sorted(packages)):
+        limit = budget / (len(packages) - number)
+        if power >= limit:
+            break
+        budget -= power
+    return max(int(limit), 1) if packages else 0
 
 
 def evict_percent(budget_watts: int, watts_now: int, left_s: float) -> int:
-    """Percent of pods to evict for an excess of power, 1 at least and 100 at most."""
+    """Return the percentage of pods to evict for an excess of power, between 1 and 100."""
     excess = 100 - budget_watts * 100 // watts_now
     tens_of_minutes = int(int(left_s / 60) / 10)
     return int(min(max(excess * (e / 2) ** -tens_of_minutes, 1.0), 100.0))
 
 
-def advise_power(inputs: PowerInputs, memory: PowerState, config: PowerConfig) -> tuple[PowerAction, PowerState]:
-    """What to do now; `noop` between two periods, and where an input is missing."""
+def advise_power(inputs: PowerInputs, state: PowerState, config: PowerConfig) -> tuple[PowerAction, PowerState]:
+    """Return the action for this cycle; `noop` between two periods, and if an input is missing."""
     spec, now_ns = inputs.spec, inputs.now_ns
+    if inputs.unknown is not None:
+        return _noop_action(inputs.unknown.rule, inputs.unknown.text), state
     if spec is None:
-        if memory.capped:
-            text = "The power alert is over: frequencies are let go."
-            return _plain_action(PowerActionKind.RESET, "power_alert_over", text), PowerState()
+        if state.cap is not None:
+            text = "The power alert is over: the power cap is released."
+            return PowerAction(
+                kind=PowerActionKind.RESET, reason=Reason(rule="power_alert_over", text=text)
+            ), PowerState()
         return _noop_action("power_no_alert", "There is no power alert."), PowerState()
-    if memory.acted_ns is not None and now_ns < memory.acted_ns:
-        memory = PowerState(capped=memory.capped)  # of another boot: what was lowered then is no longer
-    if memory.acted_ns is not None and now_ns - memory.acted_ns < config.period_s * NS_PER_S:
-        return _noop_action("power_settling", f"Less than {config.period_s:g} s since the previous answer."), memory
+    if state.acted_ns is not None and now_ns < state.acted_ns:
+        state = PowerState(cap=state.cap)  # the clock of another boot
+    if state.acted_ns is not None and now_ns - state.acted_ns < config.period_s * NS_PER_S:
+        return _noop_action("power_settling", f"Less than {config.period_s:g} s since the previous answer."), state
     if spec.operation is PowerOperation.NOOP:
-        return _noop_action("power_told_noop", "The alert asks for nothing to be done."), memory
+        return _noop_action("power_told_noop", "The alert requests no action."), state
     if spec.level not in RESPONSE_S:
-        return _noop_action("power_unknown_level", f"Nobody knows the alert level {spec.level!r}."), memory
+        return _noop_action("power_unknown_level", f"The alert level {spec.level!r} is unknown."), state
     measured = inputs.watts
     if measured is None or not isfinite(measured) or measured < 1:
-        return _noop_action("power_unknown", "What the node draws is not known, so nothing is done about it."), memory
+        return _noop_action("power_unknown", "The power of the node is not measured: no action is taken."), state
     now_watts = int(measured)
-    memory = msgspec.structs.replace(
-        memory, acted_ns=now_ns, last_watts=now_watts, lowered_percent=_lowered_percent(memory, now_watts)
-    )
+    state = replace(state, acted_ns=now_ns, last_watts=now_watts, lowered_percent=_lowered_percent(state, now_watts))
     if now_watts <= spec.budget_watts:
         text = f"The node draws {now_watts} W, within its budget of {spec.budget_watts} W."
-        return _noop_action("power_within_budget", text), msgspec.structs.replace(memory, lowering=False)
-    action = _select_action(inputs, spec, now_watts, memory, config)
-    cap = action.kind is PowerActionKind.CAP
+        return _noop_action("power_within_budget", text), replace(state, lowering=False)
+    action = _select_action(inputs, spec, now_watts, state, config)
     if action.kind is not PowerActionKind.NOOP:
-        action = msgspec.structs.replace(action, at_ns=now_ns)
-    return action, msgspec.structs.replace(memory, lowering=cap, capped=memory.capped or cap)
+        action = replace(action, at_ns=now_ns)
+    if action.kind is not PowerActionKind.CAP:
+        return action, replace(state, lowering=False)
+    limit = package_limit(action.target_watts, measured, inputs.package_watts)
+    cap = PowerCap(target_watts=action.target_watts, package_watts=limit, reason=action.reason)
+    return action, replace(state, lowering=True, cap=cap)
 
 
-def _lowered_percent(memory: PowerState, now_watts: int) -> int:
-    """What caps have lowered power by, in percent; what rose meanwhile was not their effect."""
-    before = memory.last_watts
-    if not memory.lowering or before is None or now_watts >= before:
-        return memory.lowered_percent
-    return memory.lowered_percent + (before - now_watts) * 100 // before
+def _lowered_percent(state: PowerState, now_watts: int) -> int:
+    """Total decrease by caps in percent; an increase since the last cap does not count."""
+    before = state.last_watts
+    if not state.lowering or before is None or now_watts >= before:
+        return state.lowered_percent
+    return state.lowered_percent + (before - now_watts) * 100 // before
 
 
 def _select_action(
-    inputs: PowerInputs, spec: PowerSpec, now_watts: int, memory: PowerState, config: PowerConfig
+    inputs: PowerInputs, spec: PowerSpec, now_watts: int, state: PowerState, config: PowerConfig
 ) -> PowerAction:
     over = f"The node draws {now_watts} W of {spec.budget_watts} W at alert {spec.level}"
-    match _resolve_operation(inputs, spec, memory, config):
+    match _resolve_operation(inputs, spec, state, config):
         case PowerOperation.EVICT:
             return _evict_action(inputs, spec, now_watts, over)
         case PowerOperation.FREQ_CAP:
-            return _cap_action(spec, now_watts, memory, config, over)
+            return _cap_action(spec, now_watts, state, config, over)
         case _:
-            return _noop_action("power_nothing_to_do", f"{over}: nothing is done at this level, or nothing can be.")
+            return _noop_action("power_nothing_to_do", f"{over}: this level has no action, or none is possible.")
 
 
-def _resolve_operation(inputs: PowerInputs, spec: PowerSpec, memory: PowerState, config: PowerConfig) -> PowerOperation:
-    """What the alert asks for, or what its level means."""
+def _resolve_operation(inputs: PowerInputs, spec: PowerSpec, state: PowerState, config: PowerConfig) -> PowerOperation:
+    """The operation of the alert, or the one that its level implies."""
     if spec.operation is not PowerOperation.AUTO:
         return spec.operation
     if spec.level == "s0":
@@ -199,41 +233,40 @@ def _resolve_operation(inputs: PowerInputs, spec: PowerSpec, memory: PowerState,
     if inputs.evictable > 0:
         return PowerOperation.EVICT
     idle = inputs.cpu_ratio is not None and inputs.cpu_ratio <= config.voluntary_cpu_ratio
-    return (
-        PowerOperation.NOOP if idle or memory.lowered_percent >= config.voluntary_percent else PowerOperation.FREQ_CAP
-    )
+    return PowerOperation.NOOP if idle or state.lowered_percent >= config.voluntary_percent else PowerOperation.FREQ_CAP
 
 
-def _evict_action(situation: PowerInputs, spec: PowerSpec, now_watts: int, over: str) -> PowerAction:
-    left_s = (spec.alert_time_ns - situation.wall_time_ns) / NS_PER_S + RESPONSE_S[spec.level]
+def _evict_action(inputs: PowerInputs, spec: PowerSpec, now_watts: int, over: str) -> PowerAction:
+    left_s = (spec.alert_time_ns - inputs.wall_time_ns) / NS_PER_S + RESPONSE_S[spec.level]
     percent = evict_percent(spec.budget_watts, now_watts, left_s)
-    count = min(ceil(situation.pods * percent / 100), situation.evictable)
-    text = f"{over}, with {left_s / 60:.0f} min left: {percent} % of {situation.pods} pods go, {count} reclaimed ones."
+    count = min(ceil(inputs.pods * percent / 100), inputs.evictable)
+    text = f"{over}, {left_s / 60:.0f} min left: evict {percent} % of {inputs.pods} pods, {count} of them reclaimed."
     if count == 0:
-        return _noop_action("power_nobody_to_evict", f"{text} There are none.")
-    inputs = {"watts": now_watts, "left_s": round(left_s, 1), "pods": situation.pods, "evictable": situation.evictable}
+        return _noop_action("power_nobody_to_evict", f"{text} No reclaimed pod is left to evict.")
+    observed = {"watts": now_watts, "left_s": round(left_s, 1), "pods": inputs.pods, "evictable": inputs.evictable}
     return PowerAction(
         kind=PowerActionKind.EVICT,
         percent=percent,
         count=count,
         current_watts=now_watts,
-        reason=Reason(rule="power_evict", text=text, threshold=spec.budget_watts, inputs=inputs),
+        reason=Reason(rule="power_evict", text=text, threshold=spec.budget_watts, inputs=observed),
     )
 
 
-def _cap_action(spec: PowerSpec, now_watts: int, memory: PowerState, config: PowerConfig, over: str) -> PowerAction:
-    """A cap to the budget at s0; at other levels no lower than what is left of the percentage that may be lowered."""
+def _cap_action(spec: PowerSpec, now_watts: int, state: PowerState, config: PowerConfig, over: str) -> PowerAction:
+    """Cap to the budget at s0; at other levels within the percentage that may be lowered."""
     target = spec.budget_watts
-    text = f"{over}: power is capped to {target} W."
+    text = f"{over}: cap power to {target} W."
     if spec.level != "s0":
-        left = max(config.voluntary_percent - memory.lowered_percent, 0)
+        left = max(config.voluntary_percent - state.lowered_percent, 0)
         if left == 0:
             return _noop_action(
-                "power_lowered_enough", f"{over}, and caps have lowered it by {memory.lowered_percent} % already."
+                "power_lowered_enough",
+                f"{over}; caps have already lowered it by {state.lowered_percent} %, the maximum.",
             )
         target = max((100 - left) * now_watts // 100, target)
-        text = f"{over}: power is capped to {target} W, {left} % lower at most."
-    inputs = {"watts": now_watts, "lowered_percent": memory.lowered_percent, "budget_watts": spec.budget_watts}
+        text = f"{over}: cap power to {target} W, at most {left} % lower."
+    inputs = {"watts": now_watts, "lowered_percent": state.lowered_percent, "budget_watts": spec.budget_watts}
     return PowerAction(
         kind=PowerActionKind.CAP,
         target_watts=target,
@@ -242,12 +275,8 @@ def _cap_action(spec: PowerSpec, now_watts: int, memory: PowerState, config: Pow
     )
 
 
-def _plain_action(kind: PowerActionKind, rule: str, text: str) -> PowerAction:
-    return PowerAction(kind=kind, reason=Reason(rule=rule, text=text))
-
-
 def _noop_action(rule: str, text: str) -> PowerAction:
-    return _plain_action(PowerActionKind.NOOP, rule, text)
+    return PowerAction(kind=PowerActionKind.NOOP, reason=Reason(rule=rule, text=text))
 
 
 def _parse_watts(annotations: Mapping[str, str], key: str) -> float:
@@ -257,12 +286,12 @@ def _parse_watts(annotations: Mapping[str, str], key: str) -> float:
     except ValueError:
         value = float("nan")
     if not isfinite(value) or value < 0:
-        raise ValueError(f"annotation {key}: {text!r} is not a number of watts")
+        raise ValueError(f"annotation {key}: {text!r:.80} is not a number of watts")
     return value
 
 
 def check_power_annotations(annotations: Mapping[str, str], prefix: str) -> str:
-    """What is wrong with a power alert among the node's annotations; empty where all is well."""
+    """Return what is wrong with the power alert in the node's annotations; empty without a problem."""
     try:
         parse_power_spec(annotations, prefix)
     except ValueError as error:

@@ -10,113 +10,119 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from agent.config.units import Ratio, Seconds, check_ascending
+from agent.config.units import GIB, Fraction, Ratio, Seconds, check_ascending
 from api.qos import QoSLevel
 
 GraceSeconds = Annotated[float, Meta(ge=0, le=86_400)]
 Samples = Annotated[int, Meta(ge=1, le=1000)]
 Factor = Annotated[float, Meta(gt=0, le=1000)]
-Fraction = Annotated[float, Meta(ge=0, le=1)]
+
+
+NumaCpuScorer = Literal["Usage", "WorkloadEvictionFrequency"]
 
 
 class CpuLoadEvictionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """cpu-pressure-load-plugin: more tasks of a pool want to run than it has CPUs."""
+    """Plugin `cpu-pressure-load-plugin`: more runnable tasks in a pool than CPUs."""
 
     upper_bound_ratio: Factor = 1.8
-    """[loadUpperBoundRatio] hard above this many times the pool's size;"""
+    """[loadUpperBoundRatio] Hard threshold, runnable tasks per CPU."""
     lower_bound_ratio: Factor = 1.0
-    """[loadLowerBoundRatio] soft above this many times."""
+    """[loadLowerBoundRatio] Soft threshold, runnable tasks per CPU."""
     threshold_met_percentage: Ratio = 0.8
-    """[loadThresholdMetPercentage] so large a part of the last samples has to be above."""
+    """[loadThresholdMetPercentage] Share of the samples above the threshold."""
     ring_size: Samples = 10
-    """[loadMetricRingSize] samples that count."""
+    """[loadMetricRingSize] Samples that count."""
     sample_s: Seconds = 30.0
-    """[loadEvictionSyncPeriod] between two samples."""
+    """[loadEvictionSyncPeriod] Time between samples."""
     cool_down_s: Seconds = 300.0
-    """[loadEvictionCoolDownTime] between two victims."""
+    """[loadEvictionCoolDownTime] Time between victims."""
     skip_pools: tuple[str, ...] = ("reclaim", "dedicated", "fallback", "reserve")
-    """[loadPressureEvictionSkipPools] pools that are not judged; isolation pools never are."""
+    """[loadPressureEvictionSkipPools] Pools to skip; isolation pools always are."""
     grace_s: GraceSeconds | None = None
-    """[gracePeriod] of its victims; the pod's own unless set."""
+    """[gracePeriod] Grace period of victims; unset: the pod's."""
 
 
 class CpuSuppressionEvictionConfig(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
 ):
-    """cpu-pressure-suppression-plugin: reclaimed pods get so little of what they requested that they are better elsewhere."""
+    """Plugin `cpu-pressure-suppression-plugin`: reclaimed pods get much less CPU than requested."""
 
     max_tolerance_rate: Factor = 5.0
-    """[maxSuppressionToleranceRate] requests over supply that a pod has to bear at most, whatever it says it bears."""
+    """[maxSuppressionToleranceRate] Tolerated requests / supply; a pod's annotation can only lower it."""
     min_tolerance_s: Seconds = 300.0
-    """[minSuppressionToleranceDuration] for longer than this."""
+    """[minSuppressionToleranceDuration] Time above the tolerance before eviction."""
     grace_s: GraceSeconds | None = None
-    """[gracePeriod] of its victims; the pod's own unless set."""
+    """[gracePeriod] Grace period of victims; unset: the pod's."""
 
 
 class NumaCpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """numa-cpu-pressure-plugin: the shared pods that are bound to a NUMA node use too much of it."""
+    """Plugin `numa-cpu-pressure-plugin`: shared pods bound to a NUMA node use too much of it."""
 
     usage_threshold: Ratio | None = None
-    """[cpuUsageRatioThreshold] use over size of the NUMA node; unless set, what Katalyst has for such CPUs."""
+    """[cpuUsageRatioThreshold] Used share of the NUMA node; unset: Katalyst's value for the CPU model."""
     expand_factor: Factor = 1.1
-    """[thresholdExpandFactor] the threshold times this is what use is held against."""
+    """[thresholdExpandFactor] Factor of the threshold."""
     threshold_met_percentage: Ratio = 0.7
-    """[thresholdMetPercentage] so large a part of the last samples has to be above."""
+    """[thresholdMetPercentage] Share of the samples above the threshold."""
     ring_size: Samples = 4
-    """[metricRingSize] samples that count."""
+    """[metricRingSize] Samples that count."""
     sample_s: Seconds = 15.0
-    """Between two samples."""
+    """Time between samples."""
     grace_s: GraceSeconds | None = None
-    """[gracePeriod] of its victims; the pod's own unless set."""
+    """[gracePeriod] Grace period of victims; unset: the pod's."""
+    scorers: tuple[NumaCpuScorer, ...] = ("Usage",)
+    """[enabledScorers] Scores that are added: `Usage`, how well the pod's use fits the excess; `WorkloadEvictionFrequency`,
+    which spares workloads that this agent evicted lately."""
 
 
 class NumaSysConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """numa-sys-cpu-pressure-plugin: a NUMA node is busy, and most of it in the kernel."""
+    """Plugin `numa-sys-cpu-pressure-plugin`: a NUMA node is busy, mostly in the kernel."""
 
     usage_soft: Ratio = 0.4
-    """[numaCPUUsageSoftThreshold] use over size of the NUMA node."""
+    """[numaCPUUsageSoftThreshold] Soft threshold of the NUMA node's use."""
     usage_hard: Ratio = 0.5
-    """[numaCPUUsageHardThreshold] the same."""
+    """[numaCPUUsageHardThreshold] Hard threshold of the NUMA node's use."""
     system_soft: Ratio = 0.4
-    """[numaSysOverTotalUsageSoftThreshold] part of it that the kernel uses."""
+    """[numaSysOverTotalUsageSoftThreshold] Soft threshold of the kernel's share of it."""
     system_hard: Ratio = 0.5
-    """[numaSysOverTotalUsageHardThreshold] the same."""
+    """[numaSysOverTotalUsageHardThreshold] Hard threshold of the kernel's share of it."""
     victim_system: Fraction = 0.3
-    """[numaSysOverTotalUsageEvictionThreshold] a victim spends so much of its own use in the kernel."""
+    """[numaSysOverTotalUsageEvictionThreshold] Minimum kernel share of a victim's use."""
     threshold_met_percentage: Ratio = 0.7
-    """[thresholdMetPercentage] so large a part of the last samples has to be above."""
+    """[thresholdMetPercentage] Share of the samples above the threshold."""
     ring_size: Samples = 4
-    """[metricRingSize] samples that count."""
+    """[metricRingSize] Samples that count."""
     sample_s: Seconds = 10.0
-    """[syncPeriod] between two samples."""
+    """[syncPeriod] Time between samples."""
     grace_s: GraceSeconds | None = 60.0
-    """[gracePeriod] of its victims."""
+    """[gracePeriod] Grace period of victims; unset: the pod's."""
 
 
 class KoordinatorCpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """koordinator-cpu-evict: Koordinator's BECPUEvict, CPUAllocatableEvict and CPUEvict. Names in brackets are its own."""
+    """Plugin `koordinator-cpu-evict`: Koordinator's BECPUEvict, CPUAllocatableEvict and CPUEvict, with its names in
+    brackets."""
 
     satisfaction_lower: Ratio = 0.6
-    """[cpuEvictBESatisfactionLowerPercent] what reclaimed pods may use over what they requested; at most 0.6."""
+    """[cpuEvictBESatisfactionLowerPercent] Evict if reclaimed pods may use at most this share of their requests; above
+    0.6 it counts as 0.6."""
     satisfaction_upper: Ratio = 0.8
-    """[cpuEvictBESatisfactionUpperPercent] pods leave until it is this much again."""
+    """[cpuEvictBESatisfactionUpperPercent] Evict until that share is reached."""
     usage_ratio: Ratio = 0.9
-    """[cpuEvictBEUsageThresholdPercent] only while they use so much of what they may."""
+    """[cpuEvictBEUsageThresholdPercent] Evict only while they use this share of their supply."""
     node_threshold: Ratio | None = None
-    """[cpuEvictThresholdPercent] CPU use of the node; not judged unless set."""
+    """[cpuEvictThresholdPercent] CPU use of the node; unset: not checked."""
     node_lower: Ratio | None = None
-    """[cpuEvictLowerPercent] down to this; 0.02 below the threshold unless set."""
+    """[cpuEvictLowerPercent] Evict down to this use; unset: 0.02 below the threshold."""
     allocatable_threshold: Factor | None = None
-    """[cpuAllocatableEvictThresholdPercent] requests over what is promised; not judged unless set."""
+    """[cpuAllocatableEvictThresholdPercent] Requests / headroom; unset: not checked."""
     window_s: Seconds = 60.0
-    """[cpuEvictTimeWindowSeconds] over which use is averaged; at least a third of its samples has to be there."""
+    """[cpuEvictTimeWindowSeconds] Averaging time of use; needs a third of its samples."""
     cool_down_s: Seconds = 20.0
-    """[cpuEvictCoolTimeSeconds] between two rounds of victims."""
+    """[cpuEvictCoolTimeSeconds] Time between evictions."""
     grace_s: GraceSeconds | None = None
-    """Of its victims; the pod's own unless set."""
+    """Grace period of victims; unset: the pod's."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what no single field's bounds can say."""
         check_ascending("satisfactionLower", self.satisfaction_lower, "satisfactionUpper", self.satisfaction_upper)
         check_ascending("nodeLower", self.node_lower, "nodeThreshold", self.node_threshold)
 
@@ -124,85 +130,86 @@ class KoordinatorCpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 Bytes = Annotated[int, Meta(ge=0, le=1 << 50)]
 Rate = Annotated[float, Meta(ge=0)]
 Cycles = Annotated[int, Meta(ge=0, le=10_000)]
-GIB = 1 << 30
 
 
 class ReclaimedPressureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """reclaimed-resource-pressure-eviction-plugin, and the same for each NUMA node: reclaimed pods requested too much."""
+    """Plugins `reclaimed-resource-pressure-eviction-plugin` and `reclaimed-numa-resource-pressure-eviction-plugin`:
+    reclaimed pods request much more than the headroom."""
 
     cpu_threshold: Factor = 5.0
-    """[evictionThreshold reclaimed_millicpu] their requests over what is promised."""
+    """[evictionThreshold reclaimed_millicpu] Ratio of CPU requests to headroom."""
     memory_threshold: Factor = 5.0
-    """[evictionThreshold reclaimed_memory] the same of memory."""
+    """[evictionThreshold reclaimed_memory] Ratio of memory requests to headroom."""
     cpu_soft_threshold: Factor = 1.5
-    """[softEvictionThreshold] from here on pods that ask for it (pod_soft_evict_notify) are told, one at a time."""
+    """[softEvictionThreshold] CPU ratio from which pods with pod_soft_evict_notify are notified, one at a time."""
     memory_soft_threshold: Factor = 1.2
-    """[softEvictionThreshold] the same of memory."""
+    """[softEvictionThreshold] The same for memory."""
     tolerance_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
-    """[thresholdMetToleranceDuration] of the hard threshold."""
+    """[thresholdMetToleranceDuration] Time above the hard threshold before eviction."""
     soft_tolerance_s: Annotated[float, Meta(ge=0, le=86_400)] = 300.0
-    """Of the soft one: what is promised goes up and down with the load."""
+    """Time above the soft threshold before a notification."""
     grace_s: GraceSeconds | None = 60.0
-    """[gracePeriod] of its victims."""
+    """[gracePeriod] Grace period of victims; unset: the pod's."""
 
 
 class NumaMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """numa-memory-pressure-eviction-plugin: a NUMA node runs out of free memory."""
+    """Plugin `numa-memory-pressure-eviction-plugin`: a NUMA node runs out of free memory."""
 
     reclaimed_rounds: Cycles = 6
-    """[numaFreeBelowWatermarkTimesReclaimedThreshold] more rounds than this below the low mark: a reclaimed pod leaves."""
+    """[numaFreeBelowWatermarkTimesReclaimedThreshold] Cycles below the low watermark before a reclaimed pod is
+    evicted."""
     any_rounds: Cycles = 12
-    """[numaFreeBelowWatermarkTimesThreshold] so many rounds: any pod may have to."""
+    """[numaFreeBelowWatermarkTimesThreshold] Cycles below the low watermark before any pod may be evicted."""
     fast_wait_rounds: Cycles = 1
-    """[numaFreeConstraintFastEvictionWaitCycle] so many rounds below the minimum, after the first, do the same."""
+    """[numaFreeConstraintFastEvictionWaitCycle] Cycles below the minimum, after the first, with the same effect."""
     victim_ratio: Fraction = 0.001
-    """[numaVictimMinimumUtilizationThreshold] a victim uses so much of the NUMA node at least."""
+    """[numaVictimMinimumUtilizationThreshold] Minimum share of the NUMA node that a victim uses."""
     reclaimed_grace_s: GraceSeconds | None = 1.0
-    """[reclaimedGracePeriod] of reclaimed pods."""
+    """[reclaimedGracePeriod] Grace period of reclaimed victims; unset: the pod's."""
     grace_s: GraceSeconds | None = None
-    """[gracePeriod] of others; the pod's own unless set."""
+    """[gracePeriod] Grace period of other victims; unset: the pod's."""
 
 
 class SystemMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """system-memory-pressure-eviction-plugin: the whole node is short of memory."""
+    """Plugin `system-memory-pressure-eviction-plugin`: the whole node is short of memory."""
 
     free_minimum_bytes: Bytes = 0
-    """[systemFreeMemoryThresholdMinimum] free memory below this, or below total x watermark_scale_factor / 10000."""
+    """[systemFreeMemoryThresholdMinimum] Minimum free memory, or total x watermark_scale_factor / 10000 if larger."""
     kswapd_pages_per_s: Rate = 2000.0
-    """[systemKswapdRateThreshold] pages that background reclaim takes away in a second,"""
+    """[systemKswapdRateThreshold] Pages that kswapd reclaims per second."""
     kswapd_s: Seconds = 120.0
-    """[systemKswapdRateExceedDurationThreshold] for so long."""
+    """[systemKswapdRateExceedDurationThreshold] Time above that rate."""
     psi_avg10: Rate = 15.0
-    """[PSI some avg10] of the burstable pods' root, in per cent,"""
+    """[PSI some avg10] Memory pressure of the burstable root in percent."""
     psi_pods: Annotated[int, Meta(ge=1)] = 3
-    """of so many pods at least that stall themselves,"""
+    """Minimum number of stalled pods."""
     psi_pod_avg10: Rate = 1.0
-    """each by more than this,"""
+    """Pressure in percent above which a pod is stalled."""
     psi_pods_mean: Rate = 4.0
-    """and by this on average,"""
+    """Minimum mean pressure of these pods in percent."""
     psi_s: Seconds = 15.0
-    """for so long: a reclaimed pod leaves; three times as long: any."""
+    """Duration before a reclaimed pod is evicted; three times as long for others."""
     psi_roots: tuple[str, ...] = ("/kubepods/burstable", "/kubepods.slice/kubepods-burstable.slice")
-    """Where the burstable pods are; the first that exists."""
+    """Cgroups of burstable pods; the first that exists counts."""
     cool_down_s: Seconds = 35.0
-    """[systemPressureCoolDownPeriod] between two victims."""
+    """[systemPressureCoolDownPeriod] Time between victims."""
     grace_s: GraceSeconds | None = None
-    """[gracePeriod] of its victims; the pod's own unless set."""
+    """[gracePeriod] Grace period of victims; unset: the pod's."""
 
 
 class RssOveruseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """rss-overuse-eviction-plugin: a pod uses more memory than it requested."""
+    """Plugin `rss-overuse-eviction-plugin`: a pod uses more memory than requested."""
 
     ratio: Factor = 1.05
-    """[rssOveruseRateThreshold] resident memory over requests; the pod's rss_overuse_threshold overrides it."""
+    """[rssOveruseRateThreshold] Resident memory / requests; the pod's rss_overuse_threshold overrides it."""
     labels: Mapping[str, str] = {}
-    """[rssOveruseEvictionFilter] only pods that have all of these labels."""
+    """[rssOveruseEvictionFilter] Only pods with all of these labels."""
     grace_s: GraceSeconds | None = None
-    """[gracePeriod] of its victims; the pod's own unless set."""
+    """[gracePeriod] Grace period of victims; unset: the pod's."""
 
 
 class FilesystemThreshold(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """So much, or such a part of the whole; the number counts where both are set, and nothing where neither is."""
+    """An amount, or a part of the file system; `number` takes precedence, and unset there is no threshold."""
 
     number: Annotated[int, Meta(ge=0)] | None = None
     """Bytes, or inodes."""
@@ -210,95 +217,95 @@ class FilesystemThreshold(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """Part of the file system."""
 
     def of(self, capacity: int) -> float | None:
-        """How much that is on a file system of this capacity; None where nothing is set."""
+        """Return the threshold on a file system with this capacity; None if unset."""
         if self.number is not None:
             return self.number
         return None if self.ratio is None else self.ratio * capacity
 
 
 class RootfsPressureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """rootfs-pressure-eviction-plugin: the file system of images and writable layers fills up."""
+    """Plugin `rootfs-pressure-eviction-plugin`: the file system of images and writable layers is full."""
 
     mount: str = "/"
     """Mount point of that file system."""
     minimum_free: FilesystemThreshold = FilesystemThreshold()
-    """[minimumImageFsFreeThreshold] less than this free is too little; not judged unless set."""
+    """[minimumImageFsFreeThreshold] Minimum free space; unset: not checked."""
     minimum_free_inodes: FilesystemThreshold = FilesystemThreshold()
-    """[minimumImageFsInodesFreeThreshold] the same of inodes."""
+    """[minimumImageFsInodesFreeThreshold] Minimum free inodes; unset: not checked."""
     minimum_capacity_bytes: Bytes = 10 * GIB
-    """[minimumImageFsDiskCapacityThreshold] smaller file systems are not judged."""
+    """[minimumImageFsDiskCapacityThreshold] Smaller file systems are not checked."""
     pod_minimum: FilesystemThreshold = FilesystemThreshold()
-    """[podMinimumUsedThreshold] pods that use less stay."""
+    """[podMinimumUsedThreshold] Pods that use less space are not evicted."""
     pod_minimum_inodes: FilesystemThreshold = FilesystemThreshold()
-    """[podMinimumInodesUsedThreshold] the same of inodes."""
+    """[podMinimumInodesUsedThreshold] Pods that use fewer inodes are not evicted."""
     reclaimed_priority: FilesystemThreshold = FilesystemThreshold()
-    """[reclaimedQoSPodUsedPriorityThreshold] reclaimed pods that use more leave before all others."""
+    """[reclaimedQoSPodUsedPriorityThreshold] Reclaimed pods that use more space are evicted first."""
     reclaimed_priority_inodes: FilesystemThreshold = FilesystemThreshold()
-    """[reclaimedQoSPodInodesUsedPriorityThreshold] the same of inodes."""
+    """[reclaimedQoSPodInodesUsedPriorityThreshold] Reclaimed pods that use more inodes are evicted first."""
     grace_s: GraceSeconds | None = None
-    """[gracePeriod] of its victims; the pod's own unless set."""
+    """[gracePeriod] Grace period of victims; unset: the pod's."""
 
 
 class RootfsOveruseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """rootfs-overuse-eviction-plugin: one pod writes too much into its writable layers."""
+    """Plugin `rootfs-overuse-eviction-plugin`: one pod writes too much into its writable layers."""
 
     mount: str = "/"
-    """Mount point of the file system of writable layers."""
+    """Mount point of the writable layers."""
     levels: tuple[QoSLevel, ...] = (QoSLevel.SHARED,)
-    """[rootfsOveruseEvictionSupportedQoSLevels] whose pods are judged."""
+    """[rootfsOveruseEvictionSupportedQoSLevels] Levels to check."""
     shared: FilesystemThreshold = FilesystemThreshold()
-    """[sharedQoSRootfsOveruseThreshold] not judged unless set; at least 20 GiB or a tenth of the file system."""
+    """[sharedQoSRootfsOveruseThreshold] Threshold of shared pods, at least 20 GiB or a tenth of the file system; unset:
+    not checked."""
     reclaimed: FilesystemThreshold = FilesystemThreshold()
-    """[reclaimedQoSRootfsOveruseThreshold] the same of reclaimed pods."""
+    """[reclaimedQoSRootfsOveruseThreshold] Threshold of reclaimed pods; unset: not checked."""
     shared_namespaces: tuple[str, ...] = ("default",)
-    """[sharedQoSNamespaceFilter] only shared pods of these."""
+    """[sharedQoSNamespaceFilter] Only shared pods in these namespaces."""
     count: Annotated[int, Meta(ge=1, le=100)] = 1
-    """[rootfsOveruseEvictionCount] victims put forward in a round."""
+    """[rootfsOveruseEvictionCount] Victims per cycle."""
     grace_s: GraceSeconds | None = None
-    """[gracePeriod] of its victims; the pod's own unless set."""
+    """[gracePeriod] Grace period of victims; unset: the pod's."""
 
 
 class NicEvictionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """network-eviction-plugin: a network card has no bandwidth left to give."""
+    """Plugin `network-eviction-plugin`: a network card has no bandwidth left."""
 
     tolerance_s: Seconds = 300.0
-    """[nicUnhealthyToleranceDuration] for so long."""
+    """[nicUnhealthyToleranceDuration] Time before eviction."""
     grace_s: GraceSeconds | None = None
-    """[gracePeriod] of its victims; the pod's own unless set."""
+    """[gracePeriod] Grace period of victims; unset: the pod's."""
 
 
 class KoordinatorMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """koordinator-memory-evict: Koordinator's MemoryEvict. Names in brackets are its own."""
+    """Plugin `koordinator-memory-evict`: Koordinator's MemoryEvict, with its names in brackets."""
 
     threshold: Ratio = 0.7
-    """[memoryEvictThresholdPercent] memory in use over the node's."""
+    """[memoryEvictThresholdPercent] Used share of the node's memory."""
     lower: Ratio | None = None
-    """[memoryEvictLowerPercent] down to this; 0.02 below the threshold unless set."""
+    """[memoryEvictLowerPercent] Evict down to this share; unset: 0.02 below the threshold."""
     reclaimed_only: bool = True
-    """[MemoryEvict of BE pods, or of all by priority] False lets any pod leave, lowest priority first."""
+    """[MemoryEvict of BE pods, or of all by priority] `false` evicts any pod, lowest priority first."""
     cool_down_s: Seconds = 4.0
-    """[memoryEvictCoolTimeSeconds] between two rounds of victims."""
+    """[memoryEvictCoolTimeSeconds] Time between evictions."""
     grace_s: GraceSeconds | None = None
-    """Of its victims; the pod's own unless set."""
+    """Grace period of victims; unset: the pod's."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what no single field's bounds can say."""
         check_ascending("lower", self.lower, "threshold", self.threshold)
 
 
 class OomdConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """oomd-pressure: reclaimed pods leave before the kernel's OOM killer has to. Names in brackets are oomd's."""
+    """Plugin `oomd-pressure`: evicts reclaimed pods before the kernel's OOM killer acts. Names in brackets are oomd's."""
 
     full_avg10: Rate = 60.0
-    """[pressure_above threshold] part of the last 10 s in which all tasks stalled for memory, in per cent,"""
+    """[pressure_above threshold] Full memory stall, percent of 10 s."""
     duration_s: Seconds = 30.0
-    """[duration] for so long."""
+    """[duration] Time above that threshold."""
     swap_free_ratio: Fraction = 0.1
-    """[swap_free threshold_pct] less free swap than this."""
+    """[swap_free threshold_pct] Minimum free share of swap."""
     cool_down_s: Seconds = 15.0
-    """[post_action_delay] between two victims."""
+    """[post_action_delay] Time between victims."""
     grace_s: GraceSeconds | None = 1.0
-    """Of its victims."""
+    """Grace period of victims; unset: the pod's."""
 
 
 PluginName = Literal[
@@ -319,50 +326,45 @@ PluginName = Literal[
     "oomd-pressure",
     "node_power_pressure",
 ]
-"""Every plugin there is."""
 PLUGIN_NAMES: tuple[str, ...] = get_args(PluginName)
 DEFAULT_PLUGINS = frozenset(PLUGIN_NAMES[:4])
-"""Those that `*` stands for: what Katalyst runs unless told otherwise. The others run where they are named."""
+"""The plugins of `*`: those that Katalyst enables by default."""
 
 EvictionMethodName = Literal["eviction-api-killer", "deletion-api-killer", "container-killer", "signals"]
 EvictableLevel = Literal["shared_cores", "dedicated_cores", "reclaimed_cores"]
 
 
 class EvictionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Which pods have to leave this node when it is in trouble. Nobody has to, unless a plugin is named."""
+    """Evictions of pods from this node. No plugin runs by default."""
 
     plugins: tuple[PluginName | Literal["*"], ...] = ()
-    """[evictionPlugins] plugins that judge, by name; `*` are those that Katalyst has on by default."""
+    """[evictionPlugins] Plugins to run; `*`: Katalyst's defaults."""
     dry_run: tuple[str, ...] = ()
-    """[dryRun] plugins whose victims and conditions are only shown, those of others by their names too; `*` are all."""
+    """[dryRun] Plugins, external ones included, that only show victims and conditions; `*`: all."""
     interval_s: Seconds = 5.0
-    """[evictionManagerSyncPeriod] between two rounds."""
+    """[evictionManagerSyncPeriod] Time between eviction cycles."""
     burst: Annotated[int, Meta(ge=1, le=100)] = 3
-    """[evictionBurst] victims in one round at most."""
+    """[evictionBurst] Maximum victims per cycle."""
     condition_s: Seconds = 300.0
-    """[evictionConditionTransitionPeriod] a condition is shown for so long after it was last met."""
+    """[evictionConditionTransitionPeriod] A condition lasts this long after it was last met."""
     stale_s: Seconds = 30.0
-    """What was read longer ago than this counts as missing: it never evicts."""
+    """Maximum age of readings; older ones never evict."""
     skipped_annotations: tuple[str, ...] = ()
-    """[evictionSkippedAnnotation] pods that carry one of these keys never leave."""
+    """[evictionSkippedAnnotation] Annotation keys of pods that are never evicted."""
     skipped_labels: tuple[str, ...] = ()
-    """[evictionSkippedLabels] the same of labels."""
+    """[evictionSkippedLabels] Label keys of pods that are never evicted."""
     killer: EvictionMethodName | None = None
-    """[pod-killer] how pods are made to leave. `eviction-api-killer` asks the API server, and disruption budgets are respected;
-    `deletion-api-killer` deletes them, whatever budgets say; `container-killer` has the runtime stop their containers, which
-    the kubelet starts again where it is to; `signals` signals their processes. Unless set, the first with `--node` and
-    `--kubelet`, else the last."""
+    """[pod-killer] Eviction method, see docs/eviction.md. Unset: `eviction-api-killer` with `--node` and `--kubelet`,
+    else `signals`."""
     killers: Mapping[EvictableLevel, EvictionMethodName] = {}
-    """[qos-pod-killers] the same for pods of single levels."""
+    """[qos-pod-killers] Eviction method by QoS level."""
     plugin_sockets: str = ""
-    """[pluginRegistrationDir] directory in which eviction plugins of others register, such as
-    `/var/lib/katalyst/plugin-socks`; empty: none are asked."""
+    """[pluginRegistrationDir] Directory of external plugins, such as `/var/lib/katalyst/plugin-socks`. Empty: none."""
     plugin_tokens_file: str = ""
-    """[strictAuthentication] with it only plugins are heeded whose token is a line of this file, which is read again when it
-    changes; a token is what the plugin answers to GetToken, such as `Basic dXNlcjpwYXNzd29yZA==`. Empty: all are."""
+    """[strictAuthentication] File of accepted tokens (GetToken), one a line, reread on change. Empty: all plugins."""
     notify_root: str = ""
-    """[HostPathNotifierRootPath] directory in which pods that ask for it are told of soft thresholds, each in a folder of its
-    own that it may mount; Katalyst's is `/opt/katalyst`. Empty: they are told by events alone."""
+    """[HostPathNotifierRootPath] Directory with one folder per notified pod; Katalyst's is `/opt/katalyst`. Empty:
+    events only."""
     reclaimed: ReclaimedPressureConfig = ReclaimedPressureConfig()
     numa_memory: NumaMemoryConfig = NumaMemoryConfig()
     system_memory: SystemMemoryConfig = SystemMemoryConfig()
@@ -379,19 +381,18 @@ class EvictionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     oomd: OomdConfig = OomdConfig()
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what no single field's bounds can say."""
         for name in self.dry_run:
             if name not in PLUGIN_NAMES and name != "*" and not self.plugin_sockets:
                 raise ValueError(
-                    f"dryRun: there is no plugin {name!r:.80}; those of others are asked with pluginSockets"
+                    f"dryRun: there is no plugin {name!r:.80}; correct it, or set pluginSockets for external plugins"
                 )
             if name in PLUGIN_NAMES and not self.enabled(name):
-                raise ValueError(f"dryRun: {name} does not judge at all; name it in plugins too, or take it out here")
+                raise ValueError(f"dryRun: {name} does not run; name it in plugins too, or remove it here")
 
     def enabled(self, name: str) -> bool:
-        """Whether this plugin judges at all."""
+        """Return whether this plugin runs."""
         return name in self.plugins or ("*" in self.plugins and name in DEFAULT_PLUGINS)
 
     def dry(self, name: str) -> bool:
-        """Whether its victims stay."""
+        """Return whether this plugin's victims are only shown."""
         return name in self.dry_run or "*" in self.dry_run

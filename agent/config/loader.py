@@ -1,10 +1,9 @@
-"""Loads the settings file: YAML with camel-case names, refused with file, field and remedy where it is invalid.
-Also finds the container runtime's socket where the settings do not name it.
-"""
+"""Loads the settings file: YAML with camel-case names, rejected with file, field and remedy if it is invalid. Also
+finds the container runtime's socket if the settings do not name it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,24 @@ from common.files import read_small_file
 from common.yaml_guard import MAX_DOCUMENT_BYTES, YamlDocumentError, check_yaml
 
 ALWAYS_ON_PROBE = "runqlat"
-"""`dioptase probe` lists it among the others, and the agent cannot do without."""
+"""The probe that the agent always runs, so that settings cannot choose it."""
+
+
+NodeCheck = Callable[[AgentConfig], str]
+"""Returns the first setting that this node cannot hold, or an empty text (agent.config.node_check)."""
 
 
 class ConfigError(ValueError):
-    """A setting that cannot hold; the message names file, field and remedy."""
+    """An invalid setting; the message names file, field and remedy."""
 
 
 def load_config(path: Path | None, probes: Collection[str]) -> AgentConfig:
-    """Settings from a file, or the defaults without one. `probes` has the names of those that there are."""
+    """Return the settings of a file, or the defaults without one. `probes` are the names of all probes."""
     return load_document(path, probes)[1]
 
 
 def load_document(path: Path | None, probes: Collection[str]) -> tuple[Mapping[str, Any], AgentConfig]:
-    """The same, with what the file itself says."""
+    """Return the decoded file and its settings, as `load_config` does."""
     if path is None:
         return {}, AgentConfig()
     try:
@@ -39,14 +42,14 @@ def load_document(path: Path | None, probes: Collection[str]) -> tuple[Mapping[s
     config = build_config(document, str(path))
     unknown = [name for name in config.probes or () if name not in probes]
     if ALWAYS_ON_PROBE in unknown:
-        raise ConfigError(f"{path}: probes: `{ALWAYS_ON_PROBE}` is no choice: waits are always measured; leave it out")
+        raise ConfigError(f"{path}: probes: `{ALWAYS_ON_PROBE}` always runs and cannot be chosen; remove it")
     if unknown:
         raise ConfigError(f"{path}: probes: there is no probe `{unknown[0]}`; choose from {', '.join(probes)}")
     return document or {}, config
 
 
 def parse_config(text: bytes, name: str) -> AgentConfig:
-    """Settings from YAML; an empty file is the defaults. Raises ConfigError that names file, field and remedy."""
+    """Return settings from YAML; an empty file is the defaults. Raises ConfigError with file, field and remedy."""
     return build_config(_decode_yaml(text, name), name)
 
 
@@ -60,26 +63,26 @@ def _decode_yaml(text: bytes, name: str) -> Any:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name}: not UTF-8 text at byte {error.start}; is this the right file?") from None
     except (msgspec.DecodeError, ValueError, OverflowError) as error:
-        # PyYAML builds dates and numbers, and lets their own errors out.
+        # PyYAML builds dates and numbers, and does not wrap their errors (yaml/constructor.py).
         raise ConfigError(f"{name}: a value cannot be read: {' '.join(str(error).split())}") from None
 
 
 def build_config(document: Any, name: str) -> AgentConfig:
-    """Settings from a document, such as the file's. Raises ConfigError that names the document, field and remedy."""
+    """Return settings from a decoded document. Raises ConfigError with the document's name, field and remedy."""
     try:
         config = msgspec.convert({} if document is None else document, AgentConfig)
     except msgspec.ValidationError as error:
-        from common.validation import describe_validation_error  # noqa: PLC0415 - an agent that starts needs no words for it
+        from common.validation import describe_validation_error  # noqa: PLC0415 - needed for invalid files only
 
-        found = describe_validation_error(error, document, AgentConfig)
-        raise ConfigError(f"{name}: {found}; docs/settings.md lists every setting and its bounds") from error
+        problem = describe_validation_error(error, document, AgentConfig)
+        raise ConfigError(f"{name}: {problem}; docs/settings.md lists every setting and its bounds") from error
     if contradiction := _find_contradiction(config):
         raise ConfigError(f"{name}: {contradiction}")
     return config
 
 
 def _find_contradiction(config: AgentConfig) -> str:
-    """What no single field's bounds can say; empty where all is well."""
+    """Return the first contradiction between fields with its remedy, or an empty text."""
     interval, watch = config.interval_s, config.watch_interval_s
     if watch > interval:
         return f"watchIntervalS: {watch:g} is more than intervalS, {interval:g}: nothing would be watched; lower it"
@@ -90,21 +93,23 @@ def _find_contradiction(config: AgentConfig) -> str:
                 "waits would always be too old; raise it"
             )
     if config.sockets.take and config.advisor.policy == "none":
-        named = " and ".join(config.sockets.take)
-        return f"sockets.take: {named} would never take effect, because advisor.policy is none; choose another one"
-    decided = {"latency": ("cpuset", "cfsQuota"), "canonical": ("cpuset",), "none": ()}[config.advisor.policy]
-    if config.knobs.suppress.policy in decided:
+        names = " and ".join(config.sockets.take)
+        return f"sockets.take: {names} would never take effect, because advisor.policy is none; choose another one"
+    policies_with_own_limit = {"latency": ("cpuset", "cfsQuota"), "canonical": ("cpuset",), "none": ()}[
+        config.advisor.policy
+    ]
+    if config.knobs.suppress.policy in policies_with_own_limit:
         return (
             f"knobs.suppress.policy: {config.knobs.suppress.policy} would never take effect, because advisor.policy "
             f"{config.advisor.policy} decides that of reclaimed pods; set advisor.policy to none"
         )
     if config.power.enable:
-        from agent.advisor.power_capping import check_power_annotations  # noqa: PLC0415 - few nodes answer power alerts
+        from agent.advisor.power_capping import check_power_annotations  # noqa: PLC0415 - few nodes need it
 
         if problem := check_power_annotations(config.node.annotations, config.power.annotation_prefix):
             return f"node.annotations: {problem}; correct it, or set power.enable: false"
     if config.knobs.io.max:
-        from agent.qrm.knobs.io import io_config_errors  # noqa: PLC0415 - few nodes limit disks
+        from agent.qrm.knobs.io import io_config_errors  # noqa: PLC0415 - few nodes need it
 
         return next((f"knobs.io.{problem}" for problem in io_config_errors(config.knobs.io)), "")
     return ""
@@ -115,7 +120,7 @@ UNIX_SCHEME = "unix://"
 
 
 def find_runtime_socket(configured: str | None) -> Path | None:
-    """The socket to ask: that of the settings, or the first that is there; None where none is to be asked, or none is there."""
+    """Return the configured socket or the first that exists; None if there is none or it is configured empty."""
     if configured is not None:
         return Path(configured.removeprefix(UNIX_SCHEME)) if configured else None
     return next((path for path in map(Path, RUNTIME_SOCKETS) if path.is_socket()), None)

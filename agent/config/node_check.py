@@ -1,6 +1,5 @@
-"""Checks settings against the node they are for, and fills in cgroup paths that follow from the kubelet's. Pure.
-A setting that reserves more than the node has is refused; an amount that is unknown limits nothing.
-"""
+"""Checks settings against the node they are for, and derives cgroup paths from the kubelet's. Pure. A setting that
+reserves more than the node has is an error; an unknown amount limits nothing."""
 
 from __future__ import annotations
 
@@ -22,29 +21,30 @@ from agent.sensors.cgroup.pod_cgroup_paths import (
 from api.cpu import Topology, format_cpu_list, parse_cpu_list
 
 KATALYST_OFFLINE_CGROUPS = "offline-besteffort-*"
-"""Katalyst's own cgroups beside those of the kubelet's classes."""
+"""Katalyst's own cgroups next to those of the kubelet's QoS classes."""
 
 
 def apply_kubelet_roots(document: Mapping[str, Any], root: str, exists: CgroupExists) -> Mapping[str, Any]:
-    """The settings file's document with what it does not say. `exists` tells whether there is a cgroup."""
+    """Return the settings file's document with the kubelet's cgroup paths as defaults. `exists` returns whether a
+    cgroup exists."""
     drivers = [driver for driver in CgroupDriver if exists(kubepods_path(root, driver))]
-    found: dict[tuple[str, ...], Any] = {}
+    defaults: dict[tuple[str, ...], Any] = {}
     if drivers:
-        found["memory", "reclaimRoot"] = qos_class_path(root, BEST_EFFORT, drivers[0])
+        defaults["memory", "reclaimRoot"] = qos_class_path(root, BEST_EFFORT, drivers[0])
     if root != "/":
         burstable = [
             qos_class_path(root, BURSTABLE, driver) for driver in (CgroupDriver.CGROUPFS, CgroupDriver.SYSTEMD)
         ]
         offline = f"{kubepods_path(root, CgroupDriver.CGROUPFS)}/{KATALYST_OFFLINE_CGROUPS}"
-        found["memory", "offloading", "dyingCgroups"] = [burstable[0], offline, burstable[1]]
-        found["eviction", "systemMemory", "psiRoots"] = burstable
-    for path, value in found.items():
+        defaults["memory", "offloading", "dyingCgroups"] = [burstable[0], offline, burstable[1]]
+        defaults["eviction", "systemMemory", "psiRoots"] = burstable
+    for path, value in defaults.items():
         document = _with_default(document, path, value)
     return document
 
 
 def _with_default(document: Any, path: tuple[str, ...], value: Any) -> Any:
-    """The same document with that field, unless it has it, or has something there that is no section."""
+    """Return the document with a value at this path, unless something is there or above it."""
     name, *rest = path
     if not isinstance(document, Mapping):
         return document
@@ -56,9 +56,9 @@ def _with_default(document: Any, path: tuple[str, ...], value: Any) -> Any:
 def check_against_node(
     config: AgentConfig, topology: Topology, memory_bytes: int | None, numa_bytes: Mapping[int, int]
 ) -> str:
-    """The first setting that this node cannot hold, and what to do; empty where all can be held.
+    """Return the first setting that this node cannot hold, with the remedy; empty if it can hold all.
 
-    `memory_bytes` and `numa_bytes` are the memory of the node and of each NUMA node; what is not known limits nothing.
+    `memory_bytes` and `numa_bytes` are the memory of the node and of each NUMA node; unknown amounts limit nothing.
     """
     return next(_node_misfits(config, topology, memory_bytes, numa_bytes), "")
 
@@ -68,17 +68,17 @@ def _node_misfits(
 ) -> Iterator[str]:
     cpus = len(topology.cpus)
     yield from _check_cpu_placement(config.placing, topology)
-    left = _cpus_for_pods(config.placing, topology)
-    # Whoever is bound to no node stays off those with a quota: it would count, and nobody could use it.
-    several = config.advisor.provision.quota and len(topology.numa_nodes) > 1
-    if several and not config.placing.enable_reclaim_numa_binding:
+    pod_cpus = _cpus_for_pods(config.placing, topology)
+    # Pods without a NUMA node do not run on nodes with a quota: it would be headroom that no pod can use.
+    has_numa_quota = config.advisor.provision.quota and len(topology.numa_nodes) > 1
+    if has_numa_quota and not config.placing.enable_reclaim_numa_binding:
         yield (
             "advisor.provision.quota: on several NUMA nodes only reclaimed pods that are bound to one may use its quota; "
             "set placing.enableReclaimNumaBinding to true"
         )
-    yield from _check_advisor("advisor", config.advisor, topology, left)
+    yield from _check_advisor("advisor", config.advisor, topology, pod_cpus)
     if config.shadow is not None:
-        yield from _check_advisor("shadow", config.shadow, topology, left)
+        yield from _check_advisor("shadow", config.shadow, topology, pod_cpus)
     yield from _check_maximum("report.minCores", config.report.min_cores, cpus, "CPUs")
     yield from _check_maximum("report.reservedCores", config.report.reserved_cores, cpus, "CPUs")
     yield from _check_maximum("knobs.suppress.reservedCores", config.knobs.suppress.reserved_cores, cpus, "CPUs")
@@ -90,8 +90,8 @@ def _node_misfits(
     yield from _check_maximum("report.reservedMemoryMib", config.report.reserved_memory_mib, mebibytes, "MiB")
     if numa_bytes:
         numa, smallest = min(numa_bytes.items(), key=lambda item: item[1])
-        wanted = config.memory.min_critical_watermark_bytes
-        yield from _check_maximum("memory.minCriticalWatermarkBytes", wanted, smallest, "bytes", f"NUMA node {numa}")
+        watermark = config.memory.min_critical_watermark_bytes
+        yield from _check_maximum("memory.minCriticalWatermarkBytes", watermark, smallest, "bytes", f"NUMA node {numa}")
 
 
 def _check_cpu_placement(config: CpuPlacementConfig, topology: Topology) -> Iterator[str]:
@@ -99,8 +99,9 @@ def _check_cpu_placement(config: CpuPlacementConfig, topology: Topology) -> Iter
     for name, text in (("reservedCpuList", config.reserved_cpu_list), ("interruptCpuList", config.interrupt_cpu_list)):
         listed = set(parse_cpu_list(text))
         if missing := listed - online:
-            has = format_cpu_list(online)
-            yield f"placing.{name}: CPU {format_cpu_list(missing)} is not online here, CPUs {has} are; take it out"
+            online_text = format_cpu_list(online)
+            absent = format_cpu_list(missing)
+            yield f"placing.{name}: CPU {absent} is not online on this node, CPUs {online_text} are; remove it"
     left = _cpus_for_pods(config, topology)
     if left < 1:
         name = (
@@ -110,14 +111,14 @@ def _check_cpu_placement(config: CpuPlacementConfig, topology: Topology) -> Iter
             if config.reserved_cpus
             else "interruptCpuList"
         )
-        yield f"placing.{name}: of {len(online)} CPUs none would be left to pods; take fewer"
+        yield f"placing.{name}: of {len(online)} CPUs none would be left to pods; reserve fewer"
     yield from _check_maximum("placing.minReclaimedCpus", config.min_reclaimed_cpus, left, "CPUs", "pods on this node")
 
 
 def _cpus_for_pods(config: CpuPlacementConfig, topology: Topology) -> int:
-    """CPUs that pods may have: neither reserved nor for interrupts."""
-    taken = {*parse_cpu_list(config.reserved_cpu_list), *parse_cpu_list(config.interrupt_cpu_list)}
-    return len(set(topology.ids) - taken) - (0 if config.reserved_cpu_list else config.reserved_cpus)
+    """Return the number of CPUs that are neither reserved nor for interrupts."""
+    excluded = {*parse_cpu_list(config.reserved_cpu_list), *parse_cpu_list(config.interrupt_cpu_list)}
+    return len(set(topology.ids) - excluded) - (0 if config.reserved_cpu_list else config.reserved_cpus)
 
 
 def _check_advisor(section: str, config: AdvisorConfig, topology: Topology, left: int) -> Iterator[str]:
@@ -136,7 +137,7 @@ def _check_advisor(section: str, config: AdvisorConfig, topology: Topology, left
 
 
 def _check_maximum(
-    name: str, wanted: float | None, there: int | None, unit: str, where: str = "this node"
+    name: str, configured: float | None, available: int | None, unit: str, where: str = "this node"
 ) -> Iterator[str]:
-    if wanted is not None and there is not None and wanted > there:
-        yield f"{name}: {wanted:.12g} is more than the {there} {unit} of {where}; lower it"
+    if configured is not None and available is not None and configured > available:
+        yield f"{name}: {configured:.12g} is more than the {available} {unit} of {where}; lower it"

@@ -20,57 +20,56 @@ from api.qos import (
 )
 
 Key = Annotated[str, Meta(min_length=1, max_length=317)]
-"""Of an annotation: a DNS name of at most 253 letters, a slash, and at most 63 more."""
+"""Annotation key: a DNS name of at most 253 characters, a slash, and at most 63 more."""
 _SECTIONS = (MEMORY_KEY, CPU_KEY, NETWORK_KEY)
 
 
 class QosConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Under which names pods say what Katalyst's annotations say. Names in brackets are Katalyst's flags."""
+    """Annotations that mean the same as Katalyst's. Names in brackets are Katalyst's flags."""
 
     reclaimed_selector: dict[Key, str] = {}
-    """[--pod-annotation-qos-level-reclaimed-selector] further annotations, with the values that make a pod reclaimed_cores;
-    annotations of a pod that disagree on its level are an error."""
+    """[--pod-annotation-qos-level-reclaimed-selector] Annotations that also make a pod reclaimed_cores. Contradicting
+    annotations are an error."""
     shared_selector: dict[Key, str] = {}
-    """[--pod-annotation-qos-level-shared-selector] the same for shared_cores; a value of such an annotation that puts the pod
-    nowhere is an error."""
+    """[--pod-annotation-qos-level-shared-selector] Annotations that also make a pod shared_cores; another value is an
+    error."""
     dedicated_selector: dict[Key, str] = {}
-    """[--pod-annotation-qos-level-dedicated-selector] the same for dedicated_cores."""
+    """[--pod-annotation-qos-level-dedicated-selector] Annotations that also make a pod dedicated_cores."""
     system_selector: dict[Key, str] = {}
-    """[--pod-annotation-qos-level-system-selector] the same for system_cores."""
+    """[--pod-annotation-qos-level-system-selector] Annotations that also make a pod system_cores."""
     enhancement_keys: dict[str, Key] = {}
-    """[--pod-annotation-qos-enhancements] for each of `katalyst.kubewharf.io/memory_enhancement`, `cpu_enhancement` and
-    `network_enhancement` another annotation of the same meaning; Katalyst's counts more."""
+    """[--pod-annotation-qos-enhancements] Other annotation names for `katalyst.kubewharf.io/memory_enhancement`,
+    `cpu_enhancement`, `network_enhancement`; Katalyst's take precedence."""
     enhancement_defaults: dict[str, str] = {}
-    """[--qos-enhancement-default-values] enhancements, such as `{numa_binding: "true"}`, of pods that do not say them and whose
+    """[--qos-enhancement-default-values] Enhancements of pods without them, such as `{numa_binding: "true"}`, if their
     level has them."""
     numa_number_key: Key = NUMA_NUMBER_KEY
-    """Annotation with the number of NUMA nodes that a pod wants."""
+    """Annotation with the requested number of NUMA nodes."""
     numa_ids_key: Key = NUMA_IDS_KEY
-    """Annotation with the NUMA nodes that it wants."""
+    """Annotation with the requested NUMA nodes."""
     numa_bind_result_key: Key = NUMA_BIND_RESULT_KEY
-    """Annotation with the NUMA node that was chosen for it."""
+    """Annotation with the chosen NUMA node."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what no single field's bounds can say."""
-        claimed: dict[tuple[str, str], str] = {}
+        level_by_pair: dict[tuple[str, str], str] = {}
         for level, values in self._selectors().items():
             for pair in values.items():
-                if other := claimed.get(pair):
+                if other := level_by_pair.get(pair):
                     raise ValueError(f"{pair[0]}: {pair[1]!r:.80} means both {other} and {level.value}; choose one")
-                claimed[pair] = level.value
+                level_by_pair[pair] = level.value
         for name, text in self.enhancement_defaults.items():
             if problem := validate_default_enhancement(name, text):
                 raise ValueError(f"enhancementDefaults: {name[:80]}: {problem}")
         for key in self.enhancement_keys:
             if key not in _SECTIONS:
                 raise ValueError(f"enhancementKeys: {key!r:.80} is none of {', '.join(_SECTIONS)}")
-        own = (self.numa_number_key, self.numa_ids_key, self.numa_bind_result_key, *self.enhancement_keys.values())
-        for key in own:
-            if own.count(key) > 1:
+        keys = (self.numa_number_key, self.numa_ids_key, self.numa_bind_result_key, *self.enhancement_keys.values())
+        for key in keys:
+            if keys.count(key) > 1:
                 raise ValueError(f"annotation {key[:80]!r} stands for two things; give each its own")
 
     def dialect(self) -> AnnotationMapping:
-        """The same for those that read annotations."""
+        """Return the annotation mapping of these settings."""
         return AnnotationMapping(
             selectors=self._selectors(),
             renamed=self.enhancement_keys,

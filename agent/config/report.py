@@ -1,6 +1,5 @@
-"""Defines the settings of the reporter: how computed headroom becomes the reported allocatable resources.
-Names in brackets are Katalyst's.
-"""
+"""Defines the settings of the reporter: how computed headroom becomes the reported allocatable resources. Names in
+brackets are Katalyst's."""
 
 from __future__ import annotations
 
@@ -10,75 +9,71 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from agent.config.units import GIB, MIB, Cores, Seconds
-
-_SMALL_NODE_SHARE = 4
+from agent.config.units import GIB, MIB, SMALL_NODE_SHARE, Cores, Seconds
 
 Mebibytes = Annotated[int, Meta(ge=0, le=1 << 40)]
 SocketDirectory = Annotated[str, Meta(pattern=r"^(/[^\0]*)?$", max_length=80)]
-"""Short: the path of a socket has at most 107 bytes."""
+"""Short, because the path of a Unix socket has at most 107 bytes (sys/un.h)."""
 
 
 class ReportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """How what was found becomes what is advertised."""
+    """How computed headroom becomes reported resources."""
 
     period_s: Seconds = 30.0
-    """[headroom reporter's sync period] a sample is taken, and what is advertised may change, this often."""
+    """[headroom reporter's sync period] Time between samples, and between changes of the report."""
     window_s: Seconds = 120.0
-    """Samples of so long are averaged; they count for twice as long where some are missing."""
+    """Samples of this time are averaged, up to twice as old ones if some are missing."""
     reserved_cores: Cores = 0.0
-    """[reservedResourceForReport.cpu] kept back of what was found."""
+    """[reservedResourceForReport.cpu] Subtracted from CPU headroom."""
     reserved_memory_mib: Mebibytes = 0
-    """[reservedResourceForReport.memory] the same of memory."""
+    """[reservedResourceForReport.memory] Subtracted from memory headroom."""
     min_cores: Cores | None = None
-    """[minReclaimedResourceForReport.cpu] advertised at least; 4 unless set, a quarter of nodes below 16 CPUs."""
+    """[minReclaimedResourceForReport.cpu] Minimum CPU. Unset: 4, a quarter below 16 CPUs."""
     min_memory_mib: Mebibytes | None = None
-    """[minReclaimedResourceForReport.memory] 5 GiB unless set, a quarter of nodes below 20 GiB."""
+    """[minReclaimedResourceForReport.memory] Minimum memory. Unset: 5 GiB, a quarter below 20 GiB."""
     ignored_cores: Cores = 0.1
-    """[minIgnoredReclaimedResourceForReport.cpu] a NUMA node with no more than this is advertised with nothing at all."""
+    """[minIgnoredReclaimedResourceForReport.cpu] A NUMA node with at most this reports no CPU."""
     ignored_memory_mib: Mebibytes = 100
-    """[minIgnoredReclaimedResourceForReport.memory] the same of memory."""
+    """[minIgnoredReclaimedResourceForReport.memory] A NUMA node with at most this reports no memory."""
     min_step_cores: Cores = 0.3
-    """Smaller changes are not advertised,"""
+    """Smaller changes of CPU are not reported."""
     max_step_cores: Annotated[float, Meta(gt=0, le=8192)] = 4.0
-    """and larger ones in steps of this, one a period."""
+    """Maximum change of CPU per period."""
     min_step_memory_mib: Mebibytes = 300
-    """The same of memory,"""
+    """Smaller changes of memory are not reported."""
     max_step_memory_mib: Annotated[int, Meta(gt=0, le=1 << 40)] = 5120
-    """and of its steps."""
+    """Maximum change of memory per period."""
     fresh_s: Annotated[float, Meta(ge=0, le=86400)] = 180.0
-    """While nothing new is known, what was advertised stands for so long,"""
+    """Without new headroom, the last report stays this long."""
     expired_s: Annotated[float, Meta(gt=0, le=86400)] = 900.0
-    """and then goes down to the minimum, step by step, until so long after the last that was known."""
+    """Without new headroom, reports fall in steps to the minimum until then."""
     extended_resources: bool = False
-    """With `--node`: what is advertised is written into the Node's capacity too, so that a stock scheduler places reclaimed
-    pods."""
+    """With `--node`: also add to the Node's capacity, for a stock scheduler."""
     node_metrics: bool = False
-    """[node-metrics-reporter] With `--node`: CustomNodeResource says what the node and its pods use, too, once a minute."""
+    """[node-metrics-reporter] With `--node`: report use of node and pods once a minute."""
     cpu_flags: bool = False
-    """[enable-report-cpu-flags] With `--node`: it lists every flag of the CPU, which are some kilobytes."""
+    """[enable-report-cpu-flags] With `--node`: report every CPU flag, some kilobytes."""
     reporter_plugins: SocketDirectory = ""
-    """[plugin-registration-dirs] With `--node`: where reporter plugins are looked for, as `/var/lib/katalyst/plugin-socks`;
-    what they say is merged into the CustomNodeResource. gRPC, which this needs, is 12 MiB; so for the next two."""
+    """[plugin-registration-dirs] With `--node`: directory of reporter plugins, such as
+    `/var/lib/katalyst/plugin-socks`. Loads gRPC (12 MiB), as do the next two."""
     offered_in: SocketDirectory = ""
-    """With `--node`, beside a Katalyst agent: where that one looks for plugins. It is given what this agent lends, and writes
-    the CustomNodeResource itself."""
+    """With `--node`: plugin directory of a Katalyst agent, which writes the CustomNodeResource from this agent's
+    report."""
     pod_resources: SocketDirectory | None = None
-    """[pod-resources-server-endpoints] The socket where devices, huge pages and CPUs of single containers are learnt for the
-    CustomNodeResource; unless set, with `--kubelet`, the kubelet's if it is there. Empty for none."""
+    """[pod-resources-server-endpoints] Socket for devices, huge pages and CPUs of containers. Unset: with `--kubelet`
+    the kubelet's, if it exists. Empty: none."""
     device_zones: Mapping[str, str] = {}
-    """[resource-name-to-zone-type-map] Resources whose devices are each a topology zone, with the type of that, such as
-    `nvidia.com/gpu: GPU`; others are counted with their NUMA node."""
+    """[resource-name-to-zone-type-map] Resources whose devices are topology zones, with the zone type: `nvidia.com/gpu:
+    GPU`; others count per NUMA node."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what no single field's bounds can say."""
         if self.window_s < self.period_s:
             raise ValueError(
                 f"windowS {self.window_s:g} is shorter than periodS {self.period_s:g}: no sample would be left; raise it"
             )
         if self.reporter_plugins and self.offered_in:
             raise ValueError(
-                "reporterPlugins and offeredIn: who writes the object merges the plugins; leave one of them out"
+                "reporterPlugins and offeredIn are both set: the agent that writes the object merges the plugins; remove one"
             )
         if self.expired_s <= self.fresh_s:
             raise ValueError(f"expiredS {self.expired_s:g} must be longer than freshS {self.fresh_s:g}")
@@ -88,18 +83,18 @@ class ReportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ):
             if largest < smallest:
                 raise ValueError(
-                    f"maxStep{unit} {largest:g} is below minStep{unit} {smallest:g}: no change would ever be advertised; "
+                    f"maxStep{unit} {largest:g} is below minStep{unit} {smallest:g}: no change would ever be reported; "
                     "raise it"
                 )
 
     def minimum_cores(self, cpus: float) -> float:
-        """What is advertised at least on a node of so many CPUs."""
+        """Return the smallest CPU report of a node with this many CPUs."""
         if self.min_cores is not None:
             return min(self.min_cores, cpus)
-        return min(4.0, cpus / _SMALL_NODE_SHARE)
+        return min(4.0, cpus / SMALL_NODE_SHARE)
 
     def minimum_memory_bytes(self, total: float) -> float:
-        """The same of memory on a node that has so much."""
+        """Return the smallest memory report of a node with this many bytes."""
         if self.min_memory_mib is not None:
             return min(float(self.min_memory_mib * MIB), total)
-        return min(5.0 * GIB, total / _SMALL_NODE_SHARE)
+        return min(5.0 * GIB, total / SMALL_NODE_SHARE)

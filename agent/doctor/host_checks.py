@@ -1,6 +1,5 @@
-"""Checks what this node offers the agent: privileges, cgroups, knobs, pressure stall information and limits.
-Each check that fails names its remedy. It reads the node and changes nothing; it must not import gRPC or aiohttp.
-"""
+"""Checks what this node offers the agent: privileges, cgroups, knobs, pressure stall information and limits. Each check
+that fails names its remedy. It reads the node and changes nothing; it must not import gRPC or aiohttp."""
 
 from __future__ import annotations
 
@@ -26,48 +25,43 @@ KNOB_REMEDIES = {
     Knob.QUOTA: "enable the cpu controller",
     Knob.IDLE: "Linux 5.15 or newer; until then the lowest weight takes its place",
 }
-"""Knobs that the CPU policies turn, and what to do where there is none."""
+"""Knobs that the CPU policies need, and what to do without them."""
 MIN_OPEN_FILES = 8192
 """Descriptors for some 1,000 cgroups; beyond them files are opened at every read, which costs five times as much."""
 
 
 COMMON_CGROUPS = (
-    "/kubepods",
-    "/kubepods.slice",
-    "/system.slice",
-    "/user.slice",
-    "/machine.slice",
-    "/docker",
-    "/podman",
-    "/lxc",
-)
-"""Cgroups that Kubernetes, systemd and container engines make below the root; any other may be somebody's experiment."""
+    "/kubepods", "/kubepods.slice", "/system.slice", "/user.slice", "/machine.slice", "/docker", "/podman", "/lxc",
+)  # fmt: skip
+"""Cgroups that Kubernetes, systemd and container engines create below the root; others may be experiments."""
 
 
 def check_host(
     state_dir: Path, proc: Path = Path("/proc"), sys: Path = Path("/sys"), *, pods: Sequence[str] = ()
 ) -> tuple[DoctorCheck, ...]:
-    """Findings about privileges, cgroups, knobs, pressure and limits, in the order in which they matter.
+    """Return checks of privileges, cgroups, knobs, pressure and limits, the most important first.
 
-    Which knobs there are is asked of the cgroups `pods`, or where there are none, of those that are usual on a node.
+    Knobs are checked in the cgroups `pods`, or without any in the common cgroups of a node.
     """
-    found = [_check_privileges()]
+    checks = [_check_privileges()]
     try:
         hierarchy = detect_hierarchy(proc)
     except (Unavailable, OSError) as error:
         remedy = error.remedy if isinstance(error, Unavailable) else f"mount the proc file system at {proc}"
-        return (*found, DoctorCheck(name="cgroups", ok=False, detail=str(error), remedy=remedy))
+        return (*checks, DoctorCheck(name="cgroups", ok=False, detail=str(error), remedy=remedy))
     topology = read_topology(sys)
     cpus = f"{len(topology.cpus)} CPUs ({format_cpu_list(topology.ids)}), {len(topology.numa_nodes)} NUMA node(s)"
-    found.append(DoctorCheck(name="cpus", ok=True, detail=cpus + (", SMT" if topology.smt else "")))
-    found.append(DoctorCheck(name="cgroups", ok=True, detail=f"{hierarchy.mode}, identified below {hierarchy.primary}"))
-    found.append(_check_cgroup_writes(hierarchy))
-    found.extend(_check_knobs(hierarchy, pods))
-    found.extend(_check_pressure(hierarchy, proc))
-    found.extend(_check_node_files(proc, sys))
-    found.append(_check_state_dir(state_dir))
-    found.append(_check_open_files())
-    return tuple(found)
+    checks.append(DoctorCheck(name="cpus", ok=True, detail=cpus + (", SMT" if topology.smt else "")))
+    checks.append(
+        DoctorCheck(name="cgroups", ok=True, detail=f"{hierarchy.mode}, identified below {hierarchy.primary}")
+    )
+    checks.append(_check_cgroup_writes(hierarchy))
+    checks.extend(_check_knobs(hierarchy, pods))
+    checks.extend(_check_pressure(hierarchy, proc))
+    checks.extend(_check_node_files(proc, sys))
+    checks.append(_check_state_dir(state_dir))
+    checks.append(_check_open_files())
+    return tuple(checks)
 
 
 def _check_privileges() -> DoctorCheck:
@@ -76,7 +70,7 @@ def _check_privileges() -> DoctorCheck:
     return DoctorCheck(
         name="privileges",
         ok=False,
-        detail=f"user {os.geteuid()}: other users' processes and most probes are out of reach",
+        detail=f"user {os.geteuid()} cannot read other users' processes or load most probes",
         remedy="run as root, or give CAP_BPF, CAP_PERFMON and write access to the pods' cgroups",
     )
 
@@ -90,38 +84,38 @@ def _check_cgroup_writes(hierarchy: Hierarchy) -> DoctorCheck:
 
 
 def _check_node_files(proc: Path, sys: Path) -> list[DoctorCheck]:
-    """What /proc and /sys give. What many machines do not have is told, and is nothing wrong."""
+    """Check /proc and /sys. What many machines lack is reported, and is no failure."""
     reader = NodeReader(proc, sys, live=proc == Path("/proc"))
     reader.read()
     problems, lacks = reader.problems(), reader.lacks()
     reader.close()
     error, remedy = (problems[0].error, problems[0].remedy) if problems else ("all of them are read", "")
-    found = [DoctorCheck(name="node files", ok=not problems, detail=error, remedy=remedy)]
-    return found + [
+    checks = [DoctorCheck(name="node files", ok=not problems, detail=error, remedy=remedy)]
+    return checks + [
         DoctorCheck(name=f"optional: {source}", ok=True, detail=lack.reason, remedy=lack.remedy)
         for source, lack in lacks
     ]
 
 
 def _check_knobs(hierarchy: Hierarchy, pods: Sequence[str]) -> list[DoctorCheck]:
-    """Which knobs this kernel has. Root groups lack most, so groups below are asked, where there are any."""
+    """Check which knobs this kernel has. Root cgroups lack most, so cgroups below are checked."""
     files = KnobWriter(hierarchy)
-    asked = [path for path in pods if cgroup_directory(hierarchy.primary, path).is_dir()]
-    asked = asked or [path for path in COMMON_CGROUPS if cgroup_directory(hierarchy.primary, path).is_dir()]
-    if not asked:
-        detail = "not checked: there is neither a pod's cgroup nor a usual one to ask"
+    cgroups = [path for path in pods if cgroup_directory(hierarchy.primary, path).is_dir()]
+    cgroups = cgroups or [path for path in COMMON_CGROUPS if cgroup_directory(hierarchy.primary, path).is_dir()]
+    if not cgroups:
+        detail = "not checked: there is neither a pod's cgroup nor a common one"
         return [
             DoctorCheck(name="knobs", ok=True, detail=detail, remedy="name your pods with --pods", conclusive=False)
         ]
-    return [_check_knob(knob, files, asked) for knob in (*KNOB_SPECS, *ONE_SHOT_FILES)]
+    return [_check_knob(knob, files, cgroups) for knob in (*KNOB_SPECS, *ONE_SHOT_FILES)]
 
 
 def _check_knob(knob: Knob, files: KnobWriter, candidates: Sequence[str]) -> DoctorCheck:
-    """Without the first four a node cannot be colocated; what else there is makes it better, and none of it is a fault."""
-    asked = next((path for path in candidates if files.available(knob, path)), "")
+    """Check one knob. Only the knobs of KNOB_REMEDIES are necessary; others are optional."""
+    cgroup = next((path for path in candidates if files.available(knob, path)), "")
     name = knob.value if knob in KNOB_REMEDIES else f"optional: {knob.value}"
-    if asked:
-        return DoctorCheck(name=name, ok=True, detail=f"there, asked of {asked}")
+    if cgroup:
+        return DoctorCheck(name=name, ok=True, detail=f"available in {cgroup}")
     detail, remedy = UNSUPPORTED.get(
         (knob, files.version), ("no cgroup has it", KNOB_REMEDIES.get(knob, _enable_remedy(knob)))
     )
@@ -139,28 +133,31 @@ def _enable_remedy(knob: Knob) -> str:
 
 def _check_pressure(hierarchy: Hierarchy, proc: Path) -> list[DoctorCheck]:
     if not (proc / "pressure/cpu").exists():
-        remedy = "boot with psi=1 (CONFIG_PSI); until then spikes are seen by run-queue waits alone"
+        remedy = "boot with psi=1 (CONFIG_PSI); until then only run-queue latency shows spikes"
         return [DoctorCheck(name="pressure", ok=False, detail="no /proc/pressure", remedy=remedy)]
-    found = [DoctorCheck(name="pressure", ok=True, detail="PSI is on")]
+    checks = [DoctorCheck(name="pressure", ok=True, detail="PSI is on")]
     try:
         trigger = open_psi_trigger(proc / "pressure/cpu", STALL_US, WINDOW_US)
     except Unavailable as error:
-        found.append(DoctorCheck(name="pressure triggers", ok=False, detail=error.reason, remedy=error.remedy))
+        checks.append(DoctorCheck(name="pressure triggers", ok=False, detail=error.reason, remedy=error.remedy))
     else:
-        found.append(DoctorCheck(name="pressure triggers", ok=True, detail=f"window {trigger.window_us / 1e6:g} s"))
+        checks.append(DoctorCheck(name="pressure triggers", ok=True, detail=f"window {trigger.window_us / 1e6:g} s"))
         trigger.close()
     if hierarchy.v2 is None:
-        remedy = "mount the unified hierarchy beside version 1: mount -t cgroup2 none /sys/fs/cgroup/unified"
-        found.append(DoctorCheck(name="pressure of cgroups", ok=False, detail="version 1 has none", remedy=remedy))
-    return found
+        remedy = "mount the unified hierarchy in addition to version 1: mount -t cgroup2 none /sys/fs/cgroup/unified"
+        checks.append(DoctorCheck(name="pressure of cgroups", ok=False, detail="version 1 has none", remedy=remedy))
+    return checks
 
 
 def _check_state_dir(state_dir: Path) -> DoctorCheck:
     nearest = next(path for path in (state_dir, *state_dir.parents) if path.exists())
-    good = os.access(nearest, os.W_OK)
-    remedy = "" if good else f"make {state_dir} writable or choose another with --state-dir"
+    writable = os.access(nearest, os.W_OK)
+    remedy = "" if writable else f"make {state_dir} writable, or set --state-dir"
     return DoctorCheck(
-        name="state directory", ok=good, detail=f"{state_dir} {'can' if good else 'cannot'} be written", remedy=remedy
+        name="state directory",
+        ok=writable,
+        detail=f"{state_dir} {'can' if writable else 'cannot'} be written",
+        remedy=remedy,
     )
 
 

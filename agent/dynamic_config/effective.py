@@ -17,11 +17,11 @@ from api.diagnostics import AppliedConfigObject, EffectiveConfiguration, Effecti
 
 _PLAIN_SCALAR = re.compile(r"[A-Za-z_/.][\w/.-]*( [A-Za-z][\w/.-]*)*", re.ASCII)
 _YAML_KEYWORDS = frozenset(("true", "false", "null", "yes", "no", "on", "off"))
-"""YAML reads them as something else than text."""
+"""Words that YAML reads as something else than text."""
 
 
 def format_flow_yaml(value: object) -> str:
-    """A value as YAML of one line."""
+    """Return a value as YAML of one line."""
     if isinstance(value, msgspec.Struct):
         value = {key: item for key, item in _encoded_fields(value) if item != _field_default(type(value), key)}
     if isinstance(value, Mapping):
@@ -48,23 +48,24 @@ def _field_default(kind: type[msgspec.Struct], key: str) -> object:
 
 
 def effective_configuration(
-    settled: ResolvedConfig,
+    resolved: ResolvedConfig,
     file: Mapping[str, Any],
     started_wall_ns: int,
-    wanted: Mapping[str, ConfigObject] | None = None,
+    desired: Mapping[str, ConfigObject] | None = None,
 ) -> EffectiveConfiguration:
-    """All of it. `file` is what the settings file itself says, in force since `started_wall_ns`."""
+    """Return every setting with its source, and all objects. `file` is the decoded settings file, in force since
+    `started_wall_ns`."""
     return EffectiveConfiguration(
         settings=tuple(
-            _setting(path, value, settled.origins, file, started_wall_ns)
-            for path, value in setting_leaves(settled.config)
+            _setting(path, value, resolved.origins, file, started_wall_ns)
+            for path, value in setting_leaves(resolved.config)
         ),
-        objects=tuple(_applied_objects(settled, wanted or {})),
+        objects=tuple(_applied_objects(resolved, desired or {})),
     )
 
 
 def setting_leaves(config: AgentConfig) -> Iterator[tuple[SettingPath, Any]]:
-    """Every setting that is no section, in the order of docs/settings.md."""
+    """Yield every setting that is no section, in the order of docs/settings.md."""
     yield from _section_leaves(config, ())
 
 
@@ -88,10 +89,10 @@ def _setting(
     started_wall_ns: int,
 ) -> EffectiveSetting:
     name, shown = ".".join(path), "unset" if value is None else format_flow_yaml(msgspec.to_builtins(value))
-    # Maps, and the list of plugins, are put together key by key: who came last is named. An amount (`10%`) is set as a whole.
-    said = [one for key, one in origins.items() if key[: len(path)] == path or path[: len(key)] == key]
-    if said:
-        latest = max(said, key=lambda one: one.object.since_wall_ns)
+    # Maps and the list of plugins are merged by key: name the latest object. An amount (`10%`) is set as a whole.
+    origins_of_path = [origin for key, origin in origins.items() if key[: len(path)] == path or path[: len(key)] == key]
+    if origins_of_path:
+        latest = max(origins_of_path, key=lambda origin: origin.object.since_wall_ns)
         return EffectiveSetting(
             name=name,
             value=shown,
@@ -114,22 +115,22 @@ def _is_set(file: Any, path: SettingPath) -> bool:
     return True
 
 
-def _applied_objects(settled: ResolvedConfig, wanted: Mapping[str, ConfigObject]) -> Iterator[AppliedConfigObject]:
-    for resource, grammar in CONFIG_KINDS.items():
-        obeyed = settled.obeyed.get(resource)
-        if obeyed is not None:
+def _applied_objects(resolved: ResolvedConfig, desired: Mapping[str, ConfigObject]) -> Iterator[AppliedConfigObject]:
+    for resource, kind in CONFIG_KINDS.items():
+        applied = resolved.applied.get(resource)
+        if applied is not None:
             yield AppliedConfigObject(
-                kind=grammar.kind,
-                object=obeyed.key,
-                hash=obeyed.hash,
-                since_wall_ns=obeyed.since_wall_ns,
-                unused=settled.unused.get(resource, ()),
+                kind=kind.kind,
+                object=applied.key,
+                hash=applied.hash,
+                since_wall_ns=applied.since_wall_ns,
+                unused=resolved.unused.get(resource, ()),
             )
-        if problem := settled.problems.get(resource):
-            refused = wanted.get(resource)
+        if problem := resolved.problems.get(resource):
+            rejected = desired.get(resource)
             yield AppliedConfigObject(
-                kind=grammar.kind,
-                object="" if refused is None else refused.key,
-                hash="" if refused is None else refused.hash,
+                kind=kind.kind,
+                object="" if rejected is None else rejected.key,
+                hash="" if rejected is None else rejected.hash,
                 problem=problem,
             )

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from agent.config.config import AgentConfig
+from agent.config.loader import NodeCheck
 from agent.dynamic_config.last_good import LastGoodFile
-from agent.dynamic_config.merge import ConfigObject, NodeCheck, ResolvedConfig, resolve_config
+from agent.dynamic_config.merge import ConfigObject, ResolvedConfig, resolve_config
 from agent.dynamic_config.translate import CONFIG_KINDS, GROUP, VERSION
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import Unavailable
 from api.katalyst.kcc import CustomNodeConfig, TargetConfig
 from common.backoff import Backoff
 from kube.client import KubeClient, ListScope
@@ -34,201 +35,184 @@ log = logging.getLogger(__name__)
 CNC_RESOURCE = ResourceType(GROUP, VERSION, "customnodeconfigs", "CustomNodeConfig", CustomNodeConfig)
 FETCH_BACKOFF = Backoff(first_s=1.0, max_s=60.0)
 CHECK_INTERVAL_S = 3.0
-"""How often it is looked at whether the watch still hears something, and what is not there any more."""
+"""Time between checks of whether the watch is alive and its object still exists."""
 RETENTION_S = 2 * 3600.0
-"""A node that has no CustomNodeConfig any longer obeys what it did for so long."""
+"""How long a node without a CustomNodeConfig retains the last configuration."""
 STARTUP_GRACE_S = 10.0
-"""It is no trouble yet that nothing was heard before."""
+"""For this time after start, a missing first event is no problem."""
 WATCH_STALE_S = 600.0
-"""A watch is renewed after eight minutes at most: one that says nothing for longer hears nothing."""
+"""A watch is renewed within eight minutes: one that is silent for longer is broken."""
+_STAYS = "the last good configuration stays in force"
 
 
 class DynamicConfig:
-    """What is in force: the settings file, and what the cluster says on top. `obey` is told of each change."""
+    """The effective configuration: the settings file with the cluster's objects on top."""
 
     def __init__(
-        self, file: Mapping[str, Any], config: AgentConfig, fits: NodeCheck, saved: LastGoodFile | None
+        self, file: Mapping[str, Any], config: AgentConfig, check_node: NodeCheck, saved: LastGoodFile | None
     ) -> None:
-        """`file` is what the settings file itself says, `config` what comes of it. Raises Unavailable where a damaged file of
-        what was obeyed cannot be set aside."""
-        self._document, self._file, self._fits, self._saved = file, config, fits, saved
+        """`file` is the decoded settings file, `config` its settings. Raises Unavailable if a damaged last-good file cannot
+        be moved aside."""
+        self._document, self._file, self._check_node, self._saved = file, config, check_node, saved
         self._started_wall_ns = time.time_ns()
-        self.wanted: Mapping[str, ConfigObject] = {} if saved is None else saved.load()
-        self.settled: ResolvedConfig = resolve_config(config, self.wanted, self.wanted, fits)
+        self.desired: Mapping[str, ConfigObject] = {} if saved is None else saved.load()
+        self.resolved: ResolvedConfig = resolve_config(config, self.desired, self.desired, check_node)
         self.messages = () if saved is None else saved.messages
         self.save_error: Unavailable | None = None
 
     @property
     def config(self) -> AgentConfig:
-        return self.settled.config
+        return self.resolved.config
 
-    def change(self, wanted: Mapping[str, ConfigObject]) -> None:
-        """These are to be obeyed from now on, and no others."""
-        before = self.settled
-        self.wanted = wanted
-        self.settled = resolve_config(self._file, before.obeyed, wanted, self._fits)
-        for resource, problem in self.settled.problems.items():
+    def change(self, desired: Mapping[str, ConfigObject]) -> None:
+        """Apply these objects and no others."""
+        before = self.resolved
+        self.desired = desired
+        self.resolved = after = resolve_config(self._file, before.applied, desired, self._check_node)
+        for resource, problem in after.problems.items():
             if before.problems.get(resource) != problem:
-                stands = (
-                    "what was obeyed before stands" if resource in self.settled.obeyed else "nothing of it is obeyed"
-                )
-                log.error("%s %s: %s; %s", CONFIG_KINDS[resource].kind, wanted[resource].key, problem, stands)
-        for resource, obeyed in self.settled.obeyed.items():
-            if not obeyed.same(before.obeyed.get(resource)):
-                log.info("%s %s (%s) is obeyed", CONFIG_KINDS[resource].kind, obeyed.key, obeyed.hash)
-                for unused in self.settled.unused.get(resource, ()):
-                    log.warning("%s %s: %s", CONFIG_KINDS[resource].kind, obeyed.key, unused)
-        for resource in before.obeyed.keys() - self.settled.obeyed.keys():
-            log.info("%s %s is obeyed no longer", CONFIG_KINDS[resource].kind, before.obeyed[resource].key)
+                result = "its last good version stays in force" if resource in after.applied else "it is not applied"
+                log.error("%s %s: %s; %s", CONFIG_KINDS[resource].kind, desired[resource].key, problem, result)
+        for resource, applied in after.applied.items():
+            if not applied.same(before.applied.get(resource)):
+                log.info("applied %s %s (%s)", CONFIG_KINDS[resource].kind, applied.key, applied.hash)
+                for unused in after.unused.get(resource, ()):
+                    log.warning("%s %s: %s", CONFIG_KINDS[resource].kind, applied.key, unused)
+        for resource in before.applied.keys() - after.applied.keys():
+            log.info("stopped applying %s %s", CONFIG_KINDS[resource].kind, before.applied[resource].key)
 
     def save(self) -> None:
-        """Have on disk what is obeyed. Never raises: `unsaved` says why it is not."""
+        """Write the applied objects to disk. Never raises: `save_error` is why it failed."""
         if self._saved is None:
             return
         try:
-            self._saved.save(self.settled.obeyed)
+            self._saved.save(self.resolved.applied)
             self.save_error = None
         except Unavailable as error:
             self.save_error = error
 
-    def obeyed(self) -> Mapping[tuple[str, ...], bool]:
-        """By kind, key and hash: what is obeyed, and what was to be and cannot."""
-        kept, wanted = self.settled.obeyed.values(), self.wanted.values()
-        held = {_object_labels(one): True for one in kept}
-        return {**{_object_labels(one): False for one in wanted}, **held}
+    def object_states(self) -> Mapping[tuple[str, ...], bool]:
+        """Return by kind, key and hash whether an object is applied (True) or was rejected (False)."""
+        rejected = {_object_labels(each): False for each in self.desired.values()}
+        return rejected | {_object_labels(each): True for each in self.resolved.applied.values()}
 
-    def told(self) -> EffectiveConfiguration:
-        """Every setting, with its source."""
-        from agent.dynamic_config.effective import effective_configuration  # noqa: PLC0415 - most agents are never asked
+    def effective(self) -> EffectiveConfiguration:
+        """Return every setting with its source."""
+        from agent.dynamic_config.effective import effective_configuration  # noqa: PLC0415 - rarely requested
 
-        return effective_configuration(self.settled, self._document, self._started_wall_ns, self.wanted)
-
-
-def _object_labels(one: ConfigObject) -> tuple[str, ...]:
-    return (CONFIG_KINDS[one.resource].kind, one.key, one.hash)
+        return effective_configuration(self.resolved, self._document, self._started_wall_ns, self.desired)
 
 
-def has_other_content(found: UnstructuredObject, content: str) -> bool:
-    """Whether an object has another content than that of this hash: then it is rolled out to others first, or cannot stand, and
-    a node that has lost what it was told must not have it before its turn. Its status says so; where nobody writes one, not."""
-    status, generation = found.status, found.metadata.generation
+def _object_labels(each: ConfigObject) -> tuple[str, ...]:
+    return (CONFIG_KINDS[each.resource].kind, each.key, each.hash)
+
+
+def has_other_content(fetched: UnstructuredObject, content: str) -> bool:
+    """Return whether an object's content has another hash than this one, according to its status.
+
+    Then the new content is still rolled out to other nodes, or is invalid, and this node must not apply it yet. Without a
+    status written by the controller, return False.
+    """
+    status, generation = fetched.status, fetched.metadata.generation
     if not status.get("currentHash"):
         return False
     conditions = status.get("conditions") or ()
     invalid = any(
-        isinstance(one, Mapping) and (one.get("type"), one.get("status")) == ("Valid", "False") for one in conditions
+        isinstance(each, Mapping) and (each.get("type"), each.get("status")) == ("Valid", "False")
+        for each in conditions
     )
-    unseen = status.get("observedGeneration") and status["observedGeneration"] != generation
-    return bool(status["currentHash"] != content or unseen or invalid)
+    outdated = status.get("observedGeneration") and status["observedGeneration"] != generation
+    return bool(status["currentHash"] != content or outdated or invalid)
 
 
 class CustomNodeConfigFollower:
-    """Follows one node's CustomNodeConfig, and is a source of its own (api.interfaces.Probe) that says how that goes."""
+    """Follows one node's CustomNodeConfig; also a HealthReporter."""
 
-    name = "dynamic-config"
+    name, form = "dynamic-config", "watch"
+    lost_events = None
 
-    def __init__(self, client: KubeClient, node: str, rules: DynamicConfig) -> None:
-        self._client, self._node, self._rules = client, node, rules
+    def __init__(self, client: KubeClient, node: str, dynamic: DynamicConfig) -> None:
+        self._client, self._node, self._dynamic = client, node, dynamic
         self._informer = Informer(client, CNC_RESOURCE, ListScope(fields=f"metadata.name={node}"))
         self._wake = asyncio.Event()
         self._informer.listen(lambda _: self._wake.set())
         self._failures, self._not_before_s = 0, 0.0
-        self._failed = ""
-        self._lost_at_s: float | None = None
-        self._began_s = time.monotonic()
+        self._failure = ""
+        self._missing_since_s: float | None = None
+        self._started_s = time.monotonic()
         self._ignored: frozenset[str] = frozenset()
 
     async def run(self, apply_config: Callable[[AgentConfig], None]) -> None:
-        """Until cancelled; `obey` is given what is in force whenever that changes. Nothing that the API server says or does
-        ends it."""
+        """Call `apply_config` with every new configuration, until cancelled. Nothing that the API server does ends it."""
         watching = asyncio.create_task(self._informer.run())
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), CHECK_INTERVAL_S)
                 if watching.done():
-                    watching.result()  # it ends by a bug alone, which ends this too
-                if await self.look():
-                    apply_config(self._rules.config)
+                    watching.result()  # only a bug ends it; raise it here
+                if await self.check_once():
+                    apply_config(self._dynamic.config)
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
 
-    def told(self) -> EffectiveConfiguration:
-        """Every setting, and whether the API server still tells."""
+    def effective(self) -> EffectiveConfiguration:
+        """Return every setting with its source, and the follower's problem."""
         problem = self.problem()
         return msgspec.structs.replace(
-            self._rules.told(), node=self._node, problem="" if problem is None else problem.reason
+            self._dynamic.effective(), node=self._node, problem="" if problem is None else problem.reason
         )
 
-    @property
-    def form(self) -> str:
-        return "watch"
-
-    @property
-    def lost_events(self) -> int | None:
-        return None
-
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - as every source is asked
-        return ProbeReading()
-
     def problem(self) -> Unavailable | None:
-        """What keeps this node from obeying, the most serious first."""
-        for resource, problem in self._rules.settled.problems.items():
-            key = self._rules.wanted[resource].key if resource in self._rules.wanted else ""
+        """Return why the desired configuration is not applied, the most serious reason first."""
+        for resource, problem in self._dynamic.resolved.problems.items():
+            key = self._dynamic.desired[resource].key if resource in self._dynamic.desired else ""
             return Unavailable(
-                f"{CONFIG_KINDS[resource].kind} {key}: {problem}", "correct it: until then the last good one stands"
+                f"{CONFIG_KINDS[resource].kind} {key}: {problem}", "correct it: until then its last good version stays"
             )
-        if self._failed:
-            return Unavailable(self._failed, "what was obeyed before stands; it is asked for again")
+        if self._failure:
+            return Unavailable(self._failure, f"{_STAYS}; the agent retries")
         now_s = time.monotonic()
         age_s = self._informer.age_s(now_s)
-        silent = now_s - self._began_s > STARTUP_GRACE_S if age_s is None else age_s > WATCH_STALE_S
-        if silent:
-            said = "was never heard of" if age_s is None else f"was last heard of {age_s:.0f} s ago"
+        if now_s - self._started_s > STARTUP_GRACE_S if age_s is None else age_s > WATCH_STALE_S:
+            received = "was never received" if age_s is None else f"was last received {age_s:.0f} s ago"
             return Unavailable(
-                f"CustomNodeConfig {self._node} {said}",
-                "what was obeyed before stands; see whether the API server is reachable, and the agent's role has watch",
+                f"CustomNodeConfig {self._node} {received}",
+                f"{_STAYS}; check that the API server is reachable and the agent's role allows watch",
             )
-        return self._rules.save_error
+        return self._dynamic.save_error
 
-    def close(self) -> None:
-        """Nothing to give back: `run` is cancelled by who runs it."""
-
-    async def look(self) -> bool:
-        """One look at what is known of the CustomNodeConfig; whether something else is in force now."""
+    async def check_once(self) -> bool:
+        """Compare the CustomNodeConfig with the applied objects; return whether the configuration changed."""
         self._wake.clear()
         if not self._informer.synced.is_set() or time.monotonic() < self._not_before_s:
             return False
         cnc = self._informer.store.get(self._node)
         if cnc is None:
-            return await self._gone()
-        self._lost_at_s = None
+            return await self._handle_missing()
+        self._missing_since_s = None
         targets = () if cnc.status is None else cnc.status.katalyst_custom_config_list or ()
-        wanted, failed = await self._fetched(self._named(targets))
-        self._failed = failed
-        self._failures = self._failures + 1 if failed else 0
+        desired, self._failure = await self._fetch_all(self._targets_by_resource(targets))
+        self._failures = self._failures + 1 if self._failure else 0
         self._not_before_s = time.monotonic() + FETCH_BACKOFF.wait_s(self._failures, random.random())
-        return await self._change(wanted)
+        return await self._change(desired)
 
-    async def _gone(self) -> bool:
-        """There is none: not yet, not any more, or it does not fit its type and never did."""
+    async def _handle_missing(self) -> bool:
+        """Without a (valid) CustomNodeConfig, retain the configuration for a while, then drop it."""
         now_s = time.monotonic()
-        if self._lost_at_s is None:
-            self._lost_at_s = now_s
-        self._failed = ""
-        if self._rules.settled.obeyed and now_s - self._lost_at_s < RETENTION_S:
+        if self._missing_since_s is None:
+            self._missing_since_s = now_s
+        self._failure = ""
+        if self._dynamic.resolved.applied and now_s - self._missing_since_s < RETENTION_S:
             problem = self._informer.problems.get(self._node, "")
-            self._failed = (
-                f"there is no CustomNodeConfig {self._node}"
-                if not problem
-                else f"CustomNodeConfig {self._node}: {problem}"
-            )
+            name = f"CustomNodeConfig {self._node}"
+            self._failure = f"{name}: {problem}" if problem else f"there is no {name}"
             return False
         return await self._change({})
 
-    def _named(self, targets: tuple[TargetConfig, ...]) -> dict[str, TargetConfig]:
-        """What is to be fetched, by resource; what nobody here knows is said once."""
+    def _targets_by_resource(self, targets: tuple[TargetConfig, ...]) -> dict[str, TargetConfig]:
+        """Return the targets of known kinds by resource; log each unknown kind once."""
         named: dict[str, TargetConfig] = {}
         unknown = set()
         for target in targets:
@@ -238,45 +222,45 @@ class CustomNodeConfigFollower:
             else:
                 named.setdefault(kind.resource, target)
         for name in sorted(unknown - self._ignored):
-            log.warning("CustomNodeConfig %s names %s, of which nothing is known here", self._node, name)
+            log.warning("ignored %s in CustomNodeConfig %s: the kind is unknown", name, self._node)
         self._ignored = frozenset(unknown)
         return named
 
-    async def _fetched(self, named: Mapping[str, TargetConfig]) -> tuple[dict[str, ConfigObject], str]:
-        """The objects, those fetched before included; and what could not be fetched."""
-        wanted: dict[str, ConfigObject] = {}
-        failed = ""
-        for resource, target in named.items():
+    async def _fetch_all(self, targets: Mapping[str, TargetConfig]) -> tuple[dict[str, ConfigObject], str]:
+        """Return the objects, unchanged ones included, and what could not be fetched."""
+        desired: dict[str, ConfigObject] = {}
+        failure = ""
+        for resource, target in targets.items():
             key = f"{target.config_namespace}/{target.config_name}" if target.config_namespace else target.config_name
-            known = self._rules.wanted.get(resource)
-            if known is not None and (known.key, known.hash) == (key, target.hash):
-                wanted[resource] = known
+            previous = self._dynamic.desired.get(resource)
+            if previous is not None and (previous.key, previous.hash) == (key, target.hash):
+                desired[resource] = previous
                 continue
             try:
-                wanted[resource] = await self._fetch(resource, key, target.hash)
+                desired[resource] = await self._fetch(resource, key, target.hash)
             except (ApiError, ApiUnreachable, ValueError) as error:
-                failed = f"{CONFIG_KINDS[resource].kind} {key:.300} cannot be fetched: {error}"
-                log.warning("%s", failed)
-                if known is not None:
-                    wanted[resource] = known
-        return wanted, failed
+                failure = f"{CONFIG_KINDS[resource].kind} {key:.300} cannot be fetched: {error}"
+                log.warning("%s", failure)
+                if previous is not None:
+                    desired[resource] = previous
+        return desired, failure
 
     async def _fetch(self, resource: str, key: str, content: str) -> ConfigObject:
-        grammar = CONFIG_KINDS[resource]
+        kind = CONFIG_KINDS[resource]
         body: dict[str, Any] = {}
-        if not grammar.all_unused:  # passwords that nobody asks for are best not in memory, nor on disk
-            kind = ResourceType(GROUP, VERSION, resource, grammar.kind, UnstructuredObject, namespaced="/" in key)
-            found = await self._client.get(kind, key)
-            if has_other_content(found, content):
-                raise ValueError(f"it says something else by now than the {content:.40} that this node is told")
-            body = {"spec": found.spec} if grammar.root[0] == "spec" else {"status": found.status}
+        if not kind.all_unused:  # AuthConfiguration holds passwords, which must not get into memory or onto disk
+            kube_kind = ResourceType(GROUP, VERSION, resource, kind.kind, UnstructuredObject, namespaced="/" in key)
+            fetched = await self._client.get(kube_kind, key)
+            if has_other_content(fetched, content):
+                raise ValueError(f"its content is no longer the {content:.40} of this node's CustomNodeConfig")
+            body = {"spec": fetched.spec} if kind.root[0] == "spec" else {"status": fetched.status}
         return ConfigObject(resource=resource, key=key, hash=content, since_wall_ns=time.time_ns(), body=body)
 
-    async def _change(self, wanted: Mapping[str, ConfigObject]) -> bool:
-        before = self._rules.wanted
-        same = wanted.keys() == before.keys() and all(one.same(before[name]) for name, one in wanted.items())
+    async def _change(self, desired: Mapping[str, ConfigObject]) -> bool:
+        before = self._dynamic.desired
+        same = desired.keys() == before.keys() and all(each.same(before[name]) for name, each in desired.items())
         if not same:
-            self._rules.change(wanted)
-        if not same or self._rules.save_error is not None:
-            await asyncio.to_thread(self._rules.save)
+            self._dynamic.change(desired)
+        if not same or self._dynamic.save_error is not None:
+            await asyncio.to_thread(self._dynamic.save)
         return not same

@@ -1,6 +1,5 @@
-"""Translates one configuration object of the cluster into settings, or raises DynamicConfigRefused. Pure.
-Objects are validated here even though the API server checks them: a cluster's CRD may be older or looser.
-"""
+"""Translates one configuration object of the cluster into settings, or raises DynamicConfigRefused. Pure. Objects are
+validated here even though the API server checks them: a cluster's CRD may be older or looser."""
 
 from __future__ import annotations
 
@@ -27,25 +26,25 @@ _ROLLOUT_STATUS_FIELDS = frozenset(
     ("targetNodes", "canaryNodes", "updatedTargetNodes", "updatedNodes", "currentHash", "collisionCount",
      "observedGeneration", "conditions")
 )  # fmt: skip
-"""How far a rollout is; no configuration."""
+"""Fields about the rollout, not configuration."""
 MAX_TEXT_CHARS, MAX_ENTRIES, MAX_TOTAL_ENTRIES = 4096, 4096, 8192
-"""Characters of a text, entries of a list or map, and of all of them together. What is obeyed is in memory, on disk and on the
-page of every node, and is made sense of between two rounds."""
+"""Limits of characters of a text, entries of a list or map, and entries of the whole object: applied objects are in
+memory, on disk and on the page of every node, and are translated on the event loop."""
 
 
 class DynamicConfigRefused(ValueError):
-    """An object that cannot be obeyed; the message names the field and the remedy."""
+    """An invalid object; the message names the field and the remedy."""
 
 
 class MappedValue(NamedTuple):
-    """What one setting is to be, and the field that says so."""
+    """Value of a setting, and the field that sets it."""
 
     value: Any
     field: str
 
 
 class Translation(NamedTuple):
-    """`settings` by path; `unused` are fields that nothing here obeys, with the reason."""
+    """Settings by path; `unused` are fields without effect, with the reason."""
 
     settings: Mapping[SettingPath, MappedValue]
     unused: tuple[str, ...]
@@ -56,12 +55,12 @@ class ConfigKind(NamedTuple):
 
     kind: str
     root: tuple[str, ...]
-    """Where in the object the configuration is."""
+    """Path of the configuration in the object."""
     type: type[msgspec.Struct]
     rules: tuple[FieldMapping, ...] = ()
     unused: tuple[UnusedField, ...] = ()
     all_unused: str = ""
-    """Why nothing of it is obeyed, where nothing is; such objects need not be fetched."""
+    """Why the whole kind has no effect; such objects are not fetched."""
 
 
 _CONFIG = ("spec", "config")
@@ -70,103 +69,105 @@ CONFIG_KINDS: Mapping[str, ConfigKind] = {
     for each in (
         ConfigKind(
             "AdminQoSConfiguration", _CONFIG, AdminQoSConfig,
-            (*admin_qos.ADMIN_QOS_MAPPINGS, *admin_qos.EVICTION_MAPPINGS), (*admin_qos.ADMIN_QOS_UNUSED, *admin_qos.EVICTION_UNUSED),
+            (*admin_qos.ADMIN_QOS_MAPPINGS, *admin_qos.EVICTION_MAPPINGS),
+            (*admin_qos.ADMIN_QOS_UNUSED, *admin_qos.EVICTION_UNUSED),
         ),
-        ConfigKind("TransparentMemoryOffloadingConfiguration", _CONFIG, TransparentMemoryOffloadingConfig, transparent_offloading.OFFLOADING_MAPPINGS),
+        ConfigKind(
+            "TransparentMemoryOffloadingConfiguration", _CONFIG, TransparentMemoryOffloadingConfig,
+            transparent_offloading.OFFLOADING_MAPPINGS,
+        ),
         ConfigKind("StrategyGroup", ("status",), StrategyGroupStatus, strategies.STRATEGY_MAPPINGS),
         ConfigKind(
             "PowerManagementConfiguration", _CONFIG, PowerManagementConfig, strategies.POWER_MAPPINGS, strategies.POWER_UNUSED
         ),
         ConfigKind("AuthConfiguration", _CONFIG, AuthConfig, all_unused=strategies.AUTH_UNUSED_REASON),
         ConfigKind("IRQTuningConfiguration", _CONFIG, IRQTuningConfig, all_unused=strategies.IRQ_UNUSED_REASON),
-        ConfigKind("MemoryBandwidthConfiguration", _CONFIG, MemoryBandwidthConfig, all_unused=strategies.BANDWIDTH_UNUSED_REASON),
+        ConfigKind(
+            "MemoryBandwidthConfiguration", _CONFIG, MemoryBandwidthConfig, all_unused=strategies.BANDWIDTH_UNUSED_REASON
+        ),
     )
 }  # fmt: skip
-"""By the name of the resource. The order is that of precedence: where two kinds set one setting, the later one counts."""
+"""By resource name, in order of precedence: if two kinds set one setting, the later one counts."""
 
 
-def translate_object(grammar: ConfigKind, body: Any) -> Translation:
-    """The settings that an object says. `body` is the whole object as decoded JSON. Raises Refused."""
-    said, where = body, ".".join(grammar.root)
-    for name in grammar.root:
-        said = said.get(name) if isinstance(said, Mapping) else None
-    _check_size(said, where)
-    config = _convert_config(grammar, said, where)
+def translate_object(kind: ConfigKind, body: Any) -> Translation:
+    """Return the settings of an object. `body` is the decoded JSON object. Raises DynamicConfigRefused."""
+    section, where = body, ".".join(kind.root)
+    for name in kind.root:
+        section = section.get(name) if isinstance(section, Mapping) else None
+    _check_size(section, where)
+    config = _convert_config(kind, section, where)
     settings: dict[SettingPath, MappedValue] = {}
-    for rule in grammar.rules:
-        found = get_field(config, rule.field)
-        if found is None:
+    for mapping in kind.rules:
+        value = get_field(config, mapping.field)
+        if value is None:
             continue
         try:
-            settings |= {path: MappedValue(value, rule.field) for path, value in rule.put(found)}
+            settings |= {path: MappedValue(value, mapping.field) for path, value in mapping.put(value)}
         except ValueError as error:
-            raise DynamicConfigRefused(f"{where}.{rule.field}: {error}") from None
-    return Translation(settings, tuple(_unused_fields(grammar, config, said)))
+            raise DynamicConfigRefused(f"{where}.{mapping.field}: {error}") from None
+    return Translation(settings, tuple(_unused_fields(kind, config, section)))
 
 
-def _check_size(said: Any, where: str) -> None:
-    """Raises Refused for what is out of proportion, wherever in the object, known or not."""
-    left, entries = [(said, where)], 0
-    while left:
-        part, path = left.pop()
+def _check_size(document: Any, where: str) -> None:
+    """Raise DynamicConfigRefused if any part of the object exceeds a limit, known or not."""
+    pending, entries = [(document, where)], 0
+    while pending:
+        part, path = pending.pop()
         if isinstance(part, str) and len(part) > MAX_TEXT_CHARS:
-            raise DynamicConfigRefused(
-                f"{path}: has {len(part)} characters, and at most {MAX_TEXT_CHARS} are taken: shorten it"
-            )
+            raise DynamicConfigRefused(f"{path}: has {len(part)} characters, more than {MAX_TEXT_CHARS}: shorten it")
         if isinstance(part, Mapping | list | tuple) and len(part) > MAX_ENTRIES:
-            raise DynamicConfigRefused(
-                f"{path}: has {len(part)} entries, and at most {MAX_ENTRIES} are taken: leave some out"
-            )
+            raise DynamicConfigRefused(f"{path}: has {len(part)} entries, more than {MAX_ENTRIES}: remove some")
         entries += len(part) if isinstance(part, Mapping | list | tuple) else 0
         if entries > MAX_TOTAL_ENTRIES:
             raise DynamicConfigRefused(
-                f"{where}: has more than {MAX_TOTAL_ENTRIES} entries in its lists and maps together: leave some out"
+                f"{where}: has more than {MAX_TOTAL_ENTRIES} entries in its lists and maps: remove some"
             )
         if isinstance(part, Mapping):
-            left += [(value, f"{path}.{name:.60}") for name, value in part.items()]
+            pending += [(value, f"{path}.{name:.60}") for name, value in part.items()]
         elif isinstance(part, list | tuple):
-            left += [(value, f"{path}[{number}]") for number, value in enumerate(part)]
+            pending += [(value, f"{path}[{number}]") for number, value in enumerate(part)]
 
 
-def _convert_config(grammar: ConfigKind, said: Any, where: str) -> Mapping[str, Any]:
-    """The configuration as its type has it: numbers that were written as 3.0 are whole, and what is null is absent."""
-    if said is None:
+def _convert_config(kind: ConfigKind, section: Any, where: str) -> Mapping[str, Any]:
+    """Return the configuration as its type: numbers such as 3.0 become integers, null fields are dropped."""
+    if section is None:
         return {}
     try:
-        typed = msgspec.convert(said, grammar.type)
+        typed = msgspec.convert(section, kind.type)
     except msgspec.ValidationError as error:
-        found = describe_validation_error(error, said, grammar.type)
+        problem = describe_validation_error(error, section, kind.type)
         raise DynamicConfigRefused(
-            f"{where}: {found[11:]}" if found.startswith("top level: ") else f"{where}.{found}"
+            f"{where}: {problem[11:]}" if problem.startswith("top level: ") else f"{where}.{problem}"
         ) from None
     builtins: Mapping[str, Any] = msgspec.to_builtins(typed)
     return builtins
 
 
-def _unused_fields(grammar: ConfigKind, config: Mapping[str, Any], raw: Any) -> Iterator[str]:
-    if grammar.all_unused:
-        yield f"all of it: {grammar.all_unused}"
+def _unused_fields(kind: ConfigKind, config: Mapping[str, Any], raw: Any) -> Iterator[str]:
+    if kind.all_unused:
+        yield f"the whole object: {kind.all_unused}"
         return
-    told: set[str] = set()
-    for each in grammar.unused:
-        # A field's own reason goes before that of the whole section.
-        if get_field(config, each.field) is not None and not any(field.startswith(each.field) for field in told):
-            told.add(each.field)
+    reported: set[str] = set()
+    for each in kind.unused:
+        # A field's own reason precedes that of its section.
+        if get_field(config, each.field) is not None and not any(field.startswith(each.field) for field in reported):
+            reported.add(each.field)
             yield f"{each.field}: {each.why}"
-    if grammar.kind == "StrategyGroup":
+    if kind.kind == "StrategyGroup":
         yield from (
             f"enabledStrategies: {each}"
             for each in strategies.unknown_strategies(config.get("enabledStrategies") or ())
         )
     yield from (
-        f"{path}: no such field is known here"
-        for path in _unknown_fields(raw, grammar.type)
+        f"{path}: is not a known field"
+        for path in _unknown_fields(raw, kind.type)
         if path not in _ROLLOUT_STATUS_FIELDS
     )
 
 
 def _unknown_fields(document: Any, kind: Any, path: str = "") -> Iterator[str]:
-    """Names that the type does not have: of a newer Katalyst's, or mistakes that a loose CRD let through."""
+    """Yield fields that the type lacks: those of a newer Katalyst, or mistakes that a loose CRD let through."""
     struct = next((part for part in (kind, *get_args(kind)) if hasattr(part, "__struct_fields__")), None)
     if struct is None or not isinstance(document, Mapping):
         return

@@ -21,58 +21,58 @@ from api.proto import cri_runtime_pb2 as wire
 from common.grpc_unix import CallRefused, GrpcClient, MethodNotOffered
 
 KILL_SLACK_S = 10.0
-"""After the grace a runtime kills, and takes a while for it."""
+"""Added to the grace as deadline of the call: the runtime sends SIGKILL after the grace and waits for the exit."""
 _SERVICE = wire.DESCRIPTOR.services_by_name["RuntimeService"]
 
 
 class CriEvictor:
-    """As agent.eviction.api_evictor.EvictionMethod says. To be used in a running event loop."""
+    """An EvictionMethod (agent.eviction.api_evictor) that stops the containers of a pod. Used on a running event loop."""
 
     def __init__(self, socket: Path, timeout_s: float) -> None:
         self._socket, self._timeout_s = socket, timeout_s
-        self._meant: dict[str, Mapping[str, str]] = {}
-        """By the pod's uid, of tries that failed: the containers that ran then. Those that came since are others, and stay."""
+        self._targets: dict[str, Mapping[str, str]] = {}
+        """Container ids by name, by the pod's uid, of requests that failed. Containers that started later are not stopped."""
 
-    async def ask(self, pod: Pod, grace_s: float | None) -> MethodResponse:
-        """Stop all containers of the pod that run, at the same time."""
-        # One that is waited for takes one of few turns, whoever asked for hours.
+    async def evict(self, pod: Pod, grace_s: float | None) -> MethodResponse:
+        """Stops all running containers of the pod at the same time, as EvictionMethod says."""
+        # A pod occupies one of MAX_CONCURRENT_REQUESTS while it stops, so a grace of hours is cut.
         seconds = max(MIN_GRACE_S, math.ceil(min(grace_period_s(pod, grace_s), MAX_GRACE_S)))
         try:
-            looked = await self._look()
-            running = {name: one.id for (uid, name), one in looked.running.items() if uid == pod.uid}
-            meant = self._meant.setdefault(pod.uid, running)
-            ids = [id_ for id_ in meant.values() if id_ in running.values()]
-            done = await asyncio.gather(*(self._stop(id_, seconds) for id_ in ids), return_exceptions=True)
-            for failure in done:
+            runtime = await self._list_containers()
+            running = {name: container.id for (uid, name), container in runtime.running.items() if uid == pod.uid}
+            targets = self._targets.setdefault(pod.uid, running)
+            ids = [id_ for id_ in targets.values() if id_ in running.values()]
+            results = await asyncio.gather(*(self._stop(id_, seconds) for id_ in ids), return_exceptions=True)
+            for failure in results:
                 if failure is not None:
                     raise failure
         except MethodNotOffered as error:
             return MethodResponse(
-                result=MethodResult.HELD, held=EvictionBlock.REFUSED, text=error.reason, wait_s=REFUSED_RETRY_S
+                result=MethodResult.BLOCKED, block=EvictionBlock.REFUSED, text=error.reason, wait_s=REFUSED_RETRY_S
             )
         except Unavailable as error:
-            # Whoever refuses is just starting or removing that container.
-            held = EvictionBlock.BUSY if isinstance(error, CallRefused) else EvictionBlock.UNREACHABLE
-            return MethodResponse(result=MethodResult.HELD, held=held, text=error.reason)
+            # A runtime refuses while it starts or removes that container.
+            block = EvictionBlock.BUSY if isinstance(error, CallRefused) else EvictionBlock.UNREACHABLE
+            return MethodResponse(result=MethodResult.BLOCKED, block=block, text=error.reason)
         self.forget(pod)
-        if pod.uid not in looked.sandboxes:
-            return MethodResponse(result=MethodResult.GONE)
+        if pod.uid not in runtime.sandboxes:
+            return MethodResponse(result=MethodResult.ABSENT)
         return MethodResponse(
-            result=MethodResult.DONE, text=f"Successfully kill container {', '.join(sorted(meant)) or '(none ran)'}"
+            result=MethodResult.DONE, text=f"Successfully kill container {', '.join(sorted(targets)) or '(none ran)'}"
         )
 
     def forget(self, pod: Pod) -> None:
-        """As Way says: for the next wish all that runs then is meant."""
-        self._meant.pop(pod.uid, None)
+        """Drops the list of containers, as EvictionMethod says: the next request stops all that run then."""
+        self._targets.pop(pod.uid, None)
 
-    async def look(self, pod: Pod) -> PodObservation | None:
-        """Only whether the pod is there: nobody is told to end here."""
+    async def observe(self, pod: Pod) -> PodObservation | None:
+        """Returns whether the pod's sandbox exists; a pod is never terminating by this method."""
         try:
-            return PodObservation(gone=pod.uid not in (await self._look()).sandboxes)
+            return PodObservation(absent=pod.uid not in (await self._list_containers()).sandboxes)
         except Unavailable:
             return None
 
-    async def _look(self) -> RuntimeContainers:
+    async def _list_containers(self) -> RuntimeContainers:
         peer = GrpcClient(self._socket, _SERVICE, self._timeout_s)
         try:
             sandboxes, containers = await asyncio.gather(

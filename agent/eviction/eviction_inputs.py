@@ -20,46 +20,47 @@ from api.snapshot import CgroupSample, Snapshot
 NS_PER_S = 1_000_000_000
 PAGE_BYTES = mmap.PAGESIZE
 MIN_TERMINATION_WAIT_S, GRACE_FACTOR, DEFAULT_GRACE_S = 10.0, 1.5, 30.0
-"""A pod may take its grace and half of that again to go. Kubernetes gives 30 s to a pod that says nothing."""
+"""A pod should be gone after 1.5 times its grace, and not before 10 s. Kubernetes' default grace is 30 s."""
 
 
 MAX_GRACE_S = 600.0
-"""Of what pods ask for themselves, be it hours, so much counts: the node is in trouble now."""
+"""Maximum of a pod's own grace that is waited for: the pressure on the node is now."""
 
 
 def grace_period_s(pod: Pod, grace_s: float | None) -> float:
-    """Seconds that a pod is given by whoever ends it without the API server: its plugin's, else what it asks for itself."""
+    """Returns the grace period of an eviction without the API server: the plugin's, else the pod's own up to MAX_GRACE_S."""
     if grace_s is not None:
         return grace_s
     return DEFAULT_GRACE_S if pod.grace_s is None else min(pod.grace_s, MAX_GRACE_S)
 
 
 def exclusion_ns(victim: EvictionVictim, pods: Iterable[Pod]) -> int:
-    """For so long, from when it was sent: whoever takes its own time to end is not sent once more in it, nor another one in its
-    place."""
+    """Returns for how long a victim is excluded: it is not evicted again, and no other pod in its place."""
     pod = next((each for each in pods if each.uid == victim.uid), None)
     grace_s = victim.grace_s if pod is None else grace_period_s(pod, victim.grace_s)
     return termination_wait_ns(DEFAULT_GRACE_S if grace_s is None else grace_s)
 
 
 def termination_wait_s(grace_s: float) -> float:
-    """Until a pod with that grace should be gone."""
+    """Returns the seconds after which a pod with that grace should be gone."""
     return max(MIN_TERMINATION_WAIT_S, GRACE_FACTOR * grace_s)
 
 
 def termination_wait_ns(grace_s: float) -> int:
-    """The same, to be added to times."""
+    """Returns `termination_wait_s` in nanoseconds."""
     return round(termination_wait_s(grace_s) * NS_PER_S)
 
 
 def terminating_since_ns(pods: Iterable[Pod], before: Mapping[str, int], now_ns: int) -> dict[str, int]:
-    """Since when the pods that were told to end are seen to be, by uid; `before` is what was said of them so far."""
+    """Returns since when each terminating pod is terminating, by uid; `before` is the result of the previous cycle."""
     return {pod.uid: before.get(pod.uid, now_ns) for pod in pods if pod.terminating}
 
 
 def overdue_pods(pods: Iterable[Pod], since_ns: Mapping[str, int], now_ns: int) -> frozenset[str]:
-    """Of these those that should have been gone by now, whoever told them to end, `namespace/name`: whoever deletes a pod with
-    a grace of a day keeps nobody else from leaving for so long."""
+    """Returns the pods, `namespace/name`, that should be gone by now, by any deletion.
+
+    A pod that is deleted with a grace of a day must not prevent other evictions for a day.
+    """
     return frozenset(
         pod.key
         for pod in pods
@@ -68,76 +69,99 @@ def overdue_pods(pods: Iterable[Pod], since_ns: Mapping[str, int], now_ns: int) 
 
 
 class RootfsUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What the writable layers of one pod take up."""
+    """The disk use of one pod's writable layers."""
 
     used_bytes: int
     inodes: int
 
 
+class EvictionBucket(msgspec.Struct, frozen=True, kw_only=True):
+    """Number of evictions of a workload from `time_s` (Unix time) on, for `duration_s`."""
+
+    time_s: int
+    duration_s: int
+    count: int
+
+
+class PodEvictionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Katalyst's EvictionRecord of one pod: recent evictions of its workload, and the state of its disruption budget."""
+
+    has_budget: bool = False
+    """Whether a PodDisruptionBudget selects the pod; without one the numbers of pods are 0."""
+    buckets: tuple[EvictionBucket, ...] = ()
+    """Oldest first; empty if the pod has no controller."""
+    disruptions_allowed: int = 0
+    current_healthy: int = 0
+    desired_healthy: int = 0
+    expected_pods: int = 0
+
+
 class EvictionInputs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Everything of one round. What nobody can tell is left at its default."""
+    """All inputs of one cycle. A value that is not available has its default."""
 
     snapshot: Snapshot
     now_ns: int
     """CLOCK_MONOTONIC."""
     headroom: Headroom | None = None
-    """What is promised to reclaimed pods on recent inputs, in all and by NUMA node."""
+    """Headroom for reclaimed pods that is based on recent inputs, in total and by NUMA node."""
     advice: CpuAdvice | None = None
-    """Which pod is in which pool."""
+    """The advice whose regions say which pod is in which pool."""
     pools: Mapping[str, tuple[int, ...]] = {}
-    """CPUs of each pool, as placed."""
+    """CPUs assigned to each pool."""
     reclaimable_cores: float | None = None
-    """What reclaimed pods may use in all, by a policy that lends so much wherever they run; None where pools limit them."""
+    """Cores that reclaimed pods may use in total, by the latency policy; None if pools limit them."""
     shared_limit_cpus: float | None = None
-    """What all share pools together may grow to. Where it is given, a pool's load counts only while they cannot grow
-    [enableReclaim without reservedResourceForAllocate]; else against the pool's size alone."""
+    """CPUs to which all share pools together may grow. If given, a pool's load counts only while they cannot grow (Katalyst:
+    enableReclaim without reservedResourceForAllocate); else it counts against the pool's size alone."""
     loads: Mapping[str, float] = {}
-    """One-minute load of containers by cgroup, where the snapshot has none."""
+    """One-minute load of containers by cgroup, for those without one in the snapshot."""
     terminating: frozenset[str] = frozenset()
-    """Pods on their way out, `namespace/name`, whoever sent them."""
+    """Terminating pods, `namespace/name`, by any deletion."""
     stuck: frozenset[str] = frozenset()
-    """Pods that cannot be made to leave, or should have left long ago. They stay and count, and are no candidates."""
+    """Pods that cannot be evicted or exceeded their deadline. They count as running, and are no candidates."""
     held: frozenset[str] = frozenset()
-    """Pods that could not be asked to leave yet, for whatever reason."""
+    """Pods whose eviction is blocked for any reason."""
     rootfs: Mapping[str, RootfsUse] = {}
-    """By pod."""
+    """Use of writable layers by pod, `namespace/name`."""
     nics: Mapping[str, float] = {}
-    """Bandwidth that each network card has to give, in Mbps; 0 where its link is down."""
+    """Bandwidth of each network card in Mbit/s; 0 while its link is down."""
+    records: Mapping[str, PodEvictionRecord] = {}
+    """Eviction records by pod uid; without a pod whose budgets are not available."""
     power: PowerAction | None = None
-    """The answer to a power alert that stands; None where nobody answers any."""
+    """The response to a power alert that is in force; None without one."""
     stale_s: float = 30.0
 
     @cached_property
     def running_pods(self) -> tuple[Pod, ...]:
-        """Pods that run here and are not on the way out."""
+        """Pods that run here and are not terminating."""
         away = self.terminating - self.stuck
         return tuple(pod for pod in self.snapshot.pods if pod.key not in away and self._runs(pod))
 
     @cached_property
     def terminating_pods(self) -> tuple[Pod, ...]:
-        """Pods that run here but are on the way out."""
+        """Pods that run here and are terminating."""
         away = self.terminating - self.stuck
         return tuple(pod for pod in self.snapshot.pods if pod.key in away and self._runs(pod))
 
     def _runs(self, pod: Pod) -> bool:
-        """A cgroup without tasks may hold page cache for long; nobody is there who could leave."""
+        """Returns whether a container has tasks. A cgroup without tasks may hold page cache, which no eviction frees."""
         samples = (self.snapshot.cgroups.get(container.cgroup) for container in pod.containers)
         return any(sample is not None and sample.threads != 0 for sample in samples)
 
     @property
     def unknown(self) -> str:
-        """What is not known as it is now, so that nobody is judged by it; empty where all is."""
+        """What is too old to evaluate plugins; empty if everything is recent."""
         if not 0 <= self.now_ns - self.snapshot.taken_at_ns <= self.stale_s * NS_PER_S:
             return "the state of the node"
         return "" if self.snapshot.pods_fresh else "which pods are here now"
 
     @property
     def node_files_fresh(self) -> bool:
-        """Whether what is not read every tick of the node (zones, vmstat, NUMA nodes, file systems) is recent."""
+        """Whether the node files that are not read in every cycle (zones, vmstat, NUMA nodes, file systems) are recent."""
         return self._recent(self.snapshot.node.files_read_at_ns)
 
     def files_fresh(self, sample: CgroupSample) -> bool:
-        """Whether memory.stat and memory.numa_stat of a cgroup are recent."""
+        """Returns whether memory.stat and memory.numa_stat of a cgroup are recent."""
         return self._recent(sample.files_read_at_ns)
 
     def _recent(self, read_at_ns: int | None) -> bool:
@@ -147,9 +171,9 @@ class EvictionInputs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 def fresh_headroom(reported_headroom: Headroom | None) -> Headroom | None:
-    """What is promised on recent inputs; what only stands or decays because nothing new is known is None.
+    """Returns the headroom without the resources whose inputs are stale.
 
-    What was said before goes down while nothing is known: a node must not be emptied by that.
+    Reported headroom decays while inputs are missing, which must not evict every reclaimed pod of the node.
     """
     if reported_headroom is None:
         return None
@@ -163,66 +187,66 @@ def fresh_headroom(reported_headroom: Headroom | None) -> Headroom | None:
 Reading = Callable[[CgroupSample], float | None]
 
 
-def sum_over_containers(situation: EvictionInputs, pod: Pod, reading: Reading) -> float | None:
-    """Sum over the pod's containers that are there; None unless it is known of each of them, and of one at least."""
-    total, seen = 0.0, False
+def sum_over_containers(inputs: EvictionInputs, pod: Pod, reading: Reading) -> float | None:
+    """Returns the sum over the pod's existing containers; None unless it is available for each, and for at least one."""
+    total, measured = 0.0, False
     for container in pod.containers:
-        sample = situation.snapshot.cgroups.get(container.cgroup)
+        sample = inputs.snapshot.cgroups.get(container.cgroup)
         if sample is None:
             continue
         value = reading(sample)
         if value is None:
             return None
-        total, seen = total + value, True
-    return total if seen else None
+        total, measured = total + value, True
+    return total if measured else None
 
 
-def memory_bytes(situation: EvictionInputs, pod: Pod) -> float | None:
-    """What the kernel charges to the pod's containers [mem.usage.container]."""
-    return sum_over_containers(situation, pod, lambda sample: sample.memory_bytes)
+def memory_bytes(inputs: EvictionInputs, pod: Pod) -> float | None:
+    """Returns the memory that is charged to the pod's containers (Katalyst's mem.usage.container)."""
+    return sum_over_containers(inputs, pod, lambda sample: sample.memory_bytes)
 
 
-def rss_bytes(situation: EvictionInputs, pod: Pod) -> float | None:
-    """Resident anonymous memory of the pod's containers [mem.rss.container]."""
-    return sum_over_containers(situation, pod, lambda sample: _rss(situation, sample))
+def rss_bytes(inputs: EvictionInputs, pod: Pod) -> float | None:
+    """Returns the anonymous memory of the pod's containers (Katalyst's mem.rss.container)."""
+    return sum_over_containers(inputs, pod, lambda sample: _rss(inputs, sample))
 
 
-def _rss(situation: EvictionInputs, sample: CgroupSample) -> float | None:
-    if not situation.files_fresh(sample):
+def _rss(inputs: EvictionInputs, sample: CgroupSample) -> float | None:
+    if not inputs.files_fresh(sample):
         return None
     stat = sample.memory_stat
-    # Version 1 has the groups below too under total_; version 2 counts them always and calls it anon.
+    # cgroup v1 includes descendants only in total_rss; v2 always includes them, in anon.
     return next((stat[name] for name in ("total_rss", "rss", "anon") if name in stat), None)
 
 
-def unreclaimable_bytes(situation: EvictionInputs, pod: Pod) -> float | None:
-    """What is free only once the pod's containers are gone: anonymous, shared and locked memory, swap and kernel's not.
+def unreclaimable_bytes(inputs: EvictionInputs, pod: Pod) -> float | None:
+    """Returns the memory that becomes free only when the pod's containers end: anonymous, shared and locked memory.
 
-    Page cache is left out: of it MemAvailable says that it is free.
+    Swap and kernel memory are not included, nor is page cache, which MemAvailable counts as free.
     """
-    return sum_over_containers(situation, pod, lambda sample: _unreclaimable(situation, sample))
+    return sum_over_containers(inputs, pod, lambda sample: _unreclaimable(inputs, sample))
 
 
-def _unreclaimable(situation: EvictionInputs, sample: CgroupSample) -> float | None:
-    if not situation.files_fresh(sample):
+def _unreclaimable(inputs: EvictionInputs, sample: CgroupSample) -> float | None:
+    if not inputs.files_fresh(sample):
         return None
     stat = sample.memory_stat
-    # The kernel's lists, of which a page is on one: shared memory is on the anonymous ones, locked on the last.
+    # A page is on exactly one LRU list: shared memory is on the anonymous lists, locked memory on `unevictable`.
     for prefix in ("total_", ""):
         lists = [stat.get(prefix + name) for name in ("inactive_anon", "active_anon", "unevictable")]
-        known = [size for size in lists if size is not None]
-        if len(known) == len(lists):
-            return sum(known)
+        sizes = [size for size in lists if size is not None]
+        if len(sizes) == len(lists):
+            return sum(sizes)
     return None
 
 
-def numa_memory_bytes(situation: EvictionInputs, pod: Pod, node: int) -> float | None:
-    """Memory of the pod's containers on one NUMA node [mem.total.numa.container]."""
-    return sum_over_containers(situation, pod, lambda sample: _numa_memory(situation, sample, node))
+def numa_memory_bytes(inputs: EvictionInputs, pod: Pod, node: int) -> float | None:
+    """Returns the memory of the pod's containers on one NUMA node (Katalyst's mem.total.numa.container)."""
+    return sum_over_containers(inputs, pod, lambda sample: _numa_memory(inputs, sample, node))
 
 
-def _numa_memory(situation: EvictionInputs, sample: CgroupSample, node: int) -> float | None:
-    if not situation.files_fresh(sample):
+def _numa_memory(inputs: EvictionInputs, sample: CgroupSample, node: int) -> float | None:
+    if not inputs.files_fresh(sample):
         return None
     stat = sample.numa_stat
     for kind in ("hierarchical_total", "total"):  # version 1, in pages
@@ -234,31 +258,31 @@ def _numa_memory(situation: EvictionInputs, sample: CgroupSample, node: int) -> 
 
 
 def sum_requests(pod: Pod, amount: Callable[[Container], float | None]) -> float:
-    """Sum of one request over the pod's containers; those that ask for nothing count 0."""
+    """Returns the sum of one request over the pod's containers; a missing request counts 0."""
     return sum(amount(container) or 0.0 for container in pod.containers)
 
 
 def requested_reclaimed_cores(pod: Pod) -> float:
-    """CPU that a reclaimed pod requested; a static file may have it as an ordinary request."""
-    asked = sum_requests(pod, lambda container: container.reclaimed_cpu_cores)
-    return asked or sum_requests(pod, lambda container: container.cpu_request_cores)
+    """Returns the CPU request of a reclaimed pod; a pods file may give it as an ordinary request."""
+    requested = sum_requests(pod, lambda container: container.reclaimed_cpu_cores)
+    return requested or sum_requests(pod, lambda container: container.cpu_request_cores)
 
 
 def requested_reclaimed_memory(pod: Pod) -> float:
-    """Memory that a reclaimed pod requested; a static file may have it as an ordinary request."""
-    asked = sum_requests(pod, lambda container: container.reclaimed_memory_bytes)
-    return asked or sum_requests(pod, lambda container: container.memory_request_bytes)
+    """Returns the memory request of a reclaimed pod; a pods file may give it as an ordinary request."""
+    requested = sum_requests(pod, lambda container: container.reclaimed_memory_bytes)
+    return requested or sum_requests(pod, lambda container: container.memory_request_bytes)
 
 
 def reclaimed_pods(pods: Iterable[Pod]) -> tuple[Pod, ...]:
-    """Those of reclaimed_cores."""
+    """Returns the pods of QoS level reclaimed_cores."""
     return tuple(pod for pod in pods if pod.qos is QoSLevel.RECLAIMED)
 
 
-def pool_by_pod(situation: EvictionInputs) -> dict[str, str]:
-    """Pod to pool: by the advisor's regions, and reclaimed pods in `reclaim`."""
-    found = {pod.key: "reclaim" for pod in situation.snapshot.pods if pod.qos is QoSLevel.RECLAIMED}
-    if situation.advice is not None:
-        for advised in situation.advice.regions:
-            found.update(dict.fromkeys(advised.region.pods, advised.region.pool))
-    return found
+def pool_by_pod(inputs: EvictionInputs) -> dict[str, str]:
+    """Returns the pool of each pod: that of its region, and `reclaim` for reclaimed pods."""
+    pools = {pod.key: "reclaim" for pod in inputs.snapshot.pods if pod.qos is QoSLevel.RECLAIMED}
+    if inputs.advice is not None:
+        for advised in inputs.advice.regions:
+            pools.update(dict.fromkeys(advised.region.pods, advised.region.pool))
+    return pools

@@ -6,6 +6,7 @@ then largest.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -16,38 +17,38 @@ from api.qos import QoSLevel
 
 ThresholdInput = float | int | str | None
 INPUT_MISSING, PLUGIN_FAILED = "input_missing", "plugin_failed"
-"""Rules of a plugin that cannot judge."""
+"""Rules of a plugin that cannot evaluate its threshold."""
 
 
 class EvictionCandidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod that could leave, and why this one."""
+    """A pod that may be evicted."""
 
     pod: Pod
     text: str = ""
-    """Of its own; else the threshold says why."""
+    """The reason for this pod; empty if the threshold's reason is enough."""
     grace_s: float | None = None
 
 
 class EvictionFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One threshold of one plugin in one round, and who could leave because of it."""
+    """One threshold of one plugin in one cycle, and the pods that may be evicted because of it."""
 
     threshold: EvictionThreshold
     candidates: tuple[EvictionCandidate, ...] = ()
-    """Who leaves first is first. Empty where nobody would help."""
+    """The first is evicted first. Empty if no eviction would help."""
     direct: bool = False
-    """Each of them is put forward for itself [GetEvictPods]; else the first one because of the threshold."""
+    """Whether each candidate is proposed for a reason of its own (Katalyst's GetEvictPods), not the first for the threshold."""
     forced: bool = False
-    """Of a direct one: all of them leave, not one of the whole node in a round [ForceEvict]."""
+    """Whether all candidates of a direct finding are evicted (Katalyst's ForceEvict), not one per node and cycle."""
     kind: str = ""
-    """`memory` or `cpu`: of one level and priority, who leaves for CPU leaves first, as in Katalyst [EvictionScope]."""
+    """`memory` or `cpu`: after level and priority, pods evicted for CPU come first, as in Katalyst (EvictionScope)."""
     cool_down_s: float = 0.0
-    """After a victim of this plugin, the next one has to wait so long."""
+    """Minimum time between two victims of this plugin."""
     waits: bool = False
-    """What is observed does not tell without its victims that are still going: the next one waits until they are gone."""
+    """Whether the next victim waits until earlier ones are gone, because the observation still includes them."""
 
 
 def not_met_finding(plugin: str, rule: str, text: str, scope: str = "", subject: str = "") -> EvictionFinding:
-    """Nothing to do, and why; also where an input is missing."""
+    """Returns a finding that is not met, with the reason."""
     verdict = Reason(rule=rule, text=text)
     return EvictionFinding(
         threshold=EvictionThreshold(
@@ -57,8 +58,8 @@ def not_met_finding(plugin: str, rule: str, text: str, scope: str = "", subject:
 
 
 def missing_input_finding(plugin: str, what: str, scope: str = "", subject: str = "") -> EvictionFinding:
-    """An input is not known or too old: nobody leaves."""
-    text = f"{what} is not known or too old; nobody is evicted for that."
+    """Returns a finding that is not met because an input is missing or too old."""
+    text = f"{what} is not known or too old; no pod is evicted for that."
     return not_met_finding(plugin, INPUT_MISSING, text, scope, subject)
 
 
@@ -76,7 +77,7 @@ def make_threshold(  # noqa: PLR0913 - the fields of a threshold
     text: str,
     inputs: Mapping[str, ThresholdInput] | None = None,
 ) -> EvictionThreshold:
-    """A threshold with everything that it was judged by."""
+    """Returns a threshold with its value, observation and reason."""
     rules = {
         ThresholdMet.NOT_MET: "threshold_not_met",
         ThresholdMet.SOFT: "soft_threshold_met",
@@ -98,8 +99,31 @@ def make_threshold(  # noqa: PLR0913 - the fields of a threshold
 
 
 def mean(values: Sequence[float]) -> float:
-    """0 of none."""
+    """Returns 0 for an empty sequence."""
     return sum(values) / len(values) if values else 0.0
+
+
+def rank_candidates(
+    pods: Iterable[Pod], order: Callable[[Pod], Any], grace_s: float | None
+) -> tuple[EvictionCandidate, ...]:
+    """Returns the pods as candidates, ascending by `order` and then by key."""
+    ranked = sorted(pods, key=lambda pod: (order(pod), pod.key))
+    return tuple(EvictionCandidate(pod=pod, grace_s=grace_s) for pod in ranked)
+
+
+def candidates_until_released(
+    release: float, ranked: Sequence[Pod], amount: Callable[[Pod], float | None], grace_s: float | None
+) -> tuple[EvictionCandidate, ...]:
+    """Returns the first pods that together release the amount; a pod without a known amount releases nothing."""
+    chosen = []
+    for pod in ranked:
+        if release <= 0:
+            break
+        freed = amount(pod)
+        if freed:
+            chosen.append(EvictionCandidate(pod=pod, grace_s=grace_s))
+            release -= freed
+    return tuple(chosen)
 
 
 def rank_by_memory(
@@ -108,15 +132,15 @@ def rank_by_memory(
     grace_s: Callable[[Pod], float | None],
     *,
     any_level: bool,
-    least: float = 0.0,
+    min_bytes: float = 0.0,
 ) -> tuple[EvictionCandidate, ...]:
-    """Reclaimed pods, or pods of any level, that use `least` bytes at least and more than none."""
+    """Returns reclaimed pods, or all pods with `any_level`, that use at least `min_bytes`, in eviction order."""
     sizes = {
         pod.key: (pod, bytes_used)
         for pod in pods
         if (any_level or pod.qos is QoSLevel.RECLAIMED)
         and (bytes_used := size(pod)) is not None
-        and bytes_used >= least
+        and bytes_used >= min_bytes
         and bytes_used > 0
     }
     ranked = sorted(

@@ -7,6 +7,7 @@ pod. It must not do I/O.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,21 +17,24 @@ from agent.eviction.finding import PLUGIN_FAILED, EvictionFinding, missing_input
 from agent.eviction.plugins import (
     cpu_pressure_load,
     cpu_pressure_suppression,
-    koordinator_evict,
+    koordinator_cpu_evict,
+    koordinator_memory_evict,
     network_eviction,
     node_power_pressure,
     numa_cpu_pressure,
     numa_memory_pressure,
     numa_sys_cpu_pressure,
     oomd_pressure,
+    reclaimed_numa_resource_pressure,
     reclaimed_resource_pressure,
+    rootfs_overuse,
     rootfs_pressure,
     rss_overuse,
     system_memory_pressure,
 )
 from agent.eviction.plugins.cpu_pressure_load import CpuLoadState
 from agent.eviction.plugins.cpu_pressure_suppression import CpuSuppressionState
-from agent.eviction.plugins.koordinator_evict import KoordinatorCpuState
+from agent.eviction.plugins.koordinator_cpu_evict import KoordinatorCpuState
 from agent.eviction.plugins.network_eviction import NetworkEvictionState
 from agent.eviction.plugins.node_power_pressure import NodePowerEvictionState
 from agent.eviction.plugins.numa_cpu_pressure import NumaCpuState
@@ -43,7 +47,7 @@ from api.eviction import ActiveCondition, EvictionResult, EvictionThreshold, Evi
 
 
 class PluginStates(msgspec.Struct, frozen=True, kw_only=True):
-    """Each plugin's own; a plugin that does not judge forgets, be it off, failing or without a recent snapshot."""
+    """The state of each plugin. A plugin that is disabled, fails or has no recent snapshot loses its state."""
 
     numa_memory: NumaMemoryPressureState = NumaMemoryPressureState()
     system_memory: SystemMemoryPressureState = SystemMemoryPressureState()
@@ -58,18 +62,18 @@ class PluginStates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvictionState(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of the past; the default is a fresh start."""
+    """The state between two evaluations; the default is that of a new agent."""
 
     evaluated_at_ns: int | None = None
     latest: EvictionResult = EvictionResult()
-    """What was judged then: between two rounds it stands."""
+    """The result of the latest evaluation, which holds until the next one."""
     met_since_ns: Mapping[str, int] = {}
-    """By plugin, scope, subject and how far it is met."""
+    """Since when each threshold is met, by plugin, scope, subject and level."""
     conditions: Mapping[str, ActiveCondition] = {}
-    """By name; those of dry runs are not among them."""
+    """Active conditions by name, without those of dry runs."""
     sent: tuple[SentEviction, ...] = ()
     evicted_at_ns: Mapping[str, int] = {}
-    """By plugin: its latest victim."""
+    """Time of the latest victim, by plugin."""
     plugins: PluginStates = PluginStates()
 
 
@@ -79,9 +83,9 @@ def evaluate_evictions(
     config: EvictionConfig,
     external_findings: Iterable[EvictionFinding] = (),
 ) -> tuple[EvictionResult, EvictionState]:
-    """Who leaves now and why, and the memory for the next call; `outside` is what plugins that are none of ours found.
+    """Returns the victims with their reasons, and the state for the next call.
 
-    May be called as often as one likes: between two rounds (interval_s) thresholds and conditions stand and nobody leaves.
+    It may be called in every cycle: within interval_s of an evaluation its thresholds and conditions hold, without victims.
     """
     since = state.evaluated_at_ns
     if since is not None and 0 <= inputs.now_ns - since < config.interval_s * NS_PER_S:
@@ -89,156 +93,151 @@ def evaluate_evictions(
     if since is None or not 0 <= inputs.now_ns - since <= (config.interval_s + config.stale_s) * NS_PER_S:
         state = msgspec.structs.replace(state, plugins=_reset_plugins(state.plugins), met_since_ns={})
     uids = {pod.uid for pod in inputs.snapshot.pods}
-    kept = tuple(each for each in state.sent if each.uid in uids and inputs.now_ns < each.until_ns)
-    sent = tuple(each for each in kept if each.gone(inputs))
+    retained = tuple(each for each in state.sent if each.uid in uids and inputs.now_ns < each.until_ns)
+    sent = tuple(each for each in retained if each.is_excluded(inputs))
     inputs = msgspec.structs.replace(inputs, stale_s=config.stale_s)
     findings, plugins = _evaluate_plugins(inputs, sent, state.plugins, config)
     findings += (_without_departed_pods(finding, inputs, sent) for finding in external_findings)
     thresholds, met_since = _with_durations(findings, state.met_since_ns, inputs.now_ns, config)
-    wishes = [
-        claim
+    proposals = [
+        proposal
         for finding, threshold in zip(findings, thresholds, strict=True)
-        for claim in propose_evictions(finding, threshold, inputs.now_ns, state.evicted_at_ns, sent)
+        for proposal in propose_evictions(finding, threshold, inputs.now_ns, state.evicted_at_ns, sent)
     ]
-    victims, waiting = select_victims(wishes, config, inputs.stuck)
-    # Told once, and nobody in the place of one who in truth would be gone by now.
-    told = {(each.uid, each.plugin) for each in sent if each.dry_run}
-    victims = tuple(each for each in victims if not each.dry_run or (each.uid, each.plugin) not in told)
+    victims, waiting = select_victims(proposals, config, inputs.stuck)
+    # A dry-run victim is reported once, and is not replaced: in a real run it would be gone by now.
+    notified = {(each.uid, each.plugin) for each in sent if each.dry_run}
+    victims = tuple(each for each in victims if not each.dry_run or (each.uid, each.plugin) not in notified)
     conditions = _conditions(thresholds, state.conditions, inputs.now_ns, config)
     evictions = EvictionResult(
         thresholds=thresholds, conditions=tuple(conditions.values()), victims=victims, waiting=waiting
     )
-    gone = [victim for victim in victims if not victim.notify]
+    evicted = [victim for victim in victims if not victim.notify]
     return evictions, EvictionState(
         evaluated_at_ns=inputs.now_ns,
         latest=evictions,
         met_since_ns=met_since,
         conditions=conditions,
-        sent=(*kept, *(_sent_eviction(victim, inputs) for victim in gone)),
-        evicted_at_ns={**state.evicted_at_ns, **{victim.plugin: inputs.now_ns for victim in gone}},
+        sent=(*retained, *(_sent_eviction(victim, inputs) for victim in evicted)),
+        evicted_at_ns={**state.evicted_at_ns, **{victim.plugin: inputs.now_ns for victim in evicted}},
         plugins=plugins,
     )
 
 
 def _evaluate_plugins(
-    situation: EvictionInputs, sent: Iterable[SentEviction], memory: PluginStates, config: EvictionConfig
+    inputs: EvictionInputs, sent: Iterable[SentEviction], states: PluginStates, config: EvictionConfig
 ) -> tuple[list[EvictionFinding], PluginStates]:
-    """Every plugin that is enabled, in Katalyst's order; none of them on an old snapshot or an old list of pods.
+    """Evaluates every enabled plugin in Katalyst's order; none on an old snapshot or an old list of pods.
 
-    Who was chosen in a dry run is still here, and counts as that: what is shown is the node as it is.
+    Dry-run victims still run, and count as running.
     """
     enabled = [name for name in PLUGIN_NAMES if config.enabled(name)]
-    if what := situation.unknown:
-        return [missing_input_finding(name, what) for name in enabled], _reset_plugins(memory)
-    leaving = situation.terminating | {each.pod for each in sent if not each.dry_run}
-    situation = msgspec.structs.replace(situation, terminating=leaving)
+    if what := inputs.unknown:
+        return [missing_input_finding(name, what) for name in enabled], _reset_plugins(states)
+    terminating = inputs.terminating | {each.pod for each in sent if not each.dry_run}
+    inputs = msgspec.structs.replace(inputs, terminating=terminating)
     findings: list[EvictionFinding] = []
-    kept: dict[str, object] = {}
+    retained: dict[str, object] = {}
     for name in enabled:
-        field, ask = _STATEFUL_PLUGINS.get(name, ("", None))
-        found: Iterable[EvictionFinding]
+        plugin = _PLUGINS[name]
+        arguments = [getattr(states, plugin.state)] if plugin.state else []
+        arguments += [getattr(config, plugin.config)] if plugin.config else []
         try:
-            if ask is None:
-                found = _STATELESS_PLUGINS[name](situation, config)
-            else:
-                found, kept[field] = ask(situation, memory, config)
-        except Exception as failure:  # noqa: BLE001 - the others go on, and what failed is shown
-            found = [not_met_finding(name, PLUGIN_FAILED, f"This plugin failed: {type(failure).__name__}: {failure}")]
-            if field:
-                kept[field] = getattr(_reset_plugins(memory), field)
-        findings += found
-    return findings, PluginStates(**kept)  # type: ignore[arg-type]
+            result = plugin.evaluate(inputs, *arguments)
+            if plugin.state:
+                result, retained[plugin.state] = result
+            findings += result
+        except Exception as failure:  # noqa: BLE001 - the failure is reported, and the others go on
+            text = f"This plugin failed: {type(failure).__name__}: {failure}"
+            findings.append(not_met_finding(name, PLUGIN_FAILED, text))
+            if plugin.state:
+                retained[plugin.state] = getattr(_reset_plugins(states), plugin.state)
+    return findings, PluginStates(**retained)  # type: ignore[arg-type]
 
 
 def _without_departed_pods(
-    finding: EvictionFinding, situation: EvictionInputs, sent: Iterable[SentEviction]
+    finding: EvictionFinding, inputs: EvictionInputs, sent: Iterable[SentEviction]
 ) -> EvictionFinding:
-    """What somebody found a while ago, without those who have left or are on their way since; nothing on an old snapshot."""
-    if what := situation.unknown:
+    """Returns the finding of an external plugin without the pods that have terminated or are terminating since."""
+    if what := inputs.unknown:
         return missing_input_finding(finding.threshold.plugin, what)
-    away = {each.pod for each in sent if not each.dry_run}
-    staying = {pod.uid: pod for pod in situation.running_pods if pod.key not in away}
-    left = tuple(
-        msgspec.structs.replace(each, pod=staying[each.pod.uid])
+    excluded = {each.pod for each in sent if not each.dry_run}
+    running = {pod.uid: pod for pod in inputs.running_pods if pod.key not in excluded}
+    candidates = tuple(
+        msgspec.structs.replace(each, pod=running[each.pod.uid])
         for each in finding.candidates
-        if each.pod.uid in staying
+        if each.pod.uid in running
     )
-    return msgspec.structs.replace(finding, candidates=left)
+    return msgspec.structs.replace(finding, candidates=candidates)
 
 
-def _reset_plugins(memory: PluginStates) -> PluginStates:
-    """What goes on after a time in which nothing was known: nothing that was counted or timed, as nobody saw the trouble last.
+def _reset_plugins(states: PluginStates) -> PluginStates:
+    """Returns the states after a time without inputs: counters and timers start again.
 
-    Whom a power alert has chosen stays chosen: else the same answer would choose as many again.
+    The victims of a power response stay, or the same response would select as many again.
     """
-    return PluginStates(power=memory.power)
+    return PluginStates(power=states.power)
 
 
-_STATELESS_PLUGINS: Mapping[str, Callable[[EvictionInputs, EvictionConfig], Iterable[EvictionFinding]]] = {
-    reclaimed_resource_pressure.NAME: lambda s, c: reclaimed_resource_pressure.evaluate_reclaimed(s, c.reclaimed),
-    reclaimed_resource_pressure.NUMA_NAME: lambda s, c: reclaimed_resource_pressure.evaluate_reclaimed_numa(
-        s, c.reclaimed
+class _Plugin(NamedTuple):
+    """One plugin: its function, the setting that it takes, and its field of PluginStates; empty if it has neither."""
+
+    evaluate: Callable[..., Any]
+    """Takes the inputs, its state and its settings; returns its findings, and with a state also the new one."""
+    config: str
+    state: str = ""
+
+
+_PLUGINS: Mapping[str, _Plugin] = {
+    reclaimed_resource_pressure.NAME: _Plugin(reclaimed_resource_pressure.evaluate_reclaimed, "reclaimed"),
+    reclaimed_numa_resource_pressure.NAME: _Plugin(
+        reclaimed_numa_resource_pressure.evaluate_reclaimed_numa, "reclaimed"
     ),
-    rss_overuse.NAME: lambda s, c: rss_overuse.evaluate_rss_overuse(s, c.rss),
-    rootfs_pressure.PRESSURE_NAME: lambda s, c: rootfs_pressure.evaluate_rootfs_pressure(s, c.rootfs_pressure),
-    rootfs_pressure.OVERUSE_NAME: lambda s, c: rootfs_pressure.evaluate_rootfs_overuse(s, c.rootfs_overuse),
-    koordinator_evict.MEMORY_NAME: lambda s, c: koordinator_evict.evaluate_koordinator_memory(s, c.koordinator_memory),
-}
-_StatefulPlugin = Callable[[EvictionInputs, PluginStates, EvictionConfig], tuple[Iterable[EvictionFinding], object]]
-_STATEFUL_PLUGINS: Mapping[str, tuple[str, _StatefulPlugin]] = {
-    numa_memory_pressure.NAME: (
-        "numa_memory",
-        lambda s, m, c: numa_memory_pressure.evaluate_numa_memory(s, m.numa_memory, c.numa_memory),
+    numa_memory_pressure.NAME: _Plugin(numa_memory_pressure.evaluate_numa_memory, "numa_memory", "numa_memory"),
+    system_memory_pressure.NAME: _Plugin(
+        system_memory_pressure.evaluate_system_memory, "system_memory", "system_memory"
     ),
-    system_memory_pressure.NAME: (
-        "system_memory",
-        lambda s, m, c: system_memory_pressure.evaluate_system_memory(s, m.system_memory, c.system_memory),
+    rss_overuse.NAME: _Plugin(rss_overuse.evaluate_rss_overuse, "rss"),
+    rootfs_pressure.NAME: _Plugin(rootfs_pressure.evaluate_rootfs_pressure, "rootfs_pressure"),
+    rootfs_overuse.NAME: _Plugin(rootfs_overuse.evaluate_rootfs_overuse, "rootfs_overuse"),
+    network_eviction.NAME: _Plugin(network_eviction.evaluate_network, "network", "network"),
+    cpu_pressure_load.NAME: _Plugin(cpu_pressure_load.evaluate_cpu_load, "load", "load"),
+    cpu_pressure_suppression.NAME: _Plugin(
+        cpu_pressure_suppression.evaluate_cpu_suppression, "suppression", "suppression"
     ),
-    network_eviction.NAME: ("network", lambda s, m, c: network_eviction.evaluate_network(s, m.network, c.network)),
-    cpu_pressure_load.NAME: ("load", lambda s, m, c: cpu_pressure_load.evaluate_cpu_load(s, m.load, c.load)),
-    cpu_pressure_suppression.NAME: (
-        "suppression",
-        lambda s, m, c: cpu_pressure_suppression.evaluate_cpu_suppression(s, m.suppression, c.suppression),
+    numa_cpu_pressure.NAME: _Plugin(numa_cpu_pressure.evaluate_numa_cpu, "numa_cpu", "numa_cpu"),
+    numa_sys_cpu_pressure.NAME: _Plugin(numa_sys_cpu_pressure.evaluate_numa_sys_cpu, "numa_sys", "numa_sys"),
+    koordinator_cpu_evict.NAME: _Plugin(
+        koordinator_cpu_evict.evaluate_koordinator_cpu, "koordinator_cpu", "koordinator_cpu"
     ),
-    numa_cpu_pressure.NAME: (
-        "numa_cpu",
-        lambda s, m, c: numa_cpu_pressure.evaluate_numa_cpu(s, m.numa_cpu, c.numa_cpu),
-    ),
-    numa_sys_cpu_pressure.NAME: (
-        "numa_sys",
-        lambda s, m, c: numa_sys_cpu_pressure.evaluate_numa_sys_cpu(s, m.numa_sys, c.numa_sys),
-    ),
-    oomd_pressure.NAME: ("oomd", lambda s, m, c: oomd_pressure.evaluate_oomd(s, m.oomd, c.oomd)),
-    node_power_pressure.NAME: ("power", lambda s, m, _: node_power_pressure.evaluate_node_power(s, m.power)),
-    koordinator_evict.CPU_NAME: (
-        "koordinator_cpu",
-        lambda s, m, c: koordinator_evict.evaluate_koordinator_cpu(s, m.koordinator_cpu, c.koordinator_cpu),
-    ),
+    koordinator_memory_evict.NAME: _Plugin(koordinator_memory_evict.evaluate_koordinator_memory, "koordinator_memory"),
+    oomd_pressure.NAME: _Plugin(oomd_pressure.evaluate_oomd, "oomd", "oomd"),
+    node_power_pressure.NAME: _Plugin(node_power_pressure.evaluate_node_power, "", "power"),
 }
 
 
 def _with_durations(
     findings: Iterable[EvictionFinding], before: Mapping[str, int], now_ns: int, config: EvictionConfig
 ) -> tuple[tuple[EvictionThreshold, ...], dict[str, int]]:
-    """The thresholds with since when they are met; one that is not met once starts anew. Hard is soft too."""
+    """Returns the thresholds with the time since when they are met without a break. A hard threshold is also a soft one."""
     thresholds, since = [], {}
     for finding in findings:
         threshold = finding.threshold
-        began = None
+        since_ns = None
         if threshold.met is not ThresholdMet.NOT_MET:
             for met in (
                 (ThresholdMet.SOFT, ThresholdMet.HARD) if threshold.met is ThresholdMet.HARD else (ThresholdMet.SOFT,)
             ):
                 key = f"{threshold.plugin}|{threshold.scope}|{threshold.subject}|{met}"
-                began = since[key] = before.get(key, now_ns)
-        dry = config.dry(threshold.plugin)
-        thresholds.append(msgspec.structs.replace(threshold, since_ns=began, dry_run=dry))
+                since_ns = since[key] = before.get(key, now_ns)
+        dry_run = config.dry(threshold.plugin)
+        thresholds.append(msgspec.structs.replace(threshold, since_ns=since_ns, dry_run=dry_run))
     return tuple(thresholds), since
 
 
-def _sent_eviction(victim: EvictionVictim, situation: EvictionInputs) -> SentEviction:
-    until_ns = situation.now_ns + exclusion_ns(victim, situation.snapshot.pods)
-    held_until_ns = min(until_ns, situation.now_ns + termination_wait_ns(DEFAULT_GRACE_S))
+def _sent_eviction(victim: EvictionVictim, inputs: EvictionInputs) -> SentEviction:
+    until_ns = inputs.now_ns + exclusion_ns(victim, inputs.snapshot.pods)
+    held_until_ns = min(until_ns, inputs.now_ns + termination_wait_ns(DEFAULT_GRACE_S))
     return SentEviction(
         pod=victim.pod, uid=victim.uid, plugin=victim.plugin, until_ns=until_ns, held_until_ns=held_until_ns,
         dry_run=victim.dry_run,
@@ -248,9 +247,11 @@ def _sent_eviction(victim: EvictionVictim, situation: EvictionInputs) -> SentEvi
 def _conditions(
     thresholds: Iterable[EvictionThreshold], before: Mapping[str, ActiveCondition], now_ns: int, config: EvictionConfig
 ) -> dict[str, ActiveCondition]:
-    """Those that are met now, and those that were met a short while ago. A dry run shows none, nor does a plugin of ours that
-    is switched off. One of others that is gone may be back in a moment: its condition stands for that while too."""
-    kept = {
+    """Returns the conditions that are met now or were within condition_s, without those of dry runs and disabled plugins.
+
+    An external plugin that is not there may come back, so its condition stays for condition_s.
+    """
+    retained = {
         name: shown
         for name, shown in before.items()
         if 0 <= now_ns - shown.last_met_ns <= config.condition_s * NS_PER_S
@@ -261,8 +262,8 @@ def _conditions(
         condition = threshold.condition
         if condition is None or threshold.dry_run:
             continue
-        since = kept[condition.name].since_ns if condition.name in kept else now_ns
-        kept[condition.name] = ActiveCondition(
+        since = retained[condition.name].since_ns if condition.name in retained else now_ns
+        retained[condition.name] = ActiveCondition(
             condition=condition, plugin=threshold.plugin, since_ns=since, last_met_ns=now_ns
         )
-    return kept
+    return retained

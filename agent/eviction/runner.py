@@ -1,11 +1,11 @@
 """Runs the eviction manager in each cycle of the agent and hands its victims to the configured pod evictor.
-Without an evictor every plugin runs dry: the victims are shown and stay. It never waits for an eviction.
+Without a pod evictor every plugin runs dry: the victims are shown, and stay. It never waits for an eviction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -13,10 +13,10 @@ from agent.advisor.advisor_state import ContainerDemand
 from agent.advisor.engine import PolicyState
 from agent.config.advisor import AdvisorConfig
 from agent.config.config import AgentConfig
-from agent.eviction.cancellation import PendingEviction, evictions_to_cancel, track_pending_evictions
 from agent.eviction.eviction_inputs import (
     NS_PER_S,
     EvictionInputs,
+    PodEvictionRecord,
     RootfsUse,
     fresh_headroom,
     overdue_pods,
@@ -24,171 +24,203 @@ from agent.eviction.eviction_inputs import (
 )
 from agent.eviction.finding import PLUGIN_FAILED, EvictionFinding
 from agent.eviction.manager import EvictionState, evaluate_evictions
+from agent.eviction.plugins.numa_cpu_pressure import NAME as NUMA_CPU
+from agent.eviction.victims import PendingEviction, evictions_to_cancel, track_pending_evictions
 from agent.qrm.cpuset.allowed_cpus import restrict_to_allowed
 from agent.qrm.cpuset.state import with_numa_bindings
 from api.cpu import Topology
 from api.decision import Advice
 from api.eviction import EvictionBlock, EvictionEvent, EvictionResult, EvictionVictim
-from api.measurements import Interface
 from api.pod import Pod
-from api.snapshot import ComponentHealth, Snapshot
+from api.snapshot import ComponentHealth, Interface, Snapshot
 
 
 class PodEvictor(Protocol):
-    """Makes pods leave, each with its grace, without the caller ever waiting."""
+    """Evicts pods, each with its grace period. No method waits for an eviction. The cycle's thread calls all of them."""
 
     def evict(self, pod: Pod, grace_s: float | None, reason: str) -> None:
-        """Ask the pod to leave now; None is the pod's own grace. Of a pod that was asked before, only a shorter grace counts.
+        """Starts the eviction of the pod; a grace of None is the pod's own. The result is in later `outcomes`.
 
-        Returns at once; what came of it is in `outcomes` later.
+        For a pod under eviction only a shorter grace has an effect.
         """
 
     @property
     def terminating(self) -> frozenset[str]:
-        """Pods that were asked and are not known to be gone, `namespace/name`."""
+        """Pods whose eviction was accepted and that may still exist, `namespace/name`."""
 
     @property
     def stuck(self) -> frozenset[str]:
-        """Pods that cannot be asked, or were and do not go: nobody asks them again, or counts on what they would free."""
+        """Pods that cannot be evicted, or that exceeded their deadline: they are no candidates, and what they would free does
+        not count."""
 
     @property
-    def held(self) -> Mapping[str, EvictionBlock]:
-        """Pods that could not be asked yet, and why. It goes on trying until they are withdrawn."""
+    def blocked(self) -> Mapping[str, EvictionBlock]:
+        """Pods whose eviction is refused for now, with the reason. It is retried until it is cancelled."""
 
-    def withdraw(self, pod: str, why: str) -> None:
-        """Leave a pod alone that is held, because `why`."""
+    def cancel(self, pod: str, reason: str) -> None:
+        """Cancels the eviction of a blocked pod."""
 
     def outcomes(self) -> Sequence[EvictionEvent]:
-        """What happened since the last call, oldest first. To be called every round: it also carries on what is pending."""
+        """Returns the events since the last call, oldest first. Call it in every cycle: it also continues pending evictions."""
 
     def close(self) -> None:
-        """Forget everybody, and give back what is held open. Idempotent."""
+        """Ends all work and closes descriptors. Idempotent."""
 
 
 class PodNotifier(Protocol):
-    """Tells pods of soft thresholds that ask for it."""
+    """Notifies pods of soft thresholds if they request it."""
 
     def run_cycle(self, victims: Iterable[EvictionVictim], pods: Sequence[Pod], now_ns: int) -> None:
-        """Tell those of the victims that are to be told. Never raises."""
+        """Notifies the victims that request it. Never raises."""
 
     def outcomes(self) -> Sequence[EvictionEvent]:
-        """Who was told since the last call."""
+        """Returns the notifications since the last call."""
 
 
-def evict_victims(evictions: EvictionResult, pods: Iterable[Pod], killer: PodEvictor) -> None:
-    """Hand the victims over, in their order; those of a dry run and those that are only told stay."""
-    known = {pod.uid: pod for pod in pods}
+@runtime_checkable
+class PodDetails(Protocol):
+    """What the kubelet lists of a pod beyond api.pod."""
+
+    def manifest(self, uid: str) -> bytes:
+        """Returns the pod's JSON; empty if it is not available."""
+
+    def workload(self, uid: str) -> str:
+        """Returns the pod's controller, `namespace/Kind/name`; empty without one."""
+
+
+def evict_victims(evictions: EvictionResult, pods: Iterable[Pod], pod_evictor: PodEvictor) -> None:
+    """Hands the victims to the evictor in their order; victims of a dry run and those that are only notified stay."""
+    by_uid = {pod.uid: pod for pod in pods}
     for victim in evictions.victims:
-        if not victim.dry_run and not victim.notify and victim.uid in known:
-            killer.evict(known[victim.uid], victim.grace_s, victim.reason.text)
+        if not victim.dry_run and not victim.notify and victim.uid in by_uid:
+            pod_evictor.evict(by_uid[victim.uid], victim.grace_s, victim.reason.text)
 
 
 COMPONENT_NAME = "eviction"
-"""Of its source in the snapshot."""
+"""Name of the eviction manager among the components of a snapshot."""
 _EXCLUSIVE_POOLS = ("reserve", "interrupt", "dedicated", "isolation")
-"""Pools, and kinds of them, into which share pools cannot grow."""
+"""Pools, and prefixes of pools, into which share pools cannot grow."""
 
 
 class EvictionRunner:
-    """Judges every round. Without a killer all its plugins run dry: who would leave is shown, and stays."""
+    """Runs the eviction manager in each cycle. Without a pod evictor all plugins run dry: victims are shown, and stay."""
 
-    def __init__(self, config: AgentConfig, killer: PodEvictor | None) -> None:
-        self.killer = killer
+    def __init__(self, config: AgentConfig, pod_evictor: PodEvictor | None) -> None:
+        self.pod_evictor = pod_evictor
         self.notifier: PodNotifier | None = None
-        """Who tells pods of soft thresholds that ask for it, beside the events."""
+        """Notifies pods of soft thresholds in addition to events; None without it."""
+        self.pod_details: PodDetails | None = None
+        """What the kubelet lists of pods; None without a kubelet."""
         self.apply_config(config)
-        self._memory = EvictionState()
-        self._wished: dict[str, PendingEviction] = {}
-        """Of those who were handed to the killer and may be held: what for."""
-        self._leaving_ns: dict[str, int] = {}
-        """Since when pods that were told to end are seen to be, whoever told them: by uid, CLOCK_MONOTONIC."""
+        self._state = EvictionState()
+        self._pending: dict[str, PendingEviction] = {}
+        """The reason of each pod that was handed to the evictor and may be blocked."""
+        self._terminating_since_ns: dict[str, int] = {}
+        """Since when each pod is terminating by any deletion, by uid (CLOCK_MONOTONIC)."""
         self.external_findings: Callable[[], tuple[EvictionFinding, ...]] = tuple
-        """What plugins at sockets found."""
+        """Returns the findings of plugins at sockets."""
         self.rootfs: Callable[[], Mapping[str, RootfsUse]] = dict
-        """What writable layers hold, by the pods' uids."""
+        """Returns the use of writable layers by the pods' uids."""
+        self.records: Callable[[], Mapping[str, PodEvictionRecord]] = dict
+        """Returns the eviction records of pods by uid."""
 
     def apply_config(self, config: AgentConfig) -> None:
-        """Judge by these settings from now on; what is remembered stays."""
-        dry = msgspec.structs.replace(config.eviction, dry_run=("*",))
-        self._all, self._config = config, dry if self.killer is None else config.eviction
+        """Uses this configuration from the next cycle on; the state of the plugins stays."""
+        dry_run = msgspec.structs.replace(config.eviction, dry_run=("*",))
+        self._agent_config, self._config = config, dry_run if self.pod_evictor is None else config.eviction
 
-    def wants(self, *plugins: str) -> bool:
-        """Whether one of these plugins judges."""
+    def is_enabled(self, *plugins: str) -> bool:
+        """Returns whether one of these plugins is enabled. Any thread may call it."""
         return any(self._config.enabled(name) for name in plugins)
 
+    def needs_records(self) -> bool:
+        """Returns whether a built-in plugin uses eviction records. Any thread may call it."""
+        return self.is_enabled(NUMA_CPU) and "WorkloadEvictionFrequency" in self._config.numa_cpu.scorers
+
     def outcomes(self) -> tuple[EvictionEvent, ...]:
-        """What became of those who had to leave. To be called every round: it also ends those whose grace is over."""
-        told = () if self.notifier is None else tuple(self.notifier.outcomes())
-        return told if self.killer is None else (*self.killer.outcomes(), *told)
+        """Returns the events of earlier victims. Call it in every cycle: it also kills pods whose grace is over."""
+        notices = () if self.notifier is None else tuple(self.notifier.outcomes())
+        return notices if self.pod_evictor is None else (*self.pod_evictor.outcomes(), *notices)
 
     def run_cycle(
         self,
         snapshot: Snapshot,
         advice: Advice | None,
-        known: PolicyState,
+        policy_state: PolicyState,
         now_ns: int,
     ) -> EvictionResult:
-        """Who has to leave now; they are asked to. `known` is what advice and placement of this round remember; `now_ns` is
-        CLOCK_MONOTONIC."""
-        # Pods with the NUMA nodes that QRM bound them to.
-        snapshot = msgspec.structs.replace(snapshot, pods=with_numa_bindings(snapshot.pods, known.cpus))
-        usable = restrict_to_allowed(snapshot, known.ceiling)
-        loads = _recent_loads(known.advisor.containers, now_ns, self._config.stale_s)
+        """Returns the victims of this cycle and hands them to the evictor.
+
+        `policy_state` is the state of advisor and cpuset allocation after this cycle; `now_ns` is CLOCK_MONOTONIC.
+        """
+        snapshot = msgspec.structs.replace(snapshot, pods=with_numa_bindings(snapshot.pods, policy_state.cpus))
+        inputs = self._build_inputs(snapshot, advice, policy_state, now_ns)
+        terminated = {sent.pod for sent in self._state.sent if not sent.dry_run and sent.is_excluded(inputs)}
+        result, self._state = evaluate_evictions(inputs, self._state, self._config, self.external_findings())
+        evictor = self.pod_evictor
+        if evictor is None:
+            return result
+        evict_victims(result, snapshot.pods, evictor)
+        if self.notifier is not None:
+            self.notifier.run_cycle(result.victims, snapshot.pods, now_ns)
+        self._pending = track_pending_evictions(result, self._pending, evictor.blocked, snapshot.pods, now_ns)
+        if self._state.evaluated_at_ns == now_ns:
+            reasons = dict(
+                evictions_to_cancel(self._pending, evictor.blocked, result, snapshot.pods, self._config, terminated)
+            )
+            self._cancel(evictor, reasons)
+        return msgspec.structs.replace(
+            result, terminating=tuple(sorted(evictor.terminating)), held=dict(sorted(evictor.blocked.items()))
+        )
+
+    def _build_inputs(
+        self, snapshot: Snapshot, advice: Advice | None, policy_state: PolicyState, now_ns: int
+    ) -> EvictionInputs:
+        usable = restrict_to_allowed(snapshot, policy_state.allowed_cpus)
         layers = self.rootfs()
         pools = {} if advice is None else {pool.name: pool.cpus for pool in advice.pools}
-        leaving, stuck = self._away(snapshot, now_ns)
-        situation = EvictionInputs(
+        terminating, stuck = self._terminating_and_stuck(snapshot, now_ns)
+        by_latency = advice is not None and advice.policy == "latency"
+        return EvictionInputs(
             snapshot=snapshot,
             now_ns=now_ns,
             headroom=None if advice is None else fresh_headroom(advice.reported_headroom),
             advice=None if advice is None else advice.cpu,
             pools=pools,
-            reclaimable_cores=advice.reclaimable_cores if advice is not None and advice.policy == "latency" else None,
-            shared_limit_cpus=_shared_pools_limit(usable.topology, pools, self._all.advisor),
-            loads=loads,
+            reclaimable_cores=advice.reclaimable_cores if advice is not None and by_latency else None,
+            shared_limit_cpus=_shared_pools_limit(usable.topology, pools, self._agent_config.advisor),
+            loads=_recent_loads(policy_state.advisor.containers, now_ns, self._config.stale_s),
             rootfs={pod.key: layers[pod.uid] for pod in snapshot.pods if pod.uid in layers},
             nics=_nic_bandwidths(snapshot.node.interfaces),
-            power=None if known.node is None else known.node.answered,
-            terminating=leaving,
+            records=self.records(),
+            power=None if policy_state.node is None else policy_state.node.last_action,
+            terminating=terminating,
             stuck=stuck,
-            held=frozenset() if self.killer is None else frozenset(self.killer.held),
+            held=frozenset() if self.pod_evictor is None else frozenset(self.pod_evictor.blocked),
         )
-        gone = {each.pod for each in self._memory.sent if not each.dry_run and each.gone(situation)}
-        found, self._memory = evaluate_evictions(situation, self._memory, self._config, self.external_findings())
-        if self.killer is None:
-            return found
-        evict_victims(found, snapshot.pods, self.killer)
-        if self.notifier is not None:
-            self.notifier.run_cycle(found.victims, snapshot.pods, now_ns)
-        self._wished = track_pending_evictions(found, self._wished, self.killer.held, snapshot.pods, now_ns)
-        if self._memory.evaluated_at_ns == now_ns:
-            stay = dict(evictions_to_cancel(self._wished, self.killer.held, found, snapshot.pods, self._config, gone))
-            self._withdraw(self.killer, stay)
-        asked, held = tuple(sorted(self.killer.terminating)), dict(sorted(self.killer.held.items()))
-        return msgspec.structs.replace(found, terminating=asked, held=held)
 
-    def _withdraw(self, killer: PodEvictor, stay: Mapping[str, str]) -> None:
-        """Whom nobody wants to leave any more, each with why."""
-        for pod, why in stay.items():
-            killer.withdraw(pod, why)
-        # Else they would count as gone for as long as they would have taken to end.
-        sent = tuple(each for each in self._memory.sent if each.dry_run or each.pod not in stay)
-        self._memory = msgspec.structs.replace(self._memory, sent=sent)
+    def _cancel(self, evictor: PodEvictor, reasons: Mapping[str, str]) -> None:
+        for pod, reason in reasons.items():
+            evictor.cancel(pod, reason)
+        # Otherwise they would be excluded as terminating for as long as their termination would have taken.
+        sent = tuple(each for each in self._state.sent if each.dry_run or each.pod not in reasons)
+        self._state = msgspec.structs.replace(self._state, sent=sent)
 
-    def _away(self, snapshot: Snapshot, now_ns: int) -> tuple[frozenset[str], frozenset[str]]:
-        """Pods on their way out, whoever sent them, and those that do not go."""
-        self._leaving_ns = terminating_since_ns(snapshot.pods, self._leaving_ns, now_ns)
-        told = frozenset(pod.key for pod in snapshot.pods if pod.terminating)
-        late = overdue_pods(snapshot.pods, self._leaving_ns, now_ns)
-        if self.killer is None:
-            return told, late
-        # Of whom it watches the killer knows better: they may have a grace of a plugin's, however long.
-        return told | self.killer.terminating, (late - self.killer.terminating) | self.killer.stuck
+    def _terminating_and_stuck(self, snapshot: Snapshot, now_ns: int) -> tuple[frozenset[str], frozenset[str]]:
+        """Returns the pods that are terminating by any deletion, and those that exceeded their deadline."""
+        self._terminating_since_ns = terminating_since_ns(snapshot.pods, self._terminating_since_ns, now_ns)
+        terminating = frozenset(pod.key for pod in snapshot.pods if pod.terminating)
+        overdue = overdue_pods(snapshot.pods, self._terminating_since_ns, now_ns)
+        evictor = self.pod_evictor
+        if evictor is None:
+            return terminating, overdue
+        # The evictor knows the deadline of its own pods better: a plugin may have given them a long grace.
+        return terminating | evictor.terminating, (overdue - evictor.terminating) | evictor.stuck
 
     @staticmethod
-    def status(found: EvictionResult, duration_ns: int) -> ComponentHealth:
-        """How that went: a plugin that failed is told where sources are."""
-        failed = [each for each in found.thresholds if each.reason.rule == PLUGIN_FAILED]
+    def status(result: EvictionResult, duration_ns: int) -> ComponentHealth:
+        """Returns the health of the eviction manager: not ok while a plugin fails."""
+        failed = [each for each in result.thresholds if each.reason.rule == PLUGIN_FAILED]
         if not failed:
             return ComponentHealth(name=COMPONENT_NAME, ok=True, duration_ns=duration_ns)
         return ComponentHealth(
@@ -196,12 +228,15 @@ class EvictionRunner:
             ok=False,
             duration_ns=duration_ns,
             error="; ".join(f"{each.plugin}: {each.reason.text}" for each in failed),
-            remedy="it evicts nobody: leave it out of eviction.plugins, or its socket out of their directory, and report this",
+            remedy=(
+                "remove the plugin from eviction.plugins, or its socket from eviction.pluginSockets, and report this; "
+                "it evicts no pod"
+            ),
         )
 
 
 def _recent_loads(containers: Mapping[str, ContainerDemand], now_ns: int, stale_s: float) -> dict[str, float]:
-    """One-minute loads by cgroup, of those whose waits were known a moment ago: the advisor keeps the others as they were."""
+    """Returns one-minute loads by cgroup that are at most `stale_s` old; the advisor also keeps older ones."""
     return {
         path: each.load1
         for path, each in containers.items()
@@ -210,7 +245,10 @@ def _recent_loads(containers: Mapping[str, ContainerDemand], now_ns: int, stale_
 
 
 def _nic_bandwidths(interfaces: Mapping[str, Interface]) -> dict[str, float]:
-    """Bandwidth in Mbit/s of cards that say their speed, and 0 of those without a link; of bonded ones the bond tells."""
+    """Returns the bandwidth in Mbit/s of network cards that report it, and 0 for those without a link.
+
+    A bonded card is left out: its bond reports the sum.
+    """
     return {
         name: float(each.speed_mbit or 0) if each.carrier is not False else 0.0
         for name, each in interfaces.items()
@@ -221,14 +259,14 @@ def _nic_bandwidths(interfaces: Mapping[str, Interface]) -> dict[str, float]:
 def _shared_pools_limit(
     topology: Topology, pools: Mapping[str, tuple[int, ...]], advisor: AdvisorConfig
 ) -> float | None:
-    """CPUs that all share pools together may grow to, where they are sized by need alone [enableReclaim without
-    reservedResourceForAllocate]: what others do not have for themselves, less what reclaimed pods always keep.
+    """Returns the CPUs to which all share pools together may grow if they are sized by need (in Katalyst: enableReclaim without
+    reservedResourceForAllocate): all but those of exclusive pools and the reserve of reclaimed pods.
 
-    None where reclaimed pods share their CPUs [allowSharedCoresOverlapReclaimedCores]: those pools are as large as can be.
+    None if reclaimed pods overlap with share pools (allowSharedCoresOverlapReclaimedCores), which then have their maximum size.
     """
     cpus = len(topology.cpus)
     by_need = advisor.policy == "canonical" and not advisor.provision.overlap and advisor.enable_reclaim
     if not pools or not by_need or advisor.reserve_cores(cpus) > 0:
         return None
-    others = {cpu for name, own in pools.items() if name.partition("-")[0] in _EXCLUSIVE_POOLS for cpu in own}
-    return float(cpus - len(others) - advisor.reclaim_reserve_cores(cpus, len(topology.numa_nodes)))
+    exclusive = {cpu for name, own in pools.items() if name.partition("-")[0] in _EXCLUSIVE_POOLS for cpu in own}
+    return float(cpus - len(exclusive) - advisor.reclaim_reserve_cores(cpus, len(topology.numa_nodes)))

@@ -4,7 +4,7 @@ It is pure. A window whose newest sample is too old is dropped and filled again 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -17,30 +17,41 @@ WindowKey = TypeVar("WindowKey", int, str)
 
 
 class SampleWindow(msgspec.Struct, frozen=True, array_like=True):
-    """The last samples, and when the newest of them was taken, CLOCK_MONOTONIC."""
+    """The latest samples, oldest first, and the time of the newest (CLOCK_MONOTONIC)."""
 
     at_ns: int
     values: tuple[float, ...]
 
 
-def append_sample(ring: SampleWindow | None, value: float, size: int, at_ns: int) -> SampleWindow:
-    """The ring with one more sample, at most `size` of them."""
-    before = () if ring is None else ring.values
+def append_sample(window: SampleWindow | None, value: float, size: int, at_ns: int) -> SampleWindow:
+    """Returns the window with one more sample, at most `size` of them."""
+    before = () if window is None else window.values
     return SampleWindow(at_ns, (*before, value)[-size:])
 
 
-def recent_windows(rings: Mapping[WindowKey, SampleWindow], now_ns: int, age_s: float) -> dict[WindowKey, SampleWindow]:
-    """Those that were sampled within so many seconds. Who comes back after that begins anew."""
-    return {key: ring for key, ring in rings.items() if 0 <= now_ns - ring.at_ns <= age_s * NS_PER_S}
+def append_pod_samples(
+    windows: Mapping[str, SampleWindow], pods: Iterable[Pod], values: Mapping[str, float], size: int, at_ns: int
+) -> dict[str, SampleWindow]:
+    """Returns the windows of these pods with one more sample each; a pod without a value keeps its window."""
+    appended = {key: append_sample(windows.get(key), value, size, at_ns) for key, value in values.items()}
+    retained = {pod.key: windows[pod.key] for pod in pods if pod.key in windows}
+    return retained | appended
 
 
-def ratio_above(ring: SampleWindow, bound: float, size: int) -> float:
-    """Which part of a full ring is above the bound: samples that are still to come are not."""
-    return sum(value > bound for value in ring.values) / size
+def recent_windows(
+    windows: Mapping[WindowKey, SampleWindow], now_ns: int, age_s: float
+) -> dict[WindowKey, SampleWindow]:
+    """Returns the windows whose newest sample is at most `age_s` old. Others start again with their next sample."""
+    return {key: window for key, window in windows.items() if 0 <= now_ns - window.at_ns <= age_s * NS_PER_S}
+
+
+def ratio_above(window: SampleWindow, bound: float, size: int) -> float:
+    """Returns the fraction of a full window above the bound; samples that are still missing do not count as above."""
+    return sum(value > bound for value in window.values) / size
 
 
 class CgroupCpuCounters(msgspec.Struct, frozen=True, array_like=True):
-    """Counters of one cgroup; the id tells a new cgroup of the same path apart."""
+    """CPU counters of one cgroup. The id distinguishes a new cgroup with the same path."""
 
     id: int
     usage_ns: int
@@ -48,35 +59,35 @@ class CgroupCpuCounters(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CpuSample(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters of pods' containers at one instant."""
+    """CPU counters of all containers at one time."""
 
     at_ns: int
     containers: Mapping[str, CgroupCpuCounters] = {}
 
 
 class PodCpuUse(NamedTuple):
-    """Cores."""
+    """CPU use in cores."""
 
     total: float
     system: float | None
-    """In the kernel; None where that is not known of all."""
+    """In the kernel; None unless it is available for every container."""
 
 
-def is_sample_due(before: CpuSample | None, situation: EvictionInputs, sample_s: float) -> bool:
-    """Whether it is time for another sample, or a clock went backwards."""
+def is_sample_due(before: CpuSample | None, inputs: EvictionInputs, sample_s: float) -> bool:
+    """Returns whether the next sample is due, also after the clock went backwards."""
     if before is None:
         return True
-    return not 0 <= situation.snapshot.taken_at_ns - before.at_ns < sample_s * NS_PER_S
+    return not 0 <= inputs.snapshot.taken_at_ns - before.at_ns < sample_s * NS_PER_S
 
 
-def read_cpu_counters(situation: EvictionInputs) -> CpuSample:
-    """The counters as they are now."""
-    cgroups = situation.snapshot.cgroups
+def read_cpu_counters(inputs: EvictionInputs) -> CpuSample:
+    """Returns the counters in the snapshot."""
+    cgroups = inputs.snapshot.cgroups
     return CpuSample(
-        at_ns=situation.snapshot.taken_at_ns,
+        at_ns=inputs.snapshot.taken_at_ns,
         containers={
             container.cgroup: CgroupCpuCounters(sample.id, sample.cpu_usage_ns, sample.cpu_system_ns)
-            for pod in situation.snapshot.pods
+            for pod in inputs.snapshot.pods
             for container in pod.containers
             if (sample := cgroups.get(container.cgroup)) is not None and sample.cpu_usage_ns is not None
         },
@@ -84,24 +95,24 @@ def read_cpu_counters(situation: EvictionInputs) -> CpuSample:
 
 
 def pod_cpu_use(pod: Pod, before: CpuSample | None, after: CpuSample) -> PodCpuUse | None:
-    """Cores that a pod used between two samples; None unless it is known of each container that is in the later one."""
+    """Returns the cores that a pod used between two samples; None unless every container of the later one is in both."""
     if before is None or after.at_ns <= before.at_ns:
         return None
-    interval_ns, total, system, seen = after.at_ns - before.at_ns, 0, 0, False
+    interval_ns, total, system, measured = after.at_ns - before.at_ns, 0, 0, False
     system_known = True
     for container in pod.containers:
         now = after.containers.get(container.cgroup)
         if now is None:
             continue
-        then = before.containers.get(container.cgroup)
-        if then is None or then.id != now.id:
+        earlier = before.containers.get(container.cgroup)
+        if earlier is None or earlier.id != now.id:
             return None
-        usage, kernel = delta(then.usage_ns, now.usage_ns), delta(then.system_ns, now.system_ns)
+        usage, kernel = delta(earlier.usage_ns, now.usage_ns), delta(earlier.system_ns, now.system_ns)
         if usage is None:
             return None
-        total, seen = total + usage, True
+        total, measured = total + usage, True
         system_known = system_known and kernel is not None
         system += kernel or 0
-    if not seen:
+    if not measured:
         return None
     return PodCpuUse(total / interval_ns, system / interval_ns if system_known else None)

@@ -21,90 +21,90 @@ from api.eviction import EvictionBlock, EvictionEvent, EvictionEventReason
 from api.pod import Pod
 
 MAX_KILL_SWEEPS = 8
-"""So often in one go a cgroup is looked through for those that forked meanwhile; the rest is for the next time."""
+"""Sweeps of one kill over processes that fork meanwhile; the rest is left for the next call."""
 REFUSED_RETRY_NS = 60 * NS_PER_S
-"""A pod that cannot be asked is not tried again for so long."""
+"""Wait before a pod whose eviction was refused is tried again."""
 MAX_PIDFDS = 256
-"""Processes that are held at the same time."""
+"""Process descriptors that are open at the same time."""
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _GONE_ERRNOS = (errno.ENOENT, errno.ENODEV)
 
 
 _Process = tuple[int, int]
-"""Its number, and its start in ticks since boot: numbers are given again."""
+"""PID and start time in ticks since boot, because PIDs are reused."""
 
 
 class _OpenCgroup(msgspec.Struct):
-    """One container's cgroup, held open: a new one of the same path is another."""
+    """The open cgroup of one container: a new cgroup with the same path is another one."""
 
     fd: int
-    asked: set[_Process]
-    """Those who have to leave it."""
+    targets: set[_Process]
+    """Processes that must leave the cgroup."""
 
 
 class _PodTermination(msgspec.Struct):
-    """One pod on its way out, with its containers that are left."""
+    """The eviction of one pod, with its remaining containers."""
 
     pod: Pod
     reason: str
     grace_s: float
-    asked_ns: int
+    started_ns: int
     open_cgroups: list[_OpenCgroup]
     failed: bool = False
     exceeded: bool = False
 
     def over(self, now_ns: int) -> bool:
-        """Whether its grace is."""
-        return now_ns - self.asked_ns >= self.grace_s * NS_PER_S
+        """Returns whether the grace is over."""
+        return now_ns - self.started_ns >= self.grace_s * NS_PER_S
 
     def is_overdue(self, now_ns: int) -> bool:
-        """Whether it should have been gone long ago."""
-        return now_ns - self.asked_ns >= termination_wait_ns(self.grace_s)
+        """Returns whether the pod exceeded its deadline."""
+        return now_ns - self.started_ns >= termination_wait_ns(self.grace_s)
 
 
 class SignalEvictor:
-    """A Killer (agent.eviction.runner) of the pods on this machine. `close` gives its descriptors back."""
+    """A PodEvictor (agent.eviction.runner) by signals to the processes of a pod on this machine."""
 
     def __init__(self, hierarchy: Hierarchy, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._hierarchy, self._clock = hierarchy, clock
         self._pending: dict[str, _PodTermination] = {}
         self._refused: dict[str, int] = {}
-        """By pod until when."""
+        """Refused pods, and until when they are not tried again."""
         self._events: list[EvictionEvent] = []
 
     @property
     def terminating(self) -> frozenset[str]:
-        """Pods that were asked and are not known to be gone."""
+        """Pods that received SIGTERM and may still exist."""
         return frozenset(self._pending)
 
     @property
     def stuck(self) -> frozenset[str]:
-        """Pods that cannot be asked, or were and do not go."""
+        """Pods that cannot be signalled, or that exceeded their deadline."""
         left = (key for key, each in self._pending.items() if each.failed or each.exceeded)
         return frozenset((*left, *self._refused))
 
     @property
-    def held(self) -> Mapping[str, EvictionBlock]:
-        """Nobody: signals are not refused for now."""
+    def blocked(self) -> Mapping[str, EvictionBlock]:
+        """Empty: no signal is refused for now."""
         return {}
 
-    def withdraw(self, pod: str, why: str) -> None:
-        """Nothing: nobody is held."""
+    def cancel(self, pod: str, reason: str) -> None:
+        """Does nothing: no pod is blocked."""
 
     def evict(self, pod: Pod, grace_s: float | None, reason: str) -> None:
-        """Ask all processes of the pod to end. Of a pod that was asked before only an earlier deadline counts."""
+        """Sends SIGTERM to all processes of the pod. For a pod under eviction only an earlier deadline has an effect."""
         now_ns, grace_s = self._clock(), grace_period_s(pod, grace_s)
-        known = self._pending.get(pod.key)
-        if known is not None:
-            from_start_s = (now_ns - known.asked_ns) / NS_PER_S + grace_s
-            if from_start_s < known.grace_s:
-                known.grace_s, known.reason = from_start_s, reason
+        earlier = self._pending.get(pod.key)
+        if earlier is not None:
+            from_start_s = (now_ns - earlier.started_ns) / NS_PER_S + grace_s
+            if from_start_s < earlier.grace_s:
+                earlier.grace_s, earlier.reason = from_start_s, reason
             return
         fds: tuple[int, ...] = ()
         try:
             fds = self._open(pod)
             refusal = _refusal_reason(fds)
-            tops = [_OpenCgroup(fd, _read_processes(fd)) for fd in fds]
+            cgroups = [_OpenCgroup(fd, _read_processes(fd)) for fd in fds]
         except OSError as error:
             refusal = f"{error.filename}: {error.strerror}"
         if refusal:
@@ -112,13 +112,13 @@ class SignalEvictor:
             self._refused[pod.key] = now_ns + REFUSED_RETRY_NS
             self._tell(pod, EvictionEventReason.FAILED, f"{refusal}; reason: {reason}")
             return
-        pending = _PodTermination(pod=pod, reason=reason, grace_s=grace_s, asked_ns=now_ns, open_cgroups=tops)
+        pending = _PodTermination(pod=pod, reason=reason, grace_s=grace_s, started_ns=now_ns, open_cgroups=cgroups)
         self._pending[pod.key] = pending
         self._tell(pod, EvictionEventReason.CREATED, f"Successfully create eviction; reason: {reason}")
         self._act(pending, kill=grace_s <= 0)
 
     def outcomes(self) -> Sequence[EvictionEvent]:
-        """Events since the last call. Kills who is over the grace, and looks who is gone: to be called every round."""
+        """Returns the events since the last call. Kills pods whose grace is over, so it must be called in every cycle."""
         now_ns = self._clock()
         self._refused = {key: until_ns for key, until_ns in self._refused.items() if now_ns < until_ns}
         for key, pending in list(self._pending.items()):
@@ -132,29 +132,27 @@ class SignalEvictor:
                 self._tell(pending.pod, EvictionEventReason.SUCCEEDED, text)
             elif pending.is_overdue(now_ns) and not pending.exceeded:
                 pending.exceeded = True
-                since_s = (now_ns - pending.asked_ns) / NS_PER_S
-                text = (
-                    f"processes are left {since_s:.0f} s after the pod was asked to leave within {pending.grace_s:g} s"
-                )
+                since_s = (now_ns - pending.started_ns) / NS_PER_S
+                text = f"processes remain {since_s:.0f} s after SIGTERM, grace period {pending.grace_s:g} s"
                 self._tell(pending.pod, EvictionEventReason.EXCEEDED, f"{text}; reason: {pending.reason}")
         events, self._events = self._events, []
         return events
 
     def close(self) -> None:
-        """Forget everybody; who was asked to leave is not ended any more. Idempotent."""
+        """Closes all descriptors; pods under eviction receive no SIGKILL any more. Idempotent."""
         while self._pending:
-            _close_fds([top.fd for top in self._pending.popitem()[1].open_cgroups])
+            _close_fds([cgroup.fd for cgroup in self._pending.popitem()[1].open_cgroups])
 
     def _act(self, pending: _PodTermination, *, kill: bool) -> None:
-        """What cannot be signalled is told once, and tried again whenever this is called."""
-        for top in pending.open_cgroups:
+        """Signals all remaining containers. A failure is recorded once, and retried with every call."""
+        for cgroup in pending.open_cgroups:
             try:
                 if kill:
-                    _kill_cgroup(top.fd)
+                    _kill_cgroup(cgroup.fd)
                 else:
-                    _signal_cgroup(top.fd, signal.SIGTERM)
-                # With those whom they started before they knew.
-                top.asked |= _read_processes(top.fd)
+                    _signal_cgroup(cgroup.fd, signal.SIGTERM)
+                # Including processes that forked before they received the signal.
+                cgroup.targets |= _read_processes(cgroup.fd)
             except OSError as error:
                 if not pending.failed:
                     pending.failed = True
@@ -165,7 +163,7 @@ class SignalEvictor:
         self._events.append(EvictionEvent(pod=pod.key, reason=reason, message=message, at_ns=self._clock()))
 
     def _open(self, pod: Pod) -> tuple[int, ...]:
-        """The containers' cgroups that are there, in the hierarchy that identifies them. Never its root."""
+        """Opens the existing cgroups of the containers, in the hierarchy that identifies them; never its root."""
         opened = []
         for container in pod.containers:
             parts = [part for part in container.cgroup.split("/") if part]
@@ -185,29 +183,29 @@ def _refusal_reason(fds: Sequence[int]) -> str:
 
 
 def _drop_terminated_containers(pending: _PodTermination) -> None:
-    """Forget containers that have left. While one of those who were asked is there, all others are theirs."""
+    """Closes containers without a signalled process. While one remains, all processes of the cgroup are targets."""
     left = []
-    for top in pending.open_cgroups:
+    for cgroup in pending.open_cgroups:
         try:
-            here = _read_processes(top.fd)
+            here = _read_processes(cgroup.fd)
         except OSError:
-            left.append(top)
+            left.append(cgroup)
             continue
-        if here.isdisjoint(top.asked):
-            os.close(top.fd)
+        if here.isdisjoint(cgroup.targets):
+            os.close(cgroup.fd)
         else:
-            top.asked |= here
-            left.append(top)
+            cgroup.targets |= here
+            left.append(cgroup)
     pending.open_cgroups = left
 
 
 def _read_processes(directory: int) -> set[_Process]:
-    """Who is in a cgroup, but for the agent itself. Raises OSError where it cannot be read."""
+    """Returns the processes of a cgroup without the agent itself. Raises OSError if it cannot be read."""
     return {(pid, _start_ticks(pid)) for pid in _read_pids(directory) if pid != os.getpid()}
 
 
 def _start_ticks(pid: int) -> int:
-    """0 where nobody tells: it went meanwhile, or /proc hides it."""
+    """Returns 0 if the process has ended, or /proc hides it (hidepid)."""
     try:
         return start_ticks(Path(f"/proc/{pid}/stat").read_bytes()) or 0
     except OSError:
@@ -220,7 +218,7 @@ def _close_fds(fds: Sequence[int]) -> None:
 
 
 def _read_pids(directory: int) -> list[int]:
-    """Processes of a cgroup and of all below it now; none once it is removed. Raises OSError."""
+    """Returns the processes of a cgroup and its descendants; none once it is removed. Raises OSError."""
     try:
         fd = os.open("cgroup.procs", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
     except OSError as error:
@@ -235,8 +233,8 @@ def _read_pids(directory: int) -> list[int]:
         raise
     finally:
         os.close(fd)
-    # 0 stands for a process of another PID namespace: there is no number to signal it by.
-    found = [int(word) for word in text.split() if int(word) > 1]
+    # cgroup.procs shows 0 for a process of another PID namespace, which has no PID here to signal.
+    pids = [int(word) for word in text.split() if int(word) > 1]
     with os.scandir(directory) as entries:
         children = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     for name in children:
@@ -247,14 +245,14 @@ def _read_pids(directory: int) -> list[int]:
                 continue
             raise
         try:
-            found += _read_pids(child)
+            pids += _read_pids(child)
         finally:
             os.close(child)
-    return found
+    return pids
 
 
 def _signal_cgroup(directory: int, number: signal.Signals) -> int:
-    """Signal every process that is in the cgroup, and how many there were. Raises OSError where that is not allowed."""
+    """Signals every process of the cgroup and returns their number. Raises OSError if that is not permitted."""
     count, listed = 0, _read_pids(directory)
     for start in range(0, len(listed), MAX_PIDFDS):
         held: dict[int, int] = {}
@@ -264,7 +262,7 @@ def _signal_cgroup(directory: int, number: signal.Signals) -> int:
                     held[pid] = os.pidfd_open(pid)
                 except ProcessLookupError:
                     continue
-            # The numbers cannot be given to others now: who is listed is who is held.
+            # An open pidfd keeps its PID from being reused: a PID that is listed again is the same process.
             for pid in (held.keys() & set(_read_pids(directory))) - {os.getpid()}:
                 try:
                     signal.pidfd_send_signal(held[pid], number)
@@ -277,7 +275,7 @@ def _signal_cgroup(directory: int, number: signal.Signals) -> int:
 
 
 def _kill_cgroup(directory: int) -> None:
-    """SIGKILL, again while somebody forks faster than it is killed."""
+    """Sends SIGKILL to every process of the cgroup, repeatedly if processes fork meanwhile."""
     try:
         fd = os.open("cgroup.kill", os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
     except OSError:

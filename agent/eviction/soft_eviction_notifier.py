@@ -1,6 +1,5 @@
 """Notifies pods that request it (`pod_soft_evict_notify`) of soft thresholds by a file that they can mount.
-Anyone who mounts the directory can put anything there: only a regular file is written to, and links are not
-followed.
+A pod that mounts the directory can put anything there: only a regular file is written to, and links are not followed.
 """
 
 from __future__ import annotations
@@ -21,31 +20,33 @@ from api.pod import Pod
 log = logging.getLogger(__name__)
 NOTICE_FILE, FOLDER_SEPARATOR = "soft_eviction_notify", "@@__@@"
 CREATE_INTERVAL_NS, CLEANUP_INTERVAL_NS, REPEAT_INTERVAL_NS = 60 * NS_PER_S, 600 * NS_PER_S, 600 * NS_PER_S
-"""Katalyst's: folders are made every minute and cleaned every ten. One trouble is told of again after ten, too."""
+"""As in Katalyst: directories are created every minute and removed every ten. A notice is repeated after ten minutes."""
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class SoftEvictionNotifier:
-    """Without a root (None) only events tell."""
+    """A PodNotifier (agent.eviction.runner). Without a root directory (None) pods are notified by events only."""
 
     def __init__(self, root: Path | None, wall: Callable[[], float] = time.time) -> None:
         self._root, self._wall = root, wall
-        self._told: dict[tuple[str, str], int] = {}
+        self._notified_ns: dict[tuple[str, str], int] = {}
         self._events: list[EvictionEvent] = []
         self._make_ns: int | None = None
         self._clean_ns: int | None = None
 
     def run_cycle(self, victims: Iterable[EvictionVictim], pods: Sequence[Pod], now_ns: int) -> None:
-        """Tell those who are to be told; now and then make and clean folders. Never raises for what the disk does."""
+        """Notifies victims with `notify`; creates and removes directories at intervals. Never raises for a disk error."""
         if self._root is not None and pods:
             self._keep(self._root, pods, now_ns)
-        self._told = {key: at_ns for key, at_ns in self._told.items() if 0 <= now_ns - at_ns < REPEAT_INTERVAL_NS}
+        self._notified_ns = {
+            key: at_ns for key, at_ns in self._notified_ns.items() if 0 <= now_ns - at_ns < REPEAT_INTERVAL_NS
+        }
         for victim in victims:
             key = (victim.uid, victim.plugin)
-            if not victim.notify or victim.dry_run or key in self._told:
+            if not victim.notify or victim.dry_run or key in self._notified_ns:
                 continue
-            self._told[key] = now_ns
+            self._notified_ns[key] = now_ns
             failure = "" if self._root is None else self._write(self._root / _folder_name(victim.pod), victim)
             reason = EvictionEventReason.NOT_NOTIFIED if failure else EvictionEventReason.NOTIFIED
             text = f"notify failed: {failure}" if failure else "notify pod successfully"
@@ -53,12 +54,12 @@ class SoftEvictionNotifier:
             self._events.append(EvictionEvent(pod=victim.pod, reason=reason, message=message, at_ns=now_ns))
 
     def outcomes(self) -> Sequence[EvictionEvent]:
-        """Who was told since the last call."""
+        """Returns the notifications since the last call."""
         events, self._events = self._events, []
         return events
 
     def _write(self, folder: Path, victim: EvictionVictim) -> str:
-        """The time and the reason; why not, where it cannot be."""
+        """Writes the time and the reason; returns the error, empty if there is none."""
         text = (
             f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(self._wall()))} {victim.plugin}: {victim.reason.text}\n"
         )
@@ -94,7 +95,7 @@ class SoftEvictionNotifier:
                     if path.name not in here and path.is_dir() and not path.is_symlink():
                         shutil.rmtree(path, ignore_errors=True)
         except OSError as error:
-            log.warning("%s cannot be kept: %s; pods are told of soft thresholds by events alone", root, error)
+            log.warning("%s cannot be maintained: %s; pods are notified of soft thresholds by events only", root, error)
 
 
 def _folder_name(pod: str) -> str:

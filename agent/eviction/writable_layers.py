@@ -1,5 +1,5 @@
 """Measures the writable layers of each pod through the container runtime (CRI ListContainerStats).
-The runtime is asked only while an eviction plugin needs the numbers, because it reads the cgroup of every
+The runtime is polled only while an eviction plugin needs the numbers, because it reads the cgroup of every
 container for them.
 """
 
@@ -12,20 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from agent.eviction.eviction_inputs import RootfsUse
-from api.decision import Cycle
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import Unavailable
 from api.proto import cri_runtime_pb2 as wire
 from common.grpc_unix import GrpcClient
 
 POLL_INTERVAL_S = 10.0
 MAX_AGE_S = 60.0
-"""What was told longer ago says nothing of now."""
+"""An older response is not used."""
 POD_UID_LABEL = "io.kubernetes.pod.uid"
 _SERVICE = wire.DESCRIPTOR.services_by_name["RuntimeService"]
 
 
 class WritableLayers:
-    """A source of its own (api.interfaces.Probe). `wanted` says whether anybody wants to know."""
+    """Reports its health. `is_needed` returns whether a plugin needs the numbers."""
 
     name, form = "writable-layers", "cri"
     lost_events = None
@@ -34,60 +33,51 @@ class WritableLayers:
         self,
         socket: Path,
         timeout_s: float,
-        wanted: Callable[[], bool],
+        is_needed: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._socket, self._timeout_s, self._wanted, self._clock = socket, timeout_s, wanted, clock
+        self._socket, self._timeout_s, self._is_needed, self._clock = socket, timeout_s, is_needed, clock
         self._use: Mapping[str, RootfsUse] = {}
         self._at_s: float | None = None
-        self._trouble: Unavailable | None = None
-
-    def publish(self, finished: Cycle) -> None:
-        """Nothing: the runtime knows its containers."""
-
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - as every source is asked
-        return ProbeReading()
+        self._problem: Unavailable | None = None
 
     def problem(self) -> Unavailable | None:
-        """Why nobody knows; None where it is known, or nobody wants to."""
-        return self._trouble if self._wanted() else None
-
-    def close(self) -> None:
-        """Nothing to give back: `run` is cancelled by who runs it."""
+        """Returns why the numbers are not available; None if they are, or are not needed."""
+        return self._problem if self._is_needed() else None
 
     def use(self) -> Mapping[str, RootfsUse]:
-        """By the pods' uids; empty where it was not told lately. Never waits."""
+        """Returns the use by the pods' uids; empty without a recent response. Never waits. Any thread may call it."""
         fresh = self._at_s is not None and self._clock() - self._at_s <= MAX_AGE_S
         return self._use if fresh else {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Polls the runtime until cancelled."""
         while True:
-            if self._wanted():
-                await self.look()
+            if self._is_needed():
+                await self.poll()
             await asyncio.sleep(POLL_INTERVAL_S)
 
-    async def look(self) -> None:
-        """Ask once. Never raises for what the runtime does."""
-        peer = GrpcClient(self._socket, _SERVICE, self._timeout_s)
+    async def poll(self) -> None:
+        """Polls the runtime once. Never raises for an error of the runtime."""
+        client = GrpcClient(self._socket, _SERVICE, self._timeout_s)
         try:
-            answer = await peer.call("ListContainerStats", wire.ListContainerStatsRequest())
+            response = await client.call("ListContainerStats", wire.ListContainerStatsRequest())
         except Unavailable as error:
-            self._trouble = error
+            self._problem = error
         else:
-            self._use, self._at_s, self._trouble = usage_by_pod(answer), self._clock(), None
+            self._use, self._at_s, self._problem = usage_by_pod(response), self._clock(), None
         finally:
-            await peer.close()
+            await client.close()
 
 
-def usage_by_pod(answer: Any) -> dict[str, RootfsUse]:
-    """Sums over the containers of each pod, by its uid. Pure. A layer that nobody has looked at yet counts nothing."""
-    found: dict[str, RootfsUse] = {}
-    for each in answer.stats:
+def usage_by_pod(response: Any) -> dict[str, RootfsUse]:
+    """Returns the sums over the containers of each pod, by its uid. Pure. A layer without a measurement counts 0."""
+    usage: dict[str, RootfsUse] = {}
+    for each in response.stats:
         uid, layer = each.attributes.labels.get(POD_UID_LABEL, ""), each.writable_layer
         if uid and layer.timestamp > 0:
-            before = found.get(uid, RootfsUse(used_bytes=0, inodes=0))
-            found[uid] = RootfsUse(
+            before = usage.get(uid, RootfsUse(used_bytes=0, inodes=0))
+            usage[uid] = RootfsUse(
                 used_bytes=before.used_bytes + layer.used_bytes.value, inodes=before.inodes + layer.inodes_used.value
             )
-    return found
+    return usage

@@ -5,7 +5,6 @@ An outcome that repeats in every cycle, such as a dry run or a refusal, is recor
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,86 +15,65 @@ from api.decision import Cycle, JournalEntry, Outcome, OutcomeStatus
 REPEATED_STATUSES = frozenset(
     {OutcomeStatus.DRY_RUN, OutcomeStatus.REFUSED, OutcomeStatus.VANISHED, OutcomeStatus.MISMATCH}
 )
-"""Outcomes that come again every round for as long as their cause lasts."""
+"""Outcomes that repeat in every cycle while their cause lasts."""
 NRI_TRIGGER = "nri"
-"""Trigger of what the runtime did between rounds."""
+"""Trigger of outcomes of the runtime between cycles."""
 OutcomeKey = tuple[int, OutcomeStatus, str]
 
 
-class DecisionJournal:
-    """Sink of rounds and api.interfaces.DecisionRecord. Without a path it remembers and writes nothing."""
+class DecisionJournal(JsonlLog[JournalEntry]):
+    """Sink of cycles and api.interfaces.DecisionRecord."""
 
     def __init__(self, path: Path | None, *, keep: int = 2000) -> None:
         self._last: OrderedDict[tuple[str, str], OutcomeKey] = OrderedDict()
         self._pods: OrderedDict[str, str] = OrderedDict()
-        self._most = 4 * keep
-        """Knobs and pods that are remembered."""
-        self._ledger = JsonlLog(path, JournalEntry, "decisions", keep, self._loaded)
+        self._max_keys = 4 * keep
+        super().__init__(path, JournalEntry, "decisions", keep, self._remember_pod)
 
-    def publish(self, finished: Cycle) -> None:
-        """Record what is new in this round. Never raises: a disk's refusal is logged once and shown in `problem`."""
-        for trigger, outcomes in ((NRI_TRIGGER, finished.made), (finished.trigger, finished.outcomes)):
+    def publish(self, cycle: Cycle) -> None:
+        """Record the new outcomes of a cycle. Never raises: write errors are logged once and shown in `problem`."""
+        for trigger, outcomes in ((NRI_TRIGGER, cycle.runtime_outcomes), (cycle.trigger, cycle.outcomes)):
             for outcome in outcomes:
-                if self._is_news(outcome):
-                    self._record(finished, trigger, outcome)
-        self._ledger.flush()
+                if self._is_new(outcome):
+                    self._record(cycle, trigger, outcome)
+        self.flush()
 
-    def entries(
-        self, after: int = 0, limit: int = 200, wanted: Callable[[JournalEntry], bool] | None = None
-    ) -> Sequence[JournalEntry]:
-        """As `api.interfaces.DecisionRecord` says. Any thread may ask."""
-        return self._ledger.entries(after, limit, wanted)
-
-    @property
-    def problem(self) -> str:
-        """Why entries are not on disk at the moment, with the file's name; empty while all is well."""
-        return self._ledger.problem
-
-    @property
-    def writable(self) -> bool | None:
-        """Whether entries reach the disk; None where there is no file."""
-        return self._ledger.writable
-
-    def close(self) -> None:
-        """Give the file back. Idempotent."""
-        self._ledger.close()
-
-    def _is_news(self, outcome: Outcome) -> bool:
+    def _is_new(self, outcome: Outcome) -> bool:
         decision = outcome.decision
         knob = (decision.cgroup, decision.knob.value)
         now: OutcomeKey = (decision.cgroup_id, outcome.status, decision.value)
         before = self._last.pop(knob, None)
         self._last[knob] = now
-        if len(self._last) > self._most:
+        if len(self._last) > self._max_keys:
             self._last.popitem(last=False)
         return outcome.status is not OutcomeStatus.UNCHANGED and (
             outcome.status not in REPEATED_STATUSES or before != now
         )
 
-    def _record(self, finished: Cycle, trigger: str, outcome: Outcome) -> None:
+    def _record(self, cycle: Cycle, trigger: str, outcome: Outcome) -> None:
         outcome = self._with_pod(outcome)
-        self._ledger.add(
+        self.add(
             JournalEntry(
-                seq=self._ledger.next,
-                wall_time_ns=finished.snapshot.wall_time_ns,
-                cycle_seq=finished.snapshot.seq,
+                seq=self.next_seq,
+                wall_time_ns=cycle.snapshot.wall_time_ns,
+                cycle_seq=cycle.snapshot.seq,
                 trigger=trigger,
-                policy=finished.advice.policy if finished.advice else "",
+                policy=cycle.advice.policy if cycle.advice else "",
                 outcome=outcome,
             )
         )
 
     def _with_pod(self, outcome: Outcome) -> Outcome:
-        """Originals know no pods: what is put back is of the pod that the cgroup was of when it was last decided on."""
+        """Return the outcome with its pod; restored originals get that of the latest decision on the cgroup."""
         cgroup, pod = outcome.decision.cgroup, outcome.decision.pod
         if not pod:
             decision = msgspec.structs.replace(outcome.decision, pod=self._pods.get(cgroup, ""))
             return msgspec.structs.replace(outcome, decision=decision)
         self._pods[cgroup] = pod
         self._pods.move_to_end(cgroup)
-        if len(self._pods) > self._most:
+        if len(self._pods) > self._max_keys:
             self._pods.popitem(last=False)
         return outcome
 
-    def _loaded(self, entry: JournalEntry) -> None:
+    def _remember_pod(self, entry: JournalEntry) -> None:
         self._pods[entry.outcome.decision.cgroup] = entry.outcome.decision.pod

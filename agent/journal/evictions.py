@@ -5,12 +5,12 @@ Dry-run victims and soft-eviction notices are repeated every ten minutes at most
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from agent.journal.jsonl_log import JsonlLog
 from api.decision import Cycle
-from api.eviction import EvictionEntry, EvictionResult, EvictionThreshold, EvictionVictim, ThresholdMet
+from api.eviction import EvictionEntry, EvictionEvent, EvictionResult, EvictionThreshold, EvictionVictim, ThresholdMet
 
 log = logging.getLogger("dioptase")
 
@@ -20,76 +20,68 @@ _VictimKey = tuple[str, str, str, bool, bool]
 
 
 class _NewVictims:
-    """Which victims have not just been said."""
+    """Filters victims: dry-run victims and soft-eviction notices repeat only after REPEAT_INTERVAL_NS."""
 
     def __init__(self) -> None:
-        self._said: dict[_VictimKey, int] = {}
+        self._reported: dict[_VictimKey, int] = {}
 
-    def of(self, finished: Cycle) -> Iterator[EvictionVictim]:
-        """Those of this round that are to be said."""
-        if finished.evictions is None or not finished.evictions.victims:
+    def select(self, cycle: Cycle) -> Iterator[EvictionVictim]:
+        """Yield the victims of a cycle that are to be reported."""
+        if cycle.evictions is None or not cycle.evictions.victims:
             return
-        now_ns = finished.snapshot.taken_at_ns
-        self._said = {key: at_ns for key, at_ns in self._said.items() if 0 <= now_ns - at_ns < REPEAT_INTERVAL_NS}
-        for victim in finished.evictions.victims:
+        now_ns = cycle.snapshot.taken_at_ns
+        self._reported = {
+            key: at_ns for key, at_ns in self._reported.items() if 0 <= now_ns - at_ns < REPEAT_INTERVAL_NS
+        }
+        for victim in cycle.evictions.victims:
             key = (victim.uid, victim.plugin, victim.scope, victim.dry_run, victim.notify)
-            if key not in self._said:
+            if key not in self._reported:
                 yield victim
             if victim.dry_run or victim.notify:
-                self._said.setdefault(key, now_ns)
+                self._reported.setdefault(key, now_ns)
 
 
-class EvictionJournal:
-    """Sink of rounds and api.interfaces.EvictionRecord. Without a path it remembers and writes nothing."""
+class EvictionJournal(JsonlLog[EvictionEntry]):
+    """Sink of cycles and api.interfaces.EvictionRecord."""
 
     def __init__(self, path: Path | None, *, keep: int = MAX_ENTRIES) -> None:
-        self._news = _NewVictims()
-        self._ledger = JsonlLog(path, EvictionEntry, "evictions", keep, lambda _: None)
+        super().__init__(path, EvictionEntry, "evictions", keep)
+        self._new_victims = _NewVictims()
 
-    def publish(self, finished: Cycle) -> None:
-        """Record what is new in this round. Never raises."""
-        ledger, snapshot = self._ledger, finished.snapshot
-        # What became of earlier victims was so before this round chose others.
-        for kill in finished.kills:
-            seq, at_ns = ledger.next, snapshot.wall_time_ns
-            ledger.add(EvictionEntry(seq=seq, wall_time_ns=at_ns, cycle_seq=snapshot.seq, kill=kill))
-        for victim in self._news.of(finished):
-            seq, at_ns = ledger.next, snapshot.wall_time_ns
-            ledger.add(EvictionEntry(seq=seq, wall_time_ns=at_ns, cycle_seq=snapshot.seq, victim=victim))
-        ledger.flush()
+    def publish(self, cycle: Cycle) -> None:
+        """Record the eviction steps and new victims of a cycle. Never raises."""
+        # The steps belong to victims of earlier cycles, so that they precede the victims of this one.
+        for kill in cycle.kills:
+            self.add(self._entry(cycle, kill=kill))
+        for victim in self._new_victims.select(cycle):
+            self.add(self._entry(cycle, victim=victim))
+        self.flush()
 
-    def entries(
-        self, after: int = 0, limit: int = 200, wanted: Callable[[EvictionEntry], bool] | None = None
-    ) -> Sequence[EvictionEntry]:
-        """As `api.interfaces.EvictionRecord` says. Any thread may ask."""
-        return self._ledger.entries(after, limit, wanted)
-
-    @property
-    def writable(self) -> bool | None:
-        """Whether entries reach the disk; None where there is no file."""
-        return self._ledger.writable
-
-    def close(self) -> None:
-        """Give the file back. Idempotent."""
-        self._ledger.close()
+    def _entry(
+        self, cycle: Cycle, *, kill: EvictionEvent | None = None, victim: EvictionVictim | None = None
+    ) -> EvictionEntry:
+        snapshot = cycle.snapshot
+        return EvictionEntry(
+            seq=self.next_seq, wall_time_ns=snapshot.wall_time_ns, cycle_seq=snapshot.seq, kill=kill, victim=victim
+        )
 
 
 class EvictionLog:
-    """Lines of the agent's log: thresholds that begin or cease to be met, conditions, victims, and what became of them."""
+    """Logs changes of thresholds and conditions, new victims, and the steps of evictions."""
 
     def __init__(self) -> None:
-        self._news = _NewVictims()
+        self._new_victims = _NewVictims()
         self._met: dict[tuple[str, str, str], ThresholdMet] = {}
-        self._shown: frozenset[str] = frozenset()
+        self._conditions: frozenset[str] = frozenset()
 
-    def publish(self, finished: Cycle) -> None:
-        """Log what is new in this round. Never raises."""
-        if finished.evictions is not None:
-            self._tell(finished.evictions)
-        for victim in self._news.of(finished):
-            fate = "would have to leave" if victim.dry_run else "is told to leave" if victim.notify else "has to leave"
-            log.warning("%s %s: %s", victim.pod, fate, victim.reason.text)
-        for kill in finished.kills:
+    def publish(self, cycle: Cycle) -> None:
+        """Log what is new in this cycle. Never raises."""
+        if cycle.evictions is not None:
+            self._log_changes(cycle.evictions)
+        for victim in self._new_victims.select(cycle):
+            action = "would be evicted" if victim.dry_run else "is notified" if victim.notify else "is evicted"
+            log.warning("%s %s: %s", victim.pod, action, victim.reason.text)
+        for kill in cycle.kills:
             log.log(
                 logging.WARNING if kill.warning else logging.INFO,
                 "%s: %s: %s",
@@ -98,7 +90,7 @@ class EvictionLog:
                 kill.message,
             )
 
-    def _tell(self, evictions: EvictionResult) -> None:
+    def _log_changes(self, evictions: EvictionResult) -> None:
         now = {_threshold_name(each): each for each in evictions.thresholds if each.met is not ThresholdMet.NOT_MET}
         for name, threshold in now.items():
             if self._met.get(name) is not threshold.met:
@@ -106,12 +98,12 @@ class EvictionLog:
         for name in self._met.keys() - now.keys():
             log.info("%s: no longer met", " ".join(filter(None, name)))
         self._met = {name: threshold.met for name, threshold in now.items()}
-        shown = frozenset(each.condition.name for each in evictions.conditions)
-        for condition in sorted(shown - self._shown):
-            log.warning("condition %s is in force", condition)
-        for condition in sorted(self._shown - shown):
-            log.info("condition %s is over", condition)
-        self._shown = shown
+        conditions = frozenset(each.condition.name for each in evictions.conditions)
+        for condition in sorted(conditions - self._conditions):
+            log.warning("condition %s is active", condition)
+        for condition in sorted(self._conditions - conditions):
+            log.info("condition %s is no longer active", condition)
+        self._conditions = conditions
 
 
 def _threshold_name(threshold: EvictionThreshold) -> tuple[str, str, str]:

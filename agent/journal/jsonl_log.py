@@ -1,5 +1,5 @@
 """Bounded log of JSON lines: the latest entries in memory, and on disk in a file and its predecessor `NAME.1`.
-A write error keeps the entries in memory until the disk accepts them; a line torn by a crash is dropped on open.
+After a write error entries stay in memory until the disk accepts them; a line torn by a crash is dropped on open.
 """
 
 from __future__ import annotations
@@ -21,60 +21,67 @@ from common.files import read_small_file
 log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 64 << 20
-"""More than `keep` entries can take; a larger file is not ours."""
+"""Maximum size of a file that is read: more than `keep` entries can take."""
 Entry = TypeVar("Entry", JournalEntry, EvictionEntry)
 
 
 class JsonlLog(Generic[Entry]):
-    """Entries of one kind, numbered from 1 on across restarts. Without a path it remembers and writes nothing."""
+    """Entries of one kind, numbered from 1 across restarts. Without a path they are only in memory."""
 
     def __init__(
-        self, path: Path | None, kind: type[Entry], what: str, keep: int, loaded: Callable[[Entry], None]
+        self,
+        path: Path | None,
+        kind: type[Entry],
+        what: str,
+        keep: int,
+        on_load: Callable[[Entry], None] = lambda _: None,
     ) -> None:
-        """`what` is their name in the log; `loaded` is told each entry of earlier agents."""
-        # As lines: 2,000 of them are 1.2 MiB, and 2 to 2.7 as objects, for a question that is asked now and then.
-        self._kept: deque[bytes] = deque(maxlen=keep)
+        """`what` names the entries in messages; `on_load` is called with each entry of earlier agents."""
+        # Encoded lines take less memory than objects (1.2 MiB instead of 2 to 2.7 MiB for 2,000) and are rarely read.
+        self._lines: deque[bytes] = deque(maxlen=keep)
         self._decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(kind)
         self._what = what
-        self.next = 1
-        """Number of the entry that comes next."""
+        self.next_seq = 1
+        """Number of the next entry."""
         self._unwritten: deque[bytes] = deque(maxlen=keep)
         self._file = _RotatedFile(path, keep) if path is not None else None
         self.problem = ""
-        """Why entries are not on disk at the moment, with the file's name; empty while all is well."""
+        """Why entries cannot be written, with the file name; empty otherwise."""
         if self._file is not None:
-            self._load(self._file, loaded)
+            self._load(self._file, on_load)
 
     def add(self, entry: Entry) -> None:
-        """Keep it; it is on disk after the next `flush`."""
+        """Add an entry; `flush` writes it to disk."""
         line = to_json(entry) + b"\n"
-        self.next = entry.seq + 1
-        self._kept.append(line)
+        self.next_seq = entry.seq + 1
+        self._lines.append(line)
         if self._file is not None:
             self._unwritten.append(line)
 
     def flush(self) -> None:
-        """Write what is not on disk. Never raises: a disk's refusal is logged once and shown in `problem`."""
+        """Write new entries to disk. Never raises: an error is logged once and shown in `problem`."""
         if self._file is not None and self._unwritten:
             self._write(self._file)
 
-    def entries(self, after: int, limit: int, wanted: Callable[[Entry], bool] | None) -> Sequence[Entry]:
-        """The newest `limit` entries that are wanted and have a seq greater than `after`, oldest first. Any thread may ask."""
+    def entries(
+        self, after: int = 0, limit: int = 200, matches: Callable[[Entry], bool] | None = None
+    ) -> Sequence[Entry]:
+        """Return the newest `limit` matching entries with a seq greater than `after`, oldest first. Any thread may call it."""
         newest: list[Entry] = []
-        for line in reversed(tuple(self._kept)):
+        for line in reversed(tuple(self._lines)):
             if len(newest) >= limit or (entry := self._decoder.decode(line)).seq <= after:
                 break
-            if wanted is None or wanted(entry):
+            if matches is None or matches(entry):
                 newest.append(entry)
         return newest[::-1]
 
     @property
     def writable(self) -> bool | None:
-        """Whether entries reach the disk; None where there is no file."""
+        """Whether entries reach the disk; None without a file."""
         return None if self._file is None else not self.problem
 
     def close(self) -> None:
-        """Give the file back. Idempotent."""
+        """Close the file. Idempotent."""
         if self._file is not None:
             self._file.close()
 
@@ -85,7 +92,7 @@ class JsonlLog(Generic[Entry]):
                 self._unwritten.popleft()
         except OSError as error:
             if not self.problem:
-                text = "%s stay in memory: %s: %s; make room or make it writable"
+                text = "%s stay in memory: %s: %s; free space or make it writable"
                 log.error(text, self._what, file.path, error.strerror)
             self.problem = f"{file.path}: {error.strerror}"
         else:
@@ -93,7 +100,7 @@ class JsonlLog(Generic[Entry]):
                 log.info("%s are on disk again: %s", self._what, file.path)
             self.problem = ""
 
-    def _load(self, file: _RotatedFile, loaded: Callable[[Entry], None]) -> None:
+    def _load(self, file: _RotatedFile, on_load: Callable[[Entry], None]) -> None:
         try:
             lines = file.read()
         except OSError as error:
@@ -108,15 +115,15 @@ class JsonlLog(Generic[Entry]):
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 damaged += 1
                 continue
-            self._kept.append(line)
-            self.next = max(self.next, entry.seq + 1)
-            loaded(entry)
+            self._lines.append(line)
+            self.next_seq = max(self.next_seq, entry.seq + 1)
+            on_load(entry)
         if damaged:
             log.warning("%s: %d damaged lines were left out", file.path, damaged)
 
 
 class _RotatedFile:
-    """Two files of at most `keep` lines each. A line that was not written whole is taken back."""
+    """Two files of at most `keep` lines each. A partly written line is truncated."""
 
     def __init__(self, path: Path, keep: int) -> None:
         self.path, self._keep = path, keep
@@ -125,7 +132,7 @@ class _RotatedFile:
         self._fd: int | None = None
 
     def read(self) -> list[bytes]:
-        """The lines of both files, oldest first."""
+        """Return the lines of both files, oldest first."""
         older = read_small_file(self._older, MAX_FILE_BYTES).splitlines() if self._older.exists() else []
         newer = read_small_file(self.path, MAX_FILE_BYTES).splitlines() if self.path.exists() else []
         self._count = len(newer)
@@ -156,9 +163,9 @@ class _RotatedFile:
 
 
 def _open_append(path: Path) -> int:
-    """Open for appending, and cut off what a crash left behind the last complete line."""
+    """Open for appending, and truncate an incomplete last line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # O_RDWR never waits for the other end of a pipe; read_small then refuses it.
+    # O_RDWR does not block on a named pipe; read_small_file then refuses it.
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
     try:
         content = read_small_file(path, MAX_FILE_BYTES)

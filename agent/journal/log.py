@@ -1,5 +1,5 @@
 """Writes one line to the agent's log for each change of a knob, a pod list or a component's health.
-Nothing is repeated while it stays the same.
+Unchanged states are not repeated.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from api.snapshot import ComponentHealth
 
 log = logging.getLogger("dioptase")
 MAX_KNOBS = 8192
-"""Knobs of which is known what was said last; cgroups come and go for as long as the agent runs."""
+"""Maximum number of knobs whose last line is remembered; cgroups come and go while the agent runs."""
 
 
 class CycleLog:
-    """Sink of rounds. Remembers what it said last of each knob and source, so that nothing is said twice in a row."""
+    """Sink of cycles that logs changes."""
 
     def __init__(self) -> None:
-        self._said: OrderedDict[tuple[str, str], tuple[OutcomeStatus, str, str]] = OrderedDict()
+        self._logged: OrderedDict[tuple[str, str], tuple[OutcomeStatus, str, str]] = OrderedDict()
         self._failing: dict[str, str] = {}
         self._rejected = frozenset[str]()
         self._pods: tuple[str, ...] | None = None
         self._evictions = EvictionLog()
 
-    def publish(self, finished: Cycle) -> None:
-        """Log what is new in this round. Never raises."""
+    def publish(self, cycle: Cycle) -> None:
+        """Log what is new in this cycle. Never raises."""
         if self._pods is None:
-            for line in finished.startup_warnings:
+            for line in cycle.startup_warnings:
                 log.warning("%s", line)
-        self._tell_pods(finished)
-        self._tell_sources(finished.snapshot.sources)
-        self._tell_rejected({} if finished.advice is None else finished.advice.rejected)
-        for outcome in finished.done:
-            self._tell(outcome)
-        self._evictions.publish(finished)
+        self._log_pods(cycle)
+        self._log_sources(cycle.snapshot.sources)
+        self._log_rejected({} if cycle.advice is None else cycle.advice.rejected)
+        for outcome in cycle.done:
+            self._log_outcome(outcome)
+        self._evictions.publish(cycle)
 
-    def _tell_pods(self, finished: Cycle) -> None:
-        pods = tuple(f"{pod.key} ({pod.qos.value})" for pod in finished.snapshot.pods)
+    def _log_pods(self, cycle: Cycle) -> None:
+        pods = tuple(f"{pod.key} ({pod.qos.value})" for pod in cycle.snapshot.pods)
         if pods != self._pods:
             self._pods = pods
             shown = ", ".join(pods[:10]) + (f" and {len(pods) - 10} more" if len(pods) > 10 else "")
-            log.info("act %s, pods: %s", finished.act.value, shown or "none")
+            log.info("act %s, pods: %s", cycle.act.value, shown or "none")
 
-    def _tell_sources(self, sources: tuple[ComponentHealth, ...]) -> None:
+    def _log_sources(self, sources: tuple[ComponentHealth, ...]) -> None:
         failing = {source.name: f"{source.error}: {source.remedy}" for source in sources if not source.ok}
         for name, text in failing.items():
             if self._failing.get(name) != text:
@@ -56,23 +56,23 @@ class CycleLog:
             log.info("%s: works again", name)
         self._failing = failing
 
-    def _tell_rejected(self, rejected: Mapping[str, Reason]) -> None:
+    def _log_rejected(self, rejected: Mapping[str, Reason]) -> None:
         reasons = frozenset(rejected)
         for pod in sorted(reasons - self._rejected):
-            log.warning("%s does not get what it asks for: %s", pod, rejected[pod].text)
+            log.warning("request of %s is not fulfilled: %s", pod, rejected[pod].text)
         for pod in sorted(self._rejected - reasons):
-            log.info("%s: what it asks for is there, or it is gone", pod)
+            log.info("request of %s is fulfilled, or the pod is gone", pod)
         self._rejected = reasons
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _log_outcome(self, outcome: Outcome) -> None:
         decision = outcome.decision
-        key, said = (decision.cgroup, decision.knob.value), (outcome.status, decision.value, outcome.error)
-        if self._said.get(key) == said and outcome.status is not OutcomeStatus.APPLIED:
+        key, state = (decision.cgroup, decision.knob.value), (outcome.status, decision.value, outcome.error)
+        if self._logged.get(key) == state and outcome.status is not OutcomeStatus.APPLIED:
             return
-        self._said[key] = said
-        self._said.move_to_end(key)
-        if len(self._said) > MAX_KNOBS:
-            self._said.popitem(last=False)
+        self._logged[key] = state
+        self._logged.move_to_end(key)
+        if len(self._logged) > MAX_KNOBS:
+            self._logged.popitem(last=False)
         if outcome.status is OutcomeStatus.UNCHANGED:
             return
         level = logging.INFO if outcome.status in (OutcomeStatus.APPLIED, OutcomeStatus.DRY_RUN) else logging.WARNING

@@ -1,6 +1,6 @@
-"""Takes advice from a stock advisor: polls GetAdvice, or watches the stream of an older advisor.
-The latest advice is valid until no usable answer has come for 300 s; after that the advisor is trusted again once
-two answers come within 120 s.
+"""Consumes the advice of a stock advisor: polls GetAdvice, or watches the stream of an older advisor.
+The latest advice expires 300 s after the last usable answer; the advisor is trusted again after two answers within
+120 s.
 """
 
 from __future__ import annotations
@@ -23,115 +23,117 @@ from common.grpc_unix import GrpcClient, GrpcService, MethodNotOffered
 log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 5.0
 TRUST_TIMEOUT_S = 300.0
-"""Without a usable answer for so long, an advisor is not trusted."""
+"""Time without a usable answer after which an advisor is not trusted."""
 RECOVERY_WINDOW_S = 120.0
-"""Within so long two of them make it trusted again."""
+"""Time within which two usable answers restore the trust."""
 NS_PER_S = 1_000_000_000
-Taken = TypeVar("Taken")
+AdviceT = TypeVar("AdviceT")
 
 
 class AdvisorHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """When something usable came. Times are ns of CLOCK_MONOTONIC."""
+    """Times of usable answers in ns of CLOCK_MONOTONIC."""
 
     since_ns: int
-    """When it was asked first,"""
+    """Time of the first request."""
     last_ns: int | None = None
-    """when it answered last,"""
+    """Time of the last usable answer."""
     lost: bool = False
-    """and whether it was silent for too long before that."""
+    """Whether the advisor was silent for too long before that answer."""
 
-    def heard(self, now_ns: int) -> AdvisorHealth:
-        """The same after a usable answer."""
+    def after_answer(self, now_ns: int) -> AdvisorHealth:
+        """Return the health after a usable answer."""
         before = self.since_ns if self.last_ns is None else self.last_ns
         silent = now_ns - before > TRUST_TIMEOUT_S * NS_PER_S
         steady = self.last_ns is not None and now_ns - self.last_ns <= RECOVERY_WINDOW_S * NS_PER_S
         return msgspec.structs.replace(self, last_ns=now_ns, lost=silent or (self.lost and not steady))
 
     def trusted(self, now_ns: int) -> bool:
-        """Whether what it said last stands."""
+        """Return whether the latest advice is valid."""
         return self.last_ns is not None and not self.lost and now_ns - self.last_ns <= TRUST_TIMEOUT_S * NS_PER_S
 
 
-class AdvisorClient(Generic[Taken]):
-    """One advisor; `service` is the descriptor of CPUAdvisor or AdvisorService.
-    `ask` makes the question, None while there is nothing to ask; `take` makes of the answer what it says, and raises
-    Unusable.
+class AdvisorClient(Generic[AdviceT]):
+    """Client of one advisor; `service` is the descriptor of CPUAdvisor or AdvisorService.
+
+    `encode` returns the request, or None while there is nothing to request; `decode` converts the answer and raises
+    UnusableMessage.
     """
 
     def __init__(
         self,
         path: Path,
         service: Any,
-        ask: Callable[[], Any],
-        take: Callable[[Any], Taken],
+        encode: Callable[[], Any],
+        decode: Callable[[Any], AdviceT],
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._path, self._service, self._ask, self._take, self._now_ns = path, service, ask, take, now_ns
-        self._latest: Taken | None = None
-        self._told: frozenset[tuple[str, str]] = frozenset()
+        self._path, self._service, self._encode, self._decode, self._now_ns = path, service, encode, decode, now_ns
+        self._latest: AdviceT | None = None
+        self._added: frozenset[tuple[str, str]] = frozenset()
         self.health = AdvisorHealth(since_ns=now_ns())
         self.problem: Unavailable | None = None
-        """Why the last answer could not be used, or did not come; None where it could."""
+        """Why the last answer is missing or was rejected; None after a usable answer."""
 
-    def advice(self) -> Taken | None:
-        """What it said last, as long as that stands."""
+    def advice(self) -> AdviceT | None:
+        """Return the latest advice while it is valid."""
         return self._latest if self.health.trusted(self._now_ns()) else None
 
     async def run(self, every_s: float = POLL_INTERVAL_S) -> None:
-        """Ask until cancelled."""
-        peer = GrpcClient(self._path, self._service, words=SUPPORTS_GET_ADVICE)
+        """Poll until cancelled."""
+        client = GrpcClient(self._path, self._service, metadata=SUPPORTS_GET_ADVICE)
         try:
             while True:
-                await self._turn(peer, every_s)
+                await self._poll(client, every_s)
                 await asyncio.sleep(every_s)
         finally:
-            await peer.close()
+            await client.close()
 
-    async def _turn(self, peer: GrpcClient, every_s: float) -> None:
-        request = self._ask()
+    async def _poll(self, client: GrpcClient, every_s: float) -> None:
+        request = self._encode()
         if request is None:
             return
         try:
-            self._use(await peer.call("GetAdvice", request))
+            self._accept(await client.call("GetAdvice", request))
         except MethodNotOffered:
-            await self._listen(every_s)
+            await self._watch(every_s)
         except Unavailable as error:
             self._failed(error)
 
-    async def _listen(self, every_s: float) -> None:
-        """The older way: tell it who is there, and take what it says, until it stops or is silent for too long."""
-        log.info("%s takes no questions; it is listened to", self._path)
-        peer, self._told = GrpcClient(self._path, self._service), frozenset()
-        stream = peer.stream("ListAndWatch", svc.Empty())
+    async def _watch(self, every_s: float) -> None:
+        """Use the older protocol: report containers and read the stream until it ends or is silent for too long."""
+        log.info("%s does not offer GetAdvice; using ListAndWatch", self._path)
+        client, self._added = GrpcClient(self._path, self._service), frozenset()
+        stream = client.stream("ListAndWatch", svc.Empty())
         try:
             while True:
-                await self._tell(peer)
-                self._use(await asyncio.wait_for(anext(stream), max(every_s * 12, 1.0)))
+                await self._report_containers(client)
+                self._accept(await asyncio.wait_for(anext(stream), max(every_s * 12, 1.0)))
         except (TimeoutError, StopAsyncIteration):
-            self._failed(Unavailable(f"{self._path}: its stream of advice stopped", "see its log; it is asked again"))
+            self._failed(Unavailable(f"{self._path}: the stream of advice ended", "see the log of the advisor"))
         except Unavailable as error:
             self._failed(error)
         finally:
             await stream.aclose()
-            await peer.close()
+            await client.close()
 
-    async def _tell(self, peer: GrpcClient) -> None:
-        """Who is there, and who is not any more, since it was told last."""
-        request = self._ask()
+    async def _report_containers(self, client: GrpcClient) -> None:
+        """Add new containers and remove pods that are gone since the last report."""
+        request = self._encode()
         containers: Mapping[tuple[str, str], Any] = {} if request is None else _container_metadata(request)
-        for key in sorted(containers.keys() - self._told):
-            await peer.call("AddContainer", containers[key])
-        for uid in sorted({uid for uid, _name in self._told} - {uid for uid, _name in containers}):
-            await peer.call("RemovePod", svc.RemovePodRequest(pod_uid=uid))
-        self._told = frozenset(containers)
+        for key in sorted(containers.keys() - self._added):
+            await client.call("AddContainer", containers[key])
+        for uid in sorted({uid for uid, _name in self._added} - {uid for uid, _name in containers}):
+            await client.call("RemovePod", svc.RemovePodRequest(pod_uid=uid))
+        self._added = frozenset(containers)
 
-    def _use(self, answer: Any) -> None:
+    def _accept(self, answer: Any) -> None:
         try:
-            self._latest = self._take(answer)
+            self._latest = self._decode(answer)
         except UnusableMessage as error:
-            self._failed(Unavailable(f"{self._path}: {error}", "what it said before stands; see which advisor that is"))
+            remedy = "check the version of the advisor; until then its previous advice is used"
+            self._failed(Unavailable(f"{self._path}: {error}", remedy))
             return
-        self.health = self.health.heard(self._now_ns())
+        self.health = self.health.after_answer(self._now_ns())
         self.problem = None
 
     def _failed(self, error: Unavailable) -> None:
@@ -141,25 +143,25 @@ class AdvisorClient(Generic[Taken]):
 
 
 def _container_metadata(request: Any) -> dict[tuple[str, str], Any]:
-    """Metadata by uid and container, of either protocol's question; pools are none."""
-    found = {}
-    for uid, its in request.entries.items():
-        for name, item in its.entries.items():
-            if name:
-                found[uid, name] = item if isinstance(item, svc.ContainerMetadata) else item.metadata
-    return found
+    """Return metadata by pod uid and container of either protocol's request, without pools."""
+    return {
+        (uid, name): item if isinstance(item, svc.ContainerMetadata) else item.metadata
+        for uid, pod in request.entries.items()
+        for name, item in pod.entries.items()
+        if name
+    }
 
 
 def qrm_plugin_services(
     checkpoint: Callable[[], Any], containers: Callable[[], Any]
 ) -> tuple[GrpcService, GrpcService]:
-    """What advisors ask a plugin, for `cpu_plugin.sock` and `memory_plugin.sock`: GetCheckpointResponse of who has which CPUs,
-    and memory's question (GetAdviceRequest), whose containers are listed."""
+    """Return the services that advisors call at `cpu_plugin.sock` and `memory_plugin.sock`. `checkpoint` returns a
+    GetCheckpointResponse; `containers` returns a GetAdviceRequest of memory whose containers are listed."""
 
-    async def get(_request: Any, _words: Mapping[str, str]) -> Any:
+    async def get(_request: Any, _metadata: Mapping[str, str]) -> Any:
         return checkpoint()
 
-    async def listed(_request: Any, _words: Mapping[str, str]) -> Any:
+    async def listed(_request: Any, _metadata: Mapping[str, str]) -> Any:
         return svc.ListContainersResponse(containers=_container_metadata(containers()).values())
 
     return (

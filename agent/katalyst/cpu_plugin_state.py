@@ -1,4 +1,4 @@
-"""Converts the state of a CPU plugin to ours and back, and fits pool sizes to a stock plugin. Pure.
+"""Converts the state of a CPU plugin to CpusetState and back, and fits pool sizes to a stock plugin. Pure.
 A stock plugin selects the CPUs of an unbound pool on NUMA nodes without bound pods, and those of a bound pool on
 its node.
 """
@@ -31,52 +31,52 @@ from api.proto import resource_plugin_pb2 as plugin
 from api.qos import NUMA_BIND_RESULT_KEY, QoSLevel
 
 SharedCpus = dict[tuple[str, int], int]
-"""CPUs that reclaimed pods may share, by lender and NUMA node."""
+"""CPUs of online pools that reclaimed pods may share, by pool and NUMA node."""
 
 
 class PluginLayout(msgspec.Struct, frozen=True):
-    """Sizes of online pools and of reclaim, none of no CPUs, and what reclaim shares of the former."""
+    """Nonempty sizes of online pools and of reclaim, and the CPUs that reclaim shares with the former."""
 
     online: tuple[PoolSize, ...]
     reclaim: tuple[PoolSize, ...]
-    lent: SharedCpus
+    shared: SharedCpus
 
 
 def fit_plugin_layout(
     sizes: Sequence[PoolSize], usable: Mapping[int, int], dedicated: Mapping[int, int]
 ) -> PluginLayout:
-    """`usable` are the CPUs of each NUMA node that are neither reserved nor for interrupts, `dedicated` those of containers.
+    """Fit sizes to the CPUs of the plugin: `usable` by NUMA node without reserved and interrupt CPUs, and `dedicated`.
 
-    What is too much is taken from reclaimed pods, whatever our own settings say is reserved. Raises Unusable where online
-    pools alone are too much.
+    Excess is taken from reclaimed pods, regardless of their configured minimum. Raises UnusableMessage if the online
+    pools alone do not fit.
     """
-    lent = shared_cpus_of(sizes)
+    shared = shared_cpus_of(sizes)
     online = tuple(size for size in sizes if _is_sized_pool(size.pool) and size.cpus > 0)
     reclaim = tuple(size for size in sizes if size.pool == RECLAIM)
-    taken = {numa for numa, cpus in dedicated.items() if cpus}
-    bound = {size.numa for size in online if size.numa != NOT_NUMA_BOUND} | taken
+    bound = {size.numa for size in online if size.numa != NOT_NUMA_BOUND}
+    bound |= {numa for numa, cpus in dedicated.items() if cpus}
     room = {numa: cpus - dedicated.get(numa, 0) for numa, cpus in usable.items()}
     if set(usable) <= bound and any(size.numa == NOT_NUMA_BOUND for size in online):
-        online = _spread_over_numa(online, reclaim, room, lent)
+        online = _spread_over_numa(online, reclaim, room, shared)
     fitted = list(reclaim)
     for scope in (*sorted(usable), NOT_NUMA_BOUND):
         free = room[scope] if scope != NOT_NUMA_BOUND else _unbound_cpus(room, bound, fitted)
         fitted = _shrink_reclaim(scope, free, online, fitted)
-    return PluginLayout(online, tuple(fitted), lent)
+    return PluginLayout(online, tuple(fitted), shared)
 
 
 def shared_cpus_of(sizes: Iterable[PoolSize]) -> SharedCpus:
-    """What sizes say that reclaimed pods may share."""
-    found: SharedCpus = {}
+    """Return the CPUs that reclaimed pods may share according to the sizes."""
+    shared: SharedCpus = {}
     for size in sizes:
         if size.pool == RECLAIM:
-            for lender, cpus in size.overlap.items():
-                plain, _dash, node = lender.rpartition("-NUMA")
-                # A dedicated pod may be named with the node that it is lent from.
-                own = lender.startswith(f"{DEDICATED}-") and node.isdigit()
-                key = (plain, int(node)) if own else (lender, size.numa)
-                found[key] = found.get(key, 0) + cpus
-    return found
+            for pool, cpus in size.overlap.items():
+                plain, _dash, node = pool.rpartition("-NUMA")
+                # The pool of a dedicated pod may have the NUMA node of the shared CPUs in its name.
+                own = pool.startswith(f"{DEDICATED}-") and node.isdigit()
+                key = (plain, int(node)) if own else (pool, size.numa)
+                shared[key] = shared.get(key, 0) + cpus
+    return shared
 
 
 def _is_sized_pool(pool: str) -> bool:
@@ -84,49 +84,49 @@ def _is_sized_pool(pool: str) -> bool:
 
 
 def _spread_over_numa(
-    online: Sequence[PoolSize], reclaim: Sequence[PoolSize], room: Mapping[int, int], lent: SharedCpus
+    online: Sequence[PoolSize], reclaim: Sequence[PoolSize], room: Mapping[int, int], shared: SharedCpus
 ) -> tuple[PoolSize, ...]:
-    """Where every NUMA node has pods that are bound to it, pools of no node are laid over them, where there is most room
-    first, and what they lend with them."""
-    laid = [size for size in online if size.numa != NOT_NUMA_BOUND]
-    left_on = {
-        numa: cpus - sum(size.cpus for size in (*laid, *reclaim) if size.numa == numa) for numa, cpus in room.items()
+    """Spread unbound pools over NUMA nodes, the freest first, with their shared CPUs: if every node has bound pods, a stock
+    plugin has no CPUs for unbound pools."""
+    spread = [size for size in online if size.numa != NOT_NUMA_BOUND]
+    free = {
+        numa: cpus - sum(size.cpus for size in (*spread, *reclaim) if size.numa == numa) for numa, cpus in room.items()
     }
     for size in (size for size in online if size.numa == NOT_NUMA_BOUND):
-        left, shared = size.cpus, lent.pop((size.pool, NOT_NUMA_BOUND), 0)
+        left, overlap = size.cpus, shared.pop((size.pool, NOT_NUMA_BOUND), 0)
         while left > 0:
-            numa = max(left_on, key=lambda numa: (left_on[numa], -numa))
-            # Where nothing is left reclaimed pods give way.
-            part = min(left, max(left_on[numa], 1))
-            laid.append(msgspec.structs.replace(size, numa=numa, cpus=part))
-            left_on[numa], left = left_on[numa] - part, left - part
-            if share := min(shared, part):
-                lent[size.pool, numa] = lent.get((size.pool, numa), 0) + share
-                shared -= share
+            numa = max(free, key=lambda numa: (free[numa], -numa))
+            # On a full node reclaimed pods shrink.
+            part = min(left, max(free[numa], 1))
+            spread.append(msgspec.structs.replace(size, numa=numa, cpus=part))
+            free[numa], left = free[numa] - part, left - part
+            if share := min(overlap, part):
+                shared[size.pool, numa] = shared.get((size.pool, numa), 0) + share
+                overlap -= share
     merged: dict[tuple[str, int], int] = {}
-    for size in laid:
+    for size in spread:
         merged[size.pool, size.numa] = merged.get((size.pool, size.numa), 0) + size.cpus
     return tuple(PoolSize(pool=pool, numa=numa, cpus=cpus) for (pool, numa), cpus in merged.items())
 
 
 def _unbound_cpus(room: Mapping[int, int], bound: Iterable[int], reclaim: Sequence[PoolSize]) -> int:
-    """CPUs of the nodes that nobody is bound to, without what reclaimed pods have there in particular."""
+    """Return the CPUs of NUMA nodes without bound pods, less the reclaim pools of these nodes."""
     free = set(room).difference(bound)
     return sum(room[numa] for numa in free) - sum(size.cpus for size in reclaim if size.numa in free)
 
 
 def _shrink_reclaim(scope: int, free: int, online: Sequence[PoolSize], reclaim: Sequence[PoolSize]) -> list[PoolSize]:
-    """The sizes of reclaim, with less of this scope where all is too much."""
-    asked = sum(size.cpus for size in online if size.numa == scope)
-    if asked > max(free, 0):
-        where = "beside bound pods" if scope == NOT_NUMA_BOUND else f"on NUMA node {scope}"
+    """Return the reclaim sizes, reduced on this NUMA node to the CPUs that online pools leave."""
+    online_cpus = sum(size.cpus for size in online if size.numa == scope)
+    if online_cpus > max(free, 0):
+        where = "outside NUMA nodes with bound pods" if scope == NOT_NUMA_BOUND else f"on NUMA node {scope}"
         raise UnusableMessage(
-            f"the advisor gives online pools {asked} CPUs {where}, where the plugin has {max(free, 0)} for them"
+            f"the advisor assigns online pools {online_cpus} CPUs {where}, where the plugin has {max(free, 0)}"
         )
-    left, fitted = free - asked, []
+    left, fitted = free - online_cpus, []
     for size in reclaim:
         if size.numa == scope:
-            size = msgspec.structs.replace(size, cpus=min(size.cpus, left))  # noqa: PLW2901 - the same, but smaller
+            size = msgspec.structs.replace(size, cpus=min(size.cpus, left))  # noqa: PLW2901 - the same size, reduced
             left -= size.cpus
         fitted.append(size)
     return fitted
@@ -134,41 +134,40 @@ def _shrink_reclaim(scope: int, free: int, online: Sequence[PoolSize], reclaim: 
 
 DYNAMIC_POLICY = "dynamic"
 NUMA_HINT = "numa_hint"
-"""Where a plugin writes the NUMA nodes that it chose, in its own copy of a pod's annotations."""
+"""Annotation in which a plugin keeps the NUMA nodes that it selected, in its copy of the pod."""
 _NUMA_POOL = re.compile(r".+-NUMA(\d{1,4})", re.ASCII)
 
 
 def decode_plugin_state(request: Any) -> CpusetState:
-    """What the plugin has given to whom, from its request (GetAdviceRequest). Raises Unusable that names the field."""
+    """Decode the plugin's allocations from its GetAdviceRequest. Raises UnusableMessage."""
     if len(request.entries) > MAX_ENTRIES:
-        raise UnusableMessage(f"entries has {len(request.entries)} of them; {MAX_ENTRIES} are the most")
+        raise UnusableMessage(f"entries has {len(request.entries)} items; at most {MAX_ENTRIES} are allowed")
     entries: dict[str, dict[str, CpusetEntry]] = {}
-    for entry, its in sorted(request.entries.items()):
-        for container, item in sorted(its.entries.items()):
+    for entry, containers in sorted(request.entries.items()):
+        for container, item in sorted(containers.entries.items()):
             entries.setdefault(entry, {})[container] = _decode_entry(entry, container, item)
     return CpusetState(policy_name=DYNAMIC_POLICY, pod_entries=entries)
 
 
 def request_from_checkpoint(checkpoint: Any, containers: Mapping[tuple[str, str], Any]) -> Any:
-    """The same request from what an older plugin says in two places: GetCheckpointResponse, and each AddContainer by uid
-    and container."""
+    """Build a GetAdviceRequest of an older plugin from its GetCheckpointResponse and its AddContainer calls."""
     request = cpu.GetAdviceRequest()
-    for entry, its in checkpoint.entries.items():
-        for container, item in its.entries.items():
-            made = request.entries[entry].entries[container]
-            made.allocation_info.CopyFrom(item)
-            known = containers.get((entry, container))
-            made.metadata.CopyFrom(known or svc.ContainerMetadata(pod_uid=entry, container_name=container))
+    for entry, allocations in checkpoint.entries.items():
+        for name, allocation in allocations.entries.items():
+            target = request.entries[entry].entries[name]
+            target.allocation_info.CopyFrom(allocation)
+            metadata = containers.get((entry, name)) or svc.ContainerMetadata(pod_uid=entry, container_name=name)
+            target.metadata.CopyFrom(metadata)
     return request
 
 
 def count_cpus_by_numa(info: Any, field: str) -> dict[int, int]:
-    """How many CPUs of each NUMA node an AllocationInfo has. Raises Unusable that names the field."""
+    """Return the number of CPUs of an AllocationInfo by NUMA node. Raises UnusableMessage."""
     return {numa: len(_parse_cpus(text, field)) for numa, text in sorted(info.topology_aware_assignments.items())}
 
 
 def bound_nodes_of(item: Any) -> tuple[int, ...]:
-    """The NUMA nodes that a container (ContainerAllocationInfo) is bound to; empty where to none."""
+    """Return the NUMA nodes to which a container (ContainerAllocationInfo) is bound; empty without a binding."""
     metadata, info = item.metadata, item.allocation_info
     if metadata.annotations.get("numa_binding") != "true":
         return ()
@@ -176,26 +175,27 @@ def bound_nodes_of(item: Any) -> tuple[int, ...]:
         return tuple(sorted(int(numa) for numa in info.topology_aware_assignments))
     if match := _NUMA_POOL.fullmatch(info.owner_pool_name):
         return (int(match[1]),)
-    said = metadata.annotations.get(NUMA_HINT) or metadata.annotations.get(NUMA_BIND_RESULT_KEY, "")
-    return (int(said),) if said.isascii() and said.isdigit() and len(said) < 5 else ()
+    text = metadata.annotations.get(NUMA_HINT) or metadata.annotations.get(NUMA_BIND_RESULT_KEY, "")
+    return (int(text),) if text.isascii() and text.isdigit() and len(text) < 5 else ()
 
 
 def encode_cpu_request(state: CpusetState, pods: tuple[Pod, ...]) -> Any:
-    """What our QRM asks somebody else's CPU advisor with: who has what, and who that is."""
+    """Return the GetAdviceRequest to a foreign CPU advisor: allocations and metadata of all containers and pools."""
     request = cpu.GetAdviceRequest()
-    known = pods_by_uid(pods)
-    for entry, its in sorted(state.pod_entries.items()):
-        if POOL_ENTRY not in its and entry not in known:
-            continue  # it is gone: an advisor that cannot find it refuses the whole request
-        for container, item in sorted(its.items()):
-            made = request.entries[entry].entries[container]
-            made.allocation_info.CopyFrom(encode_allocation_info(item, pool=container == POOL_ENTRY))
-            if container == POOL_ENTRY:
-                made.metadata.SetInParent()
+    by_uid = pods_by_uid(pods)
+    for entry, containers in sorted(state.pod_entries.items()):
+        if POOL_ENTRY not in containers and entry not in by_uid:
+            continue  # An advisor rejects the whole request if it contains a pod that is gone.
+        for name, item in sorted(containers.items()):
+            target = request.entries[entry].entries[name]
+            target.allocation_info.CopyFrom(encode_allocation_info(item, pool=name == POOL_ENTRY))
+            if name == POOL_ENTRY:
+                target.metadata.SetInParent()
             else:
-                made.metadata.CopyFrom(encode_metadata(known[entry], item, item.request_quantity, index=len(its)))
+                metadata = encode_metadata(by_uid[entry], item, item.request_quantity, index=len(containers))
+                target.metadata.CopyFrom(metadata)
     if RESERVE not in request.entries:
-        # That advisor says nothing without such a pool, be it empty.
+        # Katalyst's advisor gives no advice without a reserve pool, even an empty one.
         request.entries[RESERVE].entries[POOL_ENTRY].allocation_info.owner_pool_name = RESERVE
         request.entries[RESERVE].entries[POOL_ENTRY].metadata.SetInParent()
     gate = svc.FeatureGate(name=QUOTA_GATE, type="CPU")
@@ -204,18 +204,20 @@ def encode_cpu_request(state: CpusetState, pods: tuple[Pod, ...]) -> Any:
 
 
 def encode_checkpoint(state: CpusetState) -> Any:
-    """The same for advisors that ask the plugin: GetCheckpointResponse."""
-    found = cpu.GetCheckpointResponse()
-    for entry, its in sorted(state.pod_entries.items()):
-        for container, item in sorted(its.items()):
-            found.entries[entry].entries[container].CopyFrom(encode_allocation_info(item, pool=container == POOL_ENTRY))
-    if RESERVE not in found.entries:
-        found.entries[RESERVE].entries[POOL_ENTRY].owner_pool_name = RESERVE
-    return found
+    """Return the allocations as GetCheckpointResponse, for advisors that read them from the plugin."""
+    checkpoint = cpu.GetCheckpointResponse()
+    for entry, containers in sorted(state.pod_entries.items()):
+        for name, item in sorted(containers.items()):
+            info = encode_allocation_info(item, pool=name == POOL_ENTRY)
+            checkpoint.entries[entry].entries[name].CopyFrom(info)
+    if RESERVE not in checkpoint.entries:
+        checkpoint.entries[RESERVE].entries[POOL_ENTRY].owner_pool_name = RESERVE
+    return checkpoint
 
 
 def encode_allocation_info(item: CpusetEntry, *, pool: bool) -> Any:
-    """What one has. Shared containers have what their pool has, which is said there; one that ramps up is in no pool."""
+    """Return the AllocationInfo of a container or pool. The CPUs of a shared container are listed only with its pool; a
+    container that ramps up is in no pool."""
     info = cpu.AllocationInfo(ramp_up=item.ramp_up, owner_pool_name="" if item.ramp_up else item.owner_pool_name)
     if pool or item.qos_level != QoSLevel.SHARED:
         for numa, text in item.topology_aware_assignments.items():
@@ -225,7 +227,8 @@ def encode_allocation_info(item: CpusetEntry, *, pool: bool) -> Any:
 
 
 def encode_metadata(pod: Pod, item: CpusetEntry, quantity: float, index: int = 0) -> Any:
-    """Who a container is, for either advisor; cores, or bytes. Enhancements are laid out flat, as a plugin gets them."""
+    """Return the ContainerMetadata for either advisor; `quantity` is in cores or bytes. Enhancements become single annotations,
+    as a plugin gets them."""
     names = [container.name for container in pod.containers]
     return svc.ContainerMetadata(
         pod_uid=pod.uid,
@@ -244,15 +247,15 @@ def encode_metadata(pod: Pod, item: CpusetEntry, quantity: float, index: int = 0
 
 
 def _flat_annotations(pod: Pod, bound: tuple[int, ...]) -> dict[str, str]:
-    wants = pod.enhancements
-    said = {
-        "numa_binding": "true" if wants.numa_binding else "",
-        "numa_exclusive": "true" if wants.numa_exclusive else "",
-        "cpuset_pool": wants.cpuset_pool,
+    enhancements = pod.enhancements
+    annotations = {
+        "numa_binding": "true" if enhancements.numa_binding else "",
+        "numa_exclusive": "true" if enhancements.numa_exclusive else "",
+        "cpuset_pool": enhancements.cpuset_pool,
         NUMA_BIND_RESULT_KEY: str(bound[0]) if len(bound) == 1 else "",
         NUMA_HINT: format_cpu_list(bound),
     }
-    return {key: value for key, value in said.items() if value}
+    return {key: value for key, value in annotations.items() if value}
 
 
 def _decode_entry(entry: str, container: str, item: Any) -> CpusetEntry:

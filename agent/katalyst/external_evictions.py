@@ -1,4 +1,4 @@
-"""Asks external eviction plugins at their sockets, and provides their findings to the eviction manager.
+"""Polls external eviction plugins at their sockets, and provides their findings to the eviction manager.
 Only plugins in the configured directory count, and with a token file only those whose token it lists. A plugin
 that hangs, refuses or returns nonsense has no findings and delays no other plugin.
 """
@@ -10,13 +10,14 @@ import hmac
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from agent.config.eviction import PLUGIN_NAMES, EvictionConfig
+from agent.eviction.eviction_inputs import PodEvictionRecord
 from agent.eviction.finding import (
     INPUT_MISSING,
     PLUGIN_FAILED,
@@ -26,87 +27,103 @@ from agent.eviction.finding import (
     not_met_finding,
 )
 from agent.eviction.victims import is_protected
-from agent.katalyst.messages import encode_pod
 from agent.katalyst.plugin_watcher import DiscoveredPlugin, PluginWatcher
+from agent.katalyst.pod_message import ManifestReader, PodEncoder, no_manifest
 from api.decision import Cycle
 from api.eviction import EvictionCondition, EvictionThreshold, ThresholdMet
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import Unavailable
 from api.knobs import Reason
 from api.pod import Pod
 from api.proto import eviction_plugin_pb2 as wire
 from common.grpc_unix import GrpcClient, MethodNotOffered
 
+log = logging.getLogger(__name__)
 EVICTION_PLUGIN_KIND = "EvictionPlugin"
 EVICTION_PLUGIN_VERSIONS = ("v1alpha1",)
 ANSWER_TIMEOUT_S = 5.0
-"""Deadline of all that one plugin is asked in a turn: the manager's own period."""
+"""Deadline of all calls to one plugin in a cycle: the period of Katalyst's eviction manager."""
 MAX_AGE_S = 15.0
-"""What was found longer ago says nothing of now."""
+"""Maximum age of findings in use."""
 MAX_SCOPE_CHARS = 128
-"""Characters of a scope that are shown, and of metrics' labels."""
+"""Maximum length of a scope in messages and metric labels."""
+MAX_NAME_CHARS = 128
+MAX_TOKEN_BYTES = 64 << 10
 NS_PER_S = 1_000_000_000
+_NO_FINDING_RULES = (INPUT_MISSING, PLUGIN_FAILED)
 _SERVICE = wire.DESCRIPTOR.services_by_name["EvictionPlugin"]
 _MET = {wire.NOT_MET: ThresholdMet.NOT_MET, wire.SOFT_MET: ThresholdMet.SOFT, wire.HARD_MET: ThresholdMet.HARD}
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
+RecordLoader = Callable[[Sequence[Pod]], Awaitable[Mapping[str, PodEvictionRecord]]]
+"""Returns the eviction records of pods by uid, without pods whose disruption budgets are not available."""
+
+
+async def no_records(_pods: Sequence[Pod]) -> Mapping[str, PodEvictionRecord]:
+    """Return no record: the RecordLoader of nodes without an API server."""
+    return {}
+
+
 class PluginFindings(msgspec.Struct, frozen=True):
-    """What one plugin found, and when it was asked (CLOCK_MONOTONIC)."""
+    """Findings of one plugin and the time of the request in ns (CLOCK_MONOTONIC)."""
 
     findings: tuple[EvictionFinding, ...]
     at_ns: int
     token: str = ""
-    """By which it says who it is; empty where it does not. Nobody is shown it."""
+    """Token by which the plugin authenticates; empty without one. Never logged or shown."""
 
 
 class EvictionPluginClients:
-    """All of them."""
+    """Clients of all plugins, with their latest findings."""
 
-    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        self._now_ns = now_ns
-        self._found: dict[str, PluginFindings] = {}
-        self._known: tuple[str, ...] = ()
-
-    async def run_cycle(
-        self, plugins: Sequence[DiscoveredPlugin], pods: Sequence[Pod], records: Mapping[str, Any] | None = None
+    def __init__(
+        self,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        manifest: ManifestReader = no_manifest,
+        records: RecordLoader = no_records,
     ) -> None:
-        """Ask each of them once, all at the same time. `records` are EvictionRecords by uid, for those that rank by them."""
-        self._known = tuple(plugin.name for plugin in plugins)
-        self._found = {name: found for name, found in self._found.items() if name in self._known}
-        await asyncio.gather(*(self._hear(plugin, pods, records or {}) for plugin in plugins))
+        self._now_ns, self._encoder, self._records = now_ns, PodEncoder(manifest), records
+        self._latest: dict[str, PluginFindings] = {}
+        self._names: tuple[str, ...] = ()
+
+    async def run_cycle(self, plugins: Sequence[DiscoveredPlugin], pods: Sequence[Pod]) -> None:
+        """Poll each plugin once, concurrently."""
+        self._names = tuple(plugin.name for plugin in plugins)
+        self._latest = {name: latest for name, latest in self._latest.items() if name in self._names}
+        active, by_uid = self._encoder.encode(pods) if plugins else [], {pod.uid: pod for pod in pods}
+        await asyncio.gather(*(self._poll(plugin, active, by_uid) for plugin in plugins))
 
     def findings(self) -> tuple[EvictionFinding, ...]:
-        """What they found last, in the order of their names; of one that was not heard for long that it was not."""
-        found: list[EvictionFinding] = []
-        for name in self._known:
-            last = self._found.get(name)
-            if last is None or self._now_ns() - last.at_ns > MAX_AGE_S * NS_PER_S:
-                found.append(missing_input_finding(name, "What the plugin at its socket finds"))
+        """Return the latest findings in the order of the names; for a plugin without an answer within MAX_AGE_S a finding that
+        says so."""
+        findings: list[EvictionFinding] = []
+        for name in self._names:
+            latest = self._latest.get(name)
+            if latest is None or self._now_ns() - latest.at_ns > MAX_AGE_S * NS_PER_S:
+                findings.append(missing_input_finding(name, "The answer of the plugin"))
             else:
-                found += last.findings
-        return tuple(found)
+                findings += latest.findings
+        return tuple(findings)
 
     def token(self, name: str) -> str:
-        """What a plugin says to be allowed; empty where nothing."""
-        return self._found[name].token if name in self._found else ""
+        """Return the token of a plugin; empty without one."""
+        return self._latest[name].token if name in self._latest else ""
 
-    async def _hear(self, plugin: DiscoveredPlugin, pods: Sequence[Pod], records: Mapping[str, Any]) -> None:
-        """Have what one plugin finds as soon as it says so: others may take longer, or for ever."""
+    async def _poll(self, plugin: DiscoveredPlugin, active: Sequence[Any], by_uid: Mapping[str, Pod]) -> None:
         at_ns = self._now_ns()
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                self._found[plugin.name] = await self._ask(plugin, pods, records)
+                self._latest[plugin.name] = await self._call(plugin, active, by_uid)
         except TimeoutError:
-            text = f"{plugin.socket} did not answer within {ANSWER_TIMEOUT_S:g} s; nobody is evicted for that."
-            self._found[plugin.name] = PluginFindings((not_met_finding(plugin.name, PLUGIN_FAILED, text),), at_ns)
+            text = f"{plugin.socket} did not answer within {ANSWER_TIMEOUT_S:g} s; it evicts no pod."
+            self._latest[plugin.name] = PluginFindings((not_met_finding(plugin.name, PLUGIN_FAILED, text),), at_ns)
 
-    async def _ask(self, plugin: DiscoveredPlugin, pods: Sequence[Pod], records: Mapping[str, Any]) -> PluginFindings:
-        at_ns, peer = self._now_ns(), GrpcClient(plugin.socket, _SERVICE, timeout_s=2 * ANSWER_TIMEOUT_S)
-        active, known = [encode_pod(pod) for pod in pods], {pod.uid: pod for pod in pods}
+    async def _call(self, plugin: DiscoveredPlugin, active: Sequence[Any], by_uid: Mapping[str, Pod]) -> PluginFindings:
+        at_ns, client = self._now_ns(), GrpcClient(plugin.socket, _SERVICE, timeout_s=2 * ANSWER_TIMEOUT_S)
         try:
-            token = await _read_token(peer)
-            direct = await peer.call("GetEvictPods", wire.GetEvictPodsRequest(active_pods=active))
-            met = await peer.call("ThresholdMet", wire.GetThresholdMetRequest(active_pods=active))
+            token = await _read_token(client)
+            direct = await client.call("GetEvictPods", wire.GetEvictPodsRequest(active_pods=active))
+            met = await client.call("ThresholdMet", wire.GetThresholdMetRequest(active_pods=active))
             threshold = decode_threshold(plugin.name, met)
             top = wire.GetTopEvictionPodsResponse()
             if threshold.met is not ThresholdMet.NOT_MET:
@@ -114,33 +131,50 @@ class EvictionPluginClients:
                     active_pods=met.candidate_pods or active,
                     topN=1 if threshold.met is ThresholdMet.HARD else 0,
                     eviction_scope=met.eviction_scope,
+                    candidate_eviction_records=await self._candidate_records(met.candidate_pods, by_uid),
                 )
-                if met.candidate_pods:
-                    uids = [pod.metadata.uid for pod in met.candidate_pods]
-                    request.candidate_eviction_records.extend(records[uid] for uid in uids if uid in records)
-                top = await peer.call("GetTopEvictionPods", request)
+                top = await client.call("GetTopEvictionPods", request)
         except Unavailable as error:
-            failed = not_met_finding(plugin.name, PLUGIN_FAILED, f"{error.reason}; nobody is evicted for that.")
+            failed = not_met_finding(plugin.name, PLUGIN_FAILED, f"{error.reason}; it evicts no pod.")
             return PluginFindings((failed,), at_ns)
         finally:
-            await peer.close()
+            await client.close()
         findings = (
-            EvictionFinding(threshold=threshold, candidates=_decode_candidates(top, known)),
-            *_decode_direct_findings(plugin.name, direct, known),
+            EvictionFinding(threshold=threshold, candidates=_decode_candidates(top, by_uid)),
+            *_decode_direct_findings(plugin.name, direct, by_uid),
         )
         return PluginFindings(findings, at_ns, token)
 
+    async def _candidate_records(self, candidates: Iterable[Any], by_uid: Mapping[str, Pod]) -> list[Any]:
+        """Return the records of a plugin's candidate pods. A plugin that names none receives none, as in Katalyst's
+        collectEvictionResult (pkg/agent/evictionmanager/manager.go)."""
+        pods = [by_uid[pod.metadata.uid] for pod in candidates if pod.metadata.uid in by_uid]
+        return [_encode_record(uid, record) for uid, record in (await self._records(pods)).items()] if pods else []
+
+
+def _encode_record(uid: str, record: PodEvictionRecord) -> Any:
+    buckets = [wire.Bucket(time=each.time_s, duration=each.duration_s, count=each.count) for each in record.buckets]
+    return wire.EvictionRecord(
+        uid=uid,
+        has_pdb=record.has_budget,
+        buckets=wire.Buckets(list=buckets),
+        disruptions_allowed=record.disruptions_allowed,
+        current_healthy=record.current_healthy,
+        desired_healthy=record.desired_healthy,
+        expected_pods=record.expected_pods,
+    )
+
 
 def decode_threshold(plugin: str, met: Any) -> EvictionThreshold:
-    """A ThresholdMetResponse. One of numbers that are none, or of a kind that is not known, is not met."""
+    """Decode a ThresholdMetResponse. An invalid number or an unknown type counts as not met."""
     level = _MET.get(met.met_type)
-    numbers = math.isfinite(met.threshold_value) and math.isfinite(met.observed_value)
-    if level is None or not numbers or met.grace_period_seconds > 1 << 31:
+    finite = math.isfinite(met.threshold_value) and math.isfinite(met.observed_value)
+    if level is None or not finite or met.grace_period_seconds > 1 << 31:
         text = (
             f"met_type {met.met_type}, observed_value {met.observed_value!r}, threshold_value {met.threshold_value!r}"
         )
         return not_met_finding(
-            plugin, PLUGIN_FAILED, f"The plugin's answer makes no sense: {text}; nobody is evicted."
+            plugin, PLUGIN_FAILED, f"The plugin's answer is invalid: {text}; it evicts no pod."
         ).threshold
     below = met.threshold_operator == wire.LESS_THAN
     text = (
@@ -169,162 +203,159 @@ def decode_threshold(plugin: str, met: Any) -> EvictionThreshold:
     )
 
 
-def decode_condition(said: Any) -> EvictionCondition | None:
-    """What the node is to show; None where nothing is, or nothing that a taint can be."""
-    cnr = said.condition_type == wire.CNR_CONDITION
-    # Of a CNR each effect says for which level: `reclaimed_cores/NoSchedule`.
-    effects = tuple(effect for effect in said.effects if effect.rpartition("/")[2] in _EFFECTS)
-    if not said.met_condition or not said.condition_name or not effects:
+def decode_condition(condition: Any) -> EvictionCondition | None:
+    """Decode a condition of the node; None if it is not met or cannot be a taint."""
+    cnr = condition.condition_type == wire.CNR_CONDITION
+    # Effects on a CustomNodeResource name their QoS level: `reclaimed_cores/NoSchedule`.
+    effects = tuple(effect for effect in condition.effects if effect.rpartition("/")[2] in _EFFECTS)
+    if not condition.met_condition or not condition.condition_name or not effects:
         return None
-    return EvictionCondition(name=said.condition_name[:253], kind="cnr" if cnr else "node", effects=effects)
+    return EvictionCondition(name=condition.condition_name[:253], kind="cnr" if cnr else "node", effects=effects)
 
 
-def _decode_candidates(top: Any, known: Mapping[str, Pod]) -> tuple[EvictionCandidate, ...]:
+def _decode_candidates(top: Any, by_uid: Mapping[str, Pod]) -> tuple[EvictionCandidate, ...]:
     grace = _grace_period_s(top)
     return tuple(
-        EvictionCandidate(pod=known[pod.metadata.uid], grace_s=grace)
+        EvictionCandidate(pod=by_uid[pod.metadata.uid], grace_s=grace)
         for pod in top.target_pods
-        if pod.metadata.uid in known
+        if pod.metadata.uid in by_uid
     )
 
 
-def _decode_direct_findings(plugin: str, answer: Any, known: Mapping[str, Pod]) -> Iterable[EvictionFinding]:
-    """Pods that a plugin puts forward for themselves: those that must leave apart from those that may."""
+def _decode_direct_findings(plugin: str, answer: Any, by_uid: Mapping[str, Pod]) -> Iterable[EvictionFinding]:
+    """Yield pods named by the plugin without a threshold: first those that must be evicted, then those that may be."""
     condition = decode_condition(answer.condition) if answer.HasField("condition") else None
     for forced in (True, False):
-        chosen = tuple(
-            EvictionCandidate(pod=known[one.pod.metadata.uid], text=one.reason[:1000], grace_s=_grace_period_s(one))
-            for one in answer.evict_pods
-            if one.force_evict is forced and one.pod.metadata.uid in known
+        candidates = tuple(
+            EvictionCandidate(
+                pod=by_uid[named.pod.metadata.uid], text=named.reason[:1000], grace_s=_grace_period_s(named)
+            )
+            for named in answer.evict_pods
+            if named.force_evict is forced and named.pod.metadata.uid in by_uid
         )
-        if not chosen and not (forced and condition is not None):
+        if not candidates and not (forced and condition is not None):
             continue
-        text = f"Plugin {plugin} names {len(chosen)} pods that {'must' if forced else 'may'} leave."
+        text = f"Plugin {plugin} names {len(candidates)} pods that {'must' if forced else 'may'} be evicted."
         threshold = EvictionThreshold(
             plugin=plugin,
             met=ThresholdMet.HARD if forced else ThresholdMet.SOFT,
             scope="evict_pods",
             condition=condition,
-            reason=Reason(rule="plugin_names_pods", text=text, inputs={"pods": len(chosen)}),
+            reason=Reason(rule="plugin_names_pods", text=text, inputs={"pods": len(candidates)}),
         )
-        yield EvictionFinding(threshold=threshold, candidates=chosen, direct=True, forced=forced)
+        yield EvictionFinding(threshold=threshold, candidates=candidates, direct=True, forced=forced)
 
 
 def _grace_period_s(message: Any) -> float | None:
-    """Seconds that pods are given; below nothing is the pod's own."""
+    """Return the grace period in seconds; None for the pod's own."""
     if not message.HasField("deletion_options"):
         return None
     seconds = message.deletion_options.grace_period_seconds
     return float(seconds) if 0 <= seconds < 1 << 31 else None
 
 
-async def _read_token(peer: GrpcClient) -> str:
+async def _read_token(client: GrpcClient) -> str:
     try:
-        return str((await peer.call("GetToken", wire.Empty())).token)
+        return str((await client.call("GetToken", wire.Empty())).token)
     except MethodNotOffered:
         return ""
 
 
-log = logging.getLogger(__name__)
-MAX_NAME_CHARS = 128
-MAX_TOKEN_BYTES = 64 << 10
-_NO_FINDING_RULES = (INPUT_MISSING, PLUGIN_FAILED)
-
-
 class ExternalEvictionPlugins:
-    """A source of its own (api.interfaces.Probe), and a sink: the rounds say who is here."""
+    """Sink of cycles, whose pods are shown to the plugins, and health component."""
 
     name, form = "eviction-plugins", "grpc"
     lost_events = None
 
-    def __init__(self, config: EvictionConfig, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        config: EvictionConfig,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        manifest: ManifestReader = no_manifest,
+        records: RecordLoader = no_records,
+    ) -> None:
+        """`manifest` and `records` return what plugins receive of pods beyond api.pod."""
         self._config = config
         self._watcher = PluginWatcher(
             {EVICTION_PLUGIN_KIND: EVICTION_PLUGIN_VERSIONS}, Path(config.plugin_sockets), now_ns
         )
-        self._remotes = EvictionPluginClients(now_ns)
+        self._clients = EvictionPluginClients(now_ns, manifest, records)
         self._pods: tuple[Pod, ...] = ()
-        self._strangers: dict[str, str] = {}
-        """Plugins that are not heeded, and why."""
+        self._rejected: dict[str, str] = {}
+        """Rejected plugins with the reason."""
         self._tokens: frozenset[bytes] = frozenset()
-        self._unread: Unavailable | None = None
+        self._tokens_problem: Unavailable | None = None
 
-    def publish(self, finished: Cycle) -> None:
-        """Show those pods to plugins that could leave [active pods]."""
-        pods = finished.snapshot.pods
+    def publish(self, cycle: Cycle) -> None:
+        """Take the pods that may be evicted [active pods]."""
+        pods = cycle.snapshot.pods
         self._pods = tuple(pod for pod in pods if not pod.terminating and not is_protected(pod, self._config))
 
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - as every source is asked
-        return ProbeReading()
-
     def problem(self) -> Unavailable | None:
-        """Sockets and plugins that are not heeded; None where all are."""
-        if self._unread is not None:
-            return self._unread
-        wrong = (*self._watcher.problems(), *(f"{name}: {why}" for name, why in sorted(self._strangers.items())))
-        if not wrong:
+        """Return which sockets and plugins are rejected; None if there are none."""
+        if self._tokens_problem is not None:
+            return self._tokens_problem
+        rejected = (*self._watcher.problems(), *(f"{name}: {why}" for name, why in sorted(self._rejected.items())))
+        if not rejected:
             return None
         return Unavailable(
-            f"eviction plugins are not heeded: {'; '.join(wrong)[:1000]}", "see its log, or remove its socket"
+            f"eviction plugins are rejected: {'; '.join(rejected)[:1000]}", "see the plugin's log, or remove its socket"
         )
 
-    def close(self) -> None:
-        """Nothing to give back: `run` is cancelled by who runs it."""
-
     def findings(self) -> tuple[EvictionFinding, ...]:
-        """What they found a moment ago; never waits. Of one that is not heeded only that."""
-        found: list[EvictionFinding] = []
-        for each in self._remotes.findings():
-            # Judged when it is read: a plugin is asked for its token in the same breath as for all else.
-            why = "" if each.threshold.reason.rule in _NO_FINDING_RULES else self._against(each.threshold.plugin)
-            text = f"{why}; nobody is evicted for what it finds."
-            found.append(not_met_finding(each.threshold.plugin, PLUGIN_FAILED, text) if why else each)
-        return tuple(found)
+        """Return the latest findings without waiting; those of a rejected plugin are replaced by the reason."""
+        findings: list[EvictionFinding] = []
+        for finding in self._clients.findings():
+            plugin, rule = finding.threshold.plugin, finding.threshold.reason.rule
+            # Checked on reading: the token arrives with the findings.
+            why = "" if rule in _NO_FINDING_RULES else self._token_problem(plugin)
+            text = f"{why}; its findings evict no pod."
+            findings.append(not_met_finding(plugin, PLUGIN_FAILED, text) if why else finding)
+        return tuple(findings)
 
     async def run(self) -> None:
-        """Until cancelled. Nothing that a plugin says or does ends it."""
+        """Poll the plugins until cancelled. No failure of a plugin ends it."""
         while True:
-            due = time.monotonic() + self._config.interval_s
+            due_s = time.monotonic() + self._config.interval_s
             try:
-                await self.look()
+                await self.poll()
             except Exception:
-                log.exception("eviction plugins could not be asked; what they found a moment ago becomes old")
-            await asyncio.sleep(max(due - time.monotonic(), 0.1))
+                log.exception("eviction plugins could not be polled; their latest findings expire")
+            await asyncio.sleep(max(due_s - time.monotonic(), 0.1))
 
-    async def look(self) -> None:
-        """See who is there, and ask each once; takes no longer than one that hangs."""
-        await self._watcher.look()
+    async def poll(self) -> None:
+        """Find plugins and poll each once; takes at most the timeout of one plugin."""
+        await self._watcher.scan()
         self._tokens = await asyncio.to_thread(self._read_tokens)
-        plugins, strangers = self._named()
-        await self._remotes.run_cycle(plugins, self._pods)
-        strangers |= {plugin.name: why for plugin in plugins if (why := self._against(plugin.name))}
-        for name in strangers.keys() - self._strangers.keys():
-            log.warning("eviction plugin %s is not heeded: %s", name, strangers[name])
-        self._strangers = strangers
+        plugins, rejected = self._select_plugins()
+        await self._clients.run_cycle(plugins, self._pods)
+        rejected |= {plugin.name: why for plugin in plugins if (why := self._token_problem(plugin.name))}
+        for name in rejected.keys() - self._rejected.keys():
+            log.warning("eviction plugin %s is rejected: %s", name, rejected[name])
+        self._rejected = rejected
 
-    def _named(self) -> tuple[Sequence[DiscoveredPlugin], dict[str, str]]:
-        """Those that may be asked, and those whose name will not do."""
-        found, strangers = [], {}
+    def _select_plugins(self) -> tuple[Sequence[DiscoveredPlugin], dict[str, str]]:
+        """Return plugins with a valid name, and the others with the reason. External plugins may not use the name of a built-in
+        plugin."""
+        plugins, rejected = [], {}
         for plugin in self._watcher.plugins(EVICTION_PLUGIN_KIND):
             if plugin.name in PLUGIN_NAMES:
-                strangers[plugin.name] = "its name is that of a plugin of ours"
+                rejected[plugin.name] = "its name is that of a built-in plugin"
             elif len(plugin.name) > MAX_NAME_CHARS or not plugin.name.isprintable() or "|" in plugin.name:
-                strangers[ascii(plugin.name)[:MAX_NAME_CHARS]] = (
-                    "its name is too long, or has characters that no name has"
-                )
+                rejected[ascii(plugin.name)[:MAX_NAME_CHARS]] = "its name is too long or has invalid characters"
             else:
-                found.append(plugin)
-        return found, strangers
+                plugins.append(plugin)
+        return plugins, rejected
 
-    def _against(self, plugin: str) -> str:
-        """Why this one is not heeded, by its token; empty where it is."""
+    def _token_problem(self, plugin: str) -> str:
+        """Return why the token of a plugin is rejected; empty if it is accepted or no tokens are configured."""
         path = self._config.plugin_tokens_file
-        said = self._remotes.token(plugin).encode(errors="replace")
-        known = bool(said) and any(hmac.compare_digest(said, token) for token in self._tokens)
-        return "" if known or not path else f"its token is not in {path}"
+        token = self._clients.token(plugin).encode(errors="replace")
+        listed = bool(token) and any(hmac.compare_digest(token, other) for other in self._tokens)
+        return "" if listed or not path else f"its token is not in {path}"
 
     def _read_tokens(self) -> frozenset[bytes]:
-        """None of them where the file cannot be read: then nobody is heeded."""
+        """Read the token file; without it no token, and so no plugin, is accepted."""
         path = self._config.plugin_tokens_file
         if not path:
             return frozenset()
@@ -332,9 +363,9 @@ class ExternalEvictionPlugins:
             with Path(path).open("rb") as file:
                 lines = file.read(MAX_TOKEN_BYTES).splitlines()
         except OSError as error:
-            self._unread = Unavailable(
-                f"{path}: {error.strerror}", "write one token a line there; until then no plugin is heeded"
+            self._tokens_problem = Unavailable(
+                f"{path}: {error.strerror}", "write one token per line to it; until then every plugin is rejected"
             )
             return frozenset()
-        self._unread = None
+        self._tokens_problem = None
         return frozenset(line.strip() for line in lines if line.strip())

@@ -1,6 +1,6 @@
 """Discovers plugins by their sockets in a directory, as the kubelet's plugin watcher does.
-A new socket is asked for its identity and told whether it is accepted; one that does not answer is retried with
-backoff.
+It requests the identity of a new socket and notifies it of the registration; a socket without an answer is retried
+with backoff.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from common.grpc_unix import GrpcClient
 log = logging.getLogger(__name__)
 PLUGIN_SOCKETS_DIR = Path("/var/lib/katalyst/plugin-socks")
 KATALYST_PLUGIN_KINDS = frozenset(("EvictionPlugin", "ReporterPlugin", "ResourcePlugin"))
-"""Of Katalyst's plugins, which share a directory: each is taken by the manager of its kind, and none is refused by another."""
+"""Kinds of Katalyst's plugins, which share a directory: each manager registers its own kind and must not refuse the others."""
 MAX_SOCKETS = 64
-"""That are looked at; more are a mistake, and said."""
+"""Maximum number of sockets in use; more are reported as a problem."""
 ANSWER_TIMEOUT_S = 2.0
 MIN_RETRY_S = 5.0
 MAX_RETRY_S = 300.0
@@ -32,29 +32,29 @@ _REGISTRATION = wire.DESCRIPTOR.services_by_name["Registration"]
 
 
 class DiscoveredPlugin(msgspec.Struct, frozen=True, kw_only=True):
-    """One that was taken."""
+    """A registered plugin."""
 
     kind: str
     """`EvictionPlugin`, `ReporterPlugin`, ..."""
     name: str
     socket: Path
-    """Where it answers."""
+    """Socket of the plugin's own service."""
     inode: int
-    """Of the socket that it was found by: another one there is another plugin."""
+    """Inode of the registration socket; another inode at the same path is another plugin."""
 
 
 class _RetryState(msgspec.Struct, frozen=True):
-    """A socket that was not taken: which one, when to ask again, and after how long then; without a reason, another part's."""
+    """A socket that is not registered, and when it is tried next."""
 
     inode: int
-    again_ns: int
+    due_ns: int
     wait_s: float
-    why: str
-    """Empty of one that is somebody else's."""
+    reason: str
+    """Why it is not registered; empty for a plugin of another manager."""
 
 
 class PluginWatcher:
-    """What is in the directory. `kinds` are those that somebody here uses, with the versions that are understood."""
+    """Watches one directory. `kinds` maps the plugin kinds in use to the supported versions."""
 
     def __init__(
         self,
@@ -63,38 +63,40 @@ class PluginWatcher:
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._kinds, self._directory, self._now_ns = kinds, directory, now_ns
-        self._taken: dict[Path, DiscoveredPlugin] = {}
-        self._trials: dict[Path, _RetryState] = {}
-        self._crowded = False
+        self._registered: dict[Path, DiscoveredPlugin] = {}
+        self._retries: dict[Path, _RetryState] = {}
+        self._too_many = False
 
     def plugins(self, kind: str) -> tuple[DiscoveredPlugin, ...]:
-        """Those of that kind, by name; of two with one name the one that was found last."""
-        named = {plugin.name: plugin for plugin in self._taken.values() if plugin.kind == kind}
+        """Return the plugins of a kind by name; of two with the same name the one registered last."""
+        named = {plugin.name: plugin for plugin in self._registered.values() if plugin.kind == kind}
         return tuple(named[name] for name in sorted(named))
 
     def problems(self) -> tuple[str, ...]:
-        """One sentence for each socket that is not taken."""
-        found = [f"{path}: {trial.why}" for path, trial in sorted(self._trials.items()) if trial.why]
-        if self._crowded:
-            found.append(f"{self._directory} has more than {MAX_SOCKETS} sockets; the others are not looked at")
-        return tuple(found)
+        """Return one sentence for each socket that is not registered."""
+        problems = [f"{path}: {retry.reason}" for path, retry in sorted(self._retries.items()) if retry.reason]
+        if self._too_many:
+            problems.append(f"{self._directory} has more than {MAX_SOCKETS} sockets; the others are ignored")
+        return tuple(problems)
 
-    async def look(self) -> None:
-        """See who came and who went; takes no longer than one plugin that does not answer. To be called now and then."""
-        there = await asyncio.to_thread(self._sockets)
-        self._taken = {path: one for path, one in self._taken.items() if there.get(path) == one.inode}
-        self._trials = {path: one for path, one in self._trials.items() if there.get(path) == one.inode}
+    async def scan(self) -> None:
+        """Register new sockets and drop removed ones; call it periodically. It takes at most one answer timeout."""
+        sockets = await asyncio.to_thread(self._sockets)
+        self._registered = {
+            path: plugin for path, plugin in self._registered.items() if sockets.get(path) == plugin.inode
+        }
+        self._retries = {path: retry for path, retry in self._retries.items() if sockets.get(path) == retry.inode}
         now = self._now_ns()
         due = [
             (path, inode)
-            for path, inode in there.items()
-            if path not in self._taken and (path not in self._trials or self._trials[path].again_ns <= now)
+            for path, inode in sockets.items()
+            if path not in self._registered and (path not in self._retries or self._retries[path].due_ns <= now)
         ]
         await asyncio.gather(*(self._try(path, inode) for path, inode in due))
 
     def _sockets(self) -> dict[Path, int]:
-        """Inodes of the sockets in the directory, which need not be there, and of directories directly in it."""
-        found: dict[Path, int] = {}
+        """Return the inodes of sockets in the directory and in its subdirectories; empty if it does not exist."""
+        sockets: dict[Path, int] = {}
         try:
             paths = [*self._directory.iterdir(), *(path for path in self._directory.glob("*/*"))]
         except OSError:
@@ -105,55 +107,55 @@ class PluginWatcher:
             except OSError:
                 continue
             if stat.S_ISSOCK(status.st_mode) and not path.name.startswith("."):
-                found[path] = status.st_ino
-        self._crowded = len(found) > MAX_SOCKETS
-        return dict(list(found.items())[:MAX_SOCKETS])
+                sockets[path] = status.st_ino
+        self._too_many = len(sockets) > MAX_SOCKETS
+        return dict(list(sockets.items())[:MAX_SOCKETS])
 
     async def _try(self, path: Path, inode: int) -> None:
-        """Whatever one of them does, the others are met."""
+        """Register one socket, so that a failure does not affect the others."""
         try:
-            await self._meet(path, inode)
+            await self._register(path, inode)
         except Exception as error:
-            log.exception("%s could not be asked", path)
-            self._put_off(path, inode, f"asking it failed, which is a bug: {type(error).__name__}: {error}")
+            log.exception("%s could not be registered", path)
+            self._postpone(path, inode, f"registration failed because of a bug: {type(error).__name__}: {error}")
 
-    async def _meet(self, path: Path, inode: int) -> None:
+    async def _register(self, path: Path, inode: int) -> None:
         peer = GrpcClient(path, _REGISTRATION, timeout_s=ANSWER_TIMEOUT_S)
         try:
-            said = await peer.call("GetInfo", wire.InfoRequest())
-            if said.type in KATALYST_PLUGIN_KINDS and said.type not in self._kinds:
-                self._put_off(path, inode, "")
+            info = await peer.call("GetInfo", wire.InfoRequest())
+            if info.type in KATALYST_PLUGIN_KINDS and info.type not in self._kinds:
+                self._postpone(path, inode, "")
                 return
-            why = self._against(said)
-            status = wire.RegistrationStatus(plugin_registered=not why, error=why)
+            reason = self._refusal(info)
+            status = wire.RegistrationStatus(plugin_registered=not reason, error=reason)
             await peer.call("NotifyRegistrationStatus", status)
         except Unavailable as error:
-            self._put_off(path, inode, error.reason)
+            self._postpone(path, inode, error.reason)
             return
         finally:
             await peer.close()
-        if why:
-            self._put_off(path, inode, why)
+        if reason:
+            self._postpone(path, inode, reason)
             return
-        endpoint = Path(said.endpoint) if said.endpoint else path
-        self._trials.pop(path, None)
-        self._taken[path] = DiscoveredPlugin(kind=said.type, name=said.name, socket=endpoint, inode=inode)
-        log.info("plugin %s %s at %s is taken", said.type, said.name, path)
+        endpoint = Path(info.endpoint) if info.endpoint else path
+        self._retries.pop(path, None)
+        self._registered[path] = DiscoveredPlugin(kind=info.type, name=info.name, socket=endpoint, inode=inode)
+        log.info("registered plugin %s %s at %s", info.type, info.name, path)
 
-    def _against(self, said: wire.PluginInfo) -> str:
-        """Why the plugin is not taken; empty where it is."""
-        if said.type not in self._kinds:
-            return f"type {said.type!r:.80} is not used here; {', '.join(sorted(self._kinds))} are"
-        versions = self._kinds[said.type]
-        if not set(versions) & set(said.supported_versions):
-            return f"supported_versions {list(said.supported_versions)!r:.200} lack {', '.join(sorted(versions))}"
-        if not said.name:
+    def _refusal(self, info: wire.PluginInfo) -> str:
+        """Return why the plugin is refused; empty if it is accepted."""
+        if info.type not in self._kinds:
+            return f"type {info.type!r:.80} is not supported; {', '.join(sorted(self._kinds))} are"
+        versions = self._kinds[info.type]
+        if not set(versions) & set(info.supported_versions):
+            return f"supported_versions {list(info.supported_versions)!r:.200} lack {', '.join(sorted(versions))}"
+        if not info.name:
             return "name is empty"
         return ""
 
-    def _put_off(self, path: Path, inode: int, why: str) -> None:
-        before = self._trials.get(path)
+    def _postpone(self, path: Path, inode: int, reason: str) -> None:
+        before = self._retries.get(path)
         wait_s = MIN_RETRY_S if before is None else min(before.wait_s * 2, MAX_RETRY_S)
-        if why and (before is None or before.why != why):
-            log.warning("%s is not taken as a plugin: %s", path, why)
-        self._trials[path] = _RetryState(inode, self._now_ns() + round(wait_s * NS_PER_S), wait_s, why)
+        if reason and (before is None or before.reason != reason):
+            log.warning("plugin socket %s is not registered: %s", path, reason)
+        self._retries[path] = _RetryState(inode, self._now_ns() + round(wait_s * NS_PER_S), wait_s, reason)

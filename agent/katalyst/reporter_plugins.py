@@ -1,5 +1,5 @@
 """Discovers reporter plugins, polls and watches each of them, and collects the fields that they report.
-Fields of a plugin that disappeared are kept for `RETENTION_S`, because it may only be restarting.
+Fields of a plugin that disappeared are retained for `RETENTION_S`, because it may only be restarting.
 """
 
 from __future__ import annotations
@@ -8,14 +8,15 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from agent.katalyst.plugin_watcher import DiscoveredPlugin, PluginWatcher
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import Unavailable
 from api.node_resources import ObjectSection, ReportedField
 from api.proto import reporter_plugin_pb2 as wire
 from common.grpc_unix import GrpcClient, MethodNotOffered
@@ -24,9 +25,10 @@ log = logging.getLogger(__name__)
 REPORTER_PLUGIN_KIND = "ReporterPlugin"
 REPORTER_PLUGIN_VERSIONS = ("v1alpha1",)
 POLL_INTERVAL_S = 5.0
-"""Between two questions; what a plugin pushes is taken at once."""
+"""Interval of GetReportContent; messages of a stream are used at once."""
+SCAN_INTERVAL_S = 5.0
 RETENTION_S = 60.0
-"""What a plugin reported that is gone stays for so long: it may only be restarted."""
+"""Time for which fields of a removed plugin are retained, because it may only be restarting."""
 MAX_FIELDS = 1000
 MAX_BYTES = 4 << 20
 NS_PER_S = 1_000_000_000
@@ -36,65 +38,65 @@ _GO_FIELD_NAME = re.compile(r"[A-Z][A-Za-z0-9]{0,99}", re.ASCII)
 
 
 class ReporterPluginClient:
-    """One plugin. `changed` is called whenever it has something new to report."""
+    """Client of one plugin; `changed` is called whenever its fields change."""
 
     def __init__(
         self,
         plugin: DiscoveredPlugin,
         changed: Callable[[], None],
         now_ns: Callable[[], int] = time.monotonic_ns,
-        forget_s: float = RETENTION_S,
+        retention_s: float = RETENTION_S,
     ) -> None:
-        self.plugin, self._changed, self._now_ns, self._forget_s = plugin, changed, now_ns, forget_s
+        self.plugin, self._changed, self._now_ns, self._retention_s = plugin, changed, now_ns, retention_s
         self._fields: tuple[ReportedField, ...] = ()
-        self._heard_ns: int | None = None
+        self._answered_ns: int | None = None
         self.problem: Unavailable | None = None
-        """Why it was not heard, or not understood, last; None where it was."""
+        """Why the last call failed or was rejected; None otherwise."""
 
     def fields(self) -> tuple[ReportedField, ...]:
-        """What it reported last; nothing any more when it was not heard for a minute."""
-        fresh = self._heard_ns is not None and self._now_ns() - self._heard_ns <= self._forget_s * NS_PER_S
+        """Return the latest fields; empty after the retention without an answer."""
+        fresh = self._answered_ns is not None and self._now_ns() - self._answered_ns <= self._retention_s * NS_PER_S
         return self._fields if fresh else ()
 
     async def run(self, every_s: float = POLL_INTERVAL_S) -> None:
-        """Ask and listen until cancelled."""
-        peer = GrpcClient(self.plugin.socket, _SERVICE)
-        listening = asyncio.create_task(self._listen(peer, every_s))
+        """Poll and watch until cancelled."""
+        client = GrpcClient(self.plugin.socket, _SERVICE)
+        watching = asyncio.create_task(self._watch(client, every_s))
         try:
             while True:
-                await self._ask(peer)
+                await self._poll(client)
                 await asyncio.sleep(every_s)
-                if listening.done():
-                    listening.result()  # where it did not end because it is only asked, by a bug, which ends this too
+                if watching.done():
+                    watching.result()  # Raise the exception of a bug; without the stream method polling goes on.
         finally:
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
-            await peer.close()
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            await client.close()
 
-    async def _ask(self, peer: GrpcClient) -> None:
+    async def _poll(self, client: GrpcClient) -> None:
         try:
-            self._take(await peer.call("GetReportContent", wire.Empty()))
+            self._accept(await client.call("GetReportContent", wire.Empty()))
         except Unavailable as error:
             self._failed(error)
 
-    async def _listen(self, peer: GrpcClient, every_s: float) -> None:
+    async def _watch(self, client: GrpcClient, every_s: float) -> None:
         while True:
             try:
-                async for answer in peer.stream("ListAndWatchReportContent", wire.Empty()):
-                    self._take(answer)
+                async for answer in client.stream("ListAndWatchReportContent", wire.Empty()):
+                    self._accept(answer)
             except MethodNotOffered:
-                return  # it is asked instead
+                return  # The plugin is polled instead.
             except Unavailable as error:
                 self._failed(error)
             await asyncio.sleep(every_s)
 
-    def _take(self, answer: Any) -> None:
+    def _accept(self, answer: Any) -> None:
         try:
             fields = decode_fields(self.plugin.name, answer)
         except Unavailable as error:
             self._failed(error)
             return
-        self._heard_ns, self.problem = self._now_ns(), None
+        self._answered_ns, self.problem = self._now_ns(), None
         if fields != self._fields:
             self._fields = fields
             self._changed()
@@ -106,8 +108,8 @@ class ReporterPluginClient:
 
 
 def decode_fields(plugin: str, answer: Any) -> tuple[ReportedField, ...]:
-    """What a GetReportContentResponse says, in its order. Raises Unavailable that names the field; then nothing is taken."""
-    found: list[ReportedField] = []
+    """Return the fields of a GetReportContentResponse in its order. Raises Unavailable, naming the first invalid field."""
+    fields: list[ReportedField] = []
     size = 0
     for index, content in enumerate(answer.content):
         kind = content.groupVersionKind
@@ -115,21 +117,23 @@ def decode_fields(plugin: str, answer: Any) -> tuple[ReportedField, ...]:
         if not kind.kind or not kind.version:
             raise _invalid_report(plugin, f"{where}.groupVersionKind has no kind or no version")
         for number, field in enumerate(content.field):
-            its = f"{where}.field[{number}]"
+            path = f"{where}.field[{number}]"
             size += len(field.value)
-            if len(found) >= MAX_FIELDS or size > MAX_BYTES:
+            if len(fields) >= MAX_FIELDS or size > MAX_BYTES:
                 raise _invalid_report(
-                    plugin, f"{its}: more than {MAX_FIELDS} fields or {MAX_BYTES >> 20} MiB are reported"
+                    plugin, f"{path}: more than {MAX_FIELDS} fields or {MAX_BYTES >> 20} MiB are reported"
                 )
             if field.fieldType not in _PARTS:
-                raise _invalid_report(plugin, f"{its}.fieldType is {field.fieldType}")
+                raise _invalid_report(plugin, f"{path}.fieldType is {field.fieldType}")
             if not _GO_FIELD_NAME.fullmatch(field.fieldName):
-                raise _invalid_report(plugin, f"{its}.fieldName {field.fieldName!r:.80} is no name of a field in Go")
+                raise _invalid_report(
+                    plugin, f"{path}.fieldName {field.fieldName!r:.80} is no exported field name of Go"
+                )
             try:
                 msgspec.json.decode(field.value)
             except (msgspec.DecodeError, ValueError, RecursionError):
-                raise _invalid_report(plugin, f"{its}.value is not JSON: {field.value[:80]!r}") from None
-            found.append(
+                raise _invalid_report(plugin, f"{path}.value is not JSON: {field.value[:80]!r}") from None
+            fields.append(
                 ReportedField(
                     plugin=plugin,
                     group=kind.group,
@@ -140,100 +144,90 @@ def decode_fields(plugin: str, answer: Any) -> tuple[ReportedField, ...]:
                     value=msgspec.Raw(field.value),
                 )
             )
-    return tuple(found)
+    return tuple(fields)
 
 
 def collect_fields(reporters: Sequence[ReporterPluginClient]) -> tuple[ReportedField, ...]:
-    """What all of them report, in the order of their names: who merges it sees the same every time."""
+    """Return the fields of all plugins in the order of their names, so that merging them is deterministic."""
     ordered = sorted(reporters, key=lambda reporter: reporter.plugin.name)
     return tuple(field for reporter in ordered for field in reporter.fields())
 
 
 def _invalid_report(plugin: str, what: str) -> Unavailable:
-    return Unavailable(f"reporter plugin {plugin}: {what}", "what it reported before stands; see its version")
-
-
-SCAN_INTERVAL_S = 5.0
-_NS_PER_S = 1_000_000_000
+    return Unavailable(f"reporter plugin {plugin}: {what}", "check its version; until then its previous report is used")
 
 
 class ReporterPlugins:
-    """All of them, and a source of its own (api.interfaces.Probe) that says how they fare. `changed` is called whenever one has
-    something new to say, or is forgotten."""
+    """Discovers the plugins of a directory and runs one client for each. `changed` is called whenever a field changes or the
+    fields of a removed plugin expire."""
 
     name, form = "reporter-plugins", "sockets"
     lost_events = None
 
-    def __init__(self, directory: Path, changed: Callable[[], None], forget_s: float = RETENTION_S) -> None:
+    def __init__(self, directory: Path, changed: Callable[[], None], retention_s: float = RETENTION_S) -> None:
         self._watcher = PluginWatcher({REPORTER_PLUGIN_KIND: REPORTER_PLUGIN_VERSIONS}, directory)
-        self._changed, self._forget_ns, self._ask_s = (
-            changed,
-            round(forget_s * _NS_PER_S),
-            min(POLL_INTERVAL_S, forget_s / 4),
-        )
-        self._heard: dict[DiscoveredPlugin, tuple[ReporterPluginClient, asyncio.Task[None]]] = {}
-        self._gone: dict[str, tuple[ReporterPluginClient, int]] = {}
-        """By name, and until when what they said stands."""
+        self._changed, self._retention_s = changed, retention_s
+        self._clients: dict[DiscoveredPlugin, tuple[ReporterPluginClient, asyncio.Task[None]]] = {}
+        self._removed: dict[str, tuple[ReporterPluginClient, int]] = {}
+        """Clients of removed plugins by name, and the expiry of their fields."""
 
     def fields(self) -> tuple[ReportedField, ...]:
-        """What they report, those that are gone since less than a minute too: they may only be restarted."""
-        gone = [reporter for reporter, _ in self._gone.values()]
-        return collect_fields([*gone, *(reporter for reporter, _ in self._heard.values())])
-
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - as every source is asked
-        return ProbeReading()
+        """Return the fields of all plugins, including recently removed ones."""
+        removed = [reporter for reporter, _ in self._removed.values()]
+        return collect_fields([*removed, *(reporter for reporter, _ in self._clients.values())])
 
     def problem(self) -> Unavailable | None:
-        """What is wrong with one of them; None where all are well."""
-        for reporter, _ in self._heard.values():
+        """Return the problem of one plugin or socket; None if there is none."""
+        for reporter, _ in self._clients.values():
             if reporter.problem is not None:
                 return reporter.problem
-        return next((Unavailable(text, "mend or remove that plugin") for text in self._watcher.problems()), None)
+        return next((Unavailable(text, "fix or remove that plugin") for text in self._watcher.problems()), None)
 
     def close(self) -> None:
-        """Stop listening."""
-        for _, task in self._heard.values():
+        """Stop the clients."""
+        for _, task in self._clients.values():
             task.cancel()
-        self._heard.clear()
+        self._clients.clear()
 
     async def run(self, every_s: float = SCAN_INTERVAL_S) -> None:
-        """Until cancelled."""
+        """Scan until cancelled."""
         try:
             while True:
-                await self.look()
+                await self.scan()
                 await asyncio.sleep(every_s)
         finally:
             self.close()
 
-    async def look(self) -> None:
-        """See who came, who went, and who is to be forgotten."""
-        await self._watcher.look()
-        there, now_ns = self._watcher.plugins(REPORTER_PLUGIN_KIND), time.monotonic_ns()
-        for plugin in [one for one in self._heard if one not in there]:
-            reporter, task = self._heard.pop(plugin)
+    async def scan(self) -> None:
+        """Start clients of new plugins, stop those of removed ones, and drop expired fields."""
+        await self._watcher.scan()
+        plugins, now_ns = self._watcher.plugins(REPORTER_PLUGIN_KIND), time.monotonic_ns()
+        for plugin in [plugin for plugin in self._clients if plugin not in plugins]:
+            reporter, task = self._clients.pop(plugin)
             task.cancel()
-            self._gone[plugin.name] = reporter, now_ns + self._forget_ns
-        for plugin in there:
+            self._removed[plugin.name] = reporter, now_ns + round(self._retention_s * NS_PER_S)
+        for plugin in plugins:
             if (ended := self._ended(plugin)) is not None:
-                log.error("asking reporter plugin %s ended by a bug; it is begun again", plugin.name, exc_info=ended)
-                del self._heard[plugin]
-            if plugin not in self._heard:
-                reporter = ReporterPluginClient(
-                    plugin, self._heard_of(plugin.name), forget_s=self._forget_ns / _NS_PER_S
+                log.error(
+                    "the client of reporter plugin %s ended because of a bug and is restarted",
+                    plugin.name,
+                    exc_info=ended,
                 )
-                self._heard[plugin] = reporter, asyncio.create_task(reporter.run(self._ask_s))
-        for name in [name for name, (_, until_ns) in self._gone.items() if until_ns <= now_ns]:
-            del self._gone[name]
+                del self._clients[plugin]
+            if plugin not in self._clients:
+                on_change = partial(self._on_change, plugin.name)
+                reporter = ReporterPluginClient(plugin, on_change, retention_s=self._retention_s)
+                poll_s = min(POLL_INTERVAL_S, self._retention_s / 4)
+                self._clients[plugin] = reporter, asyncio.create_task(reporter.run(poll_s))
+        for name in [name for name, (_, until_ns) in self._removed.items() if until_ns <= now_ns]:
+            del self._removed[name]
             self._changed()
 
     def _ended(self, plugin: DiscoveredPlugin) -> BaseException | None:
-        """The bug that ended asking it; None where there was none."""
-        task = self._heard[plugin][1] if plugin in self._heard else None
+        """Return the exception that ended the client; None if it runs."""
+        task = self._clients[plugin][1] if plugin in self._clients else None
         return None if task is None or not task.done() or task.cancelled() else task.exception()
 
-    def _heard_of(self, name: str) -> Callable[[], None]:
-        def changed() -> None:
-            self._gone.pop(name, None)  # it is back, and says itself what is so
-            self._changed()
-
-        return changed
+    def _on_change(self, name: str) -> None:
+        self._removed.pop(name, None)  # The plugin is back and reports its own fields.
+        self._changed()

@@ -10,90 +10,90 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from posixpath import dirname
 from typing import Any, NamedTuple
 
 import msgspec
 
 from agent.advisor.preview import PreviewInputs, preview_decisions
-from agent.nri.oci_resources import (
-    PERIOD_US,
-    ContainerBounds,
-    clamp_values,
-    knobs_in_resources,
-    original_values,
-    requested_values,
-)
+from agent.nri.oci_resources import ContainerBounds, clamp_values, knobs_in_resources, original_values, requested_values
 from agent.qrm.actuator.pending_originals import PendingOriginals
 from agent.qrm.actuator.writer import cgroup_directory, read_effective_list
 from agent.qrm.cpuset.state import CpusetEntry
 from agent.qrm.knobs.knob_files import CFS_PERIOD, CFS_QUOTA
+from agent.qrm.knobs.notation import DEFAULT_PERIOD_US
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from agent.sensors.cgroup.pod_cgroup_paths import is_valid_id, parse_cgroups_path
 from agent.sensors.pods.pod_join import (
-    KubeletContainerSpec,
     KubeletPod,
     KubeletPodMetadata,
     KubeletPodSpec,
-    KubeletResources,
     pod_from_kubelet,
 )
-from agent.sensors.pods.pod_spec import PodParsingContext
+from agent.sensors.pods.pod_spec import KubernetesContainer, KubernetesResources, PodParsingContext
 from api.decision import Decision, Outcome, OutcomeStatus
 from api.knobs import Knob
 from api.pod import Pod
 
+log = logging.getLogger(__name__)
 MIN_SHARES, SHARES_PER_CPU, MILLICORES_PER_CPU = 2, 1024, 1000
+"""Constants of the kubelet's conversion between millicores and CPU shares (its `MinShares`, `SharesPerCPU`)."""
 _CPUSET_FILES = {True: ("cpuset.cpus.effective", "cpuset.mems.effective"), False: ("cpuset.cpus", "cpuset.mems")}
 ListedPod = Callable[[str], KubeletPod | None]
-"""What the kubelet has said of the pod with that uid, if it has."""
+"""Returns the pod with a uid from the kubelet's latest list; None if it is not listed."""
+MAX_AGE_CYCLES, MIN_MAX_AGE_S = 5, 15.0
+"""Inputs older than both are stale."""
+EXPECTED_CONTAINER_S = 30.0
+"""Time during which a created container counts as running although no cycle has listed it."""
 
 
 def container_cgroup(container: Any) -> str:
-    """Where it will be. Raises ValueError where the runtime does not say so from the root on."""
+    """Return the path of the container's future cgroup. Raises ValueError unless the runtime names an absolute path."""
     return parse_cgroups_path(container.linux.cgroups_path)
 
 
-def pod_of_request(request: Any, cgroup: str, listed: ListedPod, door: PodParsingContext) -> Pod:
-    """The pod with that one container: as the kubelet lists it, else as the runtime tells it, which has no resources but CPU
-    and memory, and no priority. Raises ValueError for a name that cannot be."""
-    said, container = request.pod, request.container
-    if not is_valid_id(said.uid) or not container.name:
-        raise ValueError(f"{said.uid[:80]!r} is no uid of a pod, or its container has no name")
-    kube = listed(said.uid)
+def pod_of_request(request: Any, cgroup: str, listed: ListedPod, parsing: PodParsingContext) -> Pod:
+    """Return the pod with the one container of the request, as the kubelet lists it, else as the runtime describes it: without
+    priority and with no resources but CPU and memory. Raises ValueError for an invalid uid or an empty name."""
+    sandbox, container = request.pod, request.container
+    if not is_valid_id(sandbox.uid) or not container.name:
+        raise ValueError(f"{sandbox.uid[:80]!r} is no uid of a pod, or its container has no name")
+    kube = listed(sandbox.uid)
     if kube is None or container.name not in _container_names(kube):
         amounts = _resource_amounts(container.linux.resources)
         kube = KubeletPod(
             metadata=KubeletPodMetadata(
-                name=said.name,
-                uid=said.uid,
-                namespace=said.namespace or "default",
-                labels=dict(said.labels),
-                annotations=dict(said.annotations),
+                name=sandbox.name,
+                uid=sandbox.uid,
+                namespace=sandbox.namespace or "default",
+                labels=dict(sandbox.labels),
+                annotations=dict(sandbox.annotations),
             ),
-            spec=KubeletPodSpec(containers=[KubeletContainerSpec(name=container.name, resources=amounts)]),
+            spec=KubeletPodSpec(containers=[KubernetesContainer(name=container.name, resources=amounts)]),
         )
-    return pod_from_kubelet(kube, {container.name: cgroup}, door)
+    return pod_from_kubelet(kube, {container.name: cgroup}, parsing)
 
 
 def read_bounds(cgroup: str, hierarchy: Hierarchy) -> ContainerBounds:
-    """What bounds it, as its parent's files say now."""
-    unified, above = hierarchy.mode == "v2", dirname(cgroup)
+    """Read the limits of the parent cgroup, which bound the container."""
+    unified, parent = hierarchy.mode == "v2", dirname(cgroup)
     cpuset = hierarchy.controller("cpuset")
     cpus = mems = None
     if cpuset is not None:
         files = _CPUSET_FILES[unified]
-        cpus, mems = (read_effective_list(cgroup_directory(cpuset, above), (file,)) for file in files)
+        cpus, mems = (read_effective_list(cgroup_directory(cpuset, parent), (file,)) for file in files)
     return ContainerBounds(
         cpus=frozenset(cpus or ()),
         mems=frozenset(mems or ()),
-        cores=None if unified else _parent_quota_cores(hierarchy, above),
+        cores=None if unified else _parent_quota_cores(hierarchy, parent),
         unified=unified,
     )
 
 
 def _parent_quota_cores(hierarchy: Hierarchy, cgroup: str) -> float | None:
-    """On version 1 nobody may have a larger part of his period than the cgroup above him."""
+    """Return the nearest quota above. On cgroup v1 the kernel refuses a larger quota ratio than that of an ancestor
+    (`tg_cfs_schedulable_down` in kernel/sched/core.c)."""
     cpu = hierarchy.controller("cpu")
     while cpu is not None and cgroup not in ("", "/"):
         try:
@@ -103,7 +103,7 @@ def _parent_quota_cores(hierarchy: Hierarchy, cgroup: str) -> float | None:
         except (OSError, ValueError):
             return None
         if quota > 0:
-            return quota / (period or PERIOD_US)
+            return quota / (period or DEFAULT_PERIOD_US)
         cgroup = dirname(cgroup)
     return None
 
@@ -113,162 +113,161 @@ def _container_names(kube: KubeletPod) -> set[str]:
     return {each.name for kind in kinds for each in kind}
 
 
-def _resource_amounts(resources: Any) -> KubeletResources:
-    """Requests and limits as the kubelet has translated them for the runtime."""
+def _resource_amounts(resources: Any) -> KubernetesResources:
+    """Return requests and limits, converted back from the kubelet's OCI resources."""
     cpu, memory = resources.cpu, resources.memory
     requests: dict[str, str | int | float] = {}
     limits: dict[str, str | int | float] = {}
     if cpu.quota.value > 0:
-        limits["cpu"] = f"{cpu.quota.value * MILLICORES_PER_CPU // (cpu.period.value or PERIOD_US)}m"
+        limits["cpu"] = f"{cpu.quota.value * MILLICORES_PER_CPU // (cpu.period.value or DEFAULT_PERIOD_US)}m"
     if cpu.shares.value > MIN_SHARES:
-        # Rounded down as the kubelet rounds, so that it is never more than the limit.
+        # Rounded down like the kubelet's conversion, so that the request never exceeds the limit.
         requests["cpu"] = f"{cpu.shares.value * MILLICORES_PER_CPU // SHARES_PER_CPU}m"
     if memory.limit.value > 0:
         limits["memory"] = memory.limit.value
-    return KubeletResources(requests=requests, limits=limits)
-
-
-log = logging.getLogger(__name__)
-MAX_AGE_CYCLES, MIN_MAX_AGE_S = 5, 15.0
-"""A round that is older than so many, and than that, says nothing of now."""
-EXPECTED_CONTAINER_S = 30.0
-"""So long somebody who was made is taken for one who will be listed."""
+    return KubernetesResources(requests=requests, limits=limits)
 
 
 class NriContext(NamedTuple):
-    """What is looked at, all of which any thread may ask."""
+    """Inputs of the plugin. Every function may be called from any thread."""
 
     preview_inputs: Callable[[], PreviewInputs | None]
     listed: ListedPod
     wake: Callable[[], None]
-    """Have the pods looked at now: one is coming, or one has started."""
-    door: PodParsingContext
+    """Requests a pod list at once, because a pod is coming or has started."""
+    parsing: PodParsingContext
     hierarchy: Hierarchy
-    foretold: PendingOriginals
+    pending_originals: PendingOriginals
 
 
 class ContainerAdjustment(NamedTuple):
-    """What is to be of a container, and what its owner wanted of the same knobs."""
+    """Values for a container, and the values that its owner requested of the same knobs."""
 
     pod: Pod
     cgroup: str
     values: dict[Knob, str]
     owners: dict[Knob, str]
-    places: Mapping[str, CpusetEntry]
-    """CPUs of the pod's containers, by name, as they are to stay."""
+    cpu_entries: Mapping[str, CpusetEntry]
+    """CPU allocations of the pod's containers by name, to be reserved until a cycle lists the pod."""
     outcomes: Mapping[Knob, Outcome]
-    """What will have come of each value once the container is there, and why it has it."""
+    """Outcome of each value once the runtime has created the container, with its reason."""
 
 
 class ContainerAdjuster:
-    """To be asked in one event loop."""
+    """Computes adjustments one at a time; its methods belong to one event loop."""
 
-    def __init__(self, surroundings: NriContext, bound_s: float) -> None:
-        self._around, self._bound_s = surroundings, bound_s
+    def __init__(self, context: NriContext, timeout_s: float) -> None:
+        self._context, self._timeout_s = context, timeout_s
         self.counts = dict.fromkeys(("adjusted", "unchanged", "unknown", "late", "refused"), 0)
-        """Containers about to be made or changed, by what was answered. Any thread may read."""
+        """Number of requests by answer. Any thread may read it."""
         self._expected: dict[str, tuple[float, Pod]] = {}
         self._worker = ThreadPoolExecutor(1, "nri-answer")
         self._busy = False
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop the worker. Idempotent."""
         self._worker.shutdown(wait=False, cancel_futures=True)
 
-    def expect(self, found: ContainerAdjustment) -> None:
-        """Count on that container from now on, though nobody lists it yet."""
+    def expect(self, adjustment: ContainerAdjustment) -> None:
+        """Treat this container as running and reserve its CPUs, although no cycle has listed it yet."""
         now = time.monotonic()
-        self._expected[found.cgroup] = (now, found.pod)
-        self._around.foretold.promised.make(found.pod.uid, found.places, now)
+        self._expected[adjustment.cgroup] = (now, adjustment.pod)
+        self._context.pending_originals.reservations.reserve(adjustment.pod.uid, adjustment.cpu_entries, now)
 
     def forget(self, container: Any) -> None:
-        """It is gone."""
-        try:
+        """Drop a stopped container."""
+        with suppress(ValueError):
             self._expected.pop(container_cgroup(container), None)
-        except ValueError:
-            return
 
-    async def made(self, request: Any) -> ContainerAdjustment | None:
-        """What is to be of a container that is about to be made; None where that is not known in time. Never raises."""
-        return await self._in_time(request, request.container.linux.resources, frozenset(Knob))
+    async def adjust_new(self, request: Any) -> ContainerAdjustment | None:
+        """Return the adjustment of a container about to be created; None if there is none in time. Never raises."""
+        return await self._adjust(request, request.container.linux.resources, frozenset(Knob))
 
-    async def changed(self, request: Any) -> ContainerAdjustment | None:
-        """The same of one whose owner is about to set some of its knobs."""
-        return await self._in_time(request, request.linux_resources, knobs_in_resources(request.linux_resources))
+    async def adjust_update(self, request: Any) -> ContainerAdjustment | None:
+        """Return the adjustment of the knobs that an update sets; None if there is none in time. Never raises."""
+        return await self._adjust(request, request.linux_resources, knobs_in_resources(request.linux_resources))
 
-    async def _in_time(self, request: Any, resources: Any, knobs: frozenset[Knob]) -> ContainerAdjustment | None:
+    async def _adjust(self, request: Any, resources: Any, knobs: frozenset[Knob]) -> ContainerAdjustment | None:
         if self._busy:
             self.counts["late"] += 1
             return None
         self._busy = True
-        coming = self._still_expected()
-        work = asyncio.get_running_loop().run_in_executor(self._worker, self._find, request, resources, knobs, coming)
-        work.add_done_callback(self._free)
+        expected = self._still_expected()
+        work = asyncio.get_running_loop().run_in_executor(
+            self._worker, self._compute, request, resources, knobs, expected
+        )
+        work.add_done_callback(self._release)
+        adjustment = None
         try:
-            async with asyncio.timeout(self._bound_s):
-                found = await asyncio.shield(work)
+            async with asyncio.timeout(self._timeout_s):
+                adjustment = await asyncio.shield(work)
         except TimeoutError:
             self.counts["late"] += 1
             return None
         except ValueError as error:
-            log.warning("NRI: container %s is left as it is: %s", request.container.id[:80], error)
-            found = None
+            log.warning("NRI: container %s is not adjusted: %s", request.container.id[:80], error)
         except Exception:
-            log.exception("NRI: container %s is left as it is", request.container.id[:80])
-            found = None
-        self.counts["unknown" if found is None else "adjusted" if found.values else "unchanged"] += 1
-        return found
+            log.exception("NRI: container %s is not adjusted", request.container.id[:80])
+        self.counts["unknown" if adjustment is None else "adjusted" if adjustment.values else "unchanged"] += 1
+        return adjustment
 
-    def _free(self, work: asyncio.Future[ContainerAdjustment | None]) -> None:
+    def _release(self, work: asyncio.Future[ContainerAdjustment | None]) -> None:
         self._busy = False
         if not work.cancelled():
-            work.exception()  # whoever came too late to hear of it has said so
+            work.exception()  # Mark an exception after the timeout as retrieved.
 
     def _still_expected(self) -> list[Pod]:
-        basis, now = self._around.preview_inputs(), time.monotonic()
-        there = basis.snapshot.cgroups if basis is not None else {}
-        listed = {one.cgroup for pod in basis.snapshot.pods for one in pod.containers} if basis is not None else set()
+        inputs, now = self._context.preview_inputs(), time.monotonic()
         self._expected = {
-            cgroup: each
-            for cgroup, each in self._expected.items()
-            if now - each[0] < EXPECTED_CONTAINER_S and not (cgroup in there and cgroup in listed)
+            cgroup: (since_s, pod)
+            for cgroup, (since_s, pod) in self._expected.items()
+            if now - since_s < EXPECTED_CONTAINER_S and not (inputs is not None and _is_listed(cgroup, inputs))
         }
         return [pod for _, pod in self._expected.values()]
 
-    def _find(
-        self, request: Any, resources: Any, knobs: frozenset[Knob], coming: list[Pod]
+    def _compute(
+        self, request: Any, resources: Any, knobs: frozenset[Knob], expected: list[Pod]
     ) -> ContainerAdjustment | None:
-        """In a thread beside. Raises ValueError for what cannot be understood."""
-        basis = self._around.preview_inputs()
-        if basis is None:
+        """Compute in the worker thread. Raises ValueError for an invalid request."""
+        inputs, reservations = self._context.preview_inputs(), self._context.pending_originals.reservations
+        if inputs is None:
             return None
-        age_s = (time.monotonic_ns() - basis.now_ns) / 1e9
-        if age_s > max(MAX_AGE_CYCLES * basis.config.interval_s, MIN_MAX_AGE_S):
+        age_s = (time.monotonic_ns() - inputs.now_ns) / 1e9
+        if age_s > max(MAX_AGE_CYCLES * inputs.config.interval_s, MIN_MAX_AGE_S):
             return None
         cgroup = container_cgroup(request.container)
-        pod = pod_of_request(request, cgroup, self._around.listed, self._around.door)
-        known = msgspec.structs.replace(basis.known, cpus=self._around.foretold.promised.kept(basis.known.cpus))
-        decisions, cpus = preview_decisions(msgspec.structs.replace(basis, known=known), [*coming, pod], cgroup)
-        wanted = {knob: decision.value for knob, decision in decisions.items()}
-        bounds = read_bounds(cgroup, self._around.hierarchy)
-        asked = requested_values(resources, bounds)
-        values = clamp_values(wanted, asked, resources, bounds)
+        pod = pod_of_request(request, cgroup, self._context.listed, self._context.parsing)
+        state = msgspec.structs.replace(inputs.state, cpus=reservations.merge_into(inputs.state.cpus))
+        decisions, cpus = preview_decisions(msgspec.structs.replace(inputs, state=state), [*expected, pod], cgroup)
+        bounds = read_bounds(cgroup, self._context.hierarchy)
+        requested = requested_values(resources, bounds)
+        desired = {knob: decision.value for knob, decision in decisions.items()}
+        values = clamp_values(desired, requested, resources, bounds)
         values = {knob: value for knob, value in values.items() if knob in knobs}
-        outcomes = {knob: _adjustment_outcome(knob, value, asked[knob], decisions) for knob, value in values.items()}
-        return ContainerAdjustment(
-            pod, cgroup, values, original_values(values, asked, resources), cpus.pod(pod.uid), outcomes
-        )
+        outcomes = {
+            knob: _adjustment_outcome(knob, value, requested[knob], decisions) for knob, value in values.items()
+        }
+        owners = original_values(values, requested, resources)
+        return ContainerAdjustment(pod, cgroup, values, owners, cpus.pod(pod.uid), outcomes)
 
 
-def _adjustment_outcome(knob: Knob, given: str, asked: str, decisions: Mapping[Knob, Decision]) -> Outcome:
-    """From what the owner asked for to what the container is given, because of what was decided."""
-    # The least weight stands in for cpu.idle, whatever weight was decided beside it.
+def _is_listed(cgroup: str, inputs: PreviewInputs) -> bool:
+    """Return whether a cycle has seen both the container's cgroup and its pod."""
+    snapshot = inputs.snapshot
+    return cgroup in snapshot.cgroups and any(
+        container.cgroup == cgroup for pod in snapshot.pods for container in pod.containers
+    )
+
+
+def _adjustment_outcome(knob: Knob, value: str, requested: str, decisions: Mapping[Knob, Decision]) -> Outcome:
+    """Return the outcome of changing a requested value, with the decision that caused it."""
+    # The lowest weight replaces cpu.idle (see oci_resources), whatever weight was decided as well.
     idle = knob is Knob.WEIGHT and Knob.IDLE in decisions and decisions[Knob.IDLE].value == "1"
-    why = decisions[Knob.IDLE if idle else knob]
+    cause = decisions[Knob.IDLE if idle else knob]
     return Outcome(
-        decision=msgspec.structs.replace(why, knob=knob, value=given),
+        decision=msgspec.structs.replace(cause, knob=knob, value=value),
         status=OutcomeStatus.APPLIED,
-        before=asked,
-        after=given,
-        clamped_from=None if idle or why.value == given else why.value,
+        before=requested,
+        after=value,
+        clamped_from=None if idle or cause.value == value else cause.value,
     )

@@ -11,11 +11,11 @@ from enum import IntEnum
 from typing import NamedTuple
 
 MAX_MESSAGE_BYTES = 4 << 20
-"""ttrpc's own limit."""
+"""Message limit of ttrpc."""
 MAX_PIECE_BYTES = 4096
-"""The runtime reads into a buffer of this size, and breaks off where a piece has more."""
+"""Size of the runtime's read buffer; it closes the connection on a larger frame."""
 PLUGIN_CONVERSATION, RUNTIME_CONVERSATION = 1, 2
-"""Conversations: in the first the runtime calls us, in the second we call it."""
+"""Multiplexed connections: on the first the runtime calls the plugin, on the second the plugin calls the runtime."""
 _PIECE_HEADER = struct.Struct(">II")
 _MESSAGE_HEADER = struct.Struct(">IIBB")
 _MAX_RECEIVED_PIECE = MAX_MESSAGE_BYTES + _MESSAGE_HEADER.size
@@ -23,14 +23,14 @@ _MAX_CONVERSATIONS = 8
 
 
 class MessageKind(IntEnum):
-    """Of a message. Streams, which have a third one, are not used by NRI."""
+    """Kind of a ttrpc message. NRI does not use streams, which have a third kind."""
 
     REQUEST = 1
     RESPONSE = 2
 
 
 class NriMessage(NamedTuple):
-    """One that came in whole."""
+    """One complete message."""
 
     conversation: int
     call: int
@@ -39,18 +39,18 @@ class NriMessage(NamedTuple):
 
 
 class NriProtocolError(ValueError):
-    """What came is not NRI; the text says why. Nothing after it can be understood."""
+    """The peer sent bytes that are not NRI, after which the stream cannot be decoded; the text says why."""
 
 
 class FrameReader:
-    """Takes bytes as they come and keeps what is not a whole message yet: at most one per conversation."""
+    """Decodes a byte stream; buffers at most one incomplete message per conversation."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
-        self._begun: dict[int, bytearray] = {}
+        self._partial: dict[int, bytearray] = {}
 
     def feed(self, data: bytes) -> Iterator[NriMessage]:
-        """The messages that these bytes complete. Raises Garbage."""
+        """Yield the messages that these bytes complete. Raises NriProtocolError."""
         self._rest += data
         while len(self._rest) >= _PIECE_HEADER.size:
             conversation, length = _PIECE_HEADER.unpack_from(self._rest)
@@ -61,34 +61,34 @@ class FrameReader:
                 return
             piece = bytes(self._rest[_PIECE_HEADER.size : end])
             del self._rest[:end]
-            if conversation not in self._begun and len(self._begun) >= _MAX_CONVERSATIONS:
-                raise NriProtocolError(f"conversation {conversation}, besides {_MAX_CONVERSATIONS} others")
-            begun = self._begun.setdefault(conversation, bytearray())
-            begun += piece
-            yield from _decode_messages(conversation, begun)
+            if conversation not in self._partial and len(self._partial) >= _MAX_CONVERSATIONS:
+                raise NriProtocolError(f"conversation {conversation} in addition to {_MAX_CONVERSATIONS} others")
+            buffer = self._partial.setdefault(conversation, bytearray())
+            buffer += piece
+            yield from _decode_messages(conversation, buffer)
 
 
-def _decode_messages(conversation: int, begun: bytearray) -> Iterator[NriMessage]:
-    while len(begun) >= _MESSAGE_HEADER.size:
-        length, call, kind, _flags = _MESSAGE_HEADER.unpack_from(begun)
+def _decode_messages(conversation: int, buffer: bytearray) -> Iterator[NriMessage]:
+    while len(buffer) >= _MESSAGE_HEADER.size:
+        length, call, number, _flags = _MESSAGE_HEADER.unpack_from(buffer)
         if length > MAX_MESSAGE_BYTES:
             raise NriProtocolError(f"a message of {length} bytes, more than {MAX_MESSAGE_BYTES}")
         try:
-            known = MessageKind(kind)
+            kind = MessageKind(number)
         except ValueError:
-            raise NriProtocolError(f"a message of kind {kind}") from None
+            raise NriProtocolError(f"a message of kind {number}") from None
         end = _MESSAGE_HEADER.size + length
-        if len(begun) < end:
+        if len(buffer) < end:
             return
-        data = bytes(begun[_MESSAGE_HEADER.size : end])
-        del begun[:end]
-        yield NriMessage(conversation, call, known, data)
+        data = bytes(buffer[_MESSAGE_HEADER.size : end])
+        del buffer[:end]
+        yield NriMessage(conversation, call, kind, data)
 
 
 def encode_frame(message: NriMessage) -> bytes:
-    """The bytes of a message. Raises ValueError for one that is too large to be sent."""
+    """Encode a message in pieces that fit the runtime's buffer. Raises ValueError for a message above MAX_MESSAGE_BYTES."""
     if len(message.data) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {len(message.data)} bytes, more than {MAX_MESSAGE_BYTES}")
-    whole = _MESSAGE_HEADER.pack(len(message.data), message.call, message.kind, 0) + message.data
-    pieces = (whole[start : start + MAX_PIECE_BYTES] for start in range(0, len(whole), MAX_PIECE_BYTES))
+    frame = _MESSAGE_HEADER.pack(len(message.data), message.call, message.kind, 0) + message.data
+    pieces = (frame[start : start + MAX_PIECE_BYTES] for start in range(0, len(frame), MAX_PIECE_BYTES))
     return b"".join(_PIECE_HEADER.pack(message.conversation, len(piece)) + piece for piece in pieces)

@@ -27,18 +27,18 @@ from api.proto import ttrpc_pb2 as rpc
 log = logging.getLogger(__name__)
 READ_BYTES = 1 << 16
 UNIMPLEMENTED, INVALID_ARGUMENT = 12, 3
-"""gRPC's codes, which ttrpc has too."""
+"""Status codes of gRPC, which ttrpc shares."""
 _MAX_ERROR_CHARS = 300
 _PLUGIN = wire.DESCRIPTOR.services_by_name["Plugin"]
 _RUNTIME = wire.DESCRIPTOR.services_by_name["Runtime"]
 _REQUESTS = {method.name: getattr(wire, method.input_type.name) for method in _PLUGIN.methods}
 _ANSWERS = {method.name: getattr(wire, method.output_type.name) for method in _RUNTIME.methods}
 Handler = Callable[[Any], Awaitable[Any] | Any]
-"""From a request to its answer, both messages of NRI."""
+"""Maps an NRI request to its response."""
 
 
 class NriSession:
-    """To be run in an event loop: `connect` makes one, `run` answers until it ends, `call` asks the runtime meanwhile."""
+    """An open connection; `run` answers the runtime's requests while `call` sends requests to it."""
 
     def __init__(
         self,
@@ -53,56 +53,56 @@ class NriSession:
         self._answering: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Read, and have handlers answer, until the runtime hangs up. Raises Garbage, and OSError as the socket does."""
+        """Dispatch requests to handlers until the runtime closes the connection. Raises NriProtocolError and OSError."""
         frames = FrameReader()
         try:
             while data := await self._reader.read(READ_BYTES):
                 for message in frames.feed(data):
-                    self._take(message)
+                    self._dispatch(message)
         finally:
             for task in self._answering:
                 task.cancel()
             for future in self._waiting.values():
                 if not future.done():
-                    future.set_exception(Unavailable("the runtime hung up", "see its log; it is tried again"))
+                    future.set_exception(Unavailable("the runtime closed the connection", "see the log of the runtime"))
             self._writer.close()
 
     async def call(self, method: str, request: Any) -> Any:
-        """What the runtime answers. Raises Unavailable where it does not in time, or says no, and Garbage for what is
-        no message."""
+        """Return the runtime's response. Raises Unavailable on timeout or refusal, and NriProtocolError for an invalid
+        response."""
         number, self._next = self._next, self._next + 2
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
-        asked = rpc.Request(
+        message = rpc.Request(
             service=_RUNTIME.full_name,
             method=method,
             payload=request.SerializeToString(),
             timeout_nano=round(self._timeout_s * 1e9),
         )
         try:
-            self._send(NriMessage(RUNTIME_CONVERSATION, number, MessageKind.REQUEST, asked.SerializeToString()))
+            self._send(NriMessage(RUNTIME_CONVERSATION, number, MessageKind.REQUEST, message.SerializeToString()))
             async with asyncio.timeout(self._timeout_s):
-                answered = _decode_message(rpc.Response, await future, method)
-            if answered.status.code:
+                response = _decode_message(rpc.Response, await future, method)
+            if response.status.code:
                 raise Unavailable(
-                    f"the runtime refused {method}: {answered.status.message[:_MAX_ERROR_CHARS]}",
+                    f"the runtime refused {method}: {response.status.message[:_MAX_ERROR_CHARS]}",
                     "see the runtime's log",
                 )
-            return _decode_message(_ANSWERS[method], answered.payload, method)
+            return _decode_message(_ANSWERS[method], response.payload, method)
         except TimeoutError:
             raise Unavailable(
-                f"the runtime did not answer {method} within {self._timeout_s:g} s", "see why it hangs"
+                f"the runtime did not answer {method} within {self._timeout_s:g} s", "see the log of the runtime"
             ) from None
         finally:
             self._waiting.pop(number, None)
 
     async def close(self) -> None:
-        """Hang up. Idempotent."""
+        """Close the connection. Idempotent."""
         self._writer.close()
 
-    def _take(self, message: NriMessage) -> None:
+    def _dispatch(self, message: NriMessage) -> None:
         if message.conversation == RUNTIME_CONVERSATION and message.kind is MessageKind.RESPONSE:
             future = self._waiting.get(message.call)
-            # An answer that is late has nobody who waits for it.
+            # A response after the timeout has no future any more.
             if future is not None and not future.done():
                 future.set_result(message.data)
         elif message.conversation == PLUGIN_CONVERSATION and message.kind is MessageKind.REQUEST:
@@ -111,26 +111,26 @@ class NriSession:
             task.add_done_callback(self._answering.discard)
 
     async def _answer(self, message: NriMessage) -> None:
-        response = await self._answered(message.data)
+        response = await self._handle(message.data)
         self._send(NriMessage(PLUGIN_CONVERSATION, message.call, MessageKind.RESPONSE, response.SerializeToString()))
 
-    async def _answered(self, data: bytes) -> rpc.Response:
+    async def _handle(self, data: bytes) -> rpc.Response:
         try:
             request = rpc.Request.FromString(data)
             handler = self._handlers.get(request.method) if request.service == _PLUGIN.full_name else None
             if handler is None:
                 return _error_response(UNIMPLEMENTED, f"{request.service}.{request.method} is not offered")
             body = _REQUESTS[request.method].FromString(request.payload)
-        except Exception as error:  # noqa: BLE001 - protobuf's own, which has no name to import here
-            return _error_response(INVALID_ARGUMENT, f"no request: {error}")
+        except Exception as error:  # noqa: BLE001 - protobuf's DecodeError depends on its implementation
+            return _error_response(INVALID_ARGUMENT, f"invalid request: {error}")
         try:
-            answered = handler(body)
-            if inspect.isawaitable(answered):
-                answered = await answered
-            return rpc.Response(payload=answered.SerializeToString())
+            response = handler(body)
+            if inspect.isawaitable(response):
+                response = await response
+            return rpc.Response(payload=response.SerializeToString())
         except Exception:
-            # An error would keep the container from being made: an empty answer lets it be as it is.
-            log.exception("NRI: %s failed, and is answered with nothing", request.method)
+            # An error response would make the runtime fail the container: an empty response leaves it unchanged.
+            log.exception("NRI: %s failed; an empty response was sent", request.method)
             return rpc.Response()
 
     def _send(self, message: NriMessage) -> None:
@@ -139,14 +139,14 @@ class NriSession:
 
 
 async def connect_nri(socket: Path, handlers: Mapping[str, Handler], timeout_s: float) -> NriSession:
-    """A connection to the socket. Raises Unavailable."""
+    """Connect to the socket. Raises Unavailable."""
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_unix_connection(socket)
     except (OSError, TimeoutError, ValueError) as error:
-        said = getattr(error, "strerror", None) or str(error) or "nobody accepts"
+        reason = getattr(error, "strerror", None) or str(error) or "no process accepts connections"
         raise Unavailable(
-            f"{socket}: {said}", "see that the container runtime runs and has NRI switched on (containerd 2 has)"
+            f"{socket}: {reason}", "check that the container runtime runs and has NRI enabled (containerd 2 has)"
         ) from None
     return NriSession(reader, writer, handlers, timeout_s)
 
@@ -154,8 +154,8 @@ async def connect_nri(socket: Path, handlers: Mapping[str, Handler], timeout_s: 
 def _decode_message(kind: Any, data: bytes, method: str) -> Any:
     try:
         return kind.FromString(data)
-    except Exception as error:  # noqa: BLE001 - protobuf's own, as above
-        raise NriProtocolError(f"the answer to {method} is no message: {error}") from None
+    except Exception as error:  # noqa: BLE001 - as above
+        raise NriProtocolError(f"the response to {method} is no message: {error}") from None
 
 
 def _error_response(code: int, text: str) -> rpc.Response:

@@ -20,15 +20,15 @@ from common.state_file import replace_file
 
 log = logging.getLogger(__name__)
 ORIGINALS_ANNOTATION = "dioptase.io/as-asked"
-"""Annotation of a container."""
+"""Container annotation with the original and the given value of each adjusted knob."""
 KEY_FILE = "notes.key"
 KEY_BYTES = 32
 MAX_ANNOTATION_CHARS = 4096
 KnobPairs = Mapping[Knob, tuple[str, str]]
-"""What the owner wanted of each knob, and what it was given."""
+"""Original and given value of each knob."""
 
 
-class _SignedNote(msgspec.Struct, frozen=True):
+class _SignedPairs(msgspec.Struct, frozen=True):
     seal: str
     knobs: msgspec.Raw
 
@@ -37,49 +37,47 @@ _PAIRS_DECODER = msgspec.json.Decoder(dict[Knob, tuple[str, str]])
 
 
 class SignedAnnotations:
-    """Those of the agents that have this key."""
+    """Writes and verifies the annotation with the key of this node."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
 
     def write(self, container_id: str, pairs: KnobPairs) -> str:
-        """The text for that container."""
+        """Return the annotation text for a container."""
         knobs = msgspec.json.encode(pairs)
-        return msgspec.json.encode(_SignedNote(self._seal(container_id, knobs), msgspec.Raw(knobs))).decode()
+        return msgspec.json.encode(_SignedPairs(self._seal(container_id, knobs), msgspec.Raw(knobs))).decode()
 
     def read(self, container_id: str, text: str) -> KnobPairs:
-        """What such a text says. Raises ValueError for what no agent with this key wrote on that very container."""
+        """Return the values of an annotation. Raises ValueError unless an agent with this key wrote it for this container."""
         if len(text) > MAX_ANNOTATION_CHARS:
             raise ValueError(f"it has more than {MAX_ANNOTATION_CHARS} characters")
         try:
-            note = msgspec.json.decode(text, type=_SignedNote)
+            signed = msgspec.json.decode(text, type=_SignedPairs)
         except RecursionError:
             raise ValueError("its lists are too deep") from None
-        if not hmac.compare_digest(self._seal(container_id, bytes(note.knobs)).encode(), note.seal.encode()):
-            raise ValueError("it does not have the seal of this node's agent")
-        return _PAIRS_DECODER.decode(note.knobs)
+        if not hmac.compare_digest(self._seal(container_id, bytes(signed.knobs)).encode(), signed.seal.encode()):
+            raise ValueError("its signature is not that of this node's agent")
+        return _PAIRS_DECODER.decode(signed.knobs)
 
     def _seal(self, container_id: str, knobs: bytes) -> str:
         return hmac.new(self._key, msgspec.json.encode(container_id) + knobs, hashlib.sha256).hexdigest()
 
 
 def open_signed_annotations(state_dir: Path) -> SignedAnnotations:
-    """By the key in that directory, which only one process at a time works with; made where there is none."""
+    """Read the key from the locked state directory, or create a new one."""
     path = state_dir / KEY_FILE
     try:
         key = read_small_file(path, KEY_BYTES)
     except FileNotFoundError:
         key = b""
     except OSError as error:
-        log.warning("%s cannot be read, and is made anew: %s", path, error.strerror)
+        log.warning("%s cannot be read and is created again: %s", path, error.strerror)
         key = b""
     if len(key) != KEY_BYTES:
         key = secrets.token_bytes(KEY_BYTES)
         try:
             replace_file(path, key)
         except OSError as error:
-            text = (
-                "%s cannot be written: %s; an agent that comes after this one, if it is killed, does not know its notes"
-            )
+            text = "%s cannot be written: %s; after a crash the next agent cannot verify annotations of this one"
             log.warning(text, path, error.strerror)
     return SignedAnnotations(key)

@@ -11,42 +11,42 @@ from typing import NamedTuple
 
 from agent.sensors.cgroup.cgroup_files import CgroupFileSource, plan_sources
 from agent.sensors.cgroup.cgroup_tree import CgroupNode, CgroupTree
-from agent.sensors.cgroup.hierarchy import Hierarchy
+from agent.sensors.cgroup.hierarchy import Hierarchy, parse_mountinfo
 from agent.sensors.kernel_files import ProcSysFiles
-from agent.sensors.node import machine, node_disks
+from agent.sensors.node import machine
 from agent.sensors.node.machine import read_machine
 from agent.sensors.node.node_cpu import CpuFrequencyReader
 from agent.sensors.node.node_reader import NODE_SOURCES, NodeSource
 from api.snapshot import Cadence
 
 MAX_FILE_BYTES = 1 << 20
-"""Of one text: the rest of a longer one is cut off."""
+"""Maximum size of one text; the rest of a longer one is cut off."""
 BOOT_ID_PATH = "sys/kernel/random/boot_id"
 
 
 class CapturedFile(NamedTuple):
-    """One file; `text` is None for a directory that matters by being there."""
+    """One file; `text` is None for a directory whose existence matters."""
 
     path: Path
     text: bytes | None
 
 
 def capture_node(proc: Path, sys: Path) -> Iterator[CapturedFile]:
-    """What the machine's own sources read."""
+    """Yield the files that the node's sensors read."""
     files = _RecordingFiles(proc, sys)
     try:
         read_machine(files)
-        every: list[tuple[str, NodeSource]] = [
+        sources: list[tuple[str, NodeSource]] = [
             *NODE_SOURCES[Cadence.TICK].items(),
             ("frequencies", CpuFrequencyReader()),
             *NODE_SOURCES[Cadence.SLOW].items(),
         ]
-        for name, source in every:
+        for name, source in sources:
             files.begin(name)
             source(files)
-        files.parse("self/mountinfo", node_disks.parse_mountinfo)
-        files.look(proc / BOOT_ID_PATH)
-        machine.read_topology(sys, lambda path: files.look(path).decode("ascii", "replace").strip())
+        files.parse("self/mountinfo", parse_mountinfo)
+        files.read_optional(proc / BOOT_ID_PATH)
+        machine.read_topology(sys, lambda path: files.read_optional(path).decode("ascii", "replace").strip())
     finally:
         files.close()
     for path, text in files.noted.items():
@@ -54,7 +54,7 @@ def capture_node(proc: Path, sys: Path) -> Iterator[CapturedFile]:
 
 
 def capture_cgroups(hierarchy: Hierarchy, limit: int) -> Iterator[CapturedFile]:
-    """What is read of each cgroup, at most `limit` of them; those that go meanwhile are left out."""
+    """Yield the files read of each cgroup, at most `limit` of them; cgroups removed meanwhile are left out."""
     plan = plan_sources(hierarchy)
     primary = os.open(hierarchy.primary, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -66,9 +66,9 @@ def capture_cgroups(hierarchy: Hierarchy, limit: int) -> Iterator[CapturedFile]:
 
 
 def _capture_cgroup(plan: tuple[CgroupFileSource, ...], group: CgroupNode) -> Iterator[CapturedFile]:
-    there: set[int] = set()
+    present: set[int] = set()
     for index, source in enumerate(plan):
-        if source.fallback_for in there:
+        if source.fallback_for in present:
             continue
         path = _cgroup_directory(source.mount, group) / os.fsdecode(source.file)
         try:
@@ -76,7 +76,7 @@ def _capture_cgroup(plan: tuple[CgroupFileSource, ...], group: CgroupNode) -> It
                 text = file.read(MAX_FILE_BYTES)
         except OSError:
             continue
-        there.add(index)
+        present.add(index)
         yield CapturedFile(path, text)
 
 
@@ -85,7 +85,7 @@ def _cgroup_directory(mount: Path, group: CgroupNode) -> Path:
 
 
 class _RecordingFiles(ProcSysFiles):
-    # Files of a node that also notes what is read.
+    # Records every file that is read.
     def __init__(self, proc: Path, sys: Path) -> None:
         super().__init__(proc, sys)
         self.noted: dict[Path, bytes | None] = {}

@@ -14,15 +14,14 @@ import msgspec
 from agent.advisor.cpu_estimate import online_containers
 from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.advisor.interference import attribute_latency
-from agent.advisor.pod_usage import reclaimed_use_cores
+from agent.advisor.pod_usage import reclaimed_cgroups, reclaimed_use_cores
 from agent.config.config import AgentConfig
-from agent.qrm.decisions.cpu import managed_cgroups
+from agent.qrm.decisions.cpu import compose_decisions, managed_cgroups
 from agent.qrm.knobs.knob_files import KNOB_SPECS
 from api.decision import Advice, Cycle, Decision
 from api.eviction import EvictionVictim
 from api.histogram import SLOT_COUNT, quantile_ns
 from api.knobs import Knob
-from api.qos import QoSLevel
 from api.rates import Rates, cgroups_by_container, compute_rates
 from api.snapshot import Snapshot
 
@@ -31,33 +30,33 @@ if TYPE_CHECKING:
 
 NS_PER_S = 1_000_000_000
 SATURATED_RATIO = 0.95
-"""Batch work that used so much of what it was lent would have used more."""
+"""Batch work that used this part of its reclaimable CPU would have used more."""
 
 
 class CycleFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a round says of the time since the one before it, whatever any policy says. Cores, and core seconds a second."""
+    """Measurements of the time between two cycles, which no policy changes. Cores, and core seconds per second."""
 
     at_s: float
-    """Since the first round; the time between two boots is left out."""
+    """Time since the first cycle, without the time between two boots."""
     boot: int = 0
-    """How many boots there were before this one."""
+    """Number of boots before this one."""
     interval_s: float
     node_cpus: int
     online_cores: float
-    """What online pods used,"""
+    """CPU use of online pods."""
     demand_cores: float
-    """and that with what they waited for."""
+    """Use of online pods plus their run-queue latency."""
     batch_cores: float
-    batch_lent_cores: float | None
-    """What it was lent at that time; None where nobody decided."""
+    batch_reclaimable_cores: float | None
+    """Reclaimable CPU at that time; None without a decision."""
     interference_cores: float
-    """What online pods waited while batch work had the CPU."""
+    """Run-queue latency of online pods while batch work had the CPU."""
     waits: tuple[int, ...]
-    """Of online pods, in slots."""
+    """Run-queue latency of online pods, by histogram slot."""
 
 
 class PolicyOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What one policy makes of one round."""
+    """Outcome of one cycle under one policy."""
 
     reclaimable_cores: float = msgspec.field(name="lent_cores")
     headroom_cores: float | None = msgspec.field(name="promised_cores")
@@ -66,136 +65,145 @@ class PolicyOutcome(msgspec.Struct, frozen=True, kw_only=True):
     changes: int
     """Knobs that would have been written."""
     batch_cores: float
-    """What batch work used, or would have."""
+    """CPU use of batch work, measured or expected."""
     interference_cores: float
-    """What online pods waited for batch work, or would have,"""
+    """Run-queue latency of online pods caused by batch work, measured or expected."""
     short_cores: float
-    """and what they wanted beyond the CPUs of their own pool, where the pools are kept apart."""
+    """Demand of online pods beyond the CPUs of their own pools, if the pools are separate."""
     victims: frozenset[str] | None = None
-    """Uids of pods that would have had to leave; None where no eviction plugin is named."""
+    """Uids of pods that would have been evicted; None without an eviction plugin."""
 
 
 class PolicyReplay:
-    """One policy, played through rounds as they come."""
+    """One policy, evaluated cycle by cycle."""
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
-        self._remembered = PolicyState()
-        self._known: dict[tuple[str, Knob], str] = {}
+        self._state = PolicyState()
+        self._values: dict[tuple[str, Knob], str] = {}
         self.decisions: tuple[Decision, ...] = ()
-        """Of the latest round,"""
+        """Decisions of the latest cycle."""
         self.victims: tuple[EvictionVictim, ...] | None = None
-        """and who would have had to leave in it; None where no eviction plugin is named."""
+        """Pods that would have been evicted in the latest cycle; None without an eviction plugin."""
         self._evictor: EvictionRunner | None = None
         if config.eviction.plugins:
-            from agent.eviction.runner import EvictionRunner  # noqa: PLC0415 - most settings evict nobody
+            from agent.eviction.runner import EvictionRunner  # noqa: PLC0415 - most configurations have no eviction plugin
 
             self._evictor = EvictionRunner(config, None)
 
-    def judge(self, snapshot: Snapshot) -> tuple[Advice | None, int]:
-        """The policy's advice, and how many knobs it would have turned."""
-        judged, self._remembered = evaluate_policy(snapshot, self._config, self._remembered, snapshot.taken_at_ns)
-        advice = judged.advice
+    def evaluate(self, snapshot: Snapshot, rates: Rates | None = None) -> tuple[Advice | None, int]:
+        """Evaluate one cycle; return the advice and the number of knobs that would have changed.
+
+        `rates` are those since the previous cycle; without them they are computed.
+        """
+        result, self._state = evaluate_policy(snapshot, self._config, self._state, snapshot.taken_at_ns, rates=rates)
+        advice = result.advice
         if self._evictor is not None:
             now_ns = snapshot.taken_at_ns
-            self.victims = self._evictor.run_cycle(snapshot, advice, self._remembered, now_ns).victims
+            self.victims = self._evictor.run_cycle(snapshot, advice, self._state, now_ns).victims
         if advice is None:
             return None, 0
         knobs = dict.fromkeys(managed_cgroups(snapshot.pods), frozenset(KNOB_SPECS))
-        self.decisions = judged.decisions(snapshot, knobs)
-        wanted = {(decision.cgroup, decision.knob): decision.value for decision in self.decisions}
-        changes = sum(self._known.get(key) != value for key, value in wanted.items())
-        self._known = wanted
+        self.decisions = compose_decisions(result, snapshot, knobs)
+        values = {(decision.cgroup, decision.knob): decision.value for decision in self.decisions}
+        changes = sum(self._values.get(key) != value for key, value in values.items())
+        self._values = values
         return advice, changes
 
 
 def replay_cycles(
-    rounds: Iterable[Cycle], policies: Mapping[str, AgentConfig]
+    cycles: Iterable[Cycle], policies: Mapping[str, AgentConfig]
 ) -> Iterator[tuple[CycleFacts, dict[str, PolicyOutcome]]]:
-    """Every round from the second of each boot on, with what each policy would have made of it. No policy remembers anything
-    of another boot, whose clock says nothing in this one."""
-    players = {name: PolicyReplay(config) for name, config in policies.items()}
+    """Yield every cycle from the second of each boot on, with the outcome of every policy.
+
+    Policies restart with each boot, because its clock starts again.
+    """
+    replays = {name: PolicyReplay(config) for name, config in policies.items()}
     before: Cycle | None = None
-    began_ns, at_ns, boot = 0, 0, 0
-    for finished in rounds:
-        snapshot = finished.snapshot
+    start_ns, at_ns, boot = 0, 0, 0
+    for cycle in cycles:
+        snapshot = cycle.snapshot
         if before is None:
-            began_ns = snapshot.taken_at_ns
+            start_ns = snapshot.taken_at_ns
         elif _is_reboot(before.snapshot, snapshot):
-            players = {name: PolicyReplay(config) for name, config in policies.items()}
-            began_ns, boot, before = snapshot.taken_at_ns - at_ns, boot + 1, None
-        judged = {name: player.judge(snapshot) for name, player in players.items()}
+            replays = {name: PolicyReplay(config) for name, config in policies.items()}
+            start_ns, boot, before = snapshot.taken_at_ns - at_ns, boot + 1, None
         change = compute_rates(before.snapshot, snapshot) if before is not None else None
+        evaluations = {name: replay.evaluate(snapshot, change) for name, replay in replays.items()}
         if change is not None and before is not None:
-            fact = measure_cycle(before, finished, change, began_ns, boot)
+            fact = measure_cycle(before, cycle, change, start_ns, boot)
             yield (
                 fact,
-                {name: evaluate_outcome(fact, *judged[name], player.victims) for name, player in players.items()},
+                {name: evaluate_outcome(fact, *evaluations[name], replay.victims) for name, replay in replays.items()},
             )
-        at_ns, before = snapshot.taken_at_ns - began_ns, finished
+        at_ns, before = snapshot.taken_at_ns - start_ns, cycle
 
 
 def _is_reboot(before: Snapshot, now: Snapshot) -> bool:
-    """Between these two; not every machine names its boots."""
+    """Whether the machine rebooted between the snapshots; not every machine has boot ids."""
     return now.boot_id != before.boot_id or now.taken_at_ns < before.taken_at_ns
 
 
-def measure_cycle(before: Cycle, finished: Cycle, change: Rates, began_ns: int, boot: int = 0) -> CycleFacts:
-    """What happened between two rounds."""
-    snapshot = finished.snapshot
+def measure_cycle(before: Cycle, cycle: Cycle, change: Rates, start_ns: int, boot: int = 0) -> CycleFacts:
+    """Return the measurements between two cycles."""
+    snapshot = cycle.snapshot
     online = [c.cgroup for c in online_containers(snapshot)]
-    found = [rate for path in online if (rate := change.cgroups.get(path)) is not None]
-    used = sum(rate.cpu_cores or 0.0 for rate in found)
-    slots = [rate.wait.slots for rate in found if rate.wait is not None and rate.wait.slots is not None]
-    reclaimed = [c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers]
+    rates = [rate for path in online if (rate := change.cgroups.get(path)) is not None]
+    used = sum(rate.cpu_cores or 0.0 for rate in rates)
+    slots = [rate.wait.slots for rate in rates if rate.wait is not None and rate.wait.slots is not None]
     return CycleFacts(
-        at_s=(snapshot.taken_at_ns - began_ns) / NS_PER_S,
+        at_s=(snapshot.taken_at_ns - start_ns) / NS_PER_S,
         boot=boot,
         interval_s=change.node.interval_ns / NS_PER_S,
         node_cpus=len(snapshot.topology.cpus),
         online_cores=used,
-        demand_cores=used + sum(rate.wait_cores or 0.0 for rate in found),
+        demand_cores=used + sum(rate.wait_cores or 0.0 for rate in rates),
         batch_cores=reclaimed_use_cores(snapshot, change) or 0.0,
-        batch_lent_cores=before.advice.reclaimable_cores if before.advice is not None else None,
-        interference_cores=_interference_ns(before.snapshot, snapshot, online, reclaimed) / change.node.interval_ns,
+        batch_reclaimable_cores=before.advice.reclaimable_cores if before.advice is not None else None,
+        interference_cores=_interference_ns(before.snapshot, snapshot, online) / change.node.interval_ns,
         waits=tuple(map(sum, zip(*slots, strict=True))) if slots else (0,) * SLOT_COUNT,
     )
 
 
-def _interference_ns(before: Snapshot, now: Snapshot, online: Sequence[str], reclaimed: Sequence[str]) -> int:
-    told = (
+def _interference_ns(before: Snapshot, now: Snapshot, online: Sequence[str]) -> int:
+    reclaimed = reclaimed_cgroups(now)
+    measured = (
         attribute_latency(paths, reclaimed, before, now) for paths in cgroups_by_container(now.cgroups, online).values()
     )
-    return sum(sum(found.by_reclaimed.values()) for found in told if found is not None)
+    return sum(sum(interference.by_reclaimed.values()) for interference in measured if interference is not None)
 
 
 def evaluate_outcome(
     fact: CycleFacts, advice: Advice | None, changes: int, victims: Sequence[EvictionVictim] | None = None
 ) -> PolicyOutcome:
-    """What a policy's advice would have come to. Without any, nothing holds batch work back."""
+    """Return the expected outcome of a policy's advice. Without advice, batch work is not limited."""
     cpus = float(fact.node_cpus)
-    lent = cpus if advice is None else advice.reclaimable_cores
+    reclaimable = cpus if advice is None else advice.reclaimable_cores
     pools = {} if advice is None else {pool.name: set(pool.cpus) for pool in advice.pools}
     own = set[int]().union(*(cpus for name, cpus in pools.items() if name != "reclaim"))
-    apart = bool(own) and not own & pools.get("reclaim", set())
-    limited = fact.batch_lent_cores is not None and fact.batch_cores >= SATURATED_RATIO * fact.batch_lent_cores
-    would = min(lent, max(cpus - fact.online_cores, 0.0)) if limited else min(lent, fact.batch_cores)
-    share = would / fact.batch_cores if fact.batch_cores else 0.0
+    separate = bool(own) and not own & pools.get("reclaim", set())
+    limited = (
+        fact.batch_reclaimable_cores is not None and fact.batch_cores >= SATURATED_RATIO * fact.batch_reclaimable_cores
+    )
+    batch_cores = (
+        min(reclaimable, max(cpus - fact.online_cores, 0.0)) if limited else min(reclaimable, fact.batch_cores)
+    )
+    share = batch_cores / fact.batch_cores if fact.batch_cores else 0.0
     return PolicyOutcome(
-        reclaimable_cores=lent,
+        reclaimable_cores=reclaimable,
         headroom_cores=None if advice is None else advice.headroom_cores,
         action="none" if advice is None else advice.action,
         rule="" if advice is None else advice.reason.rule,
         changes=changes,
-        batch_cores=would,
-        interference_cores=0.0 if apart else fact.interference_cores * share,
-        short_cores=max(fact.demand_cores - len(own), 0.0) if apart else 0.0,
+        batch_cores=batch_cores,
+        interference_cores=0.0 if separate else fact.interference_cores * share,
+        short_cores=max(fact.demand_cores - len(own), 0.0) if separate else 0.0,
         victims=None if victims is None else frozenset(each.uid for each in victims if not each.notify),
     )
 
 
 class PolicyScore(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy over a whole recording or simulation; means are over time."""
+    """Score of one policy over a whole recording or simulation; means are over time."""
 
     rounds: int
     reclaimable_cores: float = msgspec.field(name="lent_cores")
@@ -203,50 +211,52 @@ class PolicyScore(msgspec.Struct, frozen=True, kw_only=True):
     harm_ms_per_s: float
     short_ms_per_s: float
     wait_p50_ms: float | None
-    """Of online pods; as it was, in a recording."""
+    """Run-queue latency of online pods; as measured, in a recording."""
     wait_p99_ms: float | None
     headroom_cores: float | None = msgspec.field(name="promised_cores")
     missed_ratio: float | None
-    """Part of the rounds whose promise the most that online pods used within the horizon did not leave,"""
+    """Part of the cycles whose headroom exceeded what the peak of online use within the horizon left."""
     missed_cores: float | None
-    """and by how much, on average over those."""
+    """Mean excess of those cycles."""
     shrinks: int
     changes: int
     victims: int | None
-    """Pods that would have had to leave, each once, for they stayed; not who is only told. None where no plugin is named."""
+    """Pods that would have been evicted, each counted once and soft evictions excluded; None without an eviction plugin."""
 
 
 class ScoreCounters:
-    """Adds up what `play` yields for one policy. Promises are held against what came within `horizon_s`; those that a reboot
-    cut short are neither kept nor missed."""
+    """Accumulates the outcomes of one policy. Headroom is compared with online use within `horizon_s`.
+
+    Headroom whose horizon is cut short by a reboot does not count.
+    """
 
     def __init__(self, horizon_s: float) -> None:
         self._horizon_s = horizon_s
-        self._seconds = self._lent = self._batch = self._harm = self._short = self._promised = 0.0
-        self._promised_s = 0.0
+        self._seconds = self._reclaimable = self._batch = self._harm = self._short = self._headroom = 0.0
+        self._headroom_s = 0.0
         self._rounds = self._shrinks = self._changes = 0
         self._slots = [0] * SLOT_COUNT
         self._open: deque[tuple[float, float]] = deque()
-        """Promises whose time is not over: when, and how much online pods may use without breaking it."""
+        """Headroom whose horizon is not over: its time, and the online use from which it is missed."""
         self._peaks: deque[tuple[float, float]] = deque()
-        """Use that nothing later exceeds, so the first is the most since any open promise."""
-        self._kept = self._missed = 0
+        """Peaks in descending order, so that the first one is the maximum since any open headroom."""
+        self._held = self._missed = 0
         self._missed_cores = 0.0
         self._boot = 0
         self._victims: frozenset[str] | None = None
 
-    def add(self, fact: CycleFacts, mark: PolicyOutcome) -> None:
+    def add(self, fact: CycleFacts, outcome: PolicyOutcome) -> None:
         seconds = fact.interval_s
         self._rounds += 1
         self._seconds += seconds
-        self._lent += mark.reclaimable_cores * seconds
-        self._batch += mark.batch_cores * seconds
-        self._harm += mark.interference_cores * seconds
-        self._short += mark.short_cores * seconds
-        self._shrinks += mark.action == "shrink"
-        self._changes += mark.changes
-        if mark.victims is not None:
-            self._victims = (self._victims or frozenset()) | mark.victims
+        self._reclaimable += outcome.reclaimable_cores * seconds
+        self._batch += outcome.batch_cores * seconds
+        self._harm += outcome.interference_cores * seconds
+        self._short += outcome.short_cores * seconds
+        self._shrinks += outcome.action == "shrink"
+        self._changes += outcome.changes
+        if outcome.victims is not None:
+            self._victims = (self._victims or frozenset()) | outcome.victims
         self._slots = [a + b for a, b in zip(self._slots, fact.waits, strict=True)]
         if fact.boot != self._boot:
             self._boot = fact.boot
@@ -255,35 +265,35 @@ class ScoreCounters:
         while self._peaks and self._peaks[-1][1] <= fact.online_cores:
             self._peaks.pop()
         self._peaks.append((fact.at_s, fact.online_cores))
-        self._settle(fact.at_s)
-        if mark.headroom_cores is not None:
-            self._promised += mark.headroom_cores * seconds
-            self._promised_s += seconds
-            self._open.append((fact.at_s, fact.node_cpus - mark.headroom_cores))
+        self._close_due(fact.at_s)
+        if outcome.headroom_cores is not None:
+            self._headroom += outcome.headroom_cores * seconds
+            self._headroom_s += seconds
+            self._open.append((fact.at_s, fact.node_cpus - outcome.headroom_cores))
 
-    def _settle(self, now_s: float) -> None:
+    def _close_due(self, now_s: float) -> None:
         while self._open and now_s - self._open[0][0] >= self._horizon_s:
-            made_s, room = self._open.popleft()
-            while self._peaks[0][0] <= made_s:
+            start_s, room = self._open.popleft()
+            while self._peaks[0][0] <= start_s:
                 self._peaks.popleft()
             short = self._peaks[0][1] - room
-            self._kept += short <= 0
+            self._held += short <= 0
             self._missed += short > 0
             self._missed_cores += max(short, 0.0)
 
     def score(self) -> PolicyScore:
-        seconds, judged = self._seconds or 1.0, self._kept + self._missed
+        seconds, closed = self._seconds or 1.0, self._held + self._missed
         p50, p99 = (quantile_ns(self._slots, q) for q in (0.5, 0.99))
         return PolicyScore(
             rounds=self._rounds,
-            reclaimable_cores=self._lent / seconds,
+            reclaimable_cores=self._reclaimable / seconds,
             batch_cores=self._batch / seconds,
             harm_ms_per_s=1000 * self._harm / seconds,
             short_ms_per_s=1000 * self._short / seconds,
             wait_p50_ms=None if p50 is None else p50 / 1e6,
             wait_p99_ms=None if p99 is None else p99 / 1e6,
-            headroom_cores=self._promised / self._promised_s if self._promised_s else None,
-            missed_ratio=self._missed / judged if judged else None,
+            headroom_cores=self._headroom / self._headroom_s if self._headroom_s else None,
+            missed_ratio=self._missed / closed if closed else None,
             missed_cores=self._missed_cores / self._missed if self._missed else None,
             shrinks=self._shrinks,
             changes=self._changes,

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from agent.reporter.cnr_inputs import NO_CNR_INPUTS, CnrInputs, bytes_quantity, cores_quantity, reclaimed_allocatable
+from agent.reporter.overcommit_annotations import overcommit_annotations
 from agent.reporter.topology_zones import add_pod_resources, topology_zones
 from api.decision import ActMode, Cycle
 from api.eviction import TAINT_PREFIX, EvictionResult
@@ -28,16 +29,16 @@ from api.katalyst.meta import ResourceList
 from api.node_resources import HardwareInventory, NetworkInterfaceCard
 from api.pod import Pod
 from api.qos import QoSLevel
-from api.rates import Rates, compute_rates
+from api.rates import Rates
 from api.snapshot import Snapshot
 from kube.objects import format_timestamp
 
 INSTRUCTION_SETS = {"avx2": "avx2", "avx512f": "avx512"}
-"""Flags, and what `cis` calls the sets that they begin."""
+"""CPU flags and the names of their instruction sets in the property `cis`."""
 
 
 class _NicProperty(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """As Katalyst's scheduler plugins and network plugin read it."""
+    """Network interface in the format that Katalyst's scheduler and network plugins read."""
 
     ns_name: str = msgspec.field(name="NSName", default="")
     ns_inode: int = msgspec.field(name="NSInode", default=0)
@@ -52,10 +53,10 @@ class _NicProperty(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
 
 
 def hardware_properties(hardware: HardwareInventory, *, flags: bool = False) -> Iterator[NodeResourceProperty]:
-    """Instruction sets and cards, and the CPU's `flags` where they are wanted; nothing of what is not known."""
+    """Yield instruction sets, network cards and, with `flags`, all CPU flags. Unknown hardware yields nothing."""
     if hardware.flags:
-        known = tuple(name for flag, name in INSTRUCTION_SETS.items() if flag in hardware.flags)
-        yield NodeResourceProperty(property_name="cis", property_values=known)
+        sets = tuple(name for flag, name in INSTRUCTION_SETS.items() if flag in hardware.flags)
+        yield NodeResourceProperty(property_name="cis", property_values=sets)
         if flags:
             yield NodeResourceProperty(property_name="cpu_flags", property_values=(",".join(hardware.flags),))
     if hardware.cards:
@@ -76,10 +77,9 @@ def _nic_property(card: NetworkInterfaceCard) -> str:
     return msgspec.json.encode(wire).decode()
 
 
-def node_metric_status(finished: Cycle) -> NodeMetricStatus:
-    """Of the node, of each NUMA node, and of the pods of each level that has some."""
-    snapshot = finished.snapshot
-    change = None if finished.previous is None else compute_rates(finished.previous, snapshot)
+def node_metric_status(cycle: Cycle) -> NodeMetricStatus:
+    """Return CPU and memory usage of the node, of each NUMA node, and of the pods of each QoS level."""
+    snapshot, change = cycle.snapshot, cycle.rates
     node, per_cpu = snapshot.node, {} if change is None else change.node.per_cpu_busy_ratio
     memory = None
     if node.memory_total_bytes is not None and node.memory_available_bytes is not None:
@@ -89,8 +89,8 @@ def node_metric_status(finished: Cycle) -> NodeMetricStatus:
     for numa in snapshot.topology.numa_nodes:
         meminfo = node.numa[numa].meminfo if numa in node.numa else {}
         used = meminfo["MemTotal"] - meminfo["MemFree"] if meminfo.keys() >= {"MemTotal", "MemFree"} else None
-        known = [per_cpu[cpu.id] for cpu in snapshot.topology.cpus if cpu.numa == numa and cpu.id in per_cpu]
-        if amounts := _usage_quantities(sum(known) if known else None, used):
+        busy = [per_cpu[cpu.id] for cpu in snapshot.topology.cpus if cpu.numa == numa and cpu.id in per_cpu]
+        if amounts := _usage_quantities(sum(busy) if busy else None, used):
             by_numa.append(NumaUsage(numa_id=numa, usage=amounts))
     return NodeMetricStatus(
         update_time=format_timestamp(snapshot.wall_time_ns / 1e9),
@@ -121,51 +121,56 @@ def _pods_usage(pods: Iterable[Pod], snapshot: Snapshot, change: Rates | None) -
 
 
 def _usage_quantities(cores: float | None, memory: float | None) -> ResourceList:
-    found: dict[str, str | int] = {}
+    amounts: dict[str, str | int] = {}
     if cores is not None:
-        found["cpu"] = cores_quantity(cores)
+        amounts["cpu"] = cores_quantity(cores)
     if memory is not None:
-        found["memory"] = bytes_quantity(memory)
-    return found
+        amounts["memory"] = bytes_quantity(memory)
+    return amounts
 
 
-TaintIdentity = tuple[str, str, str]
-"""Key, effect and level."""
+TaintIdentity = tuple[Any, Any, Any]
+"""Key, effect and QoS level; the level is None for taints of a Node."""
 EFFECTS = frozenset(("NoSchedule", "PreferNoSchedule", "NoExecute"))
 
 
 class CnrReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What is ours of the object."""
+    """The agent's own fields of the CustomNodeResource."""
 
     properties: tuple[NodeResourceProperty, ...]
     taints: tuple[QosTaint, ...]
+    annotations: Mapping[str, str]
     status: CustomNodeResourceStatus | None
-    """None while it is not known yet what can be lent: what an agent before this one said stands."""
+    """None while the headroom is unknown: then the status of the previous agent stays."""
 
     def spec_body(self) -> dict[str, Any]:
-        """For a server-side apply of the object; taints go another way, for others have some too."""
-        return {"spec": {"nodeResourceProperties": _to_json_types(self.properties)}}
+        """Return the body of a server-side apply of the object, without taints, which have several owners."""
+        metadata = {"metadata": {"annotations": dict(self.annotations)}} if self.annotations else {}
+        return {**metadata, "spec": {"nodeResourceProperties": _to_json_types(self.properties)}}
 
     def status_body(self) -> dict[str, Any]:
-        """For one of its status. Nothing where that is not known."""
+        """Return the body of a server-side apply of the status; empty while it is unknown."""
         return {} if self.status is None else {"status": _to_json_types(self.status)}
 
 
 def build_cnr_report(
-    finished: Cycle, *, metrics: bool, inputs: CnrInputs = NO_CNR_INPUTS, lends: bool = True
+    cycle: Cycle, *, metrics: bool, inputs: CnrInputs = NO_CNR_INPUTS, reports_reclaimable: bool = True
 ) -> CnrReport:
-    """What there is to say of this round; with what is used, where that is wanted too, and with what the kubelet and the
-    machine's files say `beside`. Unless it `lends`, as in a dry run, there is nothing for reclaimed pods: nobody would take it
-    back from them."""
+    """Return the report of a cycle; with `metrics` it includes usage.
+
+    Without `reports_reclaimable`, as in a dry run, nothing is reported as reclaimable or overcommitted, because nothing
+    would throttle the reclaimed pods.
+    """
     return CnrReport(
-        properties=(*_properties(finished), *hardware_properties(inputs.hardware, flags=inputs.cpu_flags)),
-        taints=condition_taints(finished.evictions),
-        status=_status(finished, metrics, inputs, lends=lends),
+        properties=(*_properties(cycle), *hardware_properties(inputs.hardware, flags=inputs.cpu_flags)),
+        taints=condition_taints(cycle.evictions),
+        annotations=overcommit_annotations(cycle) if reports_reclaimable else {},
+        status=_status(cycle, metrics, inputs, reports_reclaimable=reports_reclaimable),
     )
 
 
-def _properties(finished: Cycle) -> Iterator[NodeResourceProperty]:
-    node, topology = finished.snapshot.node, finished.snapshot.topology
+def _properties(cycle: Cycle) -> Iterator[NodeResourceProperty]:
+    node, topology = cycle.snapshot.node, cycle.snapshot.topology
     yield NodeResourceProperty(property_name="numa", property_quantity=str(len(topology.numa_nodes)))
     yield NodeResourceProperty(property_name="cpu", property_quantity=cores_quantity(len(topology.cpus)))
     if node.memory_total_bytes is not None:
@@ -179,64 +184,71 @@ def _properties(finished: Cycle) -> Iterator[NodeResourceProperty]:
         yield NodeResourceProperty(property_name="is_vm", property_values=(str(node.machine.is_vm).lower(),))
 
 
-def _status(finished: Cycle, metrics: bool, beside: CnrInputs, *, lends: bool) -> CustomNodeResourceStatus | None:
-    advertised = None
-    if finished.advice is None and finished.act is not ActMode.OFF and lends:
+def _status(
+    cycle: Cycle, metrics: bool, inputs: CnrInputs, *, reports_reclaimable: bool
+) -> CustomNodeResourceStatus | None:
+    headroom = None
+    if cycle.advice is None and cycle.act is not ActMode.OFF and reports_reclaimable:
         return None
-    if finished.advice is not None and lends:
-        advertised = finished.advice.reported_headroom
-        if advertised is None or (advertised.cores is None and advertised.memory_bytes is None):
+    if cycle.advice is not None and reports_reclaimable:
+        headroom = cycle.advice.reported_headroom
+        if headroom is None or (headroom.cores is None and headroom.memory_bytes is None):
             return None
-    lent = {} if advertised is None else reclaimed_allocatable(advertised.cores, advertised.memory_bytes)
+    reclaimable = {} if headroom is None else reclaimed_allocatable(headroom.cores, headroom.memory_bytes)
     return CustomNodeResourceStatus(
-        resources=ZoneResources(allocatable=lent, capacity=lent) if lent else None,
-        topology_zone=add_pod_resources(topology_zones(finished, advertised), finished.snapshot, beside),
-        topology_policy=beside.policy,
-        node_metric_status=node_metric_status(finished) if metrics else None,
+        resources=ZoneResources(allocatable=reclaimable, capacity=reclaimable) if reclaimable else None,
+        topology_zone=add_pod_resources(topology_zones(cycle, headroom), cycle.snapshot, inputs),
+        topology_policy=inputs.policy,
+        node_metric_status=node_metric_status(cycle) if metrics else None,
     )
 
 
 def condition_taints(evictions: EvictionResult | None) -> tuple[QosTaint, ...]:
-    """Conditions that are shown as taints for pods of one level; an effect is `reclaimed_cores/NoSchedule`."""
-    found: dict[tuple[str, str], QosTaint] = {}
-    for shown in () if evictions is None else evictions.conditions:
-        if shown.condition.kind != "cnr":
+    """Return active conditions of kind `cnr` as taints. Their effects have the form `reclaimed_cores/NoSchedule`."""
+    taints: dict[tuple[str, str], QosTaint] = {}
+    for active in () if evictions is None else evictions.conditions:
+        if active.condition.kind != "cnr":
             continue
-        for said in shown.condition.effects:
-            level, _, effect = said.rpartition("/")
-            # Katalyst's schedulers look at those of reclaimed pods alone.
+        for text in active.condition.effects:
+            level, _, effect = text.rpartition("/")
+            # Katalyst's scheduler plugins evaluate only taints of reclaimed pods.
             if level == QoSLevel.RECLAIMED.value and effect in EFFECTS:
-                key = f"{TAINT_PREFIX}{shown.condition.name}"
-                found[key, effect] = QosTaint(key=key, effect=effect, qos_level=QoSLevel.RECLAIMED)
-    return tuple(found[name] for name in sorted(found))
+                key = f"{TAINT_PREFIX}{active.condition.name}"
+                taints[key, effect] = QosTaint(key=key, effect=effect, qos_level=QoSLevel.RECLAIMED)
+    return tuple(taints[name] for name in sorted(taints))
 
 
-def merge_cnr_taints(
-    there: Iterable[Mapping[str, Any]], wanted: Iterable[QosTaint], written: Collection[TaintIdentity] = ()
+def merge_taints(
+    current: Iterable[Mapping[str, Any]],
+    desired: Iterable[Mapping[str, Any]],
+    formerly_written: Collection[TaintIdentity] = (),
 ) -> list[Mapping[str, Any]] | None:
-    """The object's taints with `wanted` among them, without those of ours, and those `written` before, that are not wanted any
-    more, and with those of others as they came; None where nothing changes."""
-    there, wanted = list(there), list(wanted)
-    names = {taint_identity(one) for one in wanted}
-    kept = [one for one in there if _raw_taint_identity(one) in names or not _is_own_taint(one, written)]
-    known = {_raw_taint_identity(one) for one in kept}
-    new = [msgspec.to_builtins(one) for one in wanted if taint_identity(one) not in known]
-    return None if len(kept) == len(there) and not new else [*kept, *new]
+    """Return the list with the desired taints; None if it does not change.
+
+    The agent owns taints below Katalyst's prefix and those in `formerly_written`; it removes them when they are no longer
+    desired. Taints of other owners stay as they are, and so do additional fields of desired ones.
+    """
+    current, desired = list(current), list(desired)
+    names = {_taint_identity(taint) for taint in desired}
+    retained = [
+        taint
+        for taint in current
+        if (name := _taint_identity(taint)) in names
+        or not (str(taint.get("key", "")).startswith(TAINT_PREFIX) or name in formerly_written)
+    ]
+    present = {_taint_identity(taint) for taint in retained}
+    added = [taint for taint in desired if _taint_identity(taint) not in present]
+    return None if len(retained) == len(current) and not added else [*retained, *added]
 
 
 def taint_identity(taint: QosTaint) -> TaintIdentity:
-    """What makes it that one."""
     return taint.key, taint.effect, taint.qos_level.value
 
 
-def _is_own_taint(taint: Mapping[str, Any], written: Collection[TaintIdentity]) -> bool:
-    return str(taint.get("key", "")).startswith(TAINT_PREFIX) or _raw_taint_identity(taint) in written
+def _taint_identity(taint: Mapping[str, Any]) -> TaintIdentity:
+    return taint.get("key"), taint.get("effect"), taint.get("qosLevel")
 
 
 def _to_json_types(value: Any) -> Any:
-    """As JSON has it: lists, where there are tuples here."""
+    """Convert structs and tuples to mappings and lists, so that bodies compare equal to decoded JSON."""
     return msgspec.json.decode(msgspec.json.encode(value))
-
-
-def _raw_taint_identity(taint: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    return (taint.get("key"), taint.get("effect"), taint.get("qosLevel"))

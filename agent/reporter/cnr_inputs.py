@@ -15,44 +15,45 @@ from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 
 
 def cores_quantity(cores: float) -> str:
-    """`4`, or `500m`; parts of a thousandth are left out."""
+    """Return whole cores as `4`, others in millicores as `500m`, rounded down."""
     millicores = int(cores * 1000 + 1e-6)
     return str(millicores // 1000) if millicores % 1000 == 0 else f"{millicores}m"
 
 
 def bytes_quantity(size: float) -> str:
-    """Whole bytes."""
+    """Return whole bytes, rounded down."""
     return str(int(size))
 
 
 def reclaimed_allocatable(cores: float | None, memory: float | None) -> ResourceList:
-    """What is lent, under Katalyst's names, rounded down: a promise is never more than was found."""
-    found: dict[str, str | int] = {}
+    """Return reclaimable CPU (millicores) and memory (bytes) by Katalyst's resource names, rounded down so that they never
+    exceed the headroom."""
+    amounts: dict[str, str | int] = {}
     if cores is not None:
-        found[RECLAIMED_CPU] = str(int(cores * 1000 + 1e-6))
+        amounts[RECLAIMED_CPU] = str(int(cores * 1000 + 1e-6))
     if memory is not None:
-        found[RECLAIMED_MEMORY] = bytes_quantity(memory)
-    return found
+        amounts[RECLAIMED_MEMORY] = bytes_quantity(memory)
+    return amounts
 
 
 NO_TOPOLOGY_POLICY = "None"
-"""[topologyPolicy] No pod is refused for the NUMA nodes that it would get."""
+"""[topologyPolicy] The kubelet admits every pod, whatever its NUMA nodes."""
 
 
 class CnrInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it, as it was heard last."""
+    """Latest answers of the sources besides the cycle."""
 
     fields: tuple[ReportedField, ...] = ()
-    """Of plugins."""
+    """Fields of reporter plugins."""
     hardware: HardwareInventory = HardwareInventory()
     cpu_flags: bool = False
-    """Whether all of them are told."""
+    """Whether all CPU flags are reported."""
     policy: str | None = NO_TOPOLOGY_POLICY
-    """None while a kubelet that has one cannot be asked: then the object does not say it."""
+    """Topology policy; None until the kubelet answers, and then left out of the object."""
     node: NodeAllocatable | None = None
     pods: tuple[PodAllocation, ...] = ()
     zone_types: Mapping[str, str] = {}
-    """Types of the zones that devices are shown as, by resource; others are counted only."""
+    """Zone types of devices by resource name; devices of other resources are only counted."""
 
 
 NO_CNR_INPUTS = CnrInputs()

@@ -16,10 +16,10 @@ from api.katalyst.meta import ObjectMeta
 from api.node_resources import ObjectSection, ReportedField
 
 GROUP, VERSION, KIND = "node.katalyst.kubewharf.io", "v1alpha1", "CustomNodeResource"
-RESERVED_FIELDS = {"Conditions": "they are the controller's"}
-"""Fields that no plugin is let write: their lists have one owner."""
+RESERVED_FIELDS = {"Conditions": "the lifecycle controller owns them"}
+"""Status fields that plugins must not write, with the reason: the list has a single owner."""
 METADATA_FIELDS = ("Labels", "Annotations")
-"""Of metadata a plugin may say these alone."""
+"""Metadata fields that plugins may write."""
 _MODELS: Mapping[ObjectSection, type[msgspec.Struct]] = {
     ObjectSection.SPEC: CustomNodeResourceSpec,
     ObjectSection.STATUS: CustomNodeResourceStatus,
@@ -31,29 +31,31 @@ _FIELD_TYPES = {
     for field in msgspec.structs.fields(model)
     if part is not ObjectSection.METADATA or field.encode_name.capitalize() in METADATA_FIELDS
 }
-"""By Go's name of a field: its name on the wire, and what it may hold."""
+"""JSON name and type of each field, by section and Go name."""
 
 
 class MergedCnr(msgspec.Struct, frozen=True, kw_only=True):
-    """The object as it is to be, as far as this node says so."""
+    """Desired CustomNodeResource: the agent's fields merged with those of plugins."""
 
     spec: Mapping[str, Any]
-    """Body of an apply of the object, without taints."""
+    """Body of an apply of the object; taints are written separately."""
     taints: tuple[QosTaint, ...]
     status: Mapping[str, Any]
-    """Of one of its status; empty while ours is not known."""
+    """Body of an apply of the status; empty while the agent's own status is unknown."""
     refused: tuple[str, ...] = ()
-    """What plugins said that cannot be: who, which field, and why."""
+    """Plugin fields left out: plugin, field and reason."""
 
 
 def merge_plugin_fields(own: CnrReport, fields: Iterable[ReportedField]) -> MergedCnr:
-    """Everything in one. A field that cannot be is left out, and said; what the same plugin says else stays."""
-    said: dict[ObjectSection, dict[str, Any]] = {
-        ObjectSection.SPEC: dict(own.spec_body()["spec"]),
+    """Merge plugin fields into the agent's report. An invalid field is left out and listed in `refused`; other fields of the
+    same plugin stay."""
+    body = own.spec_body()
+    sections: dict[ObjectSection, dict[str, Any]] = {
+        ObjectSection.SPEC: dict(body["spec"]),
         ObjectSection.STATUS: dict(own.status_body().get("status", {})),
-        ObjectSection.METADATA: {},
+        ObjectSection.METADATA: dict(body.get("metadata", {})),
     }
-    taints, refused = {taint_identity(one): one for one in own.taints}, []
+    taints, refused = {taint_identity(taint): taint for taint in own.taints}, []
     for field in fields:
         name, value, why = _decode_field(field)
         if why:
@@ -64,28 +66,28 @@ def merge_plugin_fields(own: CnrReport, fields: Iterable[ReportedField]) -> Merg
             for taint in msgspec.convert(value, tuple[QosTaint, ...]):
                 taints.setdefault(taint_identity(taint), taint)
         else:
-            into = said[field.part]
-            into[name] = _merge_values(into.get(name), value)
-    status = said[ObjectSection.STATUS]
+            section = sections[field.part]
+            section[name] = _merge_values(section.get(name), value)
+    status = sections[ObjectSection.STATUS]
     if zones := status.get("topologyZone"):
         status["topologyZone"] = merge_zones(zones)
-    metadata = {"metadata": said[ObjectSection.METADATA]} if said[ObjectSection.METADATA] else {}
+    metadata = {"metadata": sections[ObjectSection.METADATA]} if sections[ObjectSection.METADATA] else {}
     return MergedCnr(
-        spec={**metadata, "spec": said[ObjectSection.SPEC]},
+        spec={**metadata, "spec": sections[ObjectSection.SPEC]},
         taints=tuple(taints.values()),
-        # Without ours the list of zones would be theirs alone, and what is lent would be taken away.
+        # An apply with the zones of plugins only would remove the reclaimable resources from the object.
         status={} if own.status is None else {"status": status},
         refused=tuple(refused),
     )
 
 
 def merge_zones(zones: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Zones of one type and name as one, in the order of their first mention, and so below them."""
+    """Merge zones of the same type and name recursively, in the order of first mention."""
     by_name: dict[Any, dict[str, Any]] = {}
     for zone in zones:
-        there = by_name.setdefault((zone["type"], zone["name"]), {"type": zone["type"], "name": zone["name"]})
+        merged = by_name.setdefault((zone["type"], zone["name"]), {"type": zone["type"], "name": zone["name"]})
         for name, value in zone.items():
-            there[name] = _ZONE_MERGES[name](there[name], value) if name in there and name in _ZONE_MERGES else value
+            merged[name] = _ZONE_MERGES[name](merged[name], value) if name in merged and name in _ZONE_MERGES else value
     for zone in by_name.values():
         if zone.get("children"):
             zone["children"] = merge_zones(zone["children"])
@@ -93,68 +95,68 @@ def merge_zones(zones: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _decode_field(field: ReportedField) -> tuple[str, Any, str]:
-    """Its name on the wire and its value; or why it cannot be."""
+    """Return the JSON name, the value, and a reason; with a reason the field is invalid."""
     if (field.group, field.version, field.kind) != (GROUP, VERSION, KIND):
-        return "", None, f"is of a {field.kind}.{field.version}.{field.group}, and only {KIND}s are reported here"
+        return "", None, f"is of kind {field.kind}.{field.version}.{field.group}; only {KIND} is reported here"
     if field.part is ObjectSection.STATUS and field.name in RESERVED_FIELDS:
-        return "", None, f"cannot be said by a plugin: {RESERVED_FIELDS[field.name]}"
+        return "", None, f"must not be written by a plugin: {RESERVED_FIELDS[field.name]}"
     if (field.part, field.name) not in _FIELD_TYPES:
-        known = ", ".join(
+        names = ", ".join(
             sorted(name for part, name in _FIELD_TYPES if part is field.part and name not in RESERVED_FIELDS)
         )
-        return "", None, f"is no field; choose from {known}"
+        return "", None, f"is no field; choose from {names}"
     name, kind = _FIELD_TYPES[field.part, field.name]
     value = msgspec.json.decode(field.value)
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        return "", None, f"is not what it should be: {error}"
+        return "", None, f"is invalid: {error}"
     return name, value, ""
 
 
-def _merge_values(there: Any, new: Any) -> Any:
-    if isinstance(there, list) and isinstance(new, list):
-        return [*there, *new]
-    if isinstance(there, Mapping) and isinstance(new, Mapping):
+def _merge_values(current: Any, new: Any) -> Any:
+    if isinstance(current, list) and isinstance(new, list):
+        return [*current, *new]
+    if isinstance(current, Mapping) and isinstance(new, Mapping):
         return {
-            **there,
-            **{name: _merge_values(there.get(name), value) for name, value in new.items() if value is not None},
+            **current,
+            **{name: _merge_values(current.get(name), value) for name, value in new.items() if value is not None},
         }
     return new
 
 
-def _merge_resources(there: Any, new: Any) -> Any:
-    """Amounts by name, the first word counting; packages and pools strung together."""
-    if isinstance(there, list) and isinstance(new, list):
-        return [*there, *new]
-    if not isinstance(there, Mapping) or not isinstance(new, Mapping):
-        return new if there is None else there
+def _merge_resources(current: Any, new: Any) -> Any:
+    """Merge amounts by name, where the first value wins, and concatenate lists (packages, pools)."""
+    if isinstance(current, list) and isinstance(new, list):
+        return [*current, *new]
+    if not isinstance(current, Mapping) or not isinstance(new, Mapping):
+        return new if current is None else current
     return {
-        **there,
-        **{name: _merge_resources(there[name], value) if name in there else value for name, value in new.items()},
+        **current,
+        **{name: _merge_resources(current[name], value) if name in current else value for name, value in new.items()},
     }
 
 
 def _merge_by_name(
     *keys: str, join: Callable[[Any, Any], Any] | None = None, within: str = ""
 ) -> Callable[[Any, Any], Any]:
-    def joined(there: Any, new: Any) -> list[Any]:
-        found = {tuple(one.get(key) for key in keys): one for one in there or ()}
-        for one in new or ():
-            key = tuple(one.get(name) for name in keys)
-            if key not in found:
-                found[key] = one
+    def joined(current: Any, new: Any) -> list[Any]:
+        by_key = {tuple(item.get(key) for key in keys): item for item in current or ()}
+        for item in new or ():
+            key = tuple(item.get(name) for name in keys)
+            if key not in by_key:
+                by_key[key] = item
             elif join is not None:
-                found[key] = {**found[key], within: join(found[key].get(within) or {}, one.get(within) or {})}
-        return list(found.values())
+                by_key[key] = {**by_key[key], within: join(by_key[key].get(within) or {}, item.get(within) or {})}
+        return list(by_key.values())
 
     return joined
 
 
 _ZONE_MERGES: Mapping[str, Callable[[Any, Any], Any]] = {
-    "resources": lambda there, new: _merge_resources(there or {}, new or {}),
+    "resources": lambda current, new: _merge_resources(current or {}, new or {}),
     "attributes": _merge_by_name("name"),
     "allocations": _merge_by_name("consumer", join=_merge_resources, within="requests"),
     "siblings": _merge_by_name("type", "name"),
-    "children": lambda there, new: [*(there or ()), *(new or ())],
+    "children": lambda current, new: [*(current or ()), *(new or ())],
 }

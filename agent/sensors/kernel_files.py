@@ -17,38 +17,38 @@ from typing import ClassVar, TypeVar
 from api.interfaces import Unavailable, Vanished
 
 FIRST_READ_BYTES = 1024
-"""Holds every file of a cgroup but the lists of tasks. A text that ends earlier is complete: seq_file hands out large
-texts in pieces of a page less a record, never less."""
+"""Holds every file of a cgroup except lists of tasks. A shorter text is complete: seq_file returns less than requested
+only at the end or after at least a page less one record (fs/seq_file.c, seq_read_iter)."""
 LONG_READ_BYTES = 8192
-"""Holds memory.stat, and memory.numa_stat of a few nodes: files of a cgroup are one record, and come in one piece."""
+"""Holds memory.stat, and memory.numa_stat of a few nodes: a cgroup file is one record and is returned in one piece."""
 MAX_TEXT_BYTES = 4 << 20
-"""A kernel file that is longer is cut: 4 MiB are half a million thread ids."""
+"""Longer kernel files are truncated: 4 MiB are half a million thread ids."""
 RESERVED_DESCRIPTORS = 512
-"""Descriptors left for others in this process: sockets, probes, the actuator's directories, the journal."""
+"""Descriptors left for sockets, probes, the actuator's directories and the journal."""
 VANISHED_ERRNOS = (errno.ENODEV, errno.ENOENT, errno.ESRCH)
-"""What the kernel answers where there is no such file, cgroup or process, or no longer."""
+"""Errors of the kernel for a file, cgroup or process that does not exist, or no longer exists."""
 _PIECE_BYTES = 1 << 16
 
 
 class DescriptorBudget:
-    """How many files a reader may keep open. The soft limit is raised to the hard one when it runs short.
+    """Bounds how many files a reader may keep open, and raises the soft limit to the hard one when it runs short.
 
-    When that does not suffice either, `take` says no and the file is opened for each read: slower, and never a failure.
+    If that is not enough, `take` returns False and the file is opened for each read, which is slower but never fails.
     """
 
     open_in_process: ClassVar[int] = 0
-    """Of every budget together: the limit is the process's."""
+    """Open files of all budgets: the limit is per process."""
 
     def __init__(self) -> None:
-        self.kept = 0
+        self.open_files = 0
         self.opened = 0
-        """How many times a file was opened: grows when a name may have come to mean another file."""
+        """How many times a file was opened; when it grows, a name may refer to another file."""
         self.short = False
         """Whether the hard limit was reached, so that some files are opened for each read."""
         self._limit = _soft_limit() - RESERVED_DESCRIPTORS
 
     def take(self, *, spare: bool = False) -> bool:
-        """Whether one more file may stay open; with `spare` only while half of the descriptors are free."""
+        """Return whether one more file may stay open; with `spare` only while half of the descriptors are free."""
         if spare and 2 * DescriptorBudget.open_in_process >= self._limit:
             return False
         if DescriptorBudget.open_in_process >= self._limit and not self.short:
@@ -56,13 +56,13 @@ class DescriptorBudget:
             self.short = DescriptorBudget.open_in_process >= self._limit
         if DescriptorBudget.open_in_process >= self._limit:
             return False
-        self.kept += 1
+        self.open_files += 1
         DescriptorBudget.open_in_process += 1
         return True
 
     def give_back(self) -> None:
-        """A kept file was closed."""
-        self.kept -= 1
+        """Release the descriptor of a file that was closed."""
+        self.open_files -= 1
         DescriptorBudget.open_in_process -= 1
 
 
@@ -76,7 +76,7 @@ def _raise_limit() -> int:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError):
-        # Only the hard limit that is infinite while fs.nr_open is not, or a sandbox, says no here.
+        # Fails only if the hard limit is infinite and fs.nr_open is not (kernel/sys.c, do_prlimit), or in a sandbox.
         return _soft_limit()
     return _soft_limit()
 
@@ -84,14 +84,14 @@ def _raise_limit() -> int:
 class KernelFile:
     """One file, named relative to a directory's descriptor. Closes itself when the last reference goes.
 
-    With `keep` false it is opened for each read, which a few files need (`fields.SNAPSHOTS`); with `spare` it leaves the
-    last descriptors to files that are read more often. `long` is for texts that may be longer than most.
+    With `keep` false it is opened for each read, which `cgroup_files.UNCACHEABLE_FILES` need; with `spare` it leaves
+    the last descriptors to files that are read more often. `long` is for texts that may be longer than most.
     """
 
     __slots__ = ("_budget", "_dir_fd", "_fd", "_first_bytes", "_keep", "_name", "_spare")
 
     in_pieces: ClassVar[bool] = False
-    """Whether a read that gives less than was asked for may yet not be the end of the text."""
+    """Whether a short read may not be the end of the text."""
 
     def __init__(
         self,
@@ -109,11 +109,11 @@ class KernelFile:
 
     @property
     def name(self) -> str:
-        """For people: the name, whatever bytes it is made of."""
+        """The name for messages, whatever bytes it consists of."""
         return self._name.decode(errors="backslashreplace")
 
     def read(self) -> bytes:
-        """The whole text, from its start. Raises Vanished when there is no such file any more, or another OSError."""
+        """Return the whole text. Raises Vanished if the file no longer exists, or another OSError."""
         if self._fd >= 0:
             try:
                 text = os.pread(self._fd, self._first_bytes, 0)
@@ -123,10 +123,10 @@ class KernelFile:
                     raise
             else:
                 return _read_remainder(self._fd, text) if self.in_pieces or len(text) == self._first_bytes else text
-        return self._read_anew()
+        return self._reopen()
 
     def close(self) -> None:
-        """Give the descriptor back. Idempotent; the next read opens the file again."""
+        """Close the descriptor; the next read opens the file again. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -135,7 +135,7 @@ class KernelFile:
     def __del__(self) -> None:
         self.close()
 
-    def _read_anew(self) -> bytes:
+    def _reopen(self) -> bytes:
         try:
             fd = os.open(self._name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=self._dir_fd)
             self._budget.opened += 1
@@ -158,7 +158,7 @@ class KernelFile:
 
 
 class MultiReadKernelFile(KernelFile):
-    """A file of several records that are long themselves, such as /proc/zoneinfo: it comes in pieces of any length."""
+    """A file of several long records, such as /proc/zoneinfo, that the kernel returns in pieces of any length."""
 
     __slots__ = ()
     in_pieces = True
@@ -176,27 +176,28 @@ def _read_remainder(fd: int, text: bytes) -> bytes:
 Value = TypeVar("Value")
 HOST_PROC_REMEDY = "give the agent the host's /proc"
 MAX_ATTRIBUTE_BYTES = 1 << 16
-"""Of a file below /sys: the kernel gives them a page, and the distance list of a thousand nodes is shorter."""
+"""Limit of a sysfs file: an attribute has at most a page (Documentation/filesystems/sysfs.rst), the distance list of a
+thousand nodes is shorter."""
 
 
 class ProcSysFiles:
-    """Readers of files below two roots. `close` gives the descriptors back."""
+    """Readers of files below /proc and /sys. `close` closes their descriptors."""
 
     def __init__(self, proc: Path, sys: Path) -> None:
         self.proc, self.sys = proc, sys
         self._budget = DescriptorBudget()
-        self._kept: dict[Path, MultiReadKernelFile] = {}
+        self._open_files: dict[Path, MultiReadKernelFile] = {}
         self._failures: dict[str, dict[str, str]] = {}
         self._lacks: dict[str, dict[str, Unavailable]] = {}
         self._source = ""
 
     def begin(self, source: str) -> None:
-        """What is told from now on is told by this source, in place of what it told the last time."""
+        """Start the reading of this source, and forget what it reported last time."""
         self._source = source
         self._failures[source], self._lacks[source] = {}, {}
 
     def parse(self, name: str, parse: Callable[[bytes], Value | None], remedy: str = HOST_PROC_REMEDY) -> Value | None:
-        """What a file below /proc says. None, and a failure, where it is missing, refused, or says nothing of use."""
+        """Return the parsed text of a file below /proc; None, with a failure, if it is missing, refused or useless."""
         try:
             value = parse(self.text(self.proc / name)) or None
         except Vanished:
@@ -205,29 +206,28 @@ class ProcSysFiles:
             self.fail(f"{name}: {error.strerror}", remedy)
         else:
             if value is None:
-                self.fail(f"{name} is not what it should be", remedy)
+                self.fail(f"{name} has an unexpected format", remedy)
             return value
         return None
 
-    def look(self, path: Path, *, keep: bool = False) -> bytes:
-        """A file that need not be there: its text, empty where it is not or has nothing to say. `keep` it open or not."""
+    def read_optional(self, path: Path, *, keep: bool = False) -> bytes:
+        """Return the text of a file that need not exist; empty if it cannot be read. `keep` keeps it open."""
         try:
             return self.text(path) if keep else self.short_text(path)
         except (Vanished, OSError):
-            return b""  # OSError is also what speed says of an interface that is down
+            return b""  # reading `speed` of an interface that is down also fails (net/core/net-sysfs.c, speed_show)
 
     def exists(self, path: Path) -> bool:
-        """Whether there is such a file or directory."""
         return path.exists()
 
     def text(self, path: Path) -> bytes:
-        """The text of a file that is then kept open. Raises Vanished or OSError."""
-        if path not in self._kept:
-            self._kept[path] = MultiReadKernelFile(self._budget, os.fsencode(path), long=True)
-        return self._kept[path].read()
+        """Return the text of a file and keep it open. Raises Vanished or OSError."""
+        if path not in self._open_files:
+            self._open_files[path] = MultiReadKernelFile(self._budget, os.fsencode(path), long=True)
+        return self._open_files[path].read()
 
     def short_text(self, path: Path) -> bytes:
-        """The text of a short file. Raises OSError."""
+        """Return the text of a short file. Raises OSError."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             return os.read(fd, MAX_ATTRIBUTE_BYTES)
@@ -235,36 +235,36 @@ class ProcSysFiles:
             os.close(fd)
 
     def numbered(self, directory: Path, prefix: str) -> Iterator[tuple[int, Path]]:
-        """Entries such as node0 and cpu12 by number, in order. Nothing where there is no such directory."""
+        """Yield the entries of a directory such as node0 and cpu12 by number, in order."""
         pattern = re.compile(rf"{prefix}([0-9]{{1,5}})", re.ASCII)
         matches = (pattern.fullmatch(name) for name in self.names(directory))
         for number, name in sorted((int(match[1]), match[0]) for match in matches if match):
             yield number, directory / name
 
     def names(self, directory: Path) -> list[str]:
-        """Sorted names of what is in a directory; none where it cannot be listed."""
+        """Return the sorted names in a directory; none if it cannot be listed."""
         try:
             return sorted(os.listdir(directory))  # noqa: PTH208 - names alone, hundreds of them
         except OSError:
             return []
 
     def fail(self, error: str, remedy: str) -> None:
-        """Something is missing that every machine has."""
+        """Report something missing that every machine has."""
         self._failures[self._source][error] = remedy
 
     def lack(self, reason: str, remedy: str) -> None:
-        """Something is missing that many machines do not have."""
+        """Report something missing that many machines do not have."""
         self._lacks[self._source][reason] = Unavailable(reason, remedy)
 
     def failures(self) -> dict[str, str]:
-        """Remedies by error, of all sources at their latest reading."""
+        """Return remedies by error, of the latest reading of every source."""
         return {error: remedy for failures in self._failures.values() for error, remedy in failures.items()}
 
     def lacks(self) -> tuple[tuple[str, Unavailable], ...]:
-        """What this machine does not have, each with its source, of all sources at their latest reading."""
+        """Return what this machine does not have, with the source, of the latest reading of every source."""
         return tuple((source, lack) for source, lacks in self._lacks.items() for lack in lacks.values())
 
     def close(self) -> None:
         """Close every descriptor. Idempotent."""
-        for file in self._kept.values():
+        for file in self._open_files.values():
             file.close()

@@ -10,24 +10,25 @@ from functools import lru_cache
 
 import msgspec
 
-from api.measurements import CpuTimes, Pressure
+from api.snapshot import CpuTimes, Pressure
 
 MAX_COUNTER = (1 << 64) - 1
-"""Kernel counters are unsigned and of 64 bits."""
+"""Kernel counters are unsigned and have 64 bits."""
 NS_PER_S = 1_000_000_000
 NS_PER_US = 1000
 KIB = 1024
 SAFE_DIGITS = 20
-"""Digits of LARGEST: any number with fewer fits."""
+"""Digits of MAX_COUNTER: any number with fewer fits."""
 _MAX_DIGITS = SAFE_DIGITS
 _MAX_CACHED_NAMES = 4096
 _STALL_KEYS = (b"avg10=", b"avg60=", b"avg300=", b"total=")
 _CPU_FIELDS = 8
-"""user nice system idle iowait irq softirq steal; the two guest fields are contained in user and nice."""
+"""Fields user nice system idle iowait irq softirq steal; the two guest fields are contained in user and nice
+(Documentation/filesystems/proc.rst)."""
 
 
 def number(text: bytes) -> int | None:
-    """A file that holds one number: cpuacct.usage, memory.current, pids.current. `max` is no number."""
+    """Parse a file that holds one number: cpuacct.usage, memory.current, pids.current. `max` is no number."""
     word = text.strip()
     if not word.isdigit() or len(word) > _MAX_DIGITS:
         return None
@@ -36,35 +37,35 @@ def number(text: bytes) -> int | None:
 
 
 def scaled(word: bytes, scale: int) -> int | None:
-    """A number in another unit; None also where it does not fit into 64 bits then."""
+    """Parse a number in another unit; None also if it does not fit into 64 bits then."""
     value = number(word)
     return None if value is None or value * scale > MAX_COUNTER else value * scale
 
 
 @lru_cache(maxsize=_MAX_CACHED_NAMES)
 def name(word: bytes) -> str:
-    """A name in a kernel text. The same string for the same name: thousands of mappings have the same keys."""
+    """Return a name in a kernel text. Equal names share one string, because thousands of mappings have the same keys."""
     return word.decode("ascii", "backslashreplace")
 
 
 def flat(text: bytes) -> dict[str, int]:
-    """A text of `name value` lines: memory.stat, memory.events, /proc/vmstat. Lines that are none are left out."""
+    """Parse `name value` lines: memory.stat, memory.events, /proc/vmstat. Malformed lines are left out."""
     words = text.split()
     names, values = words[::2], words[1::2]
-    whole = len(names) == len(values) == text.count(b"\n")
-    if whole and b"".join(values).isdigit() and max(map(len, values)) < SAFE_DIGITS:
+    is_well_formed = len(names) == len(values) == text.count(b"\n")
+    if is_well_formed and b"".join(values).isdigit() and max(map(len, values)) < SAFE_DIGITS:
         return dict(zip(map(name, names), map(int, values), strict=True))
-    found = {}
+    values_by_name = {}
     for line in text.split(b"\n"):
         parts = line.split()
         value = number(parts[1]) if len(parts) == 2 else None
         if value is not None:
-            found[name(parts[0])] = value
-    return found
+            values_by_name[name(parts[0])] = value
+    return values_by_name
 
 
 def keyed(key: bytes, scale: int = 1) -> Callable[[bytes], int | None]:
-    """A reader of one `key value` line of cpu.stat and its like; the value is multiplied with `scale`."""
+    """Return a parser of one `key value` line of cpu.stat and similar files; the value is multiplied by `scale`."""
     start, inner = key + b" ", b"\n" + key + b" "
 
     def read(text: bytes) -> int | None:
@@ -82,18 +83,19 @@ def keyed(key: bytes, scale: int = 1) -> Callable[[bytes], int | None]:
 
 
 def task_count(text: bytes) -> int | None:
-    """How many threads a `tasks` or `cgroup.threads` file lists."""
+    """Return the number of threads in a `tasks` or `cgroup.threads` file."""
     return None if text.translate(None, b"0123456789\n") else text.count(b"\n")
 
 
 def task_ids(text: bytes) -> tuple[int, ...]:
-    """Thread ids of a `tasks` or `cgroup.threads` file. 0 stands for a task outside of our PID namespace: left out."""
-    found = (number(line) for line in text.split(b"\n"))
-    return tuple(tid for tid in found if tid)
+    """Return the thread ids of a `tasks` or `cgroup.threads` file, without 0, a task outside of this PID namespace
+    (kernel/pid.c, pid_nr_ns)."""
+    numbers = (number(line) for line in text.split(b"\n"))
+    return tuple(tid for tid in numbers if tid)
 
 
 def pressure(text: bytes) -> Pressure | None:
-    """A PSI file: `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`, and the same of `full` where the kernel has it."""
+    """Parse a PSI file: `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`, and the same of `full` if the kernel has it."""
     some = full = None
     for line in text.split(b"\n"):
         if line.startswith(b"some "):
@@ -111,7 +113,7 @@ def pressure(text: bytes) -> Pressure | None:
 
 
 def cpu_lines(text: bytes, hz: int) -> tuple[CpuTimes | None, dict[int, CpuTimes]]:
-    """/proc/stat: the line of all CPUs, and one for each that is online. `hz` is the kernel's unit, sysconf(_SC_CLK_TCK)."""
+    """Parse /proc/stat: the line of all CPUs, and one per online CPU. `hz` is the kernel's unit, sysconf(_SC_CLK_TCK)."""
     total: CpuTimes | None = None
     per_cpu: dict[int, CpuTimes] = {}
     for line in text.split(b"\n"):
@@ -129,28 +131,29 @@ def cpu_lines(text: bytes, hz: int) -> tuple[CpuTimes | None, dict[int, CpuTimes
 
 
 def meminfo(text: bytes) -> dict[str, int]:
-    """/proc/meminfo, and node*/meminfo of sysfs: bytes, and what has no unit as it is (HugePages_*, in pages)."""
-    found = {}
+    """Parse /proc/meminfo or node*/meminfo of sysfs: bytes, and values without a unit as they are (HugePages_*, in
+    pages)."""
+    bytes_by_name = {}
     for line in text.split(b"\n"):
         label, colon, rest = line.partition(b":")
         words = rest.split()
         value = scaled(words[0], KIB if words[1:] == [b"kB"] else 1) if words and colon else None
         if value is not None and label:
-            found[name(label.rpartition(b" ")[2])] = value
-    return found
+            bytes_by_name[name(label.rpartition(b" ")[2])] = value
+    return bytes_by_name
 
 
 def load_averages(text: bytes) -> tuple[float, float, float] | None:
-    """/proc/loadavg: runnable and uninterruptible tasks over 1, 5 and 15 minutes."""
+    """Parse /proc/loadavg: runnable and uninterruptible tasks over 1, 5 and 15 minutes."""
     words = text.split()
     if len(words) < 3:
         return None
-    one, five, fifteen = (decimal(word) for word in words[:3])
-    return None if one is None or five is None or fifteen is None else (one, five, fifteen)
+    load1, load5, load15 = (decimal(word) for word in words[:3])
+    return None if load1 is None or load5 is None or load15 is None else (load1, load5, load15)
 
 
 def schedstat(text: bytes) -> tuple[int, int, int] | None:
-    """/proc/TID/schedstat: nanoseconds on a CPU, nanoseconds runnable and waiting, number of times it got a CPU."""
+    """Parse /proc/TID/schedstat: nanoseconds on a CPU, nanoseconds runnable and waiting, number of timeslices."""
     words = [number(word) for word in text.split()]
     if len(words) != 3:
         return None
@@ -159,7 +162,8 @@ def schedstat(text: bytes) -> tuple[int, int, int] | None:
 
 
 def start_ticks(text: bytes) -> int | None:
-    """/proc/TID/stat: when the thread started, in ticks since boot. The name in it may hold blanks and parentheses."""
+    """Parse the thread's start from /proc/TID/stat, in ticks since boot. The name in it may hold blanks and
+    parentheses."""
     fields = text.rpartition(b")")[2].split()
     return number(fields[19]) if len(fields) > 19 else None
 
@@ -168,7 +172,7 @@ def _cpu_times(words: list[bytes], hz: int) -> CpuTimes | None:
     values = [number(word) for word in words[:_CPU_FIELDS]]
     if len(values) < 4 or hz <= 0:
         return None
-    # Kernels before 2.6.11 had no steal; what a line leaves out is zero there, and only there.
+    # Kernels before 2.6.11 had no steal: a missing field is zero.
     numbers = [value for value in values if value is not None and value * NS_PER_S // hz <= MAX_COUNTER]
     if len(numbers) != len(values):
         return None
@@ -186,11 +190,11 @@ def _stall(line: bytes) -> tuple[float, float, float, int] | None:
     if len(words) < 5 or not all(word.startswith(key) for word, key in zip(words[1:], _STALL_KEYS, strict=False)):
         return None
     averages = [decimal(word.partition(b"=")[2]) for word in words[1:4]]
-    known = [average for average in averages if average is not None]
+    parsed = [average for average in averages if average is not None]
     total = number(words[4][6:])
-    return None if total is None or len(known) < 3 else (known[0], known[1], known[2], total)
+    return None if total is None or len(parsed) < 3 else (parsed[0], parsed[1], parsed[2], total)
 
 
 def decimal(word: bytes) -> float | None:
-    """Digits and one point: what float() takes beyond that (nan, 1e9, 1_0) no kernel writes."""
+    """Parse digits and one point; float() takes more (nan, 1e9, 1_0), which no kernel writes."""
     return float(word) if len(word) <= _MAX_DIGITS and word.replace(b".", b"", 1).isdigit() else None

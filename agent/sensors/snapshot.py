@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -22,12 +23,12 @@ from agent.sensors.node.machine import read_online_cpus_text, read_topology
 from agent.sensors.node.node_reader import NodeReader
 from agent.sensors.pods.pod_indicators import PodIndicatorScraper
 from api.cpu import Topology
-from api.interfaces import PodSource, Probe, ProbeReading, RunqLatencySource, Unavailable
-from api.measurements import RunqLatency
+from api.interfaces import HealthReporter, PodSource, Probe, ProbeReading, RunqLatencySource, Unavailable
 from api.pod import Pod
 from api.qos import QoSLevel
 from api.rates import cgroups_by_container
-from api.snapshot import CgroupSample, ComponentHealth, NodeSample, RequestLatency, Snapshot
+from api.snapshot import CgroupSample, ComponentHealth, NodeSample, RequestLatency, RunqLatency, Snapshot
+from api.text import join_first
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -37,13 +38,13 @@ CGROUP_FIELDS = frozenset(CgroupSample.__struct_fields__) - RESERVED_FIELDS
 NODE_FIELDS = frozenset(NodeSample.__struct_fields__)
 MAX_NAMES_SHOWN = 5
 MAX_LOGGED_FAILURES = 100
-"""So many different failures are logged, each once; in the snapshots every one of them is shown every time."""
+"""Distinct failures that are logged, each once; the snapshots always show all of them."""
 _BEST_EFFORT_PREFIX = re.compile(r".*/(?:[^/]*-)?besteffort(?:\.slice)?/")
-"""Where the kubelet keeps the pods of its lowest class."""
+"""Cgroups below the kubelet's BestEffort cgroup."""
 
 
 class Sensor:
-    """Reads every source once per `snapshot`. The readers are their owner's to close."""
+    """Reads every source once per `snapshot`. The owner of the readers closes them."""
 
     def __init__(  # noqa: PLR0913 - one argument per source
         self,
@@ -55,34 +56,43 @@ class Sensor:
         waits: RunqLatencySource,
         indicators: PodIndicatorScraper,
         probes: Sequence[Probe] = (),
+        reporters: Sequence[HealthReporter] = (),
+        loop_reporters: Sequence[HealthReporter] = (),
+        annotations: Callable[[], Mapping[str, str] | None] = lambda: None,
         reclaim_root: str = "",
         patience_ns: int = 0,
     ) -> None:
-        """`reclaim_root`: the cgroup above reclaimed pods that gives way as a whole; empty where there is none. `patience_ns`:
-        so long a listed container may lack its cgroup, because whoever lists it learns a little later that it has ended."""
+        """`reclaim_root` is the cgroup above reclaimed pods whose priority is set as a whole; empty without one.
+        `patience_ns` is how long a listed container may lack its cgroup, because the source of pods notices its end a
+        little later. `reporters` are read in the thread of the cycle, `loop_reporters` on the event loop by
+        `read_loop_reporters`. `annotations` returns those of the Node (NodeSample.annotations)."""
         self._cgroups, self._node, self._sys = cgroups, node, sys
         self._pods, self._waits, self._indicators = pods, waits, indicators
         self._probes, self._reclaim_root = probes, reclaim_root.rstrip("/")
-        self._patience_ns = patience_ns
-        self._missing: dict[str, int] = {}
+        self._reporters, self._loop_reporters = reporters, loop_reporters
+        self._loop_statuses = tuple[ComponentHealth, ...]()
+        self._runq_lock = threading.Lock()
+        """Held while a snapshot reads the maps of the run-queue probe, which `read_runq_latency` reads on the event loop."""
+        self._annotations, self._patience_ns = annotations, patience_ns
+        self._missing_since_ns: dict[str, int] = {}
         self._live: dict[int, str] = {}
         self._ids: dict[str, int] = {}
-        self._known_pods: tuple[Pod, ...] = ()
-        self._judged_pods: tuple[Pod, ...] | None = None
-        self._strange: list[str] = []
-        self._known_topology = Topology(cpus=())
+        self._last_pods: tuple[Pod, ...] = ()
+        self._checked_pods: tuple[Pod, ...] | None = None
+        self._unrelated_pairs: list[str] = []
+        self._last_topology = Topology(cpus=())
         self._online = ""
         self._statuses: list[ComponentHealth] = []
         self._logged: set[tuple[str, str]] = set()
 
     def snapshot(self, seq: int, taken_at_ns: int, wall_time_ns: int) -> Snapshot:
-        """Everything known of the node now, stamped with the caller's clocks. Never raises."""
+        """Return everything known of the node now, stamped with the caller's clocks. Never raises."""
         self._statuses = []
-        # The last good list of pods and of CPUs stays in force: forgetting a pod would give its cgroup back.
-        self._known_pods = self._guard("pods", self._pods.read, self._known_pods)
-        self._known_topology = self._guard("topology", self._topology, self._known_topology)
+        # The last good list of pods and CPUs stays in force: without its pod, a cgroup's own values would be restored.
+        self._last_pods = self._guard("pods", self._pods.read, self._last_pods)
+        self._last_topology = self._guard("topology", self._topology, self._last_topology)
         node = self._guard("node", lambda: self._node.read(taken_at_ns, wall_time_ns), NodeSample())
-        self._cgroups.manage(container.cgroup for pod in self._known_pods for container in pod.containers)
+        self._cgroups.manage(container.cgroup for pod in self._last_pods for container in pod.containers)
         cgroups = self._guard(
             "cgroups", lambda: self._cgroups.read(taken_at_ns, wall_time_ns), dict[str, CgroupSample]()
         )
@@ -91,21 +101,24 @@ class Sensor:
             self._live = {sample.id: path for path, sample in cgroups.items()}
             self._ids = {path: sample.id for path, sample in cgroups.items()}
         complete = bool(cgroups) and not self._cgroups.skipped
-        waits = self._observe("waits", lambda: self._all_waits(complete), NO_RUNQ_LATENCY, self._waits)
-        seen = self._read_probes(complete)
-        node = msgspec.structs.replace(node, **seen.node) if seen.node else node
+        with self._runq_lock:
+            waits = self._observe("waits", lambda: self._all_waits(complete), NO_RUNQ_LATENCY, self._waits)
+            reading = self._read_probes(complete)
+        self._read_health(self._reporters)
+        self._statuses.extend(self._loop_statuses)
+        node = msgspec.structs.replace(node, annotations=self._annotations(), **reading.node)
         cgroups = {
-            path: _merge_probe_fields(sample, waits.get(sample.id), seen.cgroups.get(sample.id, {}))
+            path: _merge_probe_fields(sample, waits.get(sample.id), reading.cgroups.get(sample.id, {}))
             for path, sample in cgroups.items()
         }
         indicators: Mapping[str, RequestLatency] = self._guard("indicators", self._indicators.latest, {})
         self._statuses.extend(
             (
-                *self._silent_pods(),
-                *_annotation_status(self._known_pods),
-                *self._homeless(cgroups, taken_at_ns),
-                *_controller_status(self._known_pods, cgroups),
-                *self._unrelated(),
+                *self._indicator_status(),
+                *_annotation_status(self._last_pods),
+                *self._missing_cgroups(cgroups, taken_at_ns),
+                *_controller_status(self._last_pods, cgroups),
+                *self._sibling_status(),
             )
         )
         return Snapshot(
@@ -113,101 +126,115 @@ class Sensor:
             taken_at_ns=taken_at_ns,
             wall_time_ns=wall_time_ns,
             boot_id=self._node.boot_id,
-            topology=self._known_topology,
+            topology=self._last_topology,
             node=node,
             cgroups=cgroups,
-            pods=self._known_pods,
+            pods=self._last_pods,
             indicators=indicators,
             sources=tuple(self._statuses),
         )
 
-    def read_runq_latency(self, wanted: Collection[int]) -> Mapping[int, RunqLatency]:
-        """Waits of these cgroups of the last snapshot alone, by id: cheap enough for ten times a second.
+    def read_loop_reporters(self) -> None:
+        """Reads the health of the components that live on the event loop, for the next snapshot. Call it on that loop."""
+        self._statuses = []
+        self._read_health(self._loop_reporters)
+        self._loop_statuses = tuple(self._statuses)
 
-        Empty where the next snapshot will say why.
+    def read_runq_latency(self, cgroup_ids: Collection[int]) -> Mapping[int, RunqLatency] | None:
+        """Returns the run-queue latency of these cgroups of the latest snapshot, by id; cheap enough for ten times a second.
+
+        Empty if the source failed; the next snapshot reports the reason. None while a snapshot reads the same maps in
+        another thread.
         """
+        if not self._runq_lock.acquire(blocking=False):
+            return None
         try:
-            return self._waits.read(self._live, wanted, complete=False)
+            return self._waits.read(self._live, cgroup_ids, complete=False)
         except Unavailable:
             return {}
         except Exception as failure:
             if self._is_new("waits", f"{type(failure).__name__}: {failure}"):
-                log.exception("source waits failed between two rounds")
+                log.exception("source waits failed between two cycles")
             return {}
+        finally:
+            self._runq_lock.release()
 
     def _read_probes(self, complete: bool) -> ProbeReading:
-        """What all probes have seen, as one: of two that give the same field the later one counts."""
+        """Merge the readings of all probes; if two give the same field, the later probe counts."""
         cgroups: dict[int, dict[str, object]] = {}
         node: dict[str, object] = {}
         for probe in self._probes:
-            seen = self._observe(probe.name, partial(_read_probe, probe, self._live, complete), ProbeReading(), probe)
-            node.update(seen.node)
-            for number, values in seen.cgroups.items():
+            reading = self._observe(
+                probe.name, partial(_read_probe, probe, self._live, complete), ProbeReading(), probe
+            )
+            node.update(reading.node)
+            for number, values in reading.cgroups.items():
                 cgroups.setdefault(number, {}).update(values)
         return ProbeReading(cgroups, node)
 
+    def _read_health(self, reporters: Sequence[HealthReporter]) -> None:
+        for reporter in reporters:
+            self._observe(reporter.name, lambda: None, None, reporter)
+
     def _all_waits(self, complete: bool) -> Mapping[int, RunqLatency]:
-        # A probe has the waits of every cgroup at hand; schedstat pays for every thread, so only pods are worth it.
-        wanted = self._pods_ids() if self._waits.form == SchedstatRunqLatency.form else None
-        return self._waits.read(self._live, wanted, complete=complete)
+        # A probe reads all cgroups at once; schedstat costs a read per thread, so it is used for pods only.
+        cgroup_ids = self._pods_ids() if self._waits.form == SchedstatRunqLatency.form else None
+        return self._waits.read(self._live, cgroup_ids, complete=complete)
 
     def _pods_ids(self) -> frozenset[int]:
-        containers = (container.cgroup for pod in self._known_pods for container in pod.containers)
+        containers = (container.cgroup for pod in self._last_pods for container in pod.containers)
         return frozenset(
             self._ids[path] for paths in cgroups_by_container(self._ids, containers).values() for path in paths
         )
 
     def _topology(self) -> Topology:
-        """Read anew only when CPUs came or went: on a large node it is a thousand files."""
+        """Read the topology again only when CPUs came or went: on a large node it is a thousand files."""
         online = read_online_cpus_text(self._sys)
-        if online != self._online or not self._known_topology.cpus:
+        if online != self._online or not self._last_topology.cpus:
             self._online = online
             return read_topology(self._sys)
-        return self._known_topology
+        return self._last_topology
 
-    def _unrelated(self) -> tuple[ComponentHealth, ...]:
-        if self._judged_pods is not self._known_pods:
-            self._judged_pods, self._strange = (
-                self._known_pods,
-                _unrelated_cgroup_pairs(self._known_pods, self._reclaim_root),
+    def _sibling_status(self) -> tuple[ComponentHealth, ...]:
+        if self._checked_pods is not self._last_pods:
+            self._checked_pods, self._unrelated_pairs = (
+                self._last_pods,
+                _unrelated_cgroup_pairs(self._last_pods, self._reclaim_root),
             )
-        if not self._strange:
+        if not self._unrelated_pairs:
             return ()
-        more = f" and {len(self._strange) - 1} more" if len(self._strange) > 1 else ""
-        error = f"batch work gives way to siblings alone, and these are none: {self._strange[0]}{more}"
-        return (ComponentHealth(name="pod-siblings", ok=False, error=error, remedy="put them below one parent"),)
+        more = f" and {len(self._unrelated_pairs) - 1} more" if len(self._unrelated_pairs) > 1 else ""
+        error = f"CPU priority holds among siblings only, and these cgroups are none: {self._unrelated_pairs[0]}{more}"
+        return _unhealthy("pod-siblings", error, "place them below one parent cgroup")
 
-    def _homeless(self, cgroups: Mapping[str, CgroupSample], now_ns: int) -> tuple[ComponentHealth, ...]:
-        """One line on listed containers whose cgroup is not there: a typo in it would silently leave a pod unprotected."""
+    def _missing_cgroups(self, cgroups: Mapping[str, CgroupSample], now_ns: int) -> tuple[ComponentHealth, ...]:
+        """Report listed containers without a cgroup in one line: a typo would silently leave a pod unprotected."""
         if not cgroups:
             return ()
         missing = {
             container.cgroup: f"{container.cgroup} of {pod.key}"
-            for pod in self._known_pods
+            for pod in self._last_pods
             for container in pod.containers
             if container.cgroup not in cgroups
         }
-        self._missing = {cgroup: self._missing.get(cgroup, now_ns) for cgroup in missing}
-        told = [text for cgroup, text in missing.items() if now_ns - self._missing[cgroup] >= self._patience_ns]
-        if not told:
+        self._missing_since_ns = {cgroup: self._missing_since_ns.get(cgroup, now_ns) for cgroup in missing}
+        overdue = [
+            text for cgroup, text in missing.items() if now_ns - self._missing_since_ns[cgroup] >= self._patience_ns
+        ]
+        if not overdue:
             return ()
-        remedy = "start the pod, or mend the path in the pods file: it is that below the cgroup root, as in /web"
-        return (
-            ComponentHealth(
-                name="pod-cgroups", ok=False, error=f"there is no cgroup {_names_text(told)}", remedy=remedy
-            ),
-        )
+        remedy = "start the pod, or correct the path in the pods file: it is relative to the cgroup root, like /web"
+        return _unhealthy("pod-cgroups", f"there is no cgroup {join_first(overdue, MAX_NAMES_SHOWN)}", remedy)
 
-    def _silent_pods(self) -> tuple[ComponentHealth, ...]:
+    def _indicator_status(self) -> tuple[ComponentHealth, ...]:
         errors = self._indicators.errors()
         if not errors:
             return ()
-        error = _names_text([f"{pod}: {reason}" for pod, reason in sorted(errors.items())], "; ")
-        remedy = "mend the annotations or the endpoint of these pods"
-        return (ComponentHealth(name="indicator-pods", ok=False, error=error, remedy=remedy),)
+        error = join_first([f"{pod}: {reason}" for pod, reason in sorted(errors.items())], MAX_NAMES_SHOWN, "; ")
+        return _unhealthy("indicator-pods", error, "correct the annotations or the endpoint of these pods")
 
-    def _observe(self, name: str, read: Callable[[], T], default: T, source: RunqLatencySource | Probe) -> T:
-        """Guarded; what the source could not count although it works is shown with it, as its error if that was lately."""
+    def _observe(self, name: str, read: Callable[[], T], default: T, source: RunqLatencySource | HealthReporter) -> T:
+        """Read under a guard and add the source's own problem and its lost events to its status."""
         nothing: tuple[T, Unavailable | None] = (default, None)
         value, problem = self._guard(name, lambda: (read(), source.problem()), nothing, source.form)
         status = msgspec.structs.replace(self._statuses.pop(), lost_events=source.lost_events)
@@ -227,7 +254,7 @@ class Sensor:
         except Exception as failure:
             error, remedy = f"{type(failure).__name__}: {failure}", "this is a bug: report it with the agent's log"
             if self._is_new(name, error):
-                log.exception("source %s failed; the round goes on without it", name)
+                log.exception("source %s failed; the cycle goes on without it", name)
         self._statuses.append(
             ComponentHealth(
                 name=name,
@@ -247,19 +274,23 @@ class Sensor:
         return True
 
 
+def _unhealthy(name: str, error: str, remedy: str) -> tuple[ComponentHealth, ...]:
+    return (ComponentHealth(name=name, ok=False, error=error, remedy=remedy),)
+
+
 def _annotation_status(pods: tuple[Pod, ...]) -> tuple[ComponentHealth, ...]:
-    """One line on pods whose labels or annotations could not be taken as said; each reason has its own remedy."""
-    told = [f"{pod.key}: {problem}" for pod in pods for problem in pod.problems]
-    if not told:
+    """Report pods with invalid labels or annotations in one line; each reason has its own remedy."""
+    lines = [f"{pod.key}: {problem}" for pod in pods for problem in pod.problems]
+    if not lines:
         return ()
-    more = f"; and {len(told) - 1} more" if len(told) > 1 else ""
-    remedy = "mend the labels and annotations of these pods; the snapshot has all of them under `problems`"
-    return (ComponentHealth(name="pod-annotations", ok=False, error=f"{told[0]}{more}", remedy=remedy),)
+    more = f"; and {len(lines) - 1} more" if len(lines) > 1 else ""
+    remedy = "correct the labels and annotations of these pods; the snapshot lists all of them in `problems`"
+    return _unhealthy("pod-annotations", f"{lines[0]}{more}", remedy)
 
 
 def _controller_status(pods: tuple[Pod, ...], cgroups: Mapping[str, CgroupSample]) -> tuple[ComponentHealth, ...]:
-    """One line on listed containers that the cpu controller does not know: nothing can be measured or changed of them."""
-    found = [
+    """Report listed containers without the cpu controller: they can be neither measured nor controlled."""
+    uncontrolled = [
         container.cgroup
         for pod in pods
         for container in pod.containers
@@ -267,55 +298,46 @@ def _controller_status(pods: tuple[Pod, ...], cgroups: Mapping[str, CgroupSample
         and sample.cpu_usage_ns is not None
         and sample.periods is None
     ]
-    if not found:
+    if not uncontrolled:
         return ()
-    above = found[0].rpartition("/")[0]
-    remedy = (
-        f"enable it in the groups above, the last of them: echo +cpu > /sys/fs/cgroup{above}/cgroup.subtree_control"
-    )
-    return (
-        ComponentHealth(
-            name="pod-controllers", ok=False, error=f"no cpu controller in {_names_text(found)}", remedy=remedy
-        ),
-    )
-
-
-def _names_text(names: Sequence[str], separator: str = ", ") -> str:
-    """As many as a person reads, and how many more there are."""
-    more = [f"and {len(names) - MAX_NAMES_SHOWN} more"] if len(names) > MAX_NAMES_SHOWN else []
-    return separator.join([*names[:MAX_NAMES_SHOWN], *more])
+    above = uncontrolled[0].rpartition("/")[0]
+    remedy = f"enable it in all parents, the last one: echo +cpu > /sys/fs/cgroup{above}/cgroup.subtree_control"
+    return _unhealthy("pod-controllers", f"no cpu controller in {join_first(uncontrolled, MAX_NAMES_SHOWN)}", remedy)
 
 
 def _unrelated_cgroup_pairs(pods: tuple[Pod, ...], root: str) -> list[str]:
-    """Batch cgroups whose priority says nothing to an online one: it holds among the children of one parent. Those below
-    `root`, or that of a NUMA node, have its priority; those of the kubelet's lowest class have the least weight beside all
-    others."""
-    # The node's own daemons (system_cores) are neither.
+    """Return pairs of a batch and an online cgroup between which CPU priority has no effect.
+
+    The kernel applies weights among the children of one cgroup. Cgroups below `root`, or below the root of a NUMA node,
+    share its priority; those below the kubelet's BestEffort cgroup have the smallest weight next to all others.
+    """
+    # The node's own daemons (system_cores) are neither online nor batch.
     online = [container.cgroup for pod in pods if pod.qos.online for container in pod.containers]
     batch = [container.cgroup for pod in pods if pod.qos is QoSLevel.RECLAIMED for container in pod.containers]
     below = re.compile(rf"({re.escape(root)}(?:-\d+)?)/.*") if root else None
-    tops = {found[1] if below is not None and (found := below.fullmatch(b)) else b for b in batch}
-    return [f"{b} beside {o}" for b in sorted(tops) for o in online if not _yields_to(b, o)]
+    tops = {match[1] if below is not None and (match := below.fullmatch(b)) else b for b in batch}
+    return [f"{b} and {o}" for b in sorted(tops) for o in online if not _yields_to(b, o)]
 
 
 def _yields_to(batch: str, online: str) -> bool:
-    found = _BEST_EFFORT_PREFIX.match(batch)
-    return online.startswith(f"{batch.rpartition('/')[0]}/") or (found is not None and not online.startswith(found[0]))
+    best_effort = _BEST_EFFORT_PREFIX.match(batch)
+    if online.startswith(f"{batch.rpartition('/')[0]}/"):
+        return True
+    return best_effort is not None and not online.startswith(best_effort[0])
 
 
 def _read_probe(probe: Probe, live: Mapping[int, str], complete: bool) -> ProbeReading:
-    """What a probe has seen. Raises ValueError where it names a field that no sample has: then none of it is believed."""
-    seen = probe.read(live, complete=complete)
-    named = {name for values in seen.cgroups.values() for name in values}
-    if strange := sorted((named - CGROUP_FIELDS) | (seen.node.keys() - NODE_FIELDS)):
-        raise ValueError(f"it gives {', '.join(strange)}, which no sample has")
-    return seen
+    """Return a probe's reading. Raises ValueError, and discards all of it, if a field is in no sample."""
+    reading = probe.read(live, complete=complete)
+    names = {name for values in reading.cgroups.values() for name in values}
+    if unknown := sorted((names - CGROUP_FIELDS) | (reading.node.keys() - NODE_FIELDS)):
+        raise ValueError(f"it gives {', '.join(unknown)}, which no sample has")
+    return reading
 
 
-def _merge_probe_fields(sample: CgroupSample, wait: RunqLatency | None, seen: Mapping[str, object]) -> CgroupSample:
-    """The sample with its wait and with what probes have seen of it."""
-    # Where a version 2 cgroup has no cpu controller (then its cpu.stat has no periods), a probe counts its tasks as its
-    # ancestor's: that it shows none is no zero.
-    elsewhere = wait is not None and not wait.count and wait.slots is not None and sample.periods is None
-    changes = seen if wait is None or elsewhere else {**seen, "wait": wait}
+def _merge_probe_fields(sample: CgroupSample, wait: RunqLatency | None, fields: Mapping[str, object]) -> CgroupSample:
+    # Without the cpu controller (then cpu.stat of version 2 has no periods) the kernel schedules tasks in the ancestor's
+    # group, and a probe counts them there: an empty histogram does not mean zero.
+    counted_in_ancestor = wait is not None and not wait.count and wait.slots is not None and sample.periods is None
+    changes = fields if wait is None or counted_in_ancestor else {**fields, "wait": wait}
     return msgspec.structs.replace(sample, **changes) if changes else sample

@@ -21,7 +21,7 @@ from api.qos import QoSLevel
 
 
 class NodeResourceProperty(KatalystStruct, frozen=True, kw_only=True):
-    """Something that is so of the node: values, or a quantity."""
+    """Property of the node: values, or a quantity."""
 
     property_name: str
     property_values: tuple[str, ...] | None = None
@@ -29,7 +29,7 @@ class NodeResourceProperty(KatalystStruct, frozen=True, kw_only=True):
 
 
 class QosTaint(KatalystStruct, frozen=True, kw_only=True):
-    """As a node's taint, for pods of one level alone. It is the same one where key, effect and level are."""
+    """Node taint for pods of one QoS level, identified by key, effect and level."""
 
     key: str
     effect: str
@@ -39,21 +39,21 @@ class QosTaint(KatalystStruct, frozen=True, kw_only=True):
 
 
 class CustomNodeResourceSpec(KatalystStruct, frozen=True, kw_only=True):
-    """What is so of the node, and who may not come onto it."""
+    """Properties and QoS taints of the node."""
 
     node_resource_properties: tuple[NodeResourceProperty, ...] | None = None
     taints: tuple[QosTaint, ...] | None = None
 
 
 class ZoneAttribute(KatalystStruct, frozen=True, kw_only=True):
-    """Something more that is so."""
+    """Attribute of a zone, sibling, package or pool."""
 
     name: str
     value: str
 
 
 class ResourcePackage(KatalystStruct, frozen=True, kw_only=True):
-    """Resources that are offered together. `default` and `default-N` are Katalyst's own."""
+    """Resources offered as a unit. `default` and `default-N` are created by Katalyst."""
 
     package_name: str
     allocatable: ResourceList | None = None
@@ -61,7 +61,7 @@ class ResourcePackage(KatalystStruct, frozen=True, kw_only=True):
 
 
 class ResourcePool(KatalystStruct, frozen=True, kw_only=True):
-    """Resources between two bounds."""
+    """Resources with lower and upper bounds."""
 
     pool_name: str
     min_allocatable: ResourceList | None = None
@@ -70,7 +70,7 @@ class ResourcePool(KatalystStruct, frozen=True, kw_only=True):
 
 
 class ZoneResources(KatalystStruct, frozen=True, kw_only=True):
-    """What there is, and what pods can have of it."""
+    """Capacity and allocatable resources."""
 
     allocatable: ResourceList | None = None
     capacity: ResourceList | None = None
@@ -79,15 +79,15 @@ class ZoneResources(KatalystStruct, frozen=True, kw_only=True):
 
 
 class ZoneAllocation(KatalystStruct, frozen=True, kw_only=True):
-    """What one pod was given here."""
+    """Resources of a zone allocated to one pod."""
 
     consumer: str
-    """As namespace/name/uid."""
+    """Pod as namespace/name/uid."""
     requests: ResourceList | None = None
 
 
 class ZoneSibling(KatalystStruct, frozen=True, kw_only=True):
-    """Another zone beside this one, and how far away."""
+    """Sibling zone and its distance."""
 
     type: str
     name: str
@@ -95,22 +95,22 @@ class ZoneSibling(KatalystStruct, frozen=True, kw_only=True):
 
 
 class TopologyZone(KatalystStruct, frozen=True, kw_only=True):
-    """A part of the node that resources belong to."""
+    """Part of the node that owns resources."""
 
     type: str
-    """Socket, Numa, L3CacheGroup, GPU, NIC, Storage, or what somebody else calls theirs."""
+    """Socket, Numa, L3CacheGroup, GPU, NIC, Storage, or a custom type."""
     name: str
-    """Of a Numa its number."""
+    """For Numa, the number of the NUMA node."""
     resources: ZoneResources | None = None
     attributes: tuple[ZoneAttribute, ...] | None = None
     allocations: tuple[ZoneAllocation, ...] | None = None
     children: Annotated[tuple[TopologyZone, ...], OPEN_SCHEMA] | None = None
-    """Zones within this one; the API server takes them unchecked, since schemas cannot repeat themselves."""
+    """Zones within this zone. Not validated by the API server, because schemas cannot be recursive."""
     siblings: tuple[ZoneSibling, ...] | None = None
 
 
 class NodeCondition(KatalystStruct, frozen=True, kw_only=True):
-    """One thing that holds of the node's agent, or does not."""
+    """Condition of the node's agent."""
 
     type: str
     """AgentReady or AgentNotFound."""
@@ -122,29 +122,29 @@ class NodeCondition(KatalystStruct, frozen=True, kw_only=True):
 
 
 class NumaUsage(KatalystStruct, frozen=True, kw_only=True):
-    """What is used of one NUMA node."""
+    """Usage of one NUMA node."""
 
     numa_id: int
     usage: ResourceList
 
 
 class NodeMetric(KatalystStruct, frozen=True, kw_only=True):
-    """What is used of the node."""
+    """Usage of the node."""
 
     generic_usage: ResourceList | None = None
     numa_usage: tuple[NumaUsage, ...] | None = None
 
 
 class GroupMetric(NodeMetric, frozen=True, kw_only=True):
-    """What the pods of one level use."""
+    """Usage of the pods of one QoS level."""
 
     qos_level: QoSLevel = field(name="QoSLevel")
     pod_list: tuple[str, ...] | None = None
-    """As namespace/name."""
+    """Pods as namespace/name."""
 
 
 class NodeMetricStatus(KatalystStruct, frozen=True, kw_only=True):
-    """What is used, and when that was so."""
+    """Usage and the time of measurement."""
 
     update_time: Time
     node_metric: NodeMetric | None = None
@@ -152,46 +152,46 @@ class NodeMetricStatus(KatalystStruct, frozen=True, kw_only=True):
 
 
 class CustomNodeResourceStatus(KatalystStruct, frozen=True, kw_only=True):
-    """What the node has, lends and has given out."""
+    """Resources, topology, allocations and usage of the node."""
 
     resources: ZoneResources | None = None
-    """Also what reclaimed pods can have, which the scheduler goes by."""
+    """Includes the resources for reclaimed pods, which the scheduler uses."""
     topology_zone: tuple[TopologyZone, ...] | None = None
     topology_policy: Annotated[str, schema_default("none")] | None = None
-    """None, or SingleNUMANode, Restricted, BestEffort or Numeric, each with ContainerLevel or PodLevel behind it."""
+    """None, or SingleNUMANode, Restricted, BestEffort or Numeric followed by ContainerLevel or PodLevel."""
     conditions: tuple[NodeCondition, ...] | None = None
     node_metric_status: NodeMetricStatus | None = None
 
 
 class CustomNodeResource(CustomResource, frozen=True, kw_only=True):
-    """What one node has, lends and has given out; it has the node's name."""
+    """Resources and allocations of one node, including those for reclaimed pods; named like the node."""
 
     spec: CustomNodeResourceSpec | None = None
     status: CustomNodeResourceStatus | None = None
 
 
 class MetricValue(KatalystStruct, frozen=True, kw_only=True):
-    """One number that was measured."""
+    """One measured value."""
 
     metric_name: str | None = None
     metric_labels: dict[str, str] | None = None
     timestamp: Time | None = None
     window: Duration | None = None
-    """Over how long it was measured."""
+    """Period over which the value was aggregated."""
     aggregator: str | None = None
-    """What of that it is: avg, max, min, count, p99, p95 or p90."""
+    """Aggregation: avg, max, min, count, p99, p95 or p90."""
     value: Quantity | None = None
 
 
 class ScopedNodeMetrics(KatalystStruct, frozen=True, kw_only=True):
-    """What one plugin measured of the node."""
+    """Node metrics of one plugin."""
 
     scope: str | None = None
     metrics: tuple[MetricValue, ...] | None = None
 
 
 class ProfiledPodMetric(KatalystStruct, frozen=True, kw_only=True):
-    """What was measured of one pod."""
+    """Metrics of one pod."""
 
     namespace: str | None = None
     name: str | None = None
@@ -199,25 +199,25 @@ class ProfiledPodMetric(KatalystStruct, frozen=True, kw_only=True):
 
 
 class ScopedPodMetrics(KatalystStruct, frozen=True, kw_only=True):
-    """What one plugin measured of the node's pods."""
+    """Pod metrics of one plugin."""
 
     scope: str | None = None
     pod_metrics: tuple[ProfiledPodMetric, ...] | None = None
 
 
 class NodeProfileDescriptorSpec(KatalystStruct, frozen=True, kw_only=True):
-    """Nothing."""
+    """Empty."""
 
 
 class NodeProfileDescriptorStatus(KatalystStruct, frozen=True, kw_only=True):
-    """What was measured."""
+    """Metrics of the node and its pods."""
 
     node_metrics: tuple[ScopedNodeMetrics, ...] | None = None
     pod_metrics: tuple[ScopedPodMetrics, ...] | None = None
 
 
 class NodeProfileDescriptor(CustomResource, frozen=True, kw_only=True):
-    """What was measured of one node and its pods; it has the node's name."""
+    """Metrics of one node and its pods; named like the node."""
 
     spec: NodeProfileDescriptorSpec | None = None
     status: NodeProfileDescriptorStatus | None = None

@@ -1,4 +1,4 @@
-"""Generates CustomResourceDefinitions with structural OpenAPI v3 schemas from the structs of api.katalyst. Pure.
+"""Generates CustomResourceDefinitions with structural OpenAPI v3 schemas from the structs of api.katalyst.
 A type that a structural schema cannot express raises TypeError that names the field.
 """
 
@@ -14,7 +14,7 @@ from api.katalyst.kinds import KatalystKind, KindVersion
 PRESERVE_UNKNOWN_FIELDS = "x-kubernetes-preserve-unknown-fields"
 INT_OR_STRING = "x-kubernetes-int-or-string"
 FieldDocs = Mapping[tuple[type, str], str]
-"""What is said of the fields of a type, by their names in Python."""
+"""Descriptions of fields by struct and Python field name."""
 _SCALARS = {
     inspect.BoolType: "boolean",
     inspect.IntType: "integer",
@@ -25,29 +25,32 @@ _BOUNDS = {"ge": "minimum", "le": "maximum", "pattern": "pattern"}
 
 
 def openapi_schema(resource: type, docs: FieldDocs) -> dict[str, Any]:
-    """The schema of a kind. Metadata is the API server's own matter, and what it says of itself everybody knows."""
+    """OpenAPI schema of a kind. The API server validates apiVersion, kind and metadata itself."""
     info = inspect.type_info(resource)
     assert isinstance(info, inspect.StructType)
-    made = _schema_of_struct(info, docs)
-    made["properties"] |= {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"}}
-    required = [name for name in made.pop("required") if name not in ("apiVersion", "kind", "metadata")]
-    return made | ({"required": required} if required else {})
+    schema = _schema_of_struct(info, docs)
+    schema["properties"] |= {
+        "apiVersion": {"type": "string"},
+        "kind": {"type": "string"},
+        "metadata": {"type": "object"},
+    }
+    required = [name for name in schema.pop("required") if name not in ("apiVersion", "kind", "metadata")]
+    return schema | ({"required": required} if required else {})
 
 
 def _schema_of_type(info: inspect.Type, docs: FieldDocs) -> dict[str, Any]:
-    """The schema of one type."""
     match info:
         case inspect.Metadata(type=inner, extra_json_schema=marks):
             marks = marks or {}
-            # A list that is open is not described: an element can be what the list is an element of.
+            # TopologyZone is recursive, which a structural schema cannot express: its elements stay undescribed.
             if marks.get(PRESERVE_UNKNOWN_FIELDS) and not isinstance(inner, inspect.DictType):
                 return dict(marks)
             return _schema_of_type(inner, docs) | marks
         case inspect.StructType():
             return _schema_of_struct(info, docs)
         case inspect.VarTupleType():
-            least = {"minItems": info.min_length} if info.min_length else {}
-            return {"type": "array", "items": _schema_of_type(info.item_type, docs), **least}
+            min_items = {"minItems": info.min_length} if info.min_length else {}
+            return {"type": "array", "items": _schema_of_type(info.item_type, docs), **min_items}
         case inspect.DictType(value_type=inspect.AnyType()):
             return {"type": "object"}
         case inspect.DictType():
@@ -66,7 +69,7 @@ def _schema_of_type(info: inspect.Type, docs: FieldDocs) -> dict[str, Any]:
 
 
 def _schema_of_union(info: inspect.UnionType, docs: FieldDocs) -> dict[str, Any]:
-    """Of something that may be absent, its schema; of text or a number, the one form of it that schemas have."""
+    """Schema of an optional type, or of the only union that structural schemas support: an integer or a string."""
     parts = [part for part in info.types if not isinstance(part, inspect.NoneType)]
     if len(parts) == 1:
         return _schema_of_type(parts[0], docs)
@@ -88,18 +91,18 @@ def _schema_of_struct(info: inspect.StructType, docs: FieldDocs) -> dict[str, An
             node = _schema_of_type(field.type, docs)
         except TypeError as error:
             raise TypeError(f"{info.cls.__name__}.{field.name}: {error}") from None
-        said = next((docs[cls, field.name] for cls in info.cls.__mro__ if (cls, field.name) in docs), None)
-        words = [word for word in (node.get("description"), said) if word]
+        text = next((docs[cls, field.name] for cls in info.cls.__mro__ if (cls, field.name) in docs), None)
+        words = [word for word in (node.get("description"), text) if word]
         properties[field.encode_name] = node | ({"description": " ".join(words)} if words else {})
         if field.required:
             required.append(field.encode_name)
     description = (info.cls.__doc__ or "").partition("\n\n")[0].strip()
-    made = {"type": "object", "description": description, "properties": properties}
-    return made | ({"required": required} if required else {})
+    schema = {"type": "object", "description": description, "properties": properties}
+    return schema | ({"required": required} if required else {})
 
 
 def crd_manifest(kind: KatalystKind, docs: FieldDocs) -> dict[str, Any]:
-    """The whole object; `docs` is what its fields are described with."""
+    """CustomResourceDefinition of a kind; `docs` are the descriptions of its fields."""
     names: dict[str, Any] = {
         "kind": kind.kind,
         "listKind": f"{kind.kind}List",

@@ -19,7 +19,7 @@ from api.katalyst.meta import (
 
 
 class SelectorRequirement(KatalystStruct, frozen=True, kw_only=True):
-    """What a label has to be."""
+    """Requirement on a label."""
 
     key: str
     operator: str
@@ -28,37 +28,37 @@ class SelectorRequirement(KatalystStruct, frozen=True, kw_only=True):
 
 
 class LabelSelector(KatalystStruct, frozen=True, kw_only=True):
-    """What the labels have to be, all of it."""
+    """Label selector; all requirements have to match."""
 
     match_labels: dict[str, str] | None = None
     match_expressions: tuple[SelectorRequirement, ...] | None = None
 
 
 class MetricIdentifier(KatalystStruct, frozen=True, kw_only=True):
-    """A metric, and which of its series."""
+    """Metric, and the selector of its series."""
 
     name: str
     selector: Annotated[LabelSelector, ATOMIC_MAP] | None = None
 
 
 class MetricTarget(KatalystStruct, frozen=True, kw_only=True):
-    """What a metric is to be."""
+    """Target of a metric."""
 
     type: str
     """Utilization, Value or AverageValue."""
     value: Quantity | None = None
     average_value: Quantity | None = None
     average_utilization: Int32 | None = None
-    """In percent of requests."""
+    """Percentage of requests."""
 
 
 class MetricCurrent(KatalystStruct, frozen=True, kw_only=True):
-    """What a metric is."""
+    """Current value of a metric."""
 
     value: Quantity | None = None
     average_value: Quantity | None = None
     average_utilization: Int32 | None = None
-    """In percent of requests."""
+    """Percentage of requests."""
 
 
 class ResourceSource(KatalystStruct, frozen=True, kw_only=True):
@@ -77,14 +77,14 @@ class ContainerResourceSource(KatalystStruct, frozen=True, kw_only=True):
 
 
 class PodsSource(KatalystStruct, frozen=True, kw_only=True):
-    """A metric that every pod has."""
+    """Metric of every pod."""
 
     metric: MetricIdentifier
     target: MetricTarget
 
 
 class ObjectSource(KatalystStruct, frozen=True, kw_only=True):
-    """A metric of one object."""
+    """Metric of one object."""
 
     described_object: TargetReference
     metric: MetricIdentifier
@@ -92,14 +92,14 @@ class ObjectSource(KatalystStruct, frozen=True, kw_only=True):
 
 
 class ExternalSource(KatalystStruct, frozen=True, kw_only=True):
-    """A metric of no object."""
+    """Metric without an object."""
 
     metric: MetricIdentifier
     target: MetricTarget
 
 
 class MetricSpec(KatalystStruct, frozen=True, kw_only=True):
-    """What is scaled by: the field that `type` names."""
+    """Metric to scale by: the field that `type` names."""
 
     type: str
     """Resource, ContainerResource, Pods, Object or External."""
@@ -126,14 +126,14 @@ class ContainerResourceCurrent(KatalystStruct, frozen=True, kw_only=True):
 
 
 class PodsCurrent(KatalystStruct, frozen=True, kw_only=True):
-    """A metric that every pod has."""
+    """Metric of every pod."""
 
     metric: MetricIdentifier
     current: MetricCurrent
 
 
 class ObjectCurrent(KatalystStruct, frozen=True, kw_only=True):
-    """A metric of one object."""
+    """Metric of one object."""
 
     described_object: TargetReference
     metric: MetricIdentifier
@@ -141,14 +141,14 @@ class ObjectCurrent(KatalystStruct, frozen=True, kw_only=True):
 
 
 class ExternalCurrent(KatalystStruct, frozen=True, kw_only=True):
-    """A metric of no object."""
+    """Metric without an object."""
 
     metric: MetricIdentifier
     current: MetricCurrent
 
 
 class MetricStatus(KatalystStruct, frozen=True, kw_only=True):
-    """What was seen: the field that `type` names."""
+    """Current metric: the field that `type` names."""
 
     type: str
     """Resource, ContainerResource, Pods, Object or External."""
@@ -160,7 +160,7 @@ class MetricStatus(KatalystStruct, frozen=True, kw_only=True):
 
 
 class ScalingPolicy(KatalystStruct, frozen=True, kw_only=True):
-    """How many replicas may come or go in some time."""
+    """Maximum change of replicas within a period."""
 
     type: str
     """Pods or Percent."""
@@ -169,7 +169,7 @@ class ScalingPolicy(KatalystStruct, frozen=True, kw_only=True):
 
 
 class ScalingRules(KatalystStruct, frozen=True, kw_only=True):
-    """How fast replicas come, or go."""
+    """Speed of scaling in one direction."""
 
     policies: Annotated[tuple[ScalingPolicy, ...], ATOMIC_LIST] | None = None
     select_policy: str | None = None
@@ -178,32 +178,32 @@ class ScalingRules(KatalystStruct, frozen=True, kw_only=True):
 
 
 class Behavior(KatalystStruct, frozen=True, kw_only=True):
-    """How fast replicas come and go."""
+    """Speed of scaling in both directions."""
 
     scale_up: ScalingRules | None = None
     scale_down: ScalingRules | None = None
 
 
 class CustomMetric(KatalystStruct, frozen=True, kw_only=True):
-    """What is scaled by the forecast of."""
+    """Metric whose forecast determines the replicas."""
 
     identify: str
-    """Its name in the forecast."""
+    """Name of the metric in the forecast."""
     query: str | None = None
-    """Its history, in PromQL."""
+    """PromQL query of the metric's history."""
     value: Quantity
-    """What one replica is to have of it; 0 is what its requests say."""
+    """Target value per replica; 0 uses the requests."""
 
 
 class IHPAMetric(KatalystStruct, frozen=True, kw_only=True):
-    """What is scaled by."""
+    """Metric to scale by."""
 
     metric: MetricSpec | None = None
     custom_metric: CustomMetric | None = None
 
 
 class Autoscaler(KatalystStruct, frozen=True, kw_only=True):
-    """What is scaled, within which bounds, by what, and how fast."""
+    """Workload, bounds, metrics and speed of scaling."""
 
     scale_target_ref: TargetReference
     min_replicas: Int32 | None = None
@@ -213,29 +213,29 @@ class Autoscaler(KatalystStruct, frozen=True, kw_only=True):
 
 
 class TimeWindow(KatalystStruct, frozen=True, kw_only=True):
-    """What a forecast looks at and gives: steps of so many seconds."""
+    """Input and output of a forecast, in steps of fixed length."""
 
     input: int
     """Seconds of one step of the history."""
     history_steps: int
     aggregator: Literal["avg", "max"]
     output: int
-    """Steps that are one point of the forecast."""
+    """Number of steps per point of the forecast."""
     prediction_steps: int
 
 
 class AlgorithmConfig(KatalystStruct, frozen=True, kw_only=True):
-    """How the forecast is made."""
+    """Parameters of the forecast."""
 
     method: str
     params: dict[str, str] | None = None
     resync_period: Int64
-    """In seconds."""
+    """Period in seconds."""
     time_window: TimeWindow
 
 
 class ReplicaBounds(KatalystStruct, frozen=True, kw_only=True):
-    """Other bounds, from when the calendar says so."""
+    """Bounds that apply from a time in the calendar."""
 
     cron_tab: str
     min_replicas: Int32 | None = None
@@ -243,7 +243,7 @@ class ReplicaBounds(KatalystStruct, frozen=True, kw_only=True):
 
 
 class TimeBounds(KatalystStruct, frozen=True, kw_only=True):
-    """A calendar of bounds, from when until when it holds."""
+    """Calendar of bounds with its period of validity."""
 
     start: Time | None = None
     end: Time | None = None
@@ -251,17 +251,17 @@ class TimeBounds(KatalystStruct, frozen=True, kw_only=True):
 
 
 class IHPASpec(KatalystStruct, frozen=True, kw_only=True):
-    """What is scaled, and how."""
+    """Workload and parameters of scaling."""
 
     autoscaler: Autoscaler
     algorithm_config: AlgorithmConfig | None = None
     time_bounds: tuple[TimeBounds, ...] | None = None
     scale_strategy: Annotated[str, schema_default("Preview")] | None = None
-    """Preview scales a VirtualWorkload, to look at; Auto the workload itself."""
+    """Preview scales a VirtualWorkload for evaluation; Auto scales the workload itself."""
 
 
 class IHPAStatus(KatalystStruct, frozen=True, kw_only=True):
-    """What was scaled to, and by what."""
+    """Current scaling and metrics."""
 
     current_replicas: Int32 | None = None
     desired_replicas: Int32 | None = None
@@ -270,28 +270,28 @@ class IHPAStatus(KatalystStruct, frozen=True, kw_only=True):
 
 
 class IntelligentHorizontalPodAutoscaler(CustomResource, frozen=True, kw_only=True):
-    """How many replicas one workload has, by forecasts and calendars."""
+    """Horizontal autoscaling of one workload by forecasts and calendars."""
 
     spec: IHPASpec | None = None
     status: IHPAStatus | None = None
 
 
 class VirtualWorkloadSpec(KatalystStruct, frozen=True, kw_only=True):
-    """What somebody scaled it to."""
+    """Replicas set by the autoscaler."""
 
     replicas: Int32
 
 
 class VirtualWorkloadStatus(KatalystStruct, frozen=True, kw_only=True):
-    """What an autoscaler sees."""
+    """Replicas and selector that the autoscaler reads."""
 
     replicas: Int32
     selector: str
-    """Of the pods of the workload that it stands for."""
+    """Label selector of the pods of the workload it stands for."""
 
 
 class VirtualWorkload(CustomResource, frozen=True, kw_only=True):
-    """Something to scale without consequences."""
+    """Substitute for a workload, to evaluate scaling without effects."""
 
     spec: VirtualWorkloadSpec | None = None
     status: VirtualWorkloadStatus | None = None

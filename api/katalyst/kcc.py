@@ -18,68 +18,68 @@ from api.katalyst.meta import (
 
 
 class EphemeralSelector(KatalystStruct, frozen=True, kw_only=True):
-    """Nodes that have this configuration for a while, before any other."""
+    """Nodes that have this configuration temporarily, with precedence over any other."""
 
     node_names: tuple[str, ...] | None = None
     last_duration: Duration | None = None
-    """Counted from when the object was created; needed with nodeNames, and refused without."""
+    """Time since the object's creation; required with nodeNames."""
 
 
 class RollingUpdate(KatalystStruct, frozen=True, kw_only=True):
-    """How many nodes get it first."""
+    """Extent of the rollout."""
 
     canary: CountOrPercent | None = None
-    """Nodes, or percent of all that it is for, rounded down; all where nothing is said."""
+    """Nodes, or percentage of the target nodes rounded down, that receive the configuration; all if not set."""
 
 
 class UpdateStrategy(KatalystStruct, frozen=True, kw_only=True):
-    """How nodes come from the previous configuration to this one."""
+    """How nodes change from the previous configuration to this one."""
 
     type: Literal["RollingUpdate"] | None = None
     rolling_update: RollingUpdate | None = None
 
 
 class GenericConfigSpec(KatalystStruct, frozen=True, kw_only=True):
-    """Which nodes a configuration is for. With neither selector it is for all that no other one is for."""
+    """Target nodes of a configuration. Without selectors it applies to all nodes that no other configuration targets."""
 
     revision_history_limit: Annotated[Int64, schema_default(3)] | None = None
-    """Taken and ignored."""
+    """Accepted and ignored."""
     node_label_selector: str | None = None
-    """As kubectl takes it, over the labels of the nodes; keys are those that the KatalystCustomConfig allows."""
+    """Label selector in kubectl's notation; its keys must be allowed by the KatalystCustomConfig."""
     priority: Int32 | None = None
-    """Of two whose nodeLabelSelector fits a node the higher one counts."""
+    """The highest priority applies if several nodeLabelSelectors match a node."""
     ephemeral_selector: EphemeralSelector | None = None
     paused: bool | None = None
-    """Nodes keep what they have."""
+    """Stop the rollout: nodes keep their configuration."""
     update_strategy: UpdateStrategy | None = None
 
 
 class GenericConfigStatus(KatalystStruct, frozen=True, kw_only=True):
-    """How far the roll-out is."""
+    """Progress of the rollout."""
 
     target_nodes: Int32 | None = None
-    """Nodes that this configuration is for."""
+    """Nodes that this configuration targets."""
     canary_nodes: Int32 | None = None
-    """Those of them that are to have it now."""
+    """Target nodes that the rollout has reached."""
     updated_target_nodes: Int32 | None = None
-    """Those of them that have it."""
+    """Target nodes that have this configuration."""
     updated_nodes: Int32 | None = None
-    """All nodes that have it, whether it is for them or not."""
+    """All nodes that have this configuration, targeted or not."""
     current_hash: str | None = None
     collision_count: Int32 | None = None
     observed_generation: Int64 | None = None
     conditions: tuple[ResourceCondition, ...] | None = None
-    """Of type Valid."""
+    """Conditions of type Valid."""
 
 
 class ConfigResource(CustomResource, frozen=True, kw_only=True):
-    """A configuration whose status says no more than how far it is."""
+    """Base of the configuration kinds whose status is the rollout's progress only."""
 
     status: GenericConfigStatus | None = None
 
 
 class TargetType(KatalystStruct, frozen=True, kw_only=True):
-    """A kind, by the name of its resource."""
+    """Kind, by its resource name."""
 
     group: str
     version: str
@@ -87,40 +87,40 @@ class TargetType(KatalystStruct, frozen=True, kw_only=True):
 
 
 class AllowedLabelKeys(KatalystStruct, frozen=True, kw_only=True):
-    """Labels that nodeLabelSelector may look at in configurations of one priority."""
+    """Label keys that nodeLabelSelector may use in configurations of one priority."""
 
     priority: Int32
     key_list: tuple[str, ...]
 
 
 class KatalystCustomConfigSpec(KatalystStruct, frozen=True, kw_only=True):
-    """Which kind is handed to the nodes."""
+    """Kind that is distributed to the nodes."""
 
     target_type: TargetType
     disable_revision_history: Annotated[bool, schema_keywords(default=True)] | None = None
-    """Taken and ignored."""
+    """Accepted and ignored."""
     node_label_selector_allowed_key_list: tuple[AllowedLabelKeys, ...] | None = None
 
 
 class KatalystCustomConfigStatus(KatalystStruct, frozen=True, kw_only=True):
-    """Whether the kind can be handed out, and which of its objects cannot."""
+    """Whether the kind can be distributed, and its invalid objects."""
 
     observed_generation: Int64 | None = None
     invalid_target_config_list: tuple[str, ...] | None = None
-    """As namespace/name."""
+    """Objects as namespace/name."""
     conditions: tuple[ResourceCondition, ...] | None = None
-    """Of type Valid."""
+    """Conditions of type Valid."""
 
 
 class KatalystCustomConfig(CustomResource, frozen=True, kw_only=True):
-    """Says that the objects of one kind are configuration of nodes, to be handed out by their selectors."""
+    """Declares the objects of one kind to be node configuration, distributed by their selectors."""
 
     spec: KatalystCustomConfigSpec | None = None
     status: KatalystCustomConfigStatus | None = None
 
 
 class TargetConfig(KatalystStruct, frozen=True, kw_only=True):
-    """One object that a node is to obey. It fetches the object again when the hash is another one."""
+    """Configuration object for a node, which fetches the object again when the hash changes."""
 
     config_type: TargetType
     config_name: str
@@ -129,18 +129,18 @@ class TargetConfig(KatalystStruct, frozen=True, kw_only=True):
 
 
 class CustomNodeConfigSpec(KatalystStruct, frozen=True, kw_only=True):
-    """Nothing."""
+    """Empty."""
 
 
 class CustomNodeConfigStatus(KatalystStruct, frozen=True, kw_only=True):
-    """Everything that one node is to obey."""
+    """All configuration objects of one node."""
 
     katalyst_custom_config_list: tuple[TargetConfig, ...] | None = None
     service_profile_config_list: tuple[TargetConfig, ...] | None = None
 
 
 class CustomNodeConfig(CustomResource, frozen=True, kw_only=True):
-    """Which configurations one node obeys; it has the node's name and labels."""
+    """Configuration objects of one node; it has the node's name and labels."""
 
     spec: CustomNodeConfigSpec | None = None
     status: CustomNodeConfigStatus | None = None

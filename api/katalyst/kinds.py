@@ -34,7 +34,7 @@ KindScope = Literal["Cluster", "Namespaced"]
 
 
 class PrinterColumn(NamedTuple):
-    """What `kubectl get` shows of an object."""
+    """Column of `kubectl get`."""
 
     name: str
     type: Literal["date", "boolean", "string", "integer"]
@@ -42,7 +42,7 @@ class PrinterColumn(NamedTuple):
 
 
 class ScaleSubresource(NamedTuple):
-    """Where an object that autoscalers can scale says what they ask."""
+    """Field paths of the scale subresource."""
 
     spec_replicas: str = ".spec.replicas"
     status_replicas: str = ".status.replicas"
@@ -59,7 +59,7 @@ class KindVersion(NamedTuple):
 
 
 class KatalystKind(NamedTuple):
-    """A kind; of its versions, all of which are served, the last is the one that is stored."""
+    """A kind with its versions: all are served, the last one is stored."""
 
     group: str
     kind: str
@@ -70,12 +70,12 @@ class KatalystKind(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its CustomResourceDefinition."""
+        """Name of the CustomResourceDefinition."""
         return f"{self.plural}.{self.group}"
 
     @property
     def api_version(self) -> str:
-        """What an object of the stored version says."""
+        """API version of the stored version's objects."""
         return f"{self.group}/{self.versions[-1].name}"
 
 
@@ -117,7 +117,7 @@ OVERCOMMIT_COLUMNS = (
 
 
 def _config_kind(resource: type[CustomResource], short_name: str, scope: KindScope = "Namespaced") -> KatalystKind:
-    """A kind that a KatalystCustomConfig can hand out."""
+    """Kind that a KatalystCustomConfig can distribute."""
     version = KindVersion("v1alpha1", resource, CONFIG_COLUMNS)
     return KatalystKind(
         f"config.{KATALYST_DOMAIN}", resource.__name__, f"{resource.__name__.lower()}s", short_name, scope, (version,)

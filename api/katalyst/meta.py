@@ -13,24 +13,24 @@ PERCENT_PATTERN = r"^(100|[1-9]?[0-9])%$"
 
 
 def schema_keywords(**keywords: Any) -> Meta:
-    """Keywords of the schema that decoding does not look at; `_` stands for `-`."""
+    """Schema keywords that msgspec ignores when decoding; `_` stands for `-`."""
     return Meta(extra_json_schema={name.replace("_", "-"): value for name, value in keywords.items()})
 
 
 def schema_default(value: Any) -> Meta:
-    """What the API server fills in where an object says nothing."""
+    """Default that the API server sets if a field is missing."""
     return schema_keywords(default=value)
 
 
 def keyed_by(field: str) -> Meta:
-    """A list whose elements are merged by this field, which each has to say once."""
+    """List whose elements are merged by this required, unique field."""
     return schema_keywords(x_kubernetes_list_type="map", x_kubernetes_list_map_keys=[field])
 
 
 ATOMIC_LIST = schema_keywords(x_kubernetes_list_type="atomic")
 ATOMIC_MAP = schema_keywords(x_kubernetes_map_type="atomic")
 OPEN_SCHEMA = schema_keywords(x_kubernetes_preserve_unknown_fields=True)
-"""Anything may be in it, and stays in it: there is no schema for what is below."""
+"""Accept and preserve any content; there is no schema below this field."""
 
 Int32: TypeAlias = Annotated[int, schema_keywords(format="int32")]
 Int64: TypeAlias = Annotated[int, schema_keywords(format="int64")]
@@ -44,25 +44,25 @@ Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Time: TypeAlias = Annotated[str, schema_keywords(format="date-time")]
 """RFC 3339, such as `2026-01-31T12:00:00Z`."""
 Duration: TypeAlias = str
-"""As Go writes it: `90s`, `1h30m`."""
+"""Go duration: `90s`, `1h30m`."""
 Quantity: TypeAlias = Annotated[str, Meta(pattern=QUANTITY_PATTERN)] | int
-"""`500m`, `1Gi` or a whole number; api.quantity says which number it stands for."""
+"""`500m`, `1Gi` or an integer; converted by api.quantity."""
 ResourceList: TypeAlias = dict[str, Quantity]
-"""Resource name to how much of it."""
+"""Amounts by resource name."""
 CountOrPercent: TypeAlias = Annotated[str, Meta(pattern=PERCENT_PATTERN)] | int
-"""`3` or `20%`."""
+"""A number or a percentage: `3` or `20%`."""
 IntOrText: TypeAlias = str | int
-"""The same, unchecked by the API server."""
+"""A number or a percentage that the API server does not validate."""
 Extension: TypeAlias = Annotated[dict[str, Any], OPEN_SCHEMA]
-"""An object whose shape somebody else defines."""
+"""Object whose schema an extension defines."""
 
 
 class KatalystStruct(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Anything inside of an object. A name that is not simply camelCase is given with the field."""
+    """Base of all structs in the objects. Names that are not plain camelCase are given with the field."""
 
 
 class OwnerReference(KatalystStruct, frozen=True, kw_only=True):
-    """The object that this one is deleted with."""
+    """Owner of this object, with which it is garbage-collected."""
 
     api_version: str
     kind: str
@@ -73,7 +73,7 @@ class OwnerReference(KatalystStruct, frozen=True, kw_only=True):
 
 
 class ObjectMeta(KatalystStruct, frozen=True, kw_only=True):
-    """What every object has. The server's book-keeping of field managers is not read: it is as large as the object itself."""
+    """Metadata of an object. managedFields is not read: it can be as large as the object itself."""
 
     name: str | None = None
     generate_name: str | None = None
@@ -91,7 +91,7 @@ class ObjectMeta(KatalystStruct, frozen=True, kw_only=True):
 
 
 class CustomResource(KatalystStruct, frozen=True, kw_only=True):
-    """What a kind adds `spec` and `status` to."""
+    """Base of the kinds, which add `spec` and `status`."""
 
     api_version: str
     kind: str
@@ -99,7 +99,7 @@ class CustomResource(KatalystStruct, frozen=True, kw_only=True):
 
 
 class ResourceCondition(KatalystStruct, frozen=True, kw_only=True):
-    """One thing that holds of an object, or does not, and since when."""
+    """Condition of an object."""
 
     type: str
     status: str
@@ -110,7 +110,7 @@ class ResourceCondition(KatalystStruct, frozen=True, kw_only=True):
 
 
 class TargetReference(KatalystStruct, frozen=True, kw_only=True):
-    """The workload that an object is about, in its own namespace."""
+    """Workload in the same namespace that the object refers to."""
 
     api_version: str | None = None
     kind: str

@@ -21,218 +21,218 @@ from api.katalyst.meta import (
 
 
 class Strategy(KatalystStruct, frozen=True, kw_only=True):
-    """A way of doing things that is switched on, by its name."""
+    """Enabled strategy, by name."""
 
     name: str
     parameters: dict[str, str] | None = None
 
 
 class StrategyGroupStatus(GenericConfigStatus, frozen=True, kw_only=True):
-    """What is switched on: here, not in the spec."""
+    """Enabled strategies; they are in the status, not in the spec."""
 
     enabled_strategies: tuple[Strategy, ...] | None = None
 
 
 class StrategyGroup(CustomResource, frozen=True, kw_only=True):
-    """Strategies that are switched on together on some nodes."""
+    """Strategies enabled together on the selected nodes."""
 
     spec: GenericConfigSpec | None = None
     status: StrategyGroupStatus | None = None
 
 
 class GroupConfig(KatalystStruct, frozen=True, kw_only=True):
-    """One group of strategies."""
+    """Group of strategies."""
 
     enabled_strategies: tuple[Strategy, ...]
     ratio: float
-    """The part of the nodes that get it."""
+    """Share of the nodes that receive this group."""
 
 
 class StrategyGroupConfig(KatalystStruct, frozen=True, kw_only=True):
-    """Groups to choose among."""
+    """Groups that nodes are assigned to."""
 
     group_configs: tuple[GroupConfig, ...] | None = None
 
 
 class StrategyGroupConfigurationSpec(GenericConfigSpec, frozen=True, kw_only=True):
-    """Which nodes are divided into groups, and how."""
+    """Nodes to divide into groups, and the groups."""
 
     config: StrategyGroupConfig
 
 
 class StrategyGroupConfiguration(ConfigResource, frozen=True, kw_only=True):
-    """Divides nodes into groups with different strategies, to compare them."""
+    """Divides nodes into groups with different strategies for comparison."""
 
     spec: StrategyGroupConfigurationSpec | None = None
 
 
 class PasswordPair(KatalystStruct, frozen=True, kw_only=True):
-    """Somebody who may ask an agent."""
+    """Credentials of a user of the agents."""
 
     username: str | None = None
     password: str | None = None
 
 
 class BasicAuthConfig(KatalystStruct, frozen=True, kw_only=True):
-    """Who may ask an agent with name and password."""
+    """Users that may send requests to the agents."""
 
     user_password_pairs: tuple[PasswordPair, ...] | None = None
 
 
 class PolicyRule(KatalystStruct, frozen=True, kw_only=True):
-    """What may be asked for."""
+    """Resources that may be requested."""
 
     resources: tuple[str, ...] | None = None
 
 
 class AccessControlPolicy(KatalystStruct, frozen=True, kw_only=True):
-    """What one user may ask for."""
+    """Access rights of one user."""
 
     username: str | None = None
     policy_rule: PolicyRule | None = None
 
 
 class AccessControlConfig(KatalystStruct, frozen=True, kw_only=True):
-    """Who may ask for what."""
+    """Access rights of all users."""
 
     access_control_policies: tuple[AccessControlPolicy, ...] | None = None
 
 
 class AuthConfig(KatalystStruct, frozen=True, kw_only=True):
-    """Names, passwords and rights."""
+    """Users and their access rights."""
 
     basic_auth_config: BasicAuthConfig | None = None
     access_control_config: AccessControlConfig | None = None
 
 
 class AuthConfigurationSpec(GenericConfigSpec, frozen=True, kw_only=True):
-    """Whom the agents of which nodes answer."""
+    """Nodes whose agents apply these access rights."""
 
     config: AuthConfig | None = None
 
 
 class AuthConfiguration(ConfigResource, frozen=True, kw_only=True):
-    """Who may ask the agents over HTTP."""
+    """Users and access rights of the agents' HTTP server."""
 
     spec: AuthConfigurationSpec | None = None
 
 
 class PowerManagementConfig(KatalystStruct, frozen=True, kw_only=True):
-    """How a node keeps to its power budget."""
+    """Power capping of a node."""
 
     disable_power_advisor: bool | None = None
     disable_power_capping: bool | None = None
     power_reduction_ratio: Annotated[Percent, schema_keywords(format="int32")] | None = None
-    """In percent: 10 is a tenth less."""
+    """Power reduction in percent."""
 
 
 class PowerManagementConfigurationSpec(GenericConfigSpec, frozen=True, kw_only=True):
-    """Which nodes keep to a power budget, and how."""
+    """Nodes with a power budget, and the capping parameters."""
 
     config: PowerManagementConfig
 
 
 class PowerManagementConfiguration(ConfigResource, frozen=True, kw_only=True):
-    """How nodes keep to their power budgets."""
+    """Power capping of nodes."""
 
     spec: PowerManagementConfigurationSpec | None = None
 
 
 class MemoryBandwidthConfig(KatalystStruct, frozen=True, kw_only=True):
-    """How memory bandwidth is divided among control groups of resctrl, which are named without a path."""
+    """Division of memory bandwidth among resctrl control groups, which are named without a path."""
 
     reset_resctrl_only: bool | None = None
-    """Put every schemata file back, and do nothing else."""
+    """Reset every schemata file and do nothing else."""
     ccd_min_mb: Count | None = field(default=None, name="ccdMinMB")
-    """MB/s that every group has on each core complex."""
+    """Guaranteed MB/s of each group on each core complex (CCD)."""
     ccd_max_mb: Count | None = field(default=None, name="ccdMaxMB")
-    """MB/s that a group can have at most on each core complex."""
+    """Maximum MB/s of each group on each core complex."""
     ccd_cap_kp: float | None = None
-    """Gain of the controller that keeps groups at ccdCapGroups; 0 is none."""
+    """Gain of the controller that limits ccdCapGroups; 0 disables it."""
     ccd_cap_groups: dict[str, int] | None = None
-    """Group to the MB/s on each core complex that it is kept at."""
+    """Target MB/s on each core complex, by group."""
     cap_limit_percent: Percent | None = None
-    """Of what a group is to use, what is written as its limit: it uses a little more than that."""
+    """Written limit in percent of the desired usage, because hardware exceeds the written value slightly."""
     local_is_victim: bool | None = None
-    """The counter of local bytes counts written victims, and that of all bytes counts reads."""
+    """Whether the counter of local bytes counts victim writes, and that of all bytes counts reads."""
     no_throttle_groups: tuple[str, ...] | None = None
     extra_group_priorities: dict[str, int] | None = None
-    """Group to its weight; who has more is throttled later."""
+    """Weight by group; groups with a higher weight are throttled later."""
     group_aware_capacity_percentage: dict[str, int] | None = None
-    """Group to how much of the measured capacity counts for it, above 0 and below 100."""
+    """Percentage of the measured capacity by group, above 0 and below 100."""
 
 
 class MemoryBandwidthConfigurationSpec(GenericConfigSpec, frozen=True, kw_only=True):
-    """Which nodes divide memory bandwidth, and how."""
+    """Nodes that divide memory bandwidth, and how."""
 
     config: MemoryBandwidthConfig
 
 
 class MemoryBandwidthConfiguration(ConfigResource, frozen=True, kw_only=True):
-    """How nodes divide memory bandwidth."""
+    """Division of memory bandwidth on nodes."""
 
     spec: MemoryBandwidthConfigurationSpec | None = None
 
 
 class PSIPolicy(KatalystStruct, frozen=True, kw_only=True):
-    """Taking back until tasks wait for memory."""
+    """Offload until tasks stall on memory."""
 
     max_probe: float | None = None
-    """Of the memory in use, what is taken back in one step."""
+    """Share of the used memory to reclaim in one step."""
     psi_avg60_threshold: float | None = None
 
 
 class RefaultPolicy(KatalystStruct, frozen=True, kw_only=True):
-    """Taking back until what was taken is read again."""
+    """Offload until reclaimed memory is read again (refaults)."""
 
     max_probe: float | None = None
-    """Of the memory in use, what is taken back in one step."""
+    """Share of the used memory to reclaim in one step."""
     reclaim_accuracy_target: float | None = None
     reclaim_scan_efficiency_target: float | None = None
 
 
 class OffloadingDetail(KatalystStruct, frozen=True, kw_only=True):
-    """How memory is taken back."""
+    """Parameters of memory offloading."""
 
     enable_tmo: bool | None = field(default=None, name="enableTMO")
     enable_swap: bool | None = None
-    """Also what has no file."""
+    """Also reclaim anonymous memory."""
     interval: Duration | None = None
-    """Between two steps, at least."""
+    """Minimum time between two steps."""
     policy_name: str | None = None
     """PSI, Refault or Integrated."""
     psi_policy: PSIPolicy | None = None
     refault_policy: RefaultPolicy | None = None
     max_reclaim_size: Quantity | None = None
-    """In one step, at most."""
+    """Maximum amount to reclaim in one step."""
     reserved_inactive_file: Int64 | None = None
-    """Bytes of inactive page cache that stay."""
+    """Bytes of inactive page cache that are not reclaimed."""
 
 
 class QoSLevelOffloading(KatalystStruct, frozen=True, kw_only=True):
-    """How it is done for the pods of one level."""
+    """Offloading for the pods of one QoS level."""
 
     qos_level: str
     config_detail: OffloadingDetail
 
 
 class PoolOffloading(KatalystStruct, frozen=True, kw_only=True):
-    """How it is done for the pods of one pool."""
+    """Offloading for the pods of one pool."""
 
     pool_name: str
     config_detail: OffloadingDetail
 
 
 class CgroupOffloading(KatalystStruct, frozen=True, kw_only=True):
-    """How it is done for one cgroup, which need not be a pod's."""
+    """Offloading for one cgroup, which may belong to no pod."""
 
     cgroup_path: str
-    """Absolute, with the mount point."""
+    """Absolute path including the mount point."""
     config_detail: OffloadingDetail
 
 
 class SelectorExpression(KatalystStruct, frozen=True, kw_only=True):
-    """What a label or annotation has to be."""
+    """Requirement on a label or annotation."""
 
     key: str
     operator: str
@@ -241,14 +241,14 @@ class SelectorExpression(KatalystStruct, frozen=True, kw_only=True):
 
 
 class BlockConfig(KatalystStruct, frozen=True, kw_only=True):
-    """Pods whose memory is left alone."""
+    """Pods excluded from offloading."""
 
     labels: tuple[SelectorExpression, ...] | None = None
     annotations: tuple[SelectorExpression, ...] | None = None
 
 
 class TransparentMemoryOffloadingConfig(KatalystStruct, frozen=True, kw_only=True):
-    """Whose memory is taken back, and how."""
+    """Offloading by QoS level, pool and cgroup."""
 
     qos_level_config: Annotated[tuple[QoSLevelOffloading, ...], keyed_by("qosLevel")] | None = None
     pool_name_config: Annotated[tuple[PoolOffloading, ...], keyed_by("poolName")] | None = None
@@ -259,12 +259,12 @@ class TransparentMemoryOffloadingConfig(KatalystStruct, frozen=True, kw_only=Tru
 
 
 class TransparentMemoryOffloadingSpec(GenericConfigSpec, frozen=True, kw_only=True):
-    """Which nodes take memory back that nobody misses, and how."""
+    """Nodes that offload unused memory, and how."""
 
     config: TransparentMemoryOffloadingConfig
 
 
 class TransparentMemoryOffloadingConfiguration(ConfigResource, frozen=True, kw_only=True):
-    """How nodes take memory back that nobody misses."""
+    """Offloading of unused memory on nodes."""
 
     spec: TransparentMemoryOffloadingSpec | None = None

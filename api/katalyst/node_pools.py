@@ -6,36 +6,36 @@ from api.katalyst.meta import CustomResource, IntOrText, KatalystStruct
 
 
 class NodeOvercommitConfigSpec(KatalystStruct, frozen=True, kw_only=True):
-    """How much more than they have is promised of some nodes."""
+    """Overcommitment ratios of the selected nodes."""
 
     node_overcommit_selector_val: str | None = None
-    """Value of the nodes' label katalyst.kubewharf.io/overcommit_node_pool."""
+    """Value of the node label katalyst.kubewharf.io/overcommit_node_pool."""
     resource_overcommit_ratio: dict[str, str] | None = None
-    """Resource to how many times of it: `cpu: "1.5"`."""
+    """Ratio by resource: `cpu: "1.5"`."""
 
 
 class NodeOvercommitConfigStatus(KatalystStruct, frozen=True, kw_only=True):
-    """Which nodes these are."""
+    """Nodes that match."""
 
     matched_node_list: tuple[str, ...] | None = None
 
 
 class NodeOvercommitConfig(CustomResource, frozen=True, kw_only=True):
-    """How much more than they have is promised of the nodes of one pool."""
+    """Overcommitment ratios of the nodes of one pool."""
 
     spec: NodeOvercommitConfigSpec | None = None
     status: NodeOvercommitConfigStatus | None = None
 
 
 class TideLabel(KatalystStruct, frozen=True, kw_only=True):
-    """A label of nodes."""
+    """Node label."""
 
     key: str
     value: str
 
 
 class TideTaint(KatalystStruct, frozen=True, kw_only=True):
-    """A taint of nodes."""
+    """Node taint."""
 
     key: str
     value: str
@@ -43,7 +43,7 @@ class TideTaint(KatalystStruct, frozen=True, kw_only=True):
 
 
 class TideReserve(KatalystStruct, frozen=True, kw_only=True):
-    """Nodes that do not change sides, as a number or in percent."""
+    """Nodes with a fixed role, as a number or percentage."""
 
     online: IntOrText | None = None
     """Rounded up."""
@@ -52,59 +52,59 @@ class TideReserve(KatalystStruct, frozen=True, kw_only=True):
 
 
 class TideNodeConfigs(KatalystStruct, frozen=True, kw_only=True):
-    """Which nodes are in the pool, and how they are marked."""
+    """Nodes of the pool and their labels."""
 
     node_selector: dict[str, str] | None = None
     reserve: TideReserve | None = None
     online_label: TideLabel | None = None
     offline_label: TideLabel | None = None
     tide_label: TideLabel | None = None
-    """Of nodes that change sides."""
+    """Label of nodes that change roles."""
 
 
 class EvictWatermark(KatalystStruct, frozen=True, kw_only=True):
-    """Taints that make pods leave a node that changes sides."""
+    """Taints that evict pods from a node that changes roles."""
 
     evict_online_pod_taint: TideTaint | None = None
     evict_offline_pod_taint: TideTaint | None = None
 
 
 class EvictStrategy(KatalystStruct, frozen=True, kw_only=True):
-    """How pods are made to leave a node that changes sides."""
+    """How pods are evicted from a node that changes roles."""
 
     type: str
     watermark: EvictWatermark | None = None
 
 
 class TideNodePoolSpec(KatalystStruct, frozen=True, kw_only=True):
-    """Which nodes change sides, and how."""
+    """Nodes that change roles, and how."""
 
     node_configs: TideNodeConfigs
     evict_strategy: EvictStrategy | None = None
 
 
 class ReserveNodes(KatalystStruct, frozen=True, kw_only=True):
-    """Nodes that do not change sides."""
+    """Nodes with a fixed role."""
 
     online_nodes: tuple[str, ...] | None = None
     offline_nodes: tuple[str, ...] | None = None
 
 
 class TideNodes(KatalystStruct, frozen=True, kw_only=True):
-    """Nodes that do."""
+    """Nodes that change roles."""
 
     nodes: tuple[str, ...] | None = None
 
 
 class TideNodePoolStatus(KatalystStruct, frozen=True, kw_only=True):
-    """Which node is what."""
+    """Role of each node."""
 
     reserve_nodes: ReserveNodes | None = None
     tide_nodes: TideNodes | None = None
 
 
 class TideNodePool(CustomResource, frozen=True, kw_only=True):
-    """Nodes that serve online work by day and offline work by night."""
+    """Nodes that alternate between online and offline work, for example by day and night."""
 
     spec: TideNodePoolSpec | None = None
     status: TideNodePoolStatus | None = None

@@ -22,7 +22,7 @@ BaselinePercent = Annotated[Percent, schema_keywords(format="int32")]
 
 
 class IndicatorLimit(KatalystStruct, frozen=True, kw_only=True):
-    """A bound that a value is to keep."""
+    """Bound of an indicator."""
 
     indicator_level: str
     """LowerBound or UpperBound."""
@@ -30,44 +30,44 @@ class IndicatorLimit(KatalystStruct, frozen=True, kw_only=True):
 
 
 class NamedIndicators(KatalystStruct, frozen=True, kw_only=True):
-    """The bounds of one measure."""
+    """Bounds of one indicator."""
 
     name: str
-    """Of the workload RPCLatency; of the system cpu_sched_wait, cpu_usage_ratio, cpi and the like."""
+    """RPCLatency for business indicators; cpu_sched_wait, cpu_usage_ratio, cpi and others for system indicators."""
     indicators: tuple[IndicatorLimit, ...] | None = None
 
 
 class ExtendedIndicator(KatalystStruct, frozen=True, kw_only=True):
-    """What a plugin is told, in a shape of its own."""
+    """Parameters of a plugin, with a schema of its own."""
 
     name: str
     baseline_percent: BaselinePercent | None = None
     indicators: Extension | None = None
-    """An object of the kind that is called as this indicator, with `Indicators` behind it."""
+    """Object of the kind named like this indicator with the suffix `Indicators`."""
 
 
 class ServiceProfileDescriptorSpec(KatalystStruct, frozen=True, kw_only=True):
-    """What the workload needs to be well."""
+    """Targets of the workload."""
 
     target_ref: Annotated[TargetReference, ATOMIC_MAP]
     baseline_percent: BaselinePercent | None = None
-    """Of its pods, how many, the oldest, lend nothing; 100 is all of them."""
+    """Number of pods, the oldest first, whose resources are not reclaimed; 100 means all."""
     business_indicator: Annotated[tuple[NamedIndicators, ...], keyed_by("name")] | None = None
-    """What the workload measures itself."""
+    """Indicators that the workload measures itself."""
     system_indicator: Annotated[tuple[NamedIndicators, ...], keyed_by("name")] | None = None
-    """What is measured of it on its nodes."""
+    """Indicators measured on the nodes."""
     extended_indicator: Annotated[tuple[ExtendedIndicator, ...], keyed_by("name")] | None = None
 
 
 class ContainerUsage(KatalystStruct, frozen=True, kw_only=True):
-    """What the containers of one name use."""
+    """Usage of the containers of one name."""
 
     name: str
     usage: ResourceList
 
 
 class AggregatedPoint(KatalystStruct, frozen=True, kw_only=True):
-    """What was measured, or is foretold, of one time."""
+    """Measured or predicted values at one time."""
 
     timestamp: Time
     window: Duration
@@ -76,7 +76,7 @@ class AggregatedPoint(KatalystStruct, frozen=True, kw_only=True):
 
 
 class AggregatedMetrics(KatalystStruct, frozen=True, kw_only=True):
-    """Points of one plugin that are aggregated over pods in one way."""
+    """Time series of one plugin with one aggregation over pods."""
 
     aggregator: Literal["avg", "max", "sum"]
     scope: str | None = None
@@ -84,21 +84,21 @@ class AggregatedMetrics(KatalystStruct, frozen=True, kw_only=True):
 
 
 class BusinessIndicatorStatus(KatalystStruct, frozen=True, kw_only=True):
-    """How one of the workload's own indicators is."""
+    """Current value of one business indicator."""
 
     name: str
     current: float | None = None
 
 
 class ServiceProfileDescriptorStatus(KatalystStruct, frozen=True, kw_only=True):
-    """What was measured of the workload."""
+    """Aggregated metrics of the workload."""
 
     agg_metrics: tuple[AggregatedMetrics, ...] | None = None
     business_status: tuple[BusinessIndicatorStatus, ...] | None = None
 
 
 class ServiceProfileDescriptor(CustomResource, frozen=True, kw_only=True):
-    """What one workload needs to be well, and how it is."""
+    """Targets and aggregated metrics of one workload."""
 
     spec: ServiceProfileDescriptorSpec | None = None
     status: ServiceProfileDescriptorStatus | None = None

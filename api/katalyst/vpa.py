@@ -1,6 +1,6 @@
 """KatalystVerticalPodAutoscaler in both versions, its recommendation, and ResourceRecommend.
-Both versions are served and v1alpha2 is stored, without conversion: the API server keeps of a v1alpha1 object only
-the fields that v1alpha2 has.
+Both versions are served and v1alpha2 is stored without conversion: the API server preserves only those fields of a
+v1alpha1 object that v1alpha2 also has.
 """
 
 from __future__ import annotations
@@ -24,53 +24,53 @@ from api.katalyst.meta import (
 
 
 class AlgorithmPolicy(KatalystStruct, frozen=True, kw_only=True):
-    """Who computes it, and how."""
+    """Recommender and algorithm."""
 
     recommender: Annotated[str, schema_default("default")] | None = None
     algorithm: Annotated[str, schema_default("percentile")] | None = None
     extensions: Extension | None = None
-    """What the recommender is told, in a shape of its own."""
+    """Parameters of the recommender, with a schema of its own."""
 
 
 class ControlledResourcePolicy(KatalystStruct, frozen=True, kw_only=True):
-    """Between which bounds one resource is recommended."""
+    """Bounds of the recommendation for one resource."""
 
     resource_name: str
-    """cpu or memory."""
+    """Either cpu or memory."""
     min_allowed: Quantity | None = None
     max_allowed: Quantity | None = None
     buffer_percent: Int32 | None = None
-    """Added to what was found."""
+    """Percentage added to the computed recommendation."""
     controlled_values: str | None = None
-    """RequestsAndLimits, RequestsOnly or LimitsOnly."""
+    """One of RequestsAndLimits, RequestsOnly or LimitsOnly."""
 
 
 class ContainerResourcePolicy(KatalystStruct, frozen=True, kw_only=True):
-    """What is recommended for containers of one name."""
+    """Policy for containers of one name."""
 
     container_name: str
-    """`*` is all of them."""
+    """Name, or `*` for all containers."""
     controlled_resources_policies: tuple[ControlledResourcePolicy, ...]
 
 
 class ResourcePolicy(KatalystStruct, frozen=True, kw_only=True):
-    """What is recommended, and how it is computed."""
+    """Resources to recommend, and how to compute the recommendation."""
 
     algorithm_policy: AlgorithmPolicy
     container_policies: tuple[ContainerResourcePolicy, ...]
 
 
 class Recommendation(KatalystStruct, frozen=True, kw_only=True):
-    """What is recommended beside what there is."""
+    """Recommended and current resources."""
 
     current: ResourceList | None = None
     target: ResourceList
     uncapped_target: ResourceList | None = None
-    """Without the bounds of the policy."""
+    """Recommendation before the bounds of the policy are applied."""
 
 
 class ContainerRecommendation(KatalystStruct, frozen=True, kw_only=True):
-    """What is recommended for containers of one name."""
+    """Recommendation for containers of one name."""
 
     container_name: str
     requests: Recommendation | None = None
@@ -78,28 +78,28 @@ class ContainerRecommendation(KatalystStruct, frozen=True, kw_only=True):
 
 
 class PodRecommendation(KatalystStruct, frozen=True, kw_only=True):
-    """What is recommended for one pod."""
+    """Recommendation for one pod."""
 
     pod_name: str
     container_recommendations: tuple[ContainerRecommendation, ...] | None = None
 
 
 class RecommendResources(KatalystStruct, frozen=True, kw_only=True):
-    """What is recommended, for single pods or for all."""
+    """Recommendations for single pods or for all pods."""
 
     pod_recommendations: tuple[PodRecommendation, ...] | None = None
     container_recommendations: tuple[ContainerRecommendation, ...] | None = None
 
 
 class ResourceRecommendSpec(KatalystStruct, frozen=True, kw_only=True):
-    """For which workload, and how."""
+    """Target workload and policy."""
 
     target_ref: Annotated[TargetReference, ATOMIC_MAP]
     resource_policy: ResourcePolicy
 
 
 class ResourceRecommendStatus(KatalystStruct, frozen=True, kw_only=True):
-    """What came of it."""
+    """Computed recommendations."""
 
     observed_generation: Int64
     last_recommendation_time: Time | None = None
@@ -108,14 +108,14 @@ class ResourceRecommendStatus(KatalystStruct, frozen=True, kw_only=True):
 
 
 class ResourceRecommend(CustomResource, frozen=True, kw_only=True):
-    """What the containers of one workload should request."""
+    """Recommended requests for the containers of one workload."""
 
     spec: ResourceRecommendSpec
     status: ResourceRecommendStatus | None = None
 
 
 class UpdatePolicy(KatalystStruct, frozen=True, kw_only=True):
-    """How what is recommended gets into pods."""
+    """How recommendations are applied to pods."""
 
     pod_updating_strategy: Annotated[
         Literal["Off", "Recreate", "Inplace", "BestEffortInplace"], schema_default("Off")
@@ -123,23 +123,23 @@ class UpdatePolicy(KatalystStruct, frozen=True, kw_only=True):
     pod_matching_strategy: Annotated[
         Literal["PodMatchingStrategyForHistoricalPod", "PodMatchingStrategyForFreshPod", "All"], schema_default("All")
     ] | None = None  # fmt: skip
-    """Whether pods from before the object, from after it, or all. Katalyst's own controllers act on All alone."""
+    """Pods to update: created before the object, after it, or all. Katalyst's controllers support only All."""
     pod_apply_strategy: Annotated[Literal["Pod", "Group"], schema_default("Group")] | None = None
-    """Whether every pod gets what is recommended for it, or all the same."""
+    """Whether each pod receives its own recommendation, or all pods the same."""
 
 
 class VPAAlgorithmPolicy(KatalystStruct, frozen=True, kw_only=True):
-    """Who computes it, and for what."""
+    """Recommender and granularity."""
 
     recommender: str | None = None
-    """Nothing is somebody outside."""
+    """Empty for an external recommender."""
     granularity: Annotated[Literal["Default", "Pod"], schema_default("Default")] | None = None
     extensions: Extension | None = None
-    """What the recommender is told, in a shape of its own."""
+    """Parameters of the recommender, with a schema of its own."""
 
 
 class VPAContainerPolicy(KatalystStruct, frozen=True, kw_only=True):
-    """Between which bounds containers of one name are sized."""
+    """Bounds for containers of one name."""
 
     container_name: str
     min_allowed: ResourceList | None = None
@@ -159,7 +159,7 @@ class VPAResourcePolicy(KatalystStruct, frozen=True, kw_only=True):
 
 
 class VPASpec(KatalystStruct, frozen=True, kw_only=True):
-    """Which workload is sized, and how."""
+    """Target workload and policies."""
 
     target_ref: Annotated[TargetReference, ATOMIC_MAP]
     update_policy: UpdatePolicy | None = None
@@ -167,18 +167,18 @@ class VPASpec(KatalystStruct, frozen=True, kw_only=True):
 
 
 class VPASizedResources(KatalystStruct, frozen=True, kw_only=True):
-    """What a container is to have."""
+    """Recommended resources of a container and their bounds."""
 
     target: ResourceList | None = None
     lower_bound: ResourceList | None = None
     upper_bound: ResourceList | None = None
     uncapped_target: ResourceList | None = None
-    """Without the bounds of the policy."""
+    """Recommendation before the bounds of the policy are applied."""
     current: ResourceList | None = None
 
 
 class VPAContainerResources(KatalystStruct, frozen=True, kw_only=True):
-    """What containers of one name are to have."""
+    """Recommended resources of containers of one name."""
 
     container_name: str | None = None
     requests: VPASizedResources | None = None
@@ -186,14 +186,14 @@ class VPAContainerResources(KatalystStruct, frozen=True, kw_only=True):
 
 
 class VPAPodResources(KatalystStruct, frozen=True, kw_only=True):
-    """What the containers of one pod are to have."""
+    """Recommended resources of the containers of one pod."""
 
     pod_name: str | None = None
     container_recommendations: tuple[VPAContainerResources, ...] | None = None
 
 
 class VPAStatus(KatalystStruct, frozen=True, kw_only=True):
-    """What pods are to have."""
+    """Recommended resources of the pods."""
 
     pod_resources: tuple[VPAPodResources, ...] | None = None
     container_resources: tuple[VPAContainerResources, ...] | None = None
@@ -201,14 +201,14 @@ class VPAStatus(KatalystStruct, frozen=True, kw_only=True):
 
 
 class KatalystVerticalPodAutoscaler(CustomResource, frozen=True, kw_only=True):
-    """How the pods of one workload are sized (v1alpha1)."""
+    """Vertical autoscaling of the pods of one workload (v1alpha1)."""
 
     spec: VPASpec | None = None
     status: VPAStatus | None = None
 
 
 class VPASpecV1Alpha2(KatalystStruct, frozen=True, kw_only=True):
-    """Which workload is sized, and how."""
+    """Target workload and policies."""
 
     target_ref: Annotated[TargetReference, ATOMIC_MAP]
     update_policy: UpdatePolicy | None = None
@@ -216,27 +216,27 @@ class VPASpecV1Alpha2(KatalystStruct, frozen=True, kw_only=True):
 
 
 class VPAStatusV1Alpha2(KatalystStruct, frozen=True, kw_only=True):
-    """What pods are to have."""
+    """Recommended resources of the pods."""
 
     recommend_resources: RecommendResources | None = None
     conditions: tuple[ResourceCondition, ...] | None = None
 
 
 class KatalystVerticalPodAutoscalerV1Alpha2(CustomResource, frozen=True, kw_only=True):
-    """How the pods of one workload are sized (v1alpha2)."""
+    """Vertical autoscaling of the pods of one workload (v1alpha2)."""
 
     spec: VPASpecV1Alpha2 | None = None
     status: VPAStatusV1Alpha2 | None = None
 
 
 class RecommendedResources(KatalystStruct, frozen=True, kw_only=True):
-    """What somebody recommends."""
+    """Resources recommended by an external recommender."""
 
     resources: ResourceList | None = None
 
 
 class RecommendedContainer(KatalystStruct, frozen=True, kw_only=True):
-    """What somebody recommends for containers of one name."""
+    """External recommendation for containers of one name."""
 
     container_name: str
     requests: RecommendedResources | None = None
@@ -244,27 +244,27 @@ class RecommendedContainer(KatalystStruct, frozen=True, kw_only=True):
 
 
 class RecommendedPod(KatalystStruct, frozen=True, kw_only=True):
-    """What somebody recommends for one pod."""
+    """External recommendation for one pod."""
 
     pod_name: str
     container_recommendations: tuple[RecommendedContainer, ...] | None = None
 
 
 class VPARecommendationSpec(KatalystStruct, frozen=True, kw_only=True):
-    """What somebody recommends."""
+    """External recommendations for single pods or for all pods."""
 
     pod_recommendations: tuple[RecommendedPod, ...] | None = None
     container_recommendations: tuple[RecommendedContainer, ...] | None = None
 
 
 class VPARecommendationStatus(VPARecommendationSpec, frozen=True, kw_only=True):
-    """What of that was taken."""
+    """Accepted part of the recommendations."""
 
     conditions: tuple[ResourceCondition, ...] | None = None
 
 
 class VerticalPodAutoscalerRecommendation(CustomResource, frozen=True, kw_only=True):
-    """What a recommender says that the pods of one autoscaler should have."""
+    """Recommendations of an external recommender for the pods of one autoscaler."""
 
     spec: VPARecommendationSpec | None = None
     status: VPARecommendationStatus | None = None

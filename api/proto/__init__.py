@@ -1,5 +1,5 @@
-"""Messages of the protocols that Kubernetes and Katalyst speak over Unix sockets.
+"""Messages of the protocols that Kubernetes and Katalyst use over Unix sockets.
 
-The `.proto` files are ours to edit; `python -m tests.protocols` writes the Python beside them, messages alone: what
-calls and serves them is common/grpc_unix.py, made from the descriptors. Importing one loads protobuf's runtime.
+Edit the `.proto` files; `python -m tests.protocols` generates the Python modules with messages only. Clients and servers
+are built from the descriptors by common/grpc_unix.py. Importing a module loads the protobuf runtime.
 """

@@ -21,11 +21,11 @@ from exporters.view.decision_view import NodeAdviceView, ShadowView, ThresholdVi
 
 RECLAIM_POOL = "reclaim"
 MEMORY_TARGET = "memory"
-"""What a person asks for who asks about memory as a whole."""
+"""Target that stands for the node's memory."""
 
 
 class ReclaimableCpu(msgspec.Struct, frozen=True, kw_only=True):
-    """What reclaimed pods have of the CPU. Cores; None where inputs are missing."""
+    """CPU for reclaimed pods, in cores; None where inputs are missing."""
 
     reclaimable_cores: float | None = msgspec.field(name="lent_cores")
     requirement_cores: float | None
@@ -34,36 +34,36 @@ class ReclaimableCpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool of CPUs, as the latest round advised it."""
+    """One pool of CPUs, as advised in the latest cycle."""
 
     name: str
     cpus: str
     sizes: tuple[PoolSize, ...] = ()
     regions: tuple[RegionAdvice, ...] = ()
-    """Whose pods run on it, and what they get."""
+    """Regions whose pods run on the pool, with their advice."""
     lending: ReclaimableCpu | None = None
-    """Of the pool of reclaimed pods alone."""
+    """Only of the pool of reclaimed pods."""
 
 
 class PodExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod as it stands."""
+    """Current state of one pod."""
 
     pod: str
     qos: str
     regions: tuple[RegionAdvice, ...] = ()
-    """That its containers are provided for in; none of a pod that nothing is provided for."""
+    """Regions of its containers; empty if no region covers the pod."""
     lending: ReclaimableCpu | None = None
-    """Of a reclaimed pod alone: what it has a part in."""
+    """Only of a reclaimed pod: the CPU that it shares with all reclaimed pods."""
     rejected: Reason | None = None
-    """Why its wish for CPUs or network bandwidth cannot be fulfilled."""
+    """Why its request for CPUs or network bandwidth cannot be met."""
     cards: tuple[NicBandwidth, ...] = ()
-    """Network cards that it is promised bandwidth of."""
+    """Network cards on which it has a bandwidth guarantee."""
     problems: tuple[str, ...] = ()
-    """What its labels and annotations say that cannot be taken as said."""
+    """Problems of its labels and annotations."""
     untouched: bool = False
-    """Whether the journal has no decision on a cgroup of it that is there."""
+    """Whether the journal has no decision on any of its existing cgroups."""
     past: int | None = None
-    """The newest decision on a cgroup that is gone, of an earlier container of it or an earlier pod that had its name."""
+    """Number of the newest decision on a removed cgroup: of an earlier container, or of an earlier pod of the same name."""
 
     @property
     def troubled(self) -> bool:
@@ -71,10 +71,10 @@ class PodExplanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain_pools(target: str | None, view: View) -> tuple[PoolExplanation, ...]:
-    """Those that are called so, or that a region of that name is on; all where nothing is asked for."""
+    """Return the pools of this name, or with a region of this name; all pools without a target."""
     names = sorted({*view.pools, *(size.pool for size in view.sizes)})
     return tuple(
-        story for name in names if target in ((story := _explain_pool(name, view)).name, None, *_region_names(story))
+        pool for name in names if target in ((pool := _explain_pool(name, view)).name, None, *_region_names(pool))
     )
 
 
@@ -92,24 +92,24 @@ def _explain_pool(name: str, view: View) -> PoolExplanation:
         name=name,
         cpus=view.pools.get(name, ""),
         sizes=tuple(size for size in view.sizes if size.pool == name),
-        regions=tuple(one for one in view.regions if one.region.pool == name),
+        regions=tuple(advice for advice in view.regions if advice.region.pool == name),
         lending=_reclaimable_cpu(view) if name == RECLAIM_POOL else None,
     )
 
 
-def _region_names(story: PoolExplanation) -> tuple[str, ...]:
-    return tuple(one.region.name for one in story.regions)
+def _region_names(pool: PoolExplanation) -> tuple[str, ...]:
+    return tuple(advice.region.name for advice in pool.regions)
 
 
 def explain_pods(
-    wanted: Collection[str], touched: Collection[str], view: View, snapshot: Snapshot
+    names: Collection[str], touched: Collection[str], view: View, snapshot: Snapshot
 ) -> tuple[PodExplanation, ...]:
-    """The pods of these names, in their order; `touched` are those of which a knob is told about."""
+    """Return the pods of these names, sorted; `touched` are the pods whose knob histories are shown too."""
     return tuple(
         PodExplanation(
             pod=pod.key,
             qos=pod.qos.value,
-            regions=tuple(one for one in view.regions if _covers_pod(one, pod)),
+            regions=tuple(advice for advice in view.regions if _covers_pod(advice, pod)),
             lending=_reclaimable_cpu(view) if pod.qos is QoSLevel.RECLAIMED else None,
             rejected=view.rejected.get(pod.key),
             cards=tuple(card for card in view.cards if pod.key in card.pods),
@@ -117,42 +117,42 @@ def explain_pods(
             untouched=pod.key not in touched,
         )
         for pod in sorted(snapshot.pods, key=lambda pod: pod.key)
-        if pod.key in wanted
+        if pod.key in names
     )
 
 
 def pods_with_problems(view: View, snapshot: Snapshot) -> frozenset[str]:
-    """Pods of which something could not be done or understood."""
+    """Return the pods with a rejected request or with invalid labels and annotations."""
     return frozenset(view.rejected).union(pod.key for pod in snapshot.pods if pod.problems)
 
 
 def explain_memory(target: str | None, view: View) -> MemoryAdvice | None:
-    """What is advised of memory, where everything or memory, or the pool that it is promised to, is asked for."""
+    """Return the memory advice, if the target is memory, the pool of reclaimed pods, or None."""
     return view.memory if target in (None, MEMORY_TARGET, RECLAIM_POOL) else None
 
 
-def _covers_pod(one: RegionAdvice, pod: Pod) -> bool:
-    return any(container.cgroup in one.region.containers for container in pod.containers)
+def _covers_pod(advice: RegionAdvice, pod: Pod) -> bool:
+    return any(container.cgroup in advice.region.containers for container in pod.containers)
 
 
 class SourceReadTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Part of a source that is older than the rest of it."""
+    """Read time of a part of a source that is older than the rest of it."""
 
     source: str
-    """Its name in the snapshot."""
+    """Name of the source in the snapshot."""
     what: str
     read_at_ns: int
-    """CLOCK_REALTIME; of several, when the oldest of them was read."""
+    """CLOCK_REALTIME in nanoseconds; of several parts the oldest."""
 
 
 def older_readings(snapshot: Snapshot) -> tuple[SourceReadTime, ...]:
-    """Of the node's rare files, of those of listed pods' cgroups, and of what pods say of themselves, where there are any."""
+    """Return the read times of the node's rarely read files, of those of pods' cgroups, and of the pods' own metrics."""
     paths = [container.cgroup for pod in snapshot.pods for container in pod.containers]
     samples = [sample for path in paths if (sample := snapshot.cgroups.get(path)) is not None]
     node_ns = snapshot.node.files_read_at_ns
-    # Pods are asked on the clock that nobody sets.
+    # Indicators carry CLOCK_MONOTONIC, which cannot be set.
     set_ns = snapshot.wall_time_ns - snapshot.taken_at_ns
-    found = (
+    readings = (
         ("node", "zones, vmstat, NUMA nodes, disks and file systems", [] if node_ns is None else [node_ns]),
         (
             "cgroups",
@@ -161,7 +161,7 @@ def older_readings(snapshot: Snapshot) -> tuple[SourceReadTime, ...]:
         ),
         ("indicators", "the oldest", [each.sampled_at_ns + set_ns for each in snapshot.indicators.values()]),
     )
-    return tuple(SourceReadTime(source=source, what=what, read_at_ns=min(at)) for source, what, at in found if at)
+    return tuple(SourceReadTime(source=source, what=what, read_at_ns=min(at)) for source, what, at in readings if at)
 
 
 MAX_EARLIER = 3
@@ -170,36 +170,36 @@ IN_FORCE_STATUSES = (OutcomeStatus.APPLIED, OutcomeStatus.UNCHANGED)
 
 
 class KnobHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """One knob of one cgroup."""
+    """Decisions on one knob of one cgroup."""
 
     pod: str
     cgroup: str
     knob: str
     value: str | None
-    """What the kernel holds as far as the agent saw; None where no decision ever read it."""
+    """The kernel's value as the agent last read it; None if no decision ever read it."""
     newest: JournalEntry
     in_force: JournalEntry | None
-    """The decision that made the value, where the newest did not: it was dry, refused or met another cgroup."""
+    """The decision that wrote the value, if it is not the newest one: that one was dry-run, refused or met another cgroup."""
     earlier: tuple[JournalEntry, ...]
-    """Up to three before it, newest first."""
+    """Up to three decisions before it, newest first."""
     later: JournalEntry | None = None
-    """Where a decision was asked for by its number: the newest one on this knob, if that is another."""
-    gone: bool = False
-    """Whether that cgroup is not there any more: an earlier container's, or an earlier pod's that had the same name."""
+    """Only for a target #EVENT: the newest decision on this knob, if it is another one."""
+    removed: bool = msgspec.field(default=False, name="gone")
+    """Whether the cgroup no longer exists: it belonged to an earlier container, or to an earlier pod of the same name."""
 
 
-class EvictionHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one pod's evictions."""
+class PodEvictions(msgspec.Struct, frozen=True, kw_only=True):
+    """Evictions of one pod."""
 
     pod: str
     terminating: bool = msgspec.field(name="leaving")
-    """Whether it was asked to leave and is still here."""
+    """Whether the pod has been evicted and still runs."""
     entries: tuple[EvictionEntry, ...]
-    """The latest ones, newest first."""
+    """The latest events, newest first."""
 
 
 class LatestCycle(msgspec.Struct, frozen=True, kw_only=True):
-    """The latest round, which every explanation ends in."""
+    """The latest cycle; every explanation ends with it."""
 
     seq: int
     wall_time_ns: int
@@ -215,24 +215,24 @@ class LatestCycle(msgspec.Struct, frozen=True, kw_only=True):
     forecasts: tuple[Forecast, ...]
     sources: tuple[ComponentHealth, ...]
     readings: tuple[SourceReadTime, ...]
-    """What of them is older than the round."""
+    """Parts of the sources that are older than the cycle."""
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that was asked for."""
+    """The answer to `dioptase explain`."""
 
     now: LatestCycle
     knobs: tuple[KnobHistory, ...] = ()
     pods: tuple[PodExplanation, ...] = ()
-    """Those that were asked for; without a target those in trouble."""
+    """The pods of the target; without a target those with problems."""
     pools: tuple[PoolExplanation, ...] = ()
     memory: MemoryAdvice | None = None
-    evictions: tuple[EvictionHistory, ...] = ()
+    evictions: tuple[PodEvictions, ...] = ()
     thresholds: tuple[ThresholdView, ...] = ()
-    """Of the eviction plugin that was asked for; else those that are met."""
+    """Thresholds of the eviction plugin that is the target; otherwise those that are met."""
 
     @property
-    def found(self) -> bool:
+    def has_content(self) -> bool:
         return bool(self.knobs or self.pods or self.pools or self.memory or self.evictions or self.thresholds)
 
 
@@ -244,33 +244,43 @@ def explain_target(
     now_ns: int,
     evictions: Sequence[EvictionEntry] = (),
 ) -> Explanation:
-    """What is known about a pod, a cgroup, a knob, a pool, a region, memory or an eviction plugin; of everything where no
-    target is given.
+    """Explain a pod, a cgroup, a knob, a pool, a region, memory or an eviction plugin; everything without a target.
 
-    Entries are oldest first. `now_ns` is CLOCK_REALTIME.
+    Entries are oldest first. `now_ns` is CLOCK_REALTIME in nanoseconds.
     """
-    known = knob_histories(_entries_until(target, entries), snapshot)
-    here = {pod.key for pod in snapshot.pods}
-    # Who asks about a pod that is here means this one: what was decided of another that had its name is told by itself.
-    past = [story for story in known if story.gone and story.pod in here and target and _is_pod(story.pod, target)]
-    knobs = tuple(story for story in known if (target is None or is_about_target(story, target)) and story not in past)
+    histories = knob_histories(_entries_until(target, entries), snapshot)
+    present = {pod.key for pod in snapshot.pods}
+    # The name of an existing pod means that pod: decisions on an earlier pod of the same name are shown separately.
+    earlier_histories = [
+        history
+        for history in histories
+        if history.removed and history.pod in present and target and _is_pod(history.pod, target)
+    ]
+    knobs = tuple(
+        history
+        for history in histories
+        if (target is None or is_about_target(history, target)) and history not in earlier_histories
+    )
     if _event_number(target) is not None:
-        knobs = tuple(msgspec.structs.replace(story, later=_later_entry(story, entries)) for story in knobs)
-    wanted = pods_with_problems(view, snapshot)
+        knobs = tuple(msgspec.structs.replace(history, later=_later_entry(history, entries)) for history in knobs)
+    pod_names = pods_with_problems(view, snapshot)
     if target is not None:
-        wanted = frozenset(pod.key for pod in snapshot.pods if _is_about_pod(pod, target))
+        pod_names = frozenset(pod.key for pod in snapshot.pods if _is_about_pod(pod, target))
     age_s = (now_ns - snapshot.wall_time_ns) / 1e9
     now = LatestCycle(
         seq=snapshot.seq, wall_time_ns=snapshot.wall_time_ns, age_s=age_s, act=view.act, policy=view.policy,
         action=view.action, rule=view.rule, text=view.reason, threshold=view.threshold, shadow=view.shadow,
         answers=view.answers, forecasts=view.forecasts, sources=snapshot.sources, readings=older_readings(snapshot),
     )  # fmt: skip
-    touched = {story.pod for story in knobs if not story.gone}
+    with_decisions = {history.pod for history in knobs if not history.removed}
     thresholds = view.evictions.thresholds if view.evictions is not None else ()
     return Explanation(
         now=now,
         knobs=knobs,
-        pods=tuple(_with_last_decision(each, past) for each in explain_pods(wanted, touched, view, snapshot)),
+        pods=tuple(
+            _with_last_decision(pod, earlier_histories)
+            for pod in explain_pods(pod_names, with_decisions, view, snapshot)
+        ),
         pools=explain_pools(target, view),
         memory=explain_memory(target, view),
         evictions=_eviction_histories(target, view, evictions),
@@ -278,42 +288,42 @@ def explain_target(
     )
 
 
-def _with_last_decision(pod: PodExplanation, past: Sequence[KnobHistory]) -> PodExplanation:
-    """With the newest decision of those on cgroups of its name that are gone."""
-    newest = max((story.newest.seq for story in past if story.pod == pod.pod), default=None)
+def _with_last_decision(pod: PodExplanation, earlier_histories: Sequence[KnobHistory]) -> PodExplanation:
+    """Add the newest decision on a removed cgroup of the pod's name."""
+    newest = max((history.newest.seq for history in earlier_histories if history.pod == pod.pod), default=None)
     return msgspec.structs.replace(pod, past=newest)
 
 
-def _eviction_histories(
-    target: str | None, view: View, evicted: Sequence[EvictionEntry]
-) -> tuple[EvictionHistory, ...]:
-    leaving = view.evictions.terminating if view.evictions is not None else ()
-    by_pod: dict[str, list[EvictionEntry]] = {pod: [] for pod in leaving}
+def _eviction_histories(target: str | None, view: View, evicted: Sequence[EvictionEntry]) -> tuple[PodEvictions, ...]:
+    terminating = view.evictions.terminating if view.evictions is not None else ()
+    by_pod: dict[str, list[EvictionEntry]] = {pod: [] for pod in terminating}
     for entry in evicted:
         by_pod.setdefault(entry.pod, []).append(entry)
     return tuple(
-        EvictionHistory(pod=pod, terminating=pod in leaving, entries=tuple(reversed(by_pod[pod][-MAX_EVENTS:])))
+        PodEvictions(pod=pod, terminating=pod in terminating, entries=tuple(reversed(by_pod[pod][-MAX_EVENTS:])))
         for pod in sorted(by_pod)
         if target is None or _is_pod(pod, target) or any(e.victim and e.victim.plugin == target for e in by_pod[pod])
     )
 
 
 def _event_number(target: str | None) -> int | None:
-    """The number of a decision, as in `#17`."""
+    """Parse the number of a decision, as in `#17`."""
     digits = (target or "").removeprefix("#")
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else None
 
 
 def _entries_until(target: str | None, entries: Sequence[JournalEntry]) -> Sequence[JournalEntry]:
-    """All entries, or those that one was preceded by where it is asked for by its number: its story as it was then."""
+    """Return the entries up to the one that the target names by its number, or all entries."""
     event = _event_number(target)
     return entries if event is None else [entry for entry in entries if entry.seq <= event]
 
 
-def _later_entry(story: KnobHistory, entries: Sequence[JournalEntry]) -> JournalEntry | None:
-    """The newest decision on that knob after the story's own."""
-    same = [entry for entry in entries if entry.seq > story.newest.seq and _knob_key(entry) == _knob_key(story.newest)]
-    return same[-1] if same else None
+def _later_entry(history: KnobHistory, entries: Sequence[JournalEntry]) -> JournalEntry | None:
+    """Return the newest decision on the same knob after the newest one of this history."""
+    later = [
+        entry for entry in entries if entry.seq > history.newest.seq and _knob_key(entry) == _knob_key(history.newest)
+    ]
+    return later[-1] if later else None
 
 
 def _knob_key(entry: JournalEntry) -> tuple[str, str, str]:
@@ -322,21 +332,21 @@ def _knob_key(entry: JournalEntry) -> tuple[str, str, str]:
 
 
 def knob_histories(entries: Sequence[JournalEntry], snapshot: Snapshot | None = None) -> list[KnobHistory]:
-    """One story per knob and cgroup, in order of pod and knob; of cgroups that the snapshot does not have any more, as such."""
+    """Return one history per knob and cgroup, by pod and knob; marks removed cgroups if a snapshot is given."""
     by_knob: dict[tuple[str, str, str], list[JournalEntry]] = {}
     for entry in entries:
         by_knob.setdefault(_knob_key(entry), []).append(entry)
-    found = [_knob_history(key, by_knob[key]) for key in sorted(by_knob)]
+    histories = [_knob_history(key, by_knob[key]) for key in sorted(by_knob)]
     if snapshot is None:
-        return found
-    return [msgspec.structs.replace(story, gone=_is_removed(story.newest, snapshot)) for story in found]
+        return histories
+    return [msgspec.structs.replace(history, removed=_is_removed(history.newest, snapshot)) for history in histories]
 
 
 def _is_removed(entry: JournalEntry, snapshot: Snapshot) -> bool:
-    """Whether the cgroup of that entry was there once and is not now, or another one took its path."""
+    """Whether the cgroup of this entry existed once and does not now, or another cgroup has taken its path."""
     decision = entry.outcome.decision
-    # The node's knobs have no cgroup, and who read none knows of none. What is decided for a container that is just made has
-    # the time of the latest round, which was too early to see it.
+    # Node knobs have no cgroup id, nor has a decision that read nothing. A decision for a container that is being created
+    # carries the time of the latest cycle, whose snapshot does not have the cgroup yet.
     if not decision.cgroup_id or not snapshot.cgroups or entry.wall_time_ns >= snapshot.wall_time_ns:
         return False
     there = snapshot.cgroups.get(decision.cgroup)
@@ -346,30 +356,30 @@ def _is_removed(entry: JournalEntry, snapshot: Snapshot) -> bool:
 def _knob_history(key: tuple[str, str, str], entries: Sequence[JournalEntry]) -> KnobHistory:
     pod, cgroup, knob = key
     newest = entries[-1]
-    made = next((entry for entry in reversed(entries) if entry.outcome.status in IN_FORCE_STATUSES), None)
+    in_force = next((entry for entry in reversed(entries) if entry.outcome.status in IN_FORCE_STATUSES), None)
     outcome = newest.outcome
     value = outcome.after if outcome.after is not None else outcome.before
-    if value is None and made is not None and outcome.status is not OutcomeStatus.VANISHED:
-        value = made.outcome.after if made.outcome.after is not None else made.outcome.decision.value
+    if value is None and in_force is not None and outcome.status is not OutcomeStatus.VANISHED:
+        value = in_force.outcome.after if in_force.outcome.after is not None else in_force.outcome.decision.value
     return KnobHistory(
         pod=pod,
         cgroup=cgroup,
         knob=knob,
         value=value,
         newest=newest,
-        in_force=None if made is newest else made,
+        in_force=None if in_force is newest else in_force,
         earlier=tuple(reversed(entries[:-1]))[:MAX_EARLIER],
     )
 
 
-def is_about_target(story: KnobHistory, target: str) -> bool:
-    """Whether a person who says `target` means this knob."""
+def is_about_target(history: KnobHistory, target: str) -> bool:
+    """Whether the target names this knob, its pod, its cgroup or its newest decision."""
     names = {knob.name.lower(): knob.value for knob in Knob}
     return (
-        story.knob == names.get(target.lower(), target)
-        or _is_pod(story.pod, target)
-        or _is_cgroup(story.cgroup, target)
-        or story.newest.seq == _event_number(target)
+        history.knob == names.get(target.lower(), target)
+        or _is_pod(history.pod, target)
+        or _is_cgroup(history.cgroup, target)
+        or history.newest.seq == _event_number(target)
     )
 
 
@@ -382,18 +392,18 @@ def _is_pod(pod: str, target: str) -> bool:
 
 
 def _is_cgroup(cgroup: str, target: str) -> bool:
-    """The cgroup itself or one above it."""
+    """Whether the target is the cgroup itself or an ancestor of it."""
     return target.startswith("/") and (cgroup + "/").startswith(target.rstrip("/") + "/")
 
 
 def known_targets(view: View, entries: Sequence[JournalEntry]) -> dict[str, list[str]]:
-    """What there is to ask about, by kind."""
+    """Return the valid targets by kind."""
     return {
         "pods": sorted({c.pod for c in view.containers} | {e.outcome.decision.pod for e in entries} - {""}),
         "cgroups": sorted({c.cgroup for c in view.containers} | {e.outcome.decision.cgroup for e in entries}),
         "knobs": sorted({e.outcome.decision.knob.value for e in entries}) or [knob.value for knob in Knob],
         "pools": sorted({*view.pools, *(size.pool for size in view.sizes)}),
-        "regions": sorted(one.region.name for one in view.regions),
+        "regions": sorted(advice.region.name for advice in view.regions),
         "plugins": sorted({t.plugin for t in view.evictions.thresholds}) if view.evictions is not None else [],
         "more": [] if view.memory is None else [MEMORY_TARGET],
     }

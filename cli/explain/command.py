@@ -19,7 +19,7 @@ from api.text import to_json
 from cli.client import AgentClient
 from cli.explain.answer import explain_target, known_targets
 from cli.explain.report import explanation_text, unknown_target_text
-from cli.options import url_option
+from cli.options import exit_unavailable, url_option
 from exporters.view.cycle_view import View
 
 
@@ -28,38 +28,36 @@ from exporters.view.cycle_view import View
 @url_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def explain(target: str | None, url: str, as_json: bool) -> None:
-    """Say why a knob, pod, pool or memory is what it is: the decision, its rule, threshold and inputs, and where those come
-    from. Of a pod also why it had to leave; of an eviction PLUGIN what it looks at. #EVENT is one decision by its number in
-    the journal.
+    """Explain a knob, pod, pool or memory: the decision, its rule, threshold and inputs, and their sources. For a pod also its
+    evictions; for an eviction PLUGIN its thresholds. #EVENT is one decision by its number in the journal.
 
-    Without a target: everything that the agent ever decided on. Exits with 1 where nothing is known.
+    Without a target: everything that the agent ever decided. Exits with 1 if nothing is known about the target.
     """
     client = AgentClient(url, timeout_s=5)
     try:
         view, snapshot, entries = client.view(), client.snapshot(), client.decisions(limit=2000)
         evicted = [] if view.evictions is None else client.evictions(limit=2000)
     except Unavailable as error:
-        click.echo(f"dioptase explain: {error.reason}\n  remedy: {error.remedy}", err=True)
-        sys.exit(1)
+        exit_unavailable("explain", error)
     sys.exit(print_explanation(target, (view, snapshot, entries, evicted), as_json=as_json))
 
 
 ExplainInputs = tuple[View, Snapshot, list[JournalEntry], list[EvictionEntry]]
-"""What an agent says: its latest round, what that was judged from, its decisions and evictions, oldest first."""
+"""The agent's data: its latest cycle and snapshot, its decisions and its evictions, oldest first."""
 
 
 def print_explanation(target: str | None, inputs: ExplainInputs, *, as_json: bool) -> int:
-    """Print what is known, or what could have been asked; the exit status."""
+    """Print the explanation, or the valid targets if the target is unknown; return the exit status."""
     view, snapshot, entries, evicted = inputs
     now_ns = time.time_ns()
-    found = explain_target(target, view, entries, snapshot, now_ns, evicted)
-    if target is not None and not found.found:
+    explanation = explain_target(target, view, entries, snapshot, now_ns, evicted)
+    if target is not None and not explanation.has_content:
         _print_lines(unknown_target_text(target, known_targets(view, entries)), err=True)
         return 1
     if as_json:
-        click.echo(to_json(found).decode())
+        click.echo(to_json(explanation).decode())
     else:
-        _print_lines(explanation_text(found, now_ns, min(shutil.get_terminal_size().columns, 120)))
+        _print_lines(explanation_text(explanation, now_ns, min(shutil.get_terminal_size().columns, 120)))
     return 0
 
 

@@ -21,10 +21,10 @@ from api.knobs import Reason
 from api.snapshot import CADENCE_PERIOD_NS, Cadence
 from cli import formats
 from cli.explain.answer import (
-    EvictionHistory,
     Explanation,
     KnobHistory,
     LatestCycle,
+    PodEvictions,
     PodExplanation,
     PoolExplanation,
     ReclaimableCpu,
@@ -44,8 +44,7 @@ _INPUTS_BY_SOURCE = {
     ),
     f"files of cgroups{_SLOW}": ("need_bytes", "largest_bytes"),
     f"limits{_RARE}": ("cap_bytes",),
-    "node": ("cache_buffer_bytes", "busy_cores", "node_used", "watts"),
-    # Of the whole node some of them are as new as the round; of a NUMA node they are not.
+    # Free memory of the whole node is as new as the cycle; that of a NUMA node is not.
     f"files of the node{_SLOW}": (
         "free_bytes", "total_bytes", "low_bytes", "min_bytes", "scale_factor", "watermark_bytes", "reclaimable_bytes",
         "pages_per_s", "free",
@@ -60,48 +59,48 @@ _INPUTS_BY_SOURCE = {
         "quantile", "reserved_for_allocate_cores", "reserved_for_reclaim_cores", "min_critical_bytes", "reserve_bytes",
         "min_cache_ratio", "percent", "factor", "budget_watts",
     ),
-    "the rounds before": (
+    "earlier cycles": (
         "lent_before_cores", "before_cpus", "last_cores", "last_bytes", "asked_before_bytes", "before_us", "rounds", "for_s",
         "samples", "soft_part", "hard_part", "use", "system_ratio", "lowered_percent",
     ),
-    "what is advertised": ("promised",),
+    "the reported headroom": ("promised",),
 }  # fmt: skip
 INPUT_SOURCES = {name: source for source, names in _INPUTS_BY_SOURCE.items() for name in names}
-"""Where an input of a verdict comes from: a source of the snapshot, and how old it was at the most if not every round reads it;
-the settings, or memory of the policy. What is in no row is worked out from the others."""
+"""Source of each input of a reason: a source of the snapshot, with its maximum age if it is not read in every cycle; the
+settings, or earlier cycles. Inputs that are missing here are computed from the others."""
 
 
 def reason_text(reason: Reason) -> Iterator[tuple[str, str]]:
-    """Label and text of each part."""
+    """Yield label and text of each part of a reason."""
     yield "because", formats.printable(reason.text)
     limit = "" if reason.threshold is None else f", threshold {format_number(reason.threshold)}"
     yield "rule", f"{formats.printable(reason.rule)}{limit}"
     for i, (name, value) in enumerate(reason.inputs.items()):
         source = INPUT_SOURCES.get(name, "")
-        known = (
+        shown = (
             "not known"
             if value is None
             else formats.printable(format_number(value) if not isinstance(value, str) else value)
         )
-        yield "" if i else "inputs", f"{formats.printable(name)} {known}" + (f" (from {source})" if source else "")
+        yield "" if i else "inputs", f"{formats.printable(name)} {shown}" + (f" (from {source})" if source else "")
 
 
 def format_number(value: float) -> str:
-    """Six figures at most, and whole numbers with all of theirs."""
+    """Format with at most six significant digits; whole numbers with all digits."""
     return f"{int(value):,}" if float(value).is_integer() and abs(value) >= 1e6 else f"{value:g}"
 
 
 def headroom_text(headroom: Headroom | None, reported_headroom: Headroom | None) -> Iterator[tuple[str, str]]:
-    """Amounts with their reasons."""
+    """Yield the headroom and the reported headroom with their reasons."""
     cores = formats.cores(None if headroom is None else headroom.cores)
-    yield "headroom", f"{cores} cores can be promised to reclaimed pods in all, what they use now included"
+    yield "headroom", f"{cores} cores for all reclaimed pods together, their current use included"
     if headroom is not None:
         yield from _headroom_by_numa(headroom)
         yield from reason_text(headroom.reason)
     if reported_headroom is not None:
         yield (
-            "advertised",
-            f"{_headroom_amounts(reported_headroom.cores, reported_headroom.memory_bytes)} by the node, to whoever schedules",
+            "reported",
+            f"{_headroom_amounts(reported_headroom.cores, reported_headroom.memory_bytes)} to the scheduler",
         )
         yield from _headroom_by_numa(reported_headroom)
         yield from reason_text(reported_headroom.reason)
@@ -119,50 +118,53 @@ def _headroom_amounts(cores: float | None, memory: float | None) -> str:
 
 
 LabelledParts = Iterator[tuple[str, str]]
-_NO_CPUS = "it does not have the CPUs that it asks for, and runs on those of others"
-_NO_BANDWIDTH = "it is not promised the network bandwidth that it asks for, and takes what there is"
+_NO_CPUS = "it does not get the CPUs that it requests, and shares those of other pods"
+_NO_BANDWIDTH = "it gets no guarantee of the network bandwidth that it requests, and uses what is free"
 _REJECTION_TEXT = dict.fromkeys((NO_BANDWIDTH, NO_NETWORK_CARD, NETWORK_SPEED_UNKNOWN), _NO_BANDWIDTH)
 
 
-def pod_text(story: PodExplanation) -> LabelledParts:
-    """How one pod stands beside what was decided of it."""
-    name = formats.printable(story.pod)
-    if story.untouched:
-        yield "", f"No change of a knob of {name} is in the journal"
+def pod_text(pod: PodExplanation) -> LabelledParts:
+    """Describe the current state of one pod."""
+    name = formats.printable(pod.pod)
+    if pod.untouched:
+        yield "", f"The journal has no change of a knob of {name}"
     else:
-        yield "", f"Pod {name} as it stands"
-    yield "level", story.qos
-    if story.past is not None:
-        before = "there are decisions on an earlier pod or container of this name, whose cgroup is gone"
-        yield "before", f"{before}; the newest is #{story.past} (explain '#{story.past}')"
-    for problem in story.problems:
+        yield "", f"Current state of pod {name}"
+    yield "level", pod.qos
+    if pod.past is not None:
+        note = "there are decisions on an earlier pod or container of this name, whose cgroup was removed"
+        yield "before", f"{note}; the newest is #{pod.past} (explain '#{pod.past}')"
+    for problem in pod.problems:
         yield "problem", formats.printable(problem)
-    if story.rejected is not None:
-        yield "rejected", _REJECTION_TEXT.get(story.rejected.rule, _NO_CPUS)
-        yield from reason_text(story.rejected)
-    for card in story.cards:
-        whole = f"of {card.capacity} that can be promised both ways {card.promised} are"
-        yield "network", f"{card.pods[story.pod]} Mbit/s of {formats.printable(card.name)} are promised to it; {whole}"
-    if story.lending is not None:
-        yield from _reclaimable_text(story.lending)
-    for one in story.regions:
-        yield from _region_text(one)
+    if pod.rejected is not None:
+        yield "rejected", _REJECTION_TEXT.get(pod.rejected.rule, _NO_CPUS)
+        yield from reason_text(pod.rejected)
+    for card in pod.cards:
+        totals = f"{card.allocated_mbit} of {card.capacity} Mbit/s of it are guaranteed"
+        yield (
+            "network",
+            f"{card.pods[pod.pod]} Mbit/s of {formats.printable(card.name)} in each direction are guaranteed; {totals}",
+        )
+    if pod.lending is not None:
+        yield from _reclaimable_text(pod.lending)
+    for advice in pod.regions:
+        yield from _region_text(advice)
 
 
 def pool_text(pool: PoolExplanation) -> LabelledParts:
-    """One pool of CPUs."""
+    """Describe one pool of CPUs."""
     yield "", f"Pool {formats.printable(pool.name)} has CPUs {formats.printable(pool.cpus) or 'none'}"
     for i, size in enumerate(pool.sizes):
         yield "" if i else "size", _pool_size_text(size)
     if pool.lending is not None:
         yield from _reclaimable_text(pool.lending)
-    for one in pool.regions:
-        yield from _region_text(one)
+    for advice in pool.regions:
+        yield from _region_text(advice)
 
 
 def _reclaimable_text(lending: ReclaimableCpu) -> LabelledParts:
-    yield "lent", f"{formats.cores(lending.reclaimable_cores)} cores may be used by reclaimed pods"
-    yield "need", f"{formats.cores(lending.requirement_cores)} cores is what online pods are estimated to need"
+    yield "reclaimable", f"{formats.cores(lending.reclaimable_cores)} cores may be used by reclaimed pods"
+    yield "need", f"{formats.cores(lending.requirement_cores)} cores are the estimated need of online pods"
     yield from headroom_text(lending.headroom, lending.reported_headroom)
 
 
@@ -176,8 +178,8 @@ def _pool_size_text(size: PoolSize) -> str:
     return ", ".join(parts)
 
 
-def _region_text(one: RegionAdvice) -> LabelledParts:
-    region = one.region
+def _region_text(advice: RegionAdvice) -> LabelledParts:
+    region = advice.region
     bound = f", bound to NUMA {'nodes' if len(region.numa_nodes) > 1 else 'node'} {_join_numbers(region.numa_nodes)}"
     count = f"{len(region.pods)} {'pod' if len(region.pods) == 1 else 'pods'} of kind {region.kind.value}"
     yield (
@@ -186,26 +188,29 @@ def _region_text(one: RegionAdvice) -> LabelledParts:
     )
     yield (
         "policy",
-        f"{formats.printable(one.policy)}, from {formats.cores(one.lower_cores)} to {formats.cores(one.upper_cores)} cores",
+        (
+            f"{formats.printable(advice.policy)}, "
+            f"from {formats.cores(advice.lower_cores)} to {formats.cores(advice.upper_cores)} cores"
+        ),
     )
-    for i, (control, value) in enumerate(one.controls.items()):
+    for i, (control, value) in enumerate(advice.controls.items()):
         yield "" if i else "controls", f"{control.value} {formats.cores(value)} cores"
-    for i, signal in enumerate(one.signals):
+    for i, signal in enumerate(advice.signals):
         yield (
             "" if i else "signals",
-            f"{formats.printable(signal.name)} {signal.current:g}, where {signal.target:g} is wanted",
+            f"{formats.printable(signal.name)} {signal.current:g}, target {signal.target:g}",
         )
-    yield from reason_text(one.reason)
-    if one.headroom_reason is not None:
-        yield "leaves", formats.printable(one.headroom_reason.text)
+    yield from reason_text(advice.reason)
+    if advice.headroom_reason is not None:
+        yield "leaves", formats.printable(advice.headroom_reason.text)
 
 
 def memory_text(advice: MemoryAdvice) -> LabelledParts:
-    """What can be promised of memory, how short it is, and what the parts that are switched on make of it."""
-    yield "", f"Memory can be promised to reclaimed pods: {_bytes_text(advice.headroom_bytes)}; policy {advice.policy}"
-    yield from _memory_by_numa("promised", advice.headroom_by_numa)
+    """Describe the memory advice: headroom, shortage, and the decisions of the enabled parts."""
+    yield "", f"Memory headroom for reclaimed pods: {_bytes_text(advice.headroom_bytes)}; policy {advice.policy}"
+    yield from _memory_by_numa("headroom", advice.headroom_by_numa)
     yield from reason_text(advice.headroom_reason)
-    yield from _memory_by_numa("provision", advice.provision_by_numa, "; as Katalyst reckons, set nowhere")
+    yield from _memory_by_numa("provision", advice.provision_by_numa, "; computed as in Katalyst, not written")
     for where, condition in (("", advice.condition), *((f"NUMA {n}: ", c) for n, c in advice.numa_conditions.items())):
         missing = f", {_bytes_text(condition.target_bytes)} short" if condition.target_bytes else ""
         yield "condition", f"{where}{condition.state.value}{missing}: {formats.printable(condition.reason.text)}"
@@ -226,49 +231,49 @@ def _join_numbers(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def eviction_text(story: EvictionHistory, now_ns: int) -> Iterator[tuple[str, str]]:
-    """What became of one pod, newest first; the reason with its numbers once."""
+def eviction_text(history: PodEvictions, now_ns: int) -> Iterator[tuple[str, str]]:
+    """Describe the evictions of one pod, newest first; the reason with its numbers once."""
     yield (
         "",
-        f"Evictions of {formats.printable(story.pod)}{': it was asked to leave, and is still here' if story.terminating else ''}",
+        f"Evictions of {formats.printable(history.pod)}{': it was evicted and still runs' if history.terminating else ''}",
     )
-    newest = next((entry.victim for entry in story.entries if entry.victim is not None), None)
-    why = newest.reason.text if newest is not None else ""
-    for i, entry in enumerate(story.entries):
+    newest = next((entry.victim for entry in history.entries if entry.victim is not None), None)
+    reason = newest.reason.text if newest is not None else ""
+    for i, entry in enumerate(history.entries):
         age = formats.age((now_ns - entry.wall_time_ns) / 1e9)
         yield (
             "" if i else "evictions",
-            f"#{entry.seq}, {formats.clock(entry.wall_time_ns / 1e6)}, {age} ago: {_eviction_outcome(entry, why)}",
+            f"#{entry.seq}, {formats.clock(entry.wall_time_ns / 1e6)}, {age} ago: {_eviction_outcome(entry, reason)}",
         )
     if newest is not None:
         yield from reason_text(newest.reason)
 
 
-def _eviction_outcome(entry: EvictionEntry, why: str) -> str:
-    """`why` is told by itself."""
+def _eviction_outcome(entry: EvictionEntry, reason: str) -> str:
+    """Describe one eviction event; `reason` is printed separately and therefore left out."""
     if entry.victim is None:
         if entry.kill is None:
             return ""
         message = entry.kill.message
-        if why:
-            message = message.replace(f"; reason: {why}", "").replace(why, "see below")
+        if reason:
+            message = message.replace(f"; reason: {reason}", "").replace(reason, "see below")
         return formats.printable(f"{entry.kill.reason.value}: {message}")
-    return f"{_victim_text(entry.victim)}, says {formats.printable(entry.victim.plugin)}"
+    return f"{_victim_text(entry.victim)}, by {formats.printable(entry.victim.plugin)}"
 
 
 def _victim_text(victim: EvictionVictim) -> str:
     if victim.dry_run:
-        return "it would have to leave, but the plugin runs dry"
+        return "it would be evicted, but the plugin is in dry-run mode"
     if victim.notify:
-        return "it is told to leave, as it asked for, and stays"
-    grace = "the pod's own grace" if victim.grace_s is None else f"{victim.grace_s:g} s of grace"
-    return f"it has to leave, with {grace}"
+        return "it is notified, as its annotation requests, and stays"
+    grace = "the pod's own grace period" if victim.grace_s is None else f"{victim.grace_s:g} s of grace period"
+    return f"it is evicted, with {grace}"
 
 
 def threshold_text(threshold: ThresholdView) -> Iterator[tuple[str, str]]:
-    """One threshold of an eviction plugin, as the latest round judged it."""
+    """Describe one threshold of an eviction plugin, as evaluated in the latest cycle."""
     which = formats.join([formats.printable(threshold.scope), formats.printable(threshold.subject)], " ")
-    state = formats.printable(threshold.met) if threshold.judged else "not judged"
+    state = formats.printable(threshold.met) if threshold.evaluated else "not evaluated"
     yield "", f"{formats.printable(threshold.plugin)}: {state}"
     if which:
         yield "scope", which
@@ -278,44 +283,47 @@ def threshold_text(threshold: ThresholdView) -> Iterator[tuple[str, str]]:
         )
         yield "observed", f"{observed}, met when {threshold.operator} {value}"
     if threshold.met_s is not None:
-        yield "met for", f"{formats.age(threshold.met_s)}; it acts after {threshold.tolerance_s:g} s"
+        yield "met for", f"{formats.age(threshold.met_s)}; evicts after {threshold.tolerance_s:g} s"
     verdict = Reason(rule=threshold.rule, text=threshold.text, threshold=threshold.value, inputs=threshold.inputs)
     yield from reason_text(verdict)
 
 
-LABEL_WIDTH = 11
+LABEL_WIDTH = 12
 TRIGGER_TEXT = {
-    "tick": "at its time",
-    "wait": "between ticks, because online pods waited too long",
-    "nri": "before it, by the container runtime, which asks the agent whenever it makes or changes a container",
-    "psi": "between ticks, because a pressure trigger fired",
+    "tick": "periodic",
+    "wait": "between ticks: run-queue latency of online pods exceeded its limit",
+    "nri": "by the container runtime, which calls the agent when it creates or updates a container",
+    "psi": "between ticks: a pressure trigger fired",
 }
 STATUS_TEXT = {
-    OutcomeStatus.APPLIED: "written, and read back as written",
-    OutcomeStatus.UNCHANGED: "the kernel had it already",
-    OutcomeStatus.DRY_RUN: "not written: the agent runs dry (--act dry-run)",
+    OutcomeStatus.APPLIED: "written and verified",
+    OutcomeStatus.UNCHANGED: "the kernel has this value already",
+    OutcomeStatus.DRY_RUN: "not written: dry run (--act dry-run)",
     OutcomeStatus.REFUSED: "refused",
-    OutcomeStatus.VANISHED: "not written: the cgroup is gone",
-    OutcomeStatus.MISMATCH: "written, but the kernel shows something else",
+    OutcomeStatus.VANISHED: "not written: the cgroup was removed",
+    OutcomeStatus.MISMATCH: "written, but the kernel shows another value",
 }
 
 
-def knob_history_text(story: KnobHistory, now: LatestCycle, now_ns: int) -> Iterator[tuple[str, str]]:
-    """Label and text of each part; the first is the heading."""
-    # An agent that does not act has put back whatever an earlier one wrote, without a word in the journal.
-    holds = now.act == ActMode.ON.value and story.later is None and not story.gone
-    verb = "is" if holds else f"was, at {formats.clock(story.newest.wall_time_ns / 1e6)},"
+def knob_history_text(history: KnobHistory, now: LatestCycle, now_ns: int) -> Iterator[tuple[str, str]]:
+    """Yield label and text of each part of a knob's history; the first is the heading."""
+    # An agent that does not act has restored what an earlier agent wrote, without an entry in the journal.
+    holds = now.act == ActMode.ON.value and history.later is None and not history.removed
+    verb = "is" if holds else f"was, at {formats.clock(history.newest.wall_time_ns / 1e6)},"
     yield (
         "",
-        f"{story.knob} of {formats.printable(story.pod or story.cgroup)} {verb} {_knob_value_text(story.knob, story.value)}",
+        (
+            f"{history.knob} of {formats.printable(history.pod or history.cgroup)} {verb} "
+            f"{_knob_value_text(history.knob, history.value)}"
+        ),
     )
-    yield "cgroup", formats.printable(story.cgroup) + (", which is gone" if story.gone else "")
-    yield from _entry_text("decided", story.newest, now_ns)
-    if story.in_force is not None:
-        yield from _entry_text("in force", story.in_force, now_ns)
-    if story.later is not None:
-        yield "since then", _entry_line(story.later)
-    for i, entry in enumerate(story.earlier):
+    yield "cgroup", formats.printable(history.cgroup) + (", removed" if history.removed else "")
+    yield from _entry_text("decided", history.newest, now_ns)
+    if history.in_force is not None:
+        yield from _entry_text("in force", history.in_force, now_ns)
+    if history.later is not None:
+        yield "since then", _entry_line(history.later)
+    for i, entry in enumerate(history.earlier):
         yield "" if i else "earlier", _entry_line(entry)
 
 
@@ -332,21 +340,27 @@ def _entry_text(label: str, entry: JournalEntry, now_ns: int) -> Iterator[tuple[
     status = formats.join([STATUS_TEXT[outcome.status], formats.printable(outcome.error)], ": ")
     yield (
         label,
-        f"#{entry.seq}, {when}: {_knob_value_text(knob, outcome.before)} → {_knob_value_text(knob, outcome.decision.value)}; {status}",
+        (
+            f"#{entry.seq}, {when}: {_knob_value_text(knob, outcome.before)} → "
+            f"{_knob_value_text(knob, outcome.decision.value)}; {status}"
+        ),
     )
     if outcome.repaired:
-        yield "", "it had been so before, and somebody else or the kernel had changed it: repaired"
+        yield "", "it had this value before; another process or the kernel changed it: repaired"
     if outcome.clamped_from is not None:
-        yield "", f"the policy asked for {_knob_value_text(knob, outcome.clamped_from)}, which is out of bounds"
+        yield "", f"the policy decided {_knob_value_text(knob, outcome.clamped_from)}, out of bounds"
     yield (
-        "round",
-        f"{entry.cycle_seq:,}, {TRIGGER_TEXT.get(entry.trigger, entry.trigger)}; policy {formats.printable(entry.policy) or 'none'}",
+        "cycle",
+        (
+            f"{entry.cycle_seq:,}, {TRIGGER_TEXT.get(entry.trigger, entry.trigger)}; "
+            f"policy {formats.printable(entry.policy) or 'none'}"
+        ),
     )
     yield from reason_text(verdict)
 
 
 def _knob_value_text(knob: str, value: str | None) -> str:
-    """Meaning and the kernel's own notation."""
+    """Return the meaning, and the kernel's notation if it differs."""
     if value is None:
         return "not known"
     meaning = formats.knob_value(knob, value)
@@ -354,42 +368,45 @@ def _knob_value_text(knob: str, value: str | None) -> str:
 
 
 def latest_cycle_text(now: LatestCycle) -> Iterator[tuple[str, str]]:
-    """What the latest round says, and what it says it from."""
-    yield "", f"Now: round {now.seq:,}, {formats.age(now.age_s)} ago, --act {now.act}"
+    """Describe the latest cycle: advice, reason, forecasts and sources."""
+    yield "", f"Now: cycle {now.seq:,}, {formats.age(now.age_s)} ago, --act {now.act}"
     yield (
-        "verdict",
-        f"{now.action or 'no advice'}: {formats.printable(now.text) or 'no policy; what the settings ask besides is done'}",
+        "advice",
+        (
+            f"{now.action or 'no advice'}: "
+            f"{formats.printable(now.text) or 'no policy; only the knobs requested in the settings are applied'}"
+        ),
     )
     if now.rule:
         limit = "" if now.threshold is None else f", threshold {now.threshold:g}"
         yield "rule", f"{formats.printable(now.rule)}{limit}; policy {formats.printable(now.policy)}"
     if now.shadow is not None:
-        lent = formats.cores(now.shadow.reclaimable_cores)
-        text = f"{formats.printable(now.shadow.policy)} would lend {lent} cores: {formats.printable(now.shadow.reason)}"
-        yield "shadow", text
-    for said in now.answers:
-        yield said.topic, f"{formats.printable(said.text)} (rule {formats.printable(said.rule)})"
-    for i, outlook in enumerate(now.forecasts):
-        yield "" if i else "foretold", formats.forecast_text(outlook)
+        cores = formats.cores(now.shadow.reclaimable_cores)
+        policy, reason = formats.printable(now.shadow.policy), formats.printable(now.shadow.reason)
+        yield "shadow", f"{policy} would make {cores} cores reclaimable: {reason}"
+    for advice in now.answers:
+        yield advice.topic, f"{formats.printable(advice.text)} (rule {formats.printable(advice.rule)})"
+    for i, forecast in enumerate(now.forecasts):
+        yield "" if i else "forecast", formats.forecast_text(forecast)
     older = {each.source: each for each in now.readings}
     for i, source in enumerate(now.sources):
-        fate = f"{formats.age(now.age_s)} old, took {formats.duration(source.duration_ns / 1000)}"
+        status = f"{formats.age(now.age_s)} old, took {formats.duration(source.duration_ns / 1000)}"
         if (reading := older.get(source.name)) is not None:
             age_s = now.age_s + (now.wall_time_ns - reading.read_at_ns) / 1e9
-            fate += f"; {reading.what}: {formats.age(age_s)} old"
+            status += f"; {reading.what}: {formats.age(age_s)} old"
         if not source.ok:
-            fate = f"failed: {formats.printable(source.error)}; {formats.printable(source.remedy)}"
+            status = f"failed: {formats.printable(source.error)}; {formats.printable(source.remedy)}"
         sign, name = (
             "✓" if source.ok else "✕",
             formats.join([formats.printable(source.name), formats.printable(source.detail)], " "),
         )
-        yield "" if i else "sources", f"{sign} {name}: {fate}"
+        yield "" if i else "sources", f"{sign} {name}: {status}"
 
 
 def explanation_text(explanation: Explanation, now_ns: int, width: int) -> Iterator[str]:
-    """The whole answer, a section per knob and pool."""
-    for story in explanation.knobs:
-        yield from wrap_section(knob_history_text(story, explanation.now, now_ns), width)
+    """Yield all lines of the explanation, a section per knob, pod and pool."""
+    for history in explanation.knobs:
+        yield from wrap_section(knob_history_text(history, explanation.now, now_ns), width)
     for pod in explanation.pods:
         yield from wrap_section(pod_text(pod), width)
     for pool in explanation.pools:
@@ -404,7 +421,7 @@ def explanation_text(explanation: Explanation, now_ns: int, width: int) -> Itera
 
 
 def wrap_section(parts: Iterator[tuple[str, str]], width: int) -> Iterator[str]:
-    """A heading and its labelled parts, wrapped, with an empty line after them."""
+    """Yield a heading and its labelled parts, wrapped, with an empty line after them."""
     yield next(parts)[1]
     for label, content in parts:
         first, rest = f"  {label:<{LABEL_WIDTH}}", " " * (LABEL_WIDTH + 2)
@@ -415,7 +432,7 @@ def wrap_section(parts: Iterator[tuple[str, str]], width: int) -> Iterator[str]:
 
 
 def unknown_target_text(target: str, kinds: dict[str, list[str]]) -> Iterator[str]:
-    """What could have been asked."""
-    yield f"Nothing is known about '{formats.printable(target)}'. You can ask about"
+    """Yield the lines for an unknown target, with the valid ones by kind."""
+    yield f"There is no data on '{formats.printable(target)}'. Valid targets:"
     for kind, names in kinds.items():
         yield f"  {kind:<9}{', '.join(formats.printable(name) for name in names) or 'none'}"

@@ -79,7 +79,7 @@ class _PodStatus(_KubeStruct, frozen=True, kw_only=True):
 
 
 class FleetPod(_KubeStruct, frozen=True, kw_only=True):
-    """What is looked at of a pod of ours."""
+    """The parts of a pod that the fleet commands read."""
 
     metadata: KubeMetadata = KubeMetadata()
     spec: _PodSpec = _PodSpec()
@@ -87,9 +87,9 @@ class FleetPod(_KubeStruct, frozen=True, kw_only=True):
 
     @property
     def ready(self) -> bool:
-        """Whether all of its containers are."""
+        """Whether all containers are ready."""
         statuses = self.status.container_statuses
-        return self.status.phase == "Running" and bool(statuses) and all(one.ready for one in statuses)
+        return self.status.phase == "Running" and bool(statuses) and all(container.ready for container in statuses)
 
 
 class _NodeStatus(_KubeStruct, frozen=True, kw_only=True):
@@ -97,7 +97,7 @@ class _NodeStatus(_KubeStruct, frozen=True, kw_only=True):
 
 
 class FleetNode(_KubeStruct, frozen=True, kw_only=True):
-    """What is looked at of a node."""
+    """The parts of a node that the fleet commands read."""
 
     metadata: KubeMetadata = KubeMetadata()
     status: _NodeStatus = _NodeStatus()
@@ -108,7 +108,7 @@ NODE_RESOURCE = ResourceType("", "v1", "nodes", "Node", FleetNode)
 
 
 class AgentEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One node, and the agent that answers for it."""
+    """One node, and the agent on it."""
 
     node: str
     namespace: str = ""
@@ -118,25 +118,25 @@ class AgentEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     image: str = ""
     restarts: int = 0
     allocatable_cpu: str = ""
-    """A quantity; empty where nobody listed the node."""
+    """A Kubernetes quantity; "" if the node could not be listed."""
     problem: str = ""
-    """Why it cannot be asked at all,"""
+    """Why the agent cannot be reached; "" if it can be."""
     remedy: str = ""
-    """and what helps."""
+    """What to do about the problem."""
 
     @property
     def path(self) -> str:
-        """Of the API server's proxy to it, without a slash at the end."""
+        """Path of the API server's proxy to the agent, without a slash at the end."""
         scheme = "https:" if self.scheme == "https" else ""
         return f"/api/v1/namespaces/{self.namespace}/pods/{scheme}{self.pod}:{self.port}/proxy"
 
 
 def find_agent_endpoints(
-    nodes: Sequence[FleetNode] | None, pods: Iterable[FleetPod], wanted: Sequence[str] = ()
+    nodes: Sequence[FleetNode] | None, pods: Iterable[FleetPod], selected: Sequence[str] = ()
 ) -> list[AgentEndpoint]:
-    """One for each node, in the order of their names, or for those that are wanted; a node without an agent is one too.
+    """Return one endpoint per node, by name, or only for the selected nodes. A node without an agent has one with a `problem`.
 
-    Nodes are None where nobody may list them: then every node that an agent is on is one.
+    `nodes` is None if the user may not list nodes: then the nodes are those that have an agent.
     """
     by_node: dict[str, list[FleetPod]] = {}
     for pod in pods:
@@ -144,12 +144,12 @@ def find_agent_endpoints(
             by_node.setdefault(pod.spec.node_name, []).append(pod)
     cpus = {} if nodes is None else {node.metadata.name: node.status.allocatable.get("cpu", "") for node in nodes}
     names = sorted(by_node if nodes is None else cpus)
-    found = []
-    for name in [name for name in names if not wanted or name in wanted]:
-        # While an agent is replaced, there are two for a moment: the one that stays answers.
-        best = max(by_node.get(name, ()), key=_preference, default=None)
-        found.append(_agent_endpoint(name, best, cpus.get(name, "")))
-    return found
+    endpoints = []
+    for name in [name for name in names if not selected or name in selected]:
+        # While an agent is replaced, the node has two pods for a moment: prefer the one that stays.
+        agent = max(by_node.get(name, ()), key=_preference, default=None)
+        endpoints.append(_agent_endpoint(name, agent, cpus.get(name, "")))
+    return endpoints
 
 
 def _preference(pod: FleetPod) -> tuple[bool, bool, bool, str]:
@@ -177,7 +177,7 @@ def _agent_endpoint(node: str, pod: FleetPod | None, cpu: str) -> AgentEndpoint:
 
 
 def agent_address(pod: FleetPod) -> tuple[str, int]:
-    """Scheme and port at which an agent's pod is asked: where its health is probed, else a port with a usual name."""
+    """Return scheme and port of an agent's pod: those of its health probe, else of a port with a usual name."""
     for container in pod.spec.containers:
         named = {port.name: port.container_port for port in container.ports}
         for probe in (container.readiness_probe, container.liveness_probe, container.startup_probe):
@@ -194,40 +194,42 @@ def agent_address(pod: FleetPod) -> tuple[str, int]:
 
 
 def pod_problem(pod: FleetPod) -> tuple[str, str]:
-    """Why a pod cannot be asked, and where more is to be read; empty where it can. One that is not ready is asked: it may say
-    why."""
-    at = f"-n {pod.metadata.namespace} {pod.metadata.name}"
+    """Return why the pod's agent cannot be reached, and a command that shows more; "" twice if it can be. A pod that is not
+    ready can be reached: its agent may report why."""
+    pod_args = f"-n {pod.metadata.namespace} {pod.metadata.name}"
     statuses = pod.status.container_statuses
     if pod.status.phase == "Running":
-        for one in statuses:
-            if one.state.terminated is not None:
-                return f"it ended with {_termination_text(one.state.terminated)}", f"kubectl logs {at}"
-            if one.state.waiting is not None:
-                last = one.last_state.terminated
-                if last is None:
-                    return _state_text(one.state.waiting), f"kubectl describe pod {at}"
+        for container in statuses:
+            if container.state.terminated is not None:
+                return f"it exited with {_termination_text(container.state.terminated)}", f"kubectl logs {pod_args}"
+            if container.state.waiting is not None:
+                previous = container.last_state.terminated
+                if previous is None:
+                    return _state_text(container.state.waiting), f"kubectl describe pod {pod_args}"
                 return (
-                    f"{one.state.waiting.reason}; it ended with {_termination_text(last)}",
-                    f"kubectl logs {at} --previous",
+                    f"{container.state.waiting.reason}; it exited with {_termination_text(previous)}",
+                    f"kubectl logs {pod_args} --previous",
                 )
         return "", ""
-    said = pod.status.reason or next((one.state.waiting.reason for one in statuses if one.state.waiting), "")
-    return f"{pod.status.phase or 'unknown'}{f', {said}' if said else ''}", f"kubectl describe pod {at}"
+    reason = pod.status.reason or next(
+        (container.state.waiting.reason for container in statuses if container.state.waiting), ""
+    )
+    return f"{pod.status.phase or 'unknown'}{f', {reason}' if reason else ''}", f"kubectl describe pod {pod_args}"
 
 
-def _state_text(why: _StateDetail) -> str:
-    return " ".join((why.reason, why.message)).strip()
+def _state_text(state: _StateDetail) -> str:
+    return " ".join((state.reason, state.message)).strip()
 
 
-def _termination_text(how: _StateDetail) -> str:
-    """The reason, such as OOMKilled, and the program's own words, which tell more than the word Error."""
-    said = termination_message(how.message)
-    return said if said and how.reason in ("", "Error") else ": ".join(part for part in (how.reason, said) if part)
+def _termination_text(state: _StateDetail) -> str:
+    """Return the reason, such as OOMKilled, with the program's message, which says more than the reason Error."""
+    text = termination_message(state.message)
+    return text if text and state.reason in ("", "Error") else ": ".join(part for part in (state.reason, text) if part)
 
 
 def termination_message(message: str) -> str:
-    """What a program said before it ended, on one line: its error where it names one, else its last lines."""
+    """Return the end of a program's output on one line: from `Error: ` on if it has that, else its last lines."""
     error = re.search(r"^Error: ", message, re.MULTILINE)
     lines = [line for part in message[error.start() if error else 0 :].splitlines() if (line := " ".join(part.split()))]
-    said = " / ".join(lines[:MAX_MESSAGE_LINES] if error else lines[-MAX_MESSAGE_LINES:])
-    return said if len(said) <= MAX_MESSAGE_CHARS else f"{said[: MAX_MESSAGE_CHARS - 1]}…"
+    text = " / ".join(lines[:MAX_MESSAGE_LINES] if error else lines[-MAX_MESSAGE_LINES:])
+    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[: MAX_MESSAGE_CHARS - 1]}…"

@@ -40,25 +40,25 @@ from kube.errors import ApiError, ApiUnreachable, parse_api_error
 from kube.kubeconfig import default_kubeconfig_path, load_access, load_kubeconfig_access
 
 MAX_CONCURRENT_REQUESTS = 32
-"""The API server opens a connection to an agent for each, and shares its own capacity with everybody."""
+"""The API server opens one connection to an agent per request, and shares its capacity with all users."""
 MAX_FLEET_ANSWER_BYTES = 16 << 20
-"""Of one agent's answer where many are asked: together they have room in a laptop, whatever they say."""
+"""Limit of one agent's response in a request to many agents: all responses together must fit into a laptop's memory."""
 MAX_RETRIES, RETRY_DELAY_S = 5, 1.0
-"""An agent reviews one token of an address at a time, and the API server is one address: for others who ask too, pauses are
-of different lengths."""
+"""An agent reviews one token of an address at a time, and all requests come from the API server's address; the delays are
+random, because other clients retry too."""
 READER_ACCOUNT, TOKEN_LIFETIME_S = "dioptase-reader", 600
-"""Whose token agents are shown that want one, and for how long it is good: the least that the API server gives."""
+"""Service account whose token is sent to agents that require one, and the token's lifetime: the API server's minimum."""
 AUTHORIZATION_HEADER = "X-Dioptase-Authorization"
-"""As agents take it, for the proxy does not pass Authorization on."""
+"""Header that agents accept, because the API server's proxy does not pass Authorization on."""
 UNREACHABLE_REMEDY = (
-    "it has to listen where the control plane reaches its node (--listen), over TLS if its probe says HTTPS"
+    "let it listen at an address that the control plane reaches (--listen), with TLS if its probe uses HTTPS"
 )
-VERSION_REMEDY = "see what listens there: kubectl describe its pod"
+VERSION_REMEDY = "check what listens there: kubectl describe its pod"
 T = TypeVar("T")
 
 
 class AgentReply(msgspec.Struct, Generic[T], frozen=True):
-    """What one agent answered; None with the problem where it did not."""
+    """Response of one agent; `answer` is None if it failed, with the problem and the remedy."""
 
     member: AgentEndpoint
     answer: T | None
@@ -67,17 +67,17 @@ class AgentReply(msgspec.Struct, Generic[T], frozen=True):
 
 
 class AgentSelector(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom to ask."""
+    """The agents to ask."""
 
     namespace: str = ""
-    """Of the agents; empty looks in all."""
+    """Namespace of the agents; "" stands for all."""
     labels: str = ""
-    """Of the nodes, in kubectl's syntax."""
+    """Label selector of the nodes, in kubectl's syntax."""
     nodes: tuple[str, ...] = ()
 
 
 class _ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The API server's own words, or the agent's."""
+    """Body of an error response of the API server (a Status) or of an agent."""
 
     kind: str = ""
     message: str = ""
@@ -86,80 +86,82 @@ class _ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""
 
 
-async def find_fleet(client: KubeClient, chosen: AgentSelector) -> list[AgentEndpoint]:
-    """The nodes that are asked for and their agents. Raises Unavailable where that cannot be known."""
+async def find_fleet(client: KubeClient, selector: AgentSelector) -> list[AgentEndpoint]:
+    """Return the selected nodes with their agents. Raises Unavailable if they cannot be determined."""
     pods, nodes = await asyncio.gather(
-        list_pods(client, AGENT_SELECTOR, chosen.namespace), _list_nodes(client, chosen.labels)
+        list_pods(client, AGENT_SELECTOR, selector.namespace), _list_nodes(client, selector.labels)
     )
-    places = sorted({pod.metadata.namespace for pod in pods})
-    if len(places) > 1:
-        # Whoever may make pods somewhere can label them as agents.
-        raise Unavailable(f"there are agents in several namespaces: {', '.join(places)}", "choose one with -n")
+    namespaces = sorted({pod.metadata.namespace for pod in pods})
+    if len(namespaces) > 1:
+        # Every user with the right to create pods in a namespace can label them as agents.
+        raise Unavailable(f"there are agents in several namespaces: {', '.join(namespaces)}", "choose one with -n")
     if not pods:
-        where = f"in namespace {chosen.namespace}" if chosen.namespace else "in any namespace"
+        where = f"in namespace {selector.namespace}" if selector.namespace else "in any namespace"
         raise Unavailable(
             f"no pod {where} is labelled {AGENT_SELECTOR}", "install the agents, or name their namespace with -n"
         )
-    found = find_agent_endpoints(nodes, pods, chosen.nodes)
-    known = {member.node for member in found}
-    for name in chosen.nodes:
-        if name not in known:
+    endpoints = find_agent_endpoints(nodes, pods, selector.nodes)
+    names = {member.node for member in endpoints}
+    for name in selector.nodes:
+        if name not in names:
             raise Unavailable(f"there is no node {name!r:.80}", "kubectl get nodes lists them")
-    return found
+    return endpoints
 
 
 async def list_controller_pods(client: KubeClient, namespace: str) -> list[FleetPod]:
-    """The controller's pods, in the order of their names."""
+    """Return the controller's pods, sorted by name."""
     return await list_pods(client, CONTROLLER_SELECTOR, namespace)
 
 
 async def list_pods(client: KubeClient, labels: str, namespace: str) -> list[FleetPod]:
-    """Pods with these labels. Raises Unavailable."""
+    """Return the pods with these labels, sorted by name. Raises Unavailable."""
     try:
-        found = await client.list(POD_RESOURCE, ListScope(namespace=namespace, labels=labels))
+        pods = await client.list(POD_RESOURCE, ListScope(namespace=namespace, labels=labels))
     except (ApiError, ApiUnreachable, ValueError) as error:
         raise Unavailable(f"pods cannot be listed: {error}", _list_remedy(error, "pods")) from error
-    for key, problem in found.problems.items():
-        raise Unavailable(f"pod {key} is not as pods are: {problem}", "see kubectl get pod -o yaml")
-    return [found.objects[key] for key in sorted(found.objects)]
+    for key, problem in pods.problems.items():
+        raise Unavailable(f"pod {key} is invalid: {problem}", "check it with kubectl get pod -o yaml")
+    return [pods.objects[key] for key in sorted(pods.objects)]
 
 
 async def _list_nodes(client: KubeClient, labels: str) -> list[FleetNode] | None:
-    """None where this person may not list them, which only matters to who chooses nodes by their labels."""
+    """List the nodes; None if the user may not list them and did not select nodes by labels."""
     try:
-        found = await client.list(NODE_RESOURCE, ListScope(labels=labels))
+        nodes = await client.list(NODE_RESOURCE, ListScope(labels=labels))
     except (ApiError, ApiUnreachable) as error:
         if isinstance(error, ApiError) and error.status == HTTPStatus.FORBIDDEN and not labels:
             return None
         raise Unavailable(f"nodes cannot be listed: {error}", _list_remedy(error, "nodes")) from error
-    return list(found.objects.values())
+    return list(nodes.objects.values())
 
 
 class AgentProxy:
-    """Asks agents, and shows those that want a token one of the account that is there to look at them: never a person's own,
-    for whoever may make pods can call one an agent."""
+    """Sends requests to agents. Agents that require a token get one of the reader account, never the user's own token, because
+    every user with the right to create pods can label one as an agent."""
 
     def __init__(self, client: KubeClient, account: str) -> None:
         self._client, self._account = client, account
-        self._turns = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
         self._tokens: dict[str, tuple[float, asyncio.Task[str]]] = {}
-        """By namespace, and when each was asked for. One that could not be had is told to all who wait just then, for of a
-        thousand agents each would ask again; a moment later it is tried anew."""
-        self._wanting: set[str] = set()
-        """Pods that want one, by path."""
+        """Token request by namespace with its start time. All requests that wait for it share its failure: a thousand agents
+        must not cause a thousand token requests. It is retried after RETRY_DELAY_S."""
+        self._requiring_token: set[str] = set()
+        """Proxy paths of the pods that require a token."""
 
-    async def all(self, asked: Sequence[AgentEndpoint], path: str, kind: type[T]) -> list[AgentReply[T]]:
-        """What each of them says at `path`, in the same order."""
-        return list(await asyncio.gather(*(self.one(member, path, kind, MAX_FLEET_ANSWER_BYTES) for member in asked)))
+    async def request_all(self, members: Sequence[AgentEndpoint], path: str, kind: type[T]) -> list[AgentReply[T]]:
+        """Request `path` from every agent; return the replies in the same order."""
+        return list(
+            await asyncio.gather(*(self.request_one(member, path, kind, MAX_FLEET_ANSWER_BYTES) for member in members))
+        )
 
-    async def one(
-        self, member: AgentEndpoint, path: str, kind: type[T], most: int = MAX_RESPONSE_BYTES
+    async def request_one(
+        self, member: AgentEndpoint, path: str, kind: type[T], max_bytes: int = MAX_RESPONSE_BYTES
     ) -> AgentReply[T]:
-        """What one agent says."""
+        """Request `path` from one agent and decode the response."""
         if member.problem:
             return AgentReply(member, None, member.problem, member.remedy)
         try:
-            raw = await self.raw(member, path, most)
+            raw = await self.request_raw(member, path, max_bytes)
         except ApiUnreachable as error:
             return AgentReply(member, None, *no_answer_reason(error))
         except Unavailable as error:
@@ -168,41 +170,41 @@ class AgentProxy:
             return AgentReply(member, None, *refusal_reason(member, raw))
         try:
             return AgentReply(member, msgspec.json.decode(raw.body, type=kind))
-        except (ValueError, RecursionError) as error:  # msgspec's own are ones
+        except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             return AgentReply(
-                member, None, f"what it answers is not what an agent of this version says: {error}", VERSION_REMEDY
+                member, None, f"its response is not that of an agent of this version: {error}", VERSION_REMEDY
             )
 
-    async def raw(self, member: AgentEndpoint, path: str, most: int = MAX_RESPONSE_BYTES) -> RawResponse:
-        """What one agent answers, or the API server in its place. Raises Unreachable, and Unavailable without a token."""
-        async with self._turns:
-            return await self._get(member, path, most)
+    async def request_raw(self, member: AgentEndpoint, path: str, max_bytes: int = MAX_RESPONSE_BYTES) -> RawResponse:
+        """Return the raw response of the agent or of the API server. Raises ApiUnreachable; Unavailable without a token."""
+        async with self._slots:
+            return await self._get(member, path, max_bytes)
 
-    async def _get(self, member: AgentEndpoint, path: str, most: int) -> RawResponse:
-        """The agent's answer, asked again with a token where it wants one, and later where it asks for patience."""
-        left = MAX_RETRIES
+    async def _get(self, member: AgentEndpoint, path: str, max_bytes: int) -> RawResponse:
+        """Request again with a token after 401, and again after a pause after 429."""
+        retries_left = MAX_RETRIES
         while True:
             headers = await self._headers(member)
-            raw = await self._client.raw(member.path + path, "pods/proxy", headers, most)
+            raw = await self._client.raw(member.path + path, "pods/proxy", headers, max_bytes)
             if is_from_api_server(raw):
                 return raw
             if raw.status == HTTPStatus.UNAUTHORIZED and not headers:
-                self._wanting.add(member.path)
-            elif raw.status == HTTPStatus.TOO_MANY_REQUESTS and left:
-                left -= 1
+                self._requiring_token.add(member.path)
+            elif raw.status == HTTPStatus.TOO_MANY_REQUESTS and retries_left:
+                retries_left -= 1
                 await asyncio.sleep(RETRY_DELAY_S * random.uniform(0.5, 1.5))
             else:
                 return raw
 
     async def _headers(self, member: AgentEndpoint) -> dict[str, str]:
-        if member.path not in self._wanting:
+        if member.path not in self._requiring_token:
             return {}
         now_s = time.monotonic()
-        made_s, token = self._tokens.get(member.namespace, (now_s - TOKEN_LIFETIME_S, None))
-        if token is None or now_s - made_s > (RETRY_DELAY_S if _has_failed(token) else TOKEN_LIFETIME_S / 2):
+        requested_at_s, token = self._tokens.get(member.namespace, (now_s - TOKEN_LIFETIME_S, None))
+        if token is None or now_s - requested_at_s > (RETRY_DELAY_S if _has_failed(token) else TOKEN_LIFETIME_S / 2):
             token = asyncio.create_task(self._token(member.namespace))
             self._tokens[member.namespace] = now_s, token
-        # Whoever leaves while it is asked for takes it from none of the others.
+        # Shielded: cancelling one request must not cancel the token request that others wait for.
         return {AUTHORIZATION_HEADER: f"Bearer {await asyncio.shield(token)}"}
 
     async def _token(self, namespace: str) -> str:
@@ -210,8 +212,8 @@ class AgentProxy:
             return await self._client.token(f"{namespace}/{self._account}", TOKEN_LIFETIME_S)
         except (ApiError, ApiUnreachable) as error:
             raise Unavailable(
-                f"it wants a token, and you get none of account {namespace}/{self._account}: {error}",
-                "let somebody give you the right to `create` serviceaccounts/token of it, or name another with --account",
+                f"it requires a token, and you may not create one of account {namespace}/{self._account}: {error}",
+                "ask an administrator for the right to `create` serviceaccounts/token of it, or choose another --account",
             ) from error
 
 
@@ -220,35 +222,39 @@ def _has_failed(token: asyncio.Task[str]) -> bool:
 
 
 def is_from_api_server(raw: RawResponse) -> bool:
-    """Whether it is the API server that answers, and not the agent."""
+    """Whether the response comes from the API server and not from the agent."""
     return _parse_error_body(raw.body).kind == "Status"
 
 
 def no_answer_reason(error: ApiUnreachable) -> tuple[str, str]:
-    """Why nothing came back, and what helps."""
+    """Return why no response came, and the remedy."""
     if isinstance(error.__cause__, TimeoutError):
         return (
             "no answer in time",
-            "--request-timeout waits for longer; kubectl logs of its pod says whether it is well",
+            "raise --request-timeout; check its pod with kubectl logs",
         )
-    # Without the address and path, which are the same for all.
-    return f"no answer: {str(error).rpartition(': ')[2]}", "see whether `kubectl get nodes` is answered"
+    # Without address and path, which are the same for all agents.
+    return f"no answer: {str(error).rpartition(': ')[2]}", "check that `kubectl get nodes` works"
 
 
 def refusal_reason(member: AgentEndpoint, raw: RawResponse) -> tuple[str, str]:
-    """Why there is no answer, and what helps: of the API server, of the way to the agent, or of the agent itself."""
-    said = _parse_error_body(raw.body)
-    if said.kind == "Status":
+    """Return why a request failed, and the remedy: for an error of the API server, of its connection to the agent, or of the
+    agent itself."""
+    error = _parse_error_body(raw.body)
+    if error.kind == "Status":
         message = parse_api_error(raw.status, raw.body).message.removeprefix("error trying to reach service: ")
         if raw.status == HTTPStatus.FORBIDDEN:
-            return f"you may not ask it: {message}", f"the right to `get` pods/proxy in namespace {member.namespace}"
+            return (
+                f"you may not reach it: {message}",
+                f"ask an administrator for the right to `get` pods/proxy in namespace {member.namespace}",
+            )
         if raw.status == HTTPStatus.NOT_FOUND:
-            return f"its agent {member.pod} has just gone", "ask again"
+            return f"its agent {member.pod} was just deleted", "run the command again"
         if raw.status == HTTPStatus.UNAUTHORIZED:
-            return f"the API server does not know you: {message}", "log in anew"
+            return f"the API server does not know you: {message}", "log in again"
         return f"the API server cannot reach it: {message}", UNREACHABLE_REMEDY
-    if said.error:
-        return said.error, said.remedy
+    if error.error:
+        return error.error, error.remedy
     text = " ".join(raw.body[:120].decode(errors="replace").split())
     return f"{raw.status}{f': {text}' if text else ''}", VERSION_REMEDY
 
@@ -262,10 +268,10 @@ def _parse_error_body(body: bytes) -> _ErrorBody:
 
 def _list_remedy(error: Any, what: str) -> str:
     if isinstance(error, ApiError) and error.status == HTTPStatus.FORBIDDEN:
-        return f"let somebody give you the right to list {what}; -n asks of one namespace only"
+        return f"ask an administrator for the right to list {what}; -n limits the request to one namespace"
     if isinstance(error, ApiError) and error.status == HTTPStatus.UNAUTHORIZED:
-        return "log in anew, or see `kubectl config view`"
-    return "see whether `kubectl get nodes` is answered"
+        return "log in again, or check `kubectl config view`"
+    return "check that `kubectl get nodes` works"
 
 
 DEFAULT_REQUEST_TIMEOUT_S = 10.0
@@ -273,7 +279,7 @@ ResultT = TypeVar("ResultT")
 
 
 class ApiServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Which cluster, whom in it, and how to say what they said."""
+    """Access to the API server, the agents to ask, and the output format."""
 
     kubeconfig: Path | None = None
     context: str = ""
@@ -283,7 +289,7 @@ class ApiServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     as_json: bool = False
 
     def access(self) -> ApiAccess:
-        """As kubectl finds it: the option, KUBECONFIG, ~/.kube/config, a pod's own account. Raises Unavailable."""
+        """Find the cluster as kubectl does: option, KUBECONFIG, ~/.kube/config, the pod's own account. Raises Unavailable."""
         listed = os.environ.get("KUBECONFIG", "")
         home = default_kubeconfig_path(os.environ)
         if self.kubeconfig is not None:
@@ -299,69 +305,70 @@ class ApiServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     def ask(
         self, command: str, question: Callable[[KubeClient, AgentProxy, list[AgentEndpoint]], Awaitable[ResultT]]
     ) -> ResultT:
-        """What comes of it; whatever goes wrong with the cluster as a whole ends the program with a remedy and status 1."""
+        """Run `question` with a client and return its result; an Unavailable ends the program with its remedy and status 1."""
 
-        async def asked() -> ResultT:
+        async def run() -> ResultT:
             async with KubeClient(self.access(), f"kubectl-dioptase/{VERSION}", self.timeout_s) as client:
                 return await question(client, AgentProxy(client, self.account), await find_fleet(client, self.chosen))
 
         try:
-            return asyncio.run(asked())
+            return asyncio.run(run())
         except Unavailable as error:
-            # Agents' own words among them.
-            said = (f"dioptase kubectl {command}: {error.reason}", f"  remedy: {error.remedy}")
-            click.echo("\n".join(formats.printable(line) for line in said), err=True)
+            # The reason may contain text of agents.
+            lines = (f"dioptase kubectl {command}: {error.reason}", f"  remedy: {error.remedy}")
+            click.echo("\n".join(formats.printable(line) for line in lines), err=True)
             sys.exit(1)
 
 
 _OPTIONS = (
-    click.option("-n", "--namespace", help="Of the agents; all are looked in unless one is named."),
-    click.option("--context", help="Of the kubeconfig."),
-    click.option("--kubeconfig", type=click.Path(path_type=Path), help="Instead of KUBECONFIG and ~/.kube/config."),
+    click.option("-n", "--namespace", help="Namespace of the agents. Default: all."),
+    click.option("--context", help="Context of the kubeconfig."),
+    click.option("--kubeconfig", type=click.Path(path_type=Path), help="Replaces KUBECONFIG and ~/.kube/config."),
     click.option("-l", "--selector", help="Only nodes with these labels, in kubectl's syntax."),
     click.option("--node", "nodes", multiple=True, help="Only this node; may be given several times."),
-    click.option("--account", help=f"Whose token agents are shown that want one; {READER_ACCOUNT} unless set."),
+    click.option("--account", help=f"Account whose token is sent to agents that require one. Default: {READER_ACCOUNT}."),
     click.option(
-        "--request-timeout", "timeout_s", type=Seconds(min=0.1), help=f"Seconds for each agent; {DEFAULT_REQUEST_TIMEOUT_S:g} unless set."
+        "--request-timeout", "timeout_s", type=Seconds(min=0.1),
+        help=f"Seconds for each agent. Default: {DEFAULT_REQUEST_TIMEOUT_S:g}."
     ),
-    click.option("-o", "--output", type=click.Choice(["table", "json"]), help="table unless set."),
+    click.option("-o", "--output", type=click.Choice(["table", "json"]), help="Default: table."),
 )  # fmt: skip
 
 
 def api_server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """All of them on a command, or on the group before it: what is nearer to the end counts. The command gets a `door`."""
+    """Add the API-server options to a command or to its group; the command's win. The command gets them as `server`."""
 
     @functools.wraps(command)
-    def opened(*words: Any, **given: Any) -> None:
+    def with_options(*args: Any, **kwargs: Any) -> None:
         context = click.get_current_context()
-        before: dict[str, Any] = context.obj or {}
-        said = {name: given.pop(name) for name in OPTION_NAMES}
-        said = {name: said[name] or before.get(name) for name in OPTION_NAMES}
-        context.obj = said
-        command(*words, door=_parse_options(said), **given)
+        group_options: dict[str, Any] = context.obj or {}
+        options = {name: kwargs.pop(name) for name in OPTION_NAMES}
+        options = {name: options[name] or group_options.get(name) for name in OPTION_NAMES}
+        context.obj = options
+        command(*args, server=_parse_options(options), **kwargs)
 
     for option in reversed(_OPTIONS):
-        opened = option(opened)
-    return opened
+        with_options = option(with_options)
+    return with_options
 
 
 OPTION_NAMES = ("namespace", "context", "kubeconfig", "selector", "nodes", "account", "timeout_s", "output")
 
 
-def _parse_options(said: dict[str, Any]) -> ApiServerOptions:
+def _parse_options(options: dict[str, Any]) -> ApiServerOptions:
     return ApiServerOptions(
-        kubeconfig=said["kubeconfig"],
-        context=said["context"] or "",
+        kubeconfig=options["kubeconfig"],
+        context=options["context"] or "",
         chosen=AgentSelector(
-            namespace=said["namespace"] or "", labels=said["selector"] or "", nodes=tuple(said["nodes"] or ())
+            namespace=options["namespace"] or "", labels=options["selector"] or "", nodes=tuple(options["nodes"] or ())
         ),
-        account=said["account"] or READER_ACCOUNT,
-        timeout_s=said["timeout_s"] or DEFAULT_REQUEST_TIMEOUT_S,
-        as_json=said["output"] == "json",
+        account=options["account"] or READER_ACCOUNT,
+        timeout_s=options["timeout_s"] or DEFAULT_REQUEST_TIMEOUT_S,
+        as_json=options["output"] == "json",
     )
 
 
 def print_lines(lines: Sequence[str]) -> None:
-    """On standard output."""
+    """Print lines to standard output."""
     for line in lines:
         click.echo(line)

@@ -6,25 +6,24 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 from rich.table import Table
-from rich.text import Text
 
 from api.diagnostics import DoctorReport
 from cli import formats
 from cli.fleet.agent_endpoints import FleetPod, pod_problem
 from cli.fleet.api_server import AgentReply
-from cli.tables import format_node_names
+from cli.tables import check_table, format_node_names
 from exporters.page.health import HealthStatus
 
 
 class FleetFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing, good or not, and where it is so."""
+    """One result of a check, and the nodes that have it."""
 
     name: str
     ok: bool
     detail: str
     remedy: str = ""
     nodes: tuple[str, ...] = ()
-    """Empty of what is not about nodes."""
+    """Empty if the finding is not about nodes."""
 
 
 def fleet_findings(
@@ -33,7 +32,8 @@ def fleet_findings(
     controllers: Sequence[FleetPod],
     kinds: str,
 ) -> list[FleetFinding]:
-    """Everything, the cluster's first, then what is wrong on most nodes. `kinds` is why Katalyst's kinds are not there."""
+    """Return all findings: first the cluster's, then the nodes' with the most frequent problems first. `kinds` is why
+    Katalyst's kinds are not served, or ""."""
     return [
         _controller_finding(controllers),
         _crd_finding(kinds),
@@ -44,95 +44,92 @@ def fleet_findings(
 
 def _controller_finding(pods: Sequence[FleetPod]) -> FleetFinding:
     ready = sum(pod.ready for pod in pods)
-    said = f"{ready} of {len(pods)} ready" if pods else "none runs"
-    remedy = "kubectl logs of a pod that is not ready says why" if pods else "without it no configuration is rolled out"
+    detail = f"{ready} of {len(pods)} ready" if pods else "none runs"
+    remedy = (
+        "kubectl logs of a pod that is not ready shows why" if pods else "without it no configuration is rolled out"
+    )
     for pod in pods:
-        problem, look = pod_problem(pod)
+        problem, command = pod_problem(pod)
         if problem:
-            said, remedy = f"{said}; {pod.metadata.name}: {problem}", look
+            detail, remedy = f"{detail}; {pod.metadata.name}: {problem}", command
             break
     return FleetFinding(
-        name="controller", ok=ready > 0, detail=said, remedy="" if ready and ready == len(pods) else remedy
+        name="controller", ok=ready > 0, detail=detail, remedy="" if ready and ready == len(pods) else remedy
     )
 
 
-def _crd_finding(why: str) -> FleetFinding:
+def _crd_finding(reason: str) -> FleetFinding:
     return FleetFinding(
-        name="custom resources", ok=not why, detail=why or "CustomNodeResource is served",
-        remedy="apply deploy/crds" if why else "",
+        name="custom resources", ok=not reason, detail=reason or "CustomNodeResource is served",
+        remedy="apply deploy/crds" if reason else "",
     )  # fmt: skip
 
 
-def _version_findings(found: Sequence[AgentReply[DoctorReport]]) -> list[FleetFinding]:
+def _version_findings(reports: Sequence[AgentReply[DoctorReport]]) -> list[FleetFinding]:
     by_version: dict[str, list[str]] = {}
-    for told in found:
-        if told.answer is not None:
-            by_version.setdefault(told.answer.version, []).append(told.member.node)
-    remedy = "an upgrade is under way, or was left half done" if len(by_version) > 1 else ""
+    for reply in reports:
+        if reply.answer is not None:
+            by_version.setdefault(reply.answer.version, []).append(reply.member.node)
+    remedy = "an upgrade is in progress, or was not completed" if len(by_version) > 1 else ""
     return [
         FleetFinding(name="version", ok=True, detail=version, remedy=remedy, nodes=tuple(nodes))
-        for version, nodes in sorted(by_version.items(), key=lambda one: -len(one[1]))
+        for version, nodes in sorted(by_version.items(), key=lambda item: -len(item[1]))
     ]
 
 
 def _node_findings(
-    health: Sequence[AgentReply[HealthStatus]], found: Sequence[AgentReply[DoctorReport]]
+    health: Sequence[AgentReply[HealthStatus]], reports: Sequence[AgentReply[DoctorReport]]
 ) -> list[FleetFinding]:
-    having: dict[tuple[str, bool, str, str], list[str]] = {}
+    nodes_by_finding: dict[tuple[str, bool, str, str], list[str]] = {}
 
     def add(node: str, name: str, problem: str, remedy: str, *, ok: bool = False) -> None:
-        nodes = having.setdefault((name, ok, problem, remedy), [])
+        nodes = nodes_by_finding.setdefault((name, ok, problem, remedy), [])
         if node not in nodes:
             nodes.append(node)
 
-    for told in health:
-        node = told.member.node
-        if told.answer is None:
-            add(node, "agent", told.problem, told.remedy)
+    for reply in health:
+        node = reply.member.node
+        if reply.answer is None:
+            add(node, "agent", reply.problem, reply.remedy)
             continue
         add(node, "agent", "answers", "", ok=True)
-        for failed in told.answer.failed:
+        for failed in reply.answer.failed:
             add(node, f"source {failed.source}", failed.error, failed.remedy)
-        if told.member.restarts:
-            add(node, "restarts", "the agent's pod was restarted", "kubectl logs --previous says why", ok=True)
-    answered = {told.member.node for told in health if told.answer is not None}
-    for each in found:
-        if each.answer is None and each.member.node in answered:
-            add(each.member.node, "node", f"not looked at: {each.problem}", each.remedy)
-        for check in each.answer.checks if each.answer is not None else ():
-            # What every node has is no news, and what makes it better is told where it is missing.
+        if reply.member.restarts:
+            add(node, "restarts", "the agent's pod was restarted", "kubectl logs --previous shows why", ok=True)
+    answered = {reply.member.node for reply in health if reply.answer is not None}
+    for report in reports:
+        if report.answer is None and report.member.node in answered:
+            add(report.member.node, "node", f"not checked: {report.problem}", report.remedy)
+        for check in report.answer.checks if report.answer is not None else ():
+            # Results that are the same on every node are of interest only if they have a remedy.
             if not check.ok or check.remedy:
-                add(each.member.node, check.name, check.detail, check.remedy, ok=check.ok)
+                add(report.member.node, check.name, check.detail, check.remedy, ok=check.ok)
     rows = [
         FleetFinding(name=name, ok=ok, detail=detail, remedy=remedy, nodes=tuple(nodes))
-        for (name, ok, detail, remedy), nodes in having.items()
+        for (name, ok, detail, remedy), nodes in nodes_by_finding.items()
     ]
     return sorted(rows, key=lambda row: (row.ok, -len(row.nodes), row.name))
 
 
 def findings_table(rows: Sequence[FleetFinding], nodes: int) -> Table:
-    """For people; the sentence with the sum is `summary`."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", "what", "nodes", "found", "remedy"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        mark = Text("no", "bold red") if not row.ok else Text("-", "dim") if row.remedy else Text("ok", "green")
-        where = format_node_names([formats.printable(node) for node in row.nodes], nodes)
-        told = (row.name, where, row.detail, row.remedy)
-        table.add_row(mark, *(Text(formats.printable(cell)) for cell in told))
-    return table
+    """Return the findings as a table."""
+    cells = [(row.ok, (row.name, format_node_names(row.nodes, nodes), row.detail, row.remedy)) for row in rows]
+    return check_table(
+        ("what", "nodes", "found", "remedy"), [(ok, [formats.printable(text) for text in texts]) for ok, texts in cells]
+    )
 
 
 def findings_summary(rows: Sequence[FleetFinding], nodes: int) -> str:
-    """How many nodes have nothing wrong."""
-    unwell = _nodes_of(row for row in rows if not row.ok)
+    """Return how many nodes lack something required."""
+    affected = _nodes_of(row for row in rows if not row.ok)
     cluster = sum(not row.ok and not row.nodes for row in rows)
-    said = (
-        f"{len(unwell)} of {nodes} nodes lack something that is needed"
-        if unwell
+    text = (
+        f"{len(affected)} of {nodes} nodes lack something that is needed"
+        if affected
         else f"nodes: {nodes}; nothing that is needed is missing"
     )
-    return f"{said}; {cluster} of the cluster's own parts" if cluster else said
+    return f"{text}; {cluster} of the cluster's own parts" if cluster else text
 
 
 def _nodes_of(rows: Iterable[FleetFinding]) -> set[str]:

@@ -14,51 +14,50 @@ from api.quantity import parse_quantity
 from cli import formats
 from cli.fleet.api_server import AgentReply
 from cli.tables import TableHeading, format_table
+from cli.top.charts import is_online, is_reclaimed
 from exporters.view.cycle_view import ContainerView, View
 
 MAX_NAMES_PER_PROBLEM = 3
-"""Of one kind of trouble in a row."""
-RECLAIMED_QOS = "reclaimed_cores"
-ONLINE_QOS = ("shared_cores", "dedicated_cores")
+"""Maximum number of names of one kind of problem in a row."""
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One node; what is None is not known. Units: cores, microseconds, ratios."""
+    """One node; None stands for unknown. Units: cores, microseconds, ratios."""
 
     node: str
     pod: str = ""
     problem: str = ""
-    """Why nothing is known,"""
+    """Why the node's data is missing."""
     remedy: str = ""
-    """and what helps."""
+    """What to do about the problem."""
     cpus: int | None = None
     allocatable_cores: float | None = None
-    """What the kubelet gives to pods."""
+    """Allocatable CPU that the kubelet reports."""
     busy_cores: float | None = None
     reclaimable_cores: float | None = msgspec.field(default=None, name="lent_cores")
     used_cores: float | None = None
-    """By reclaimed pods."""
+    """CPU used by reclaimed pods."""
     advertised_cores: float | None = None
-    """Promised to reclaimed pods in all."""
+    """Headroom that the node reports for all reclaimed pods together."""
     harm_ms: float | None = None
     """Milliseconds a second that online tasks waited while reclaimed pods had the CPU."""
     wait_p99_us: float | None = None
-    """Of the online container that waits longest,"""
+    """The highest p99 run-queue latency of the node's online containers."""
     wait_pod: str = ""
-    """and whose it is."""
+    """Pod with the highest p99 run-queue latency."""
     pools: dict[str, int] = {}
-    """CPUs of each pool; pools may overlap."""
+    """Number of CPUs per pool; pools may overlap."""
     act: str = ""
     action: str = ""
     reason: str = ""
     conditions: tuple[str, ...] = ()
-    """What the node is short of, as its taints say,"""
+    """Conditions of the eviction plugins, which the node's taints repeat."""
     terminating: tuple[str, ...] = msgspec.field(default=(), name="leaving")
-    """the pods that were asked to leave for it and are still here,"""
+    """Pods that were evicted and still run."""
     held: dict[str, str] = {}
-    """and those that have to and stay for now, with why."""
+    """Pods whose eviction is blocked, with the reason."""
     failed: tuple[str, ...] = ()
-    """Sources that gave nothing."""
+    """Sources that failed."""
 
 
 class PodRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,14 +77,14 @@ class PodRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def node_row(reply: AgentReply[View]) -> NodeRow:
-    """One node's, whether it answered or not."""
+    """Return the row of a node, also of one that did not answer."""
     member, view = reply.member, reply.answer
     allocatable = _parse_cores(member.allocatable_cpu)
     if view is None:
         return NodeRow(
             node=member.node, pod=member.pod, problem=reply.problem, remedy=reply.remedy, allocatable_cores=allocatable
         )
-    waits = [(c.wait.p99_us, c.pod) for c in view.containers if _is_online(c) and c.wait and c.wait.p99_us is not None]
+    waits = [(c.wait.p99_us, c.pod) for c in view.containers if is_online(c) and c.wait and c.wait.p99_us is not None]
     worst = max(waits, default=(None, ""))
     advertised, evictions = view.reported_headroom or view.headroom, view.evictions
     return NodeRow(
@@ -112,7 +111,7 @@ def node_row(reply: AgentReply[View]) -> NodeRow:
 
 
 def pod_rows(reply: AgentReply[View], names: Sequence[str] = ()) -> list[PodRow]:
-    """The managed pods of one node, or those of these names."""
+    """Return the managed pods of one node, or only those of these names."""
     view = reply.answer
     if view is None:
         return []
@@ -136,13 +135,15 @@ def pod_rows(reply: AgentReply[View], names: Sequence[str] = ()) -> list[PodRow]
 
 
 def interference_ms(container: ContainerView, view: View) -> float | None:
-    """Milliseconds a second that an online container's tasks waited for a CPU that reclaimed pods had; None of others, and
-    where nobody knows who had it. Of many culprits only the worst are told apart."""
-    if not _is_online(container) or container.blame is None:
+    """Milliseconds a second that an online container's tasks waited for a CPU held by reclaimed pods. None for other
+    containers, and without blame data. The view lists only the worst aggressors; others do not count."""
+    if not is_online(container) or container.blame is None:
         return None
-    batch = [c.cgroup for c in view.containers if c.qos == RECLAIMED_QOS]
+    batch = [c.cgroup for c in view.containers if is_reclaimed(c)]
     return sum(
-        ms for culprit, ms in container.blame.culprits if any((culprit + "/").startswith(path + "/") for path in batch)
+        ms
+        for aggressor, ms in container.blame.culprits
+        if any((aggressor + "/").startswith(path + "/") for path in batch)
     )
 
 
@@ -153,7 +154,7 @@ NODE_SORTS: dict[str, Callable[[NodeRow], tuple[Any, ...]]] = {
     "wait": lambda row: (-(row.wait_p99_us or 0), row.node),
     "harm": lambda row: (-(row.harm_ms or 0), row.node),
 }
-"""The largest first; what is not known counts as nothing."""
+"""Sort keys: largest first; unknown counts as 0."""
 POD_SORTS: dict[str, Callable[[PodRow], tuple[Any, ...]]] = {
     "name": lambda row: (row.node, row.pod, row.container),
     "cpu": lambda row: (-(row.cpu_cores or 0), row.node, row.pod),
@@ -164,8 +165,8 @@ POD_SORTS: dict[str, Callable[[PodRow], tuple[Any, ...]]] = {
 
 
 def node_table(rows: Sequence[NodeRow]) -> list[str]:
-    """The table of nodes; their sum where there are several."""
-    right = "cpus alloc busy lent used promised harm wait".upper().split()
+    """Return the table of nodes, with a total line for several nodes."""
+    right = "cpus alloc busy lent used headroom harm wait".upper().split()
     heads = [
         TableHeading("NODE"),
         *(TableHeading(head, right=True) for head in right),
@@ -192,19 +193,19 @@ def _node_cells(row: NodeRow) -> list[str]:
 
 
 def node_status(row: NodeRow) -> str:
-    """What the agent does, or why it cannot be asked."""
+    """Describe what the agent does, or why it cannot be reached."""
     if row.problem:
         return f"✕ {formats.printable(row.problem)}"
-    held = sorted(f"{pod} ({why})" for pod, why in row.held.items())
-    troubles = (
+    held = sorted(f"{pod} ({reason})" for pod, reason in row.held.items())
+    problems = (
         (row.conditions, ""),
-        (row.terminating, "leaving: "),
-        (held, "has to leave: "),
+        (row.terminating, "terminating: "),
+        (held, "eviction blocked: "),
         (row.failed, "without "),
     )
-    said = [f"✕ {label}{formats.printable(_first_names(names))}" for names, label in troubles if names]
+    texts = [f"✕ {label}{formats.printable(_first_names(names))}" for names, label in problems if names]
     return formats.join(
-        [formats.join([formats.printable(row.act), formats.printable(row.action) or "no advice"], ", "), *said]
+        [formats.join([formats.printable(row.act), formats.printable(row.action) or "no advice"], ", "), *texts]
     )
 
 
@@ -218,7 +219,7 @@ def _first_names(names: Sequence[str]) -> str:
 
 
 def _total_cells(rows: Sequence[NodeRow]) -> list[str]:
-    silent = sum(bool(row.problem) for row in rows)
+    unknown = sum(bool(row.problem) for row in rows)
     sums = [_sum_known(values) for values in zip(
         *((row.busy_cores, row.reclaimable_cores, row.used_cores, row.advertised_cores) for row in rows), strict=True
     )]  # fmt: skip
@@ -231,12 +232,12 @@ def _total_cells(rows: Sequence[NodeRow]) -> list[str]:
         _ms_per_s(_sum_known(row.harm_ms for row in rows)),
         formats.duration(max(waits, default=None)),
         "",
-        f"✕ {silent} not known" if silent else "all known",
+        f"✕ {unknown} unknown" if unknown else "all answered",
     ]
 
 
 def pod_table(rows: Sequence[PodRow]) -> list[str]:
-    """The table of pods."""
+    """Return the table of pods."""
     left, right = (
         ("NODE", "POD", "CONTAINER", "QOS"),
         ("CPU", "THROTTLED", "WAIT P50", "P99", "LATENCY", "HARM", "MEMORY"),
@@ -261,12 +262,8 @@ def pod_table(rows: Sequence[PodRow]) -> list[str]:
 
 
 def pools_text(pools: dict[str, int]) -> str:
-    """`reclaim 4, share 6`."""
+    """Format pool sizes: `reclaim 4, share 6`."""
     return ", ".join(f"{formats.printable(name)} {cpus}" for name, cpus in sorted(pools.items())) or formats.ABSENT
-
-
-def _is_online(container: ContainerView) -> bool:
-    return container.qos in ONLINE_QOS
 
 
 def _ms_per_s(value: float | None) -> str:
@@ -274,9 +271,9 @@ def _ms_per_s(value: float | None) -> str:
 
 
 def _sum_known(values: Iterable[float | None]) -> float | None:
-    """Of those that are known; None where none is."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    """Sum the values that are known; None if there are none."""
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if numbers else None
 
 
 def _cpu_count(cpus: str) -> int:

@@ -22,87 +22,87 @@ from kube.errors import ApiUnreachable
 
 HOST = "127.0.0.1"
 LOOKUP_INTERVAL_S = 5.0
-"""From one look for the agent's next pod to the next."""
+"""Minimum time between two lookups of the agent's next pod."""
 EndpointLookup = Callable[[], Awaitable[AgentEndpoint]]
-"""Looks up who answers for the node now. Raises Unavailable."""
-SERVED_PATHS = re.compile(r"/|/metrics|/healthz|/readyz|/api/v1/[a-z]+|/static/[a-z]+\.(?:js|css|svg)")
+"""Looks up the agent that serves the node now. Raises Unavailable."""
+SERVED_PATHS = re.compile(r"/|/metrics|/healthz|/readyz|/api/v1/[a-z]+|/static/[a-z_]+\.(?:js|css|svg)")
 PROXY_LINKS = re.compile(rb'"/api/v1/namespaces/[^/"]+/pods/[^/"]+/proxy/')
-"""The API server's proxy writes itself before every link of a document that it passes on (apimachinery, pkg/util/proxy)."""
+"""The API server's proxy prefixes every link of a document with its own path (apimachinery, pkg/util/proxy)."""
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-"""As agents have them."""
+"""The same headers as agents send."""
 
 
 class PageProxy:
-    """One agent, as a browser here sees it."""
+    """Serves one agent's page to browsers on this machine."""
 
     def __init__(
         self,
-        asker: AgentProxy,
+        proxy: AgentProxy,
         member: AgentEndpoint,
         find: EndpointLookup,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._asker, self._member, self._find, self._clock = asker, member, find, clock
-        self._turn = asyncio.Lock()
-        """An agent reviews one token of an address at a time and refuses the others, where a browser asks for six things at
-        once. None of them is a stream, so that each is answered soon."""
-        self._looked_s = float("-inf")
+        self._proxy, self._member, self._find, self._clock = proxy, member, find, clock
+        self._request_lock = asyncio.Lock()
+        """An agent reviews one token of an address at a time and refuses others, while a browser sends six requests at once. No
+        response is a stream, so each request waits only briefly."""
+        self._looked_up_at_s = float("-inf")
 
     async def check(self) -> None:
-        """Raises Unavailable where there is nothing to look at."""
+        """Raises Unavailable if the agent's page cannot be reached."""
         if self._member.problem:
-            raise Unavailable(self._member.problem, self._member.remedy or "kubectl dioptase doctor tells more")
+            raise Unavailable(self._member.problem, self._member.remedy or "kubectl dioptase doctor lists the causes")
         raw = await self._raw("/")
         if raw.status != HTTPStatus.OK:
             raise Unavailable(*refusal_reason(self._member, raw))
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """GET and HEAD of what agents serve, asked for by a name of this machine's loopback."""
+        """Answer GET and HEAD requests for the agent's paths, if the Host header is a loopback name."""
         if request.method not in ("GET", "HEAD"):
             return _error_response(HTTPStatus.METHOD_NOT_ALLOWED, f"{request.method} is not served", "use GET")
         if not is_loopback_host(request.headers.get("Host", "")):
             return _error_response(HTTPStatus.FORBIDDEN, "Host is not a name of this machine's loopback", f"use {HOST}")
-        # As it was sent: what is escaped in it is in no path of an agent's.
-        path, mark, query = request.raw_path.partition("?")
+        # The raw path: escaped characters occur in no path of an agent.
+        path, separator, query = request.raw_path.partition("?")
         if SERVED_PATHS.fullmatch(path) is None:
             return _error_response(HTTPStatus.NOT_FOUND, "this is not served", "see /")
-        return await self._asked(path + mark + query)
+        return await self._proxy_response(path + separator + query)
 
     async def _raw(self, path: str) -> RawResponse:
         try:
-            async with self._turn:
-                raw = await self._asker.raw(self._member, path)
-                if _is_missing_pod(raw) and await self._replaced():
-                    raw = await self._asker.raw(self._member, path)
+            async with self._request_lock:
+                raw = await self._proxy.request_raw(self._member, path)
+                if _is_missing_pod(raw) and await self._find_replacement():
+                    raw = await self._proxy.request_raw(self._member, path)
         except ApiUnreachable as error:
             raise Unavailable(*no_answer_reason(error)) from error
         if _is_missing_pod(raw):
             raise Unavailable(
-                f"its agent {self._member.pod} has just gone",
-                "wait, this page finds the next one by itself: kubectl get pods -o wide says when it is there",
+                f"its agent {self._member.pod} was just deleted",
+                "wait until the next one runs (kubectl get pods -o wide); this page finds it by itself",
             )
         return raw
 
-    async def _replaced(self) -> bool:
-        """Whether another pod answers for the node now, as after a roll-out. Not looked up at every question of a page: that
-        lists the cluster's nodes. Raises Unavailable."""
+    async def _find_replacement(self) -> bool:
+        """Look up the node's agent again; return whether the pod has changed, as after a roll-out. At most once per interval,
+        because a lookup lists the cluster's nodes. Raises Unavailable."""
         now_s = self._clock()
-        if now_s - self._looked_s < LOOKUP_INTERVAL_S:
+        if now_s - self._looked_up_at_s < LOOKUP_INTERVAL_S:
             return False
-        self._looked_s = now_s
-        found = await self._find()
-        if found.problem:
-            # Where it was is kept: a node whose agent is just made has one soon.
-            raise Unavailable(found.problem, found.remedy or "wait, this page finds the next one by itself")
-        before, self._member = self._member, found
-        return found.path != before.path
+        self._looked_up_at_s = now_s
+        endpoint = await self._find()
+        if endpoint.problem:
+            # The previous endpoint stays: a node whose agent is being replaced has a new one soon.
+            raise Unavailable(endpoint.problem, endpoint.remedy or "wait, this page finds the next one by itself")
+        previous, self._member = self._member, endpoint
+        return endpoint.path != previous.path
 
-    async def _asked(self, path: str) -> web.Response:
+    async def _proxy_response(self, path: str) -> web.Response:
         try:
             raw = await self._raw(path)
         except Unavailable as error:
@@ -115,9 +115,9 @@ class PageProxy:
 
 
 async def serve_page(page: PageProxy, ready: Callable[[str], None]) -> None:
-    """Until cancelled; `ready` is told the URL. Raises Unavailable."""
+    """Serve the page until cancelled; calls `ready` with the URL. Raises Unavailable."""
     await page.check()
-    # Who has left does not wait for a turn.
+    # Handlers are cancelled when the browser disconnects, so that its requests do not hold the lock.
     runner = web.ServerRunner(web.Server(page.handle, access_log=None, handler_cancellation=True))
     await runner.setup()
     try:
@@ -129,11 +129,11 @@ async def serve_page(page: PageProxy, ready: Callable[[str], None]) -> None:
 
 
 def _is_missing_pod(raw: RawResponse) -> bool:
-    """Whether the API server knows no such pod."""
+    """Whether the API server reports that the pod does not exist."""
     return raw.status == HTTPStatus.NOT_FOUND and is_from_api_server(raw)
 
 
 def _error_response(status: HTTPStatus, error: str, remedy: str) -> web.Response:
-    """As agents tell theirs, which the page shows."""
+    """Return an error in the format of agents, which the page displays."""
     body = msgspec.json.encode({"error": error, "remedy": remedy})
     return web.Response(status=status, body=body, headers={**SECURITY_HEADERS, "Content-Type": "application/json"})

@@ -13,11 +13,11 @@ from cli.fleet.api_server import AgentReply
 from cli.tables import format_node_names
 
 SettingOrigin = tuple[str, str, str, str]
-"""Kind, object, content and field."""
+"""Kind, object name, content hash and field of the source of a setting."""
 
 
 class FleetSettingValue(msgspec.Struct, frozen=True, kw_only=True):
-    """One value of a setting, where it came from, and the nodes that have it."""
+    """One value of a setting, its source, and the nodes that have it."""
 
     value: str
     source: str
@@ -25,121 +25,133 @@ class FleetSettingValue(msgspec.Struct, frozen=True, kw_only=True):
     hash: str
     field: str
     since_wall_ns: int | None
-    """Of the first of these nodes."""
+    """Time since the first of these nodes has the value, in nanoseconds since the epoch."""
     nodes: tuple[str, ...]
 
 
 class SettingComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting of all nodes."""
+    """One setting on all nodes."""
 
     name: str
     differs: bool
-    """Whether its value is not the same on all of them; it may come from different places."""
+    """Whether nodes have different values, or some lack the setting; sources may differ in any case."""
     values: tuple[FleetSettingValue, ...]
 
 
 class FleetAppliedObject(msgspec.Struct, frozen=True, kw_only=True):
-    """One object as one content that nodes were told, and how it is taken there."""
+    """One configuration object with one content, as a group of nodes applies it."""
 
     object: AppliedConfigObject
     nodes: tuple[str, ...]
 
 
 class UnreachableNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of which nothing is known, or that hears nothing new from the cluster."""
+    """A node that did not answer, or that receives no changes from the cluster."""
 
     node: str
     problem: str
 
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a cluster's nodes."""
+    """Settings of all nodes of a cluster."""
 
     settings: tuple[SettingComparison, ...]
     objects: tuple[FleetAppliedObject, ...]
     silent: tuple[UnreachableNode, ...]
     nodes: tuple[str, ...]
-    """Those that answered."""
+    """Nodes that answered."""
 
 
 def compare_settings(
     replies: Sequence[AgentReply[EffectiveConfiguration]], names: Sequence[str] = (), *, differing: bool = False
 ) -> FleetSettings:
-    """The settings below these names, or all; only those that differ, where that is asked for."""
-    answers = [(one.member.node, one.answer) for one in replies if one.answer is not None]
+    """Group the nodes by the value of each setting below these names, or of all settings; optionally only differing ones."""
+    answers = [(reply.member.node, reply.answer) for reply in replies if reply.answer is not None]
     by_name: dict[str, list[tuple[str, EffectiveSetting]]] = {}
     for node, answer in answers:
         for setting in answer.settings:
             if not names or any(is_below(setting.name, name) for name in names):
                 by_name.setdefault(setting.name, []).append((node, setting))
-    found = [_compare_setting(name, seen, len(answers)) for name, seen in by_name.items()]
+    comparisons = [_compare_setting(name, values, len(answers)) for name, values in by_name.items()]
     return FleetSettings(
-        settings=tuple(one for one in found if one.differs or not differing),
+        settings=tuple(comparison for comparison in comparisons if comparison.differs or not differing),
         objects=() if names else _applied_objects(answers),
         silent=tuple(
-            UnreachableNode(node=one.member.node, problem=problem) for one in replies if (problem := _node_problem(one))
+            UnreachableNode(node=reply.member.node, problem=problem)
+            for reply in replies
+            if (problem := _node_problem(reply))
         ),
         nodes=tuple(node for node, _ in answers),
     )
 
 
-def _node_problem(told: AgentReply[EffectiveConfiguration]) -> str:
-    if told.answer is None:
-        return told.problem
-    return f"nothing new is heard: {told.answer.problem}" if told.answer.problem else ""
+def _node_problem(reply: AgentReply[EffectiveConfiguration]) -> str:
+    if reply.answer is None:
+        return reply.problem
+    return f"no changes are received: {reply.answer.problem}" if reply.answer.problem else ""
 
 
-def _compare_setting(name: str, seen: Sequence[tuple[str, EffectiveSetting]], nodes: int) -> SettingComparison:
+def _compare_setting(name: str, settings: Sequence[tuple[str, EffectiveSetting]], nodes: int) -> SettingComparison:
     groups: dict[tuple[str, SettingOrigin], list[tuple[str, EffectiveSetting]]] = {}
-    for node, one in seen:
-        groups.setdefault((one.value, (one.source, one.object, one.hash, one.field)), []).append((node, one))
+    for node, setting in settings:
+        groups.setdefault((setting.value, (setting.source, setting.object, setting.hash, setting.field)), []).append(
+            (node, setting)
+        )
     values = [
         FleetSettingValue(
             value=value, source=origin[0], object=origin[1], hash=origin[2], field=origin[3],
-            since_wall_ns=having[0][1].since_wall_ns, nodes=tuple(node for node, _ in having),
+            since_wall_ns=members[0][1].since_wall_ns, nodes=tuple(node for node, _ in members),
         )
-        for (value, origin), having in sorted(groups.items(), key=lambda group: -len(group[1]))
+        for (value, origin), members in sorted(groups.items(), key=lambda group: -len(group[1]))
     ]  # fmt: skip
-    # An agent of another version may not have a setting at all.
+    # An agent of another version may lack a setting.
     return SettingComparison(
-        name=name, differs=len({one.value for one in values}) > 1 or len(seen) < nodes, values=tuple(values)
+        name=name, differs=len({value.value for value in values}) > 1 or len(settings) < nodes, values=tuple(values)
     )
 
 
 def _applied_objects(answers: Sequence[tuple[str, EffectiveConfiguration]]) -> tuple[FleetAppliedObject, ...]:
     groups: dict[tuple[str, ...], list[tuple[str, AppliedConfigObject]]] = {}
     for node, answer in answers:
-        for one in answer.objects:
-            groups.setdefault((one.kind, one.object, one.hash, one.problem, *one.unused), []).append((node, one))
+        for applied in answer.objects:
+            groups.setdefault(
+                (applied.kind, applied.object, applied.hash, applied.problem, *applied.unused), []
+            ).append((node, applied))
     return tuple(
-        FleetAppliedObject(object=_latest_applied([one for _, one in having]), nodes=tuple(node for node, _ in having))
-        for _, having in sorted(groups.items())
+        FleetAppliedObject(
+            object=_latest_applied([applied for _, applied in members]), nodes=tuple(node for node, _ in members)
+        )
+        for _, members in sorted(groups.items())
     )
 
 
-def _latest_applied(same: Sequence[AppliedConfigObject]) -> AppliedConfigObject:
-    """The object since all of them have obeyed it."""
-    return max(same, key=lambda one: one.since_wall_ns or 0)
+def _latest_applied(objects: Sequence[AppliedConfigObject]) -> AppliedConfigObject:
+    """Return the object with the latest time: since then all of these nodes apply it."""
+    return max(objects, key=lambda applied: applied.since_wall_ns or 0)
 
 
 def settings_lines(fleet: FleetSettings, now_ns: int, *, differing: bool = False) -> Iterator[str]:
-    """For people."""
-    width = max((len(one.name) for one in fleet.settings), default=0)
-    of = len(fleet.nodes)
-    if differing and of and not fleet.settings:
-        yield f"no setting differs: {of} {'node has' if of == 1 else 'nodes have'} answered"
-    for one in fleet.settings:
-        if len(one.values) == 1 and not one.differs:
-            yield f"{one.name.ljust(width)}  {formats.printable(one.values[0].value)}  {_source_text(one.name, one.values[0], now_ns)}"
+    """Yield the settings as text."""
+    width = max((len(comparison.name) for comparison in fleet.settings), default=0)
+    count = len(fleet.nodes)
+    if differing and count and not fleet.settings:
+        yield f"no setting differs: {count} {'node' if count == 1 else 'nodes'} answered"
+    for comparison in fleet.settings:
+        if len(comparison.values) == 1 and not comparison.differs:
+            value = comparison.values[0]
+            source = _source_text(comparison.name, value, now_ns)
+            yield f"{comparison.name.ljust(width)}  {formats.printable(value.value)}  {source}"
             continue
-        yield f"{one.name.ljust(width)}  {'differs' if one.differs else 'the same, of different origin'}:"
-        for value in one.values:
-            nodes = format_node_names([formats.printable(node) for node in value.nodes], of)
-            yield f"  {formats.printable(value.value)}  {_source_text(one.name, value, now_ns)}  on {nodes}"
-    for obeyed in fleet.objects:
-        for i, line in enumerate(config_object_text(obeyed.object, now_ns)):
+        yield f"{comparison.name.ljust(width)}  {'differs' if comparison.differs else 'the same from different sources'}:"
+        for value in comparison.values:
+            nodes = format_node_names([formats.printable(node) for node in value.nodes], count)
+            yield f"  {formats.printable(value.value)}  {_source_text(comparison.name, value, now_ns)}  on {nodes}"
+    for applied in fleet.objects:
+        for i, line in enumerate(config_object_text(applied.object, now_ns)):
             yield (
-                line if i else f"{line}  on {format_node_names([formats.printable(node) for node in obeyed.nodes], of)}"
+                line
+                if i
+                else f"{line}  on {format_node_names([formats.printable(node) for node in applied.nodes], count)}"
             )
     for silent in fleet.silent:
         yield f"✕ {formats.printable(silent.node)}: {formats.printable(silent.problem)}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import click
 from rich.console import Console, Group
@@ -38,6 +38,7 @@ from probes.runqlat import RunqLatencyProbe
 
 ROOT_CGROUP_ID = 1
 T = TypeVar("T")
+ReadingT = TypeVar("ReadingT")
 
 
 class LiveDisplay(Generic[T]):
@@ -59,22 +60,22 @@ class LiveDisplay(Generic[T]):
 
 
 def cgroup_paths() -> dict[int, str]:
-    """Path of every cgroup by its inode; empty where no hierarchy is mounted."""
+    """Return the path of every cgroup by its inode; empty if no hierarchy is mounted."""
     try:
         root = detect_hierarchy(Path("/proc")).primary
     except (Unavailable, OSError):
         return {}
-    found: dict[int, str] = {}
+    paths: dict[int, str] = {}
     for directory, _, _ in os.walk(root):
         try:
-            found[Path(directory).stat().st_ino] = directory[len(str(root)) :] or "/"
+            paths[Path(directory).stat().st_ino] = directory[len(str(root)) :] or "/"
         except FileNotFoundError:
             continue
-    return found
+    return paths
 
 
 def validate_cgroup_prefix(_context: click.Context, _parameter: click.Parameter, prefix: str) -> str:
-    """Callback of --cgroup: a prefix that no cgroup can have is refused; one that none has now may get one later."""
+    """Callback of --cgroup: reject a prefix that no cgroup can have; warn about one that no cgroup has now."""
     if not prefix.startswith(("/", "id ")):
         raise click.BadParameter(f"no cgroup begins with {prefix!r}: paths begin with /, such as /{prefix}")
     paths = cgroup_paths().values()
@@ -84,85 +85,132 @@ def validate_cgroup_prefix(_context: click.Context, _parameter: click.Parameter,
 
 
 def is_complete(paths: Mapping[int, str]) -> bool:
-    """Whether these are all cgroups. In a container the mount may show a part of the hierarchy, whose top is not its root;
-    a probe must keep counting for the rest, which this list lacks although it lives."""
+    """Whether these are all cgroups. In a container the mount may show only a part of the hierarchy, whose top is not the root
+    cgroup; a probe must then keep the counters of cgroups that are missing in this list but exist."""
     return ROOT_CGROUP_ID in paths
 
 
 def cgroup_name(number: int, paths: dict[int, str]) -> str:
-    """Path of a cgroup, or `id N` where it was gone before it could be looked up or is outside this mount."""
+    """Return the path of a cgroup, or `id N` if it was removed before the lookup or is outside this mount."""
     return paths.get(number, "/" if number == ROOT_CGROUP_ID else f"id {number}")
 
 
 def device_name(number: str, sys_root: Path = Path("/sys")) -> str:
-    """What the kernel calls a disk, `vda` for `254:0`; the number itself of one that is gone."""
+    """Return the kernel's name of a disk, `vda` for `254:0`; the number itself if the disk is gone."""
     try:
         return (sys_root / "dev/block" / number).readlink().name
     except OSError:
         return number
 
 
-def probe_command(
-    row: ProbeEntry, show_as: Callable[[DisplayedInterval, int | None], Group] = render_interval
-) -> click.Command:
-    """The command object of one probe; `show_as` draws an interval in as many lines as there are."""
-
-    @click.command(row.name, help=f"{row.about[0].upper()}{row.about[1:]}.")
-    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per interval.")
-    @click.option("--interval", type=Seconds(min=0.05), default=1.0, show_default=True, help="Seconds per table.")
-    @click.option(
-        "--duration", "duration_s", type=Seconds(min=0), help="End after so many seconds; default: at Ctrl-C."
-    )
-    @click.option(
+_OPTIONS = (
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object per interval."),
+    click.option("--interval", type=Seconds(min=0.05), default=1.0, show_default=True, help="Seconds per interval."),
+    click.option(
+        "--duration", "duration_s", type=Seconds(min=0), help="End after this many seconds; default: at Ctrl-C."
+    ),
+    click.option(
         "--cgroup", "prefix", default="/", show_default=True, callback=validate_cgroup_prefix,
         help="Only cgroups whose path begins with this.",
-    )  # fmt: skip
+    ),
+)  # fmt: skip
+
+
+def probe_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that all probe commands have."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def probe_command(
+    row: ProbeEntry, render: Callable[[DisplayedInterval, int | None], Group] = render_interval
+) -> click.Command:
+    """Return the command of one probe; `render` draws an interval in at most a number of lines."""
+
+    @click.command(row.name, help=f"{row.about[0].upper()}{row.about[1:]}.")
+    @probe_options
     def run(*, as_json: bool, interval: float, duration_s: float | None, prefix: str) -> None:
-        try:
-            probe = row.open()
-        except Unavailable as error:
-            raise click.ClickException(f"{error.reason}\nWhat to do: {error.remedy}") from error
-        with ExitStack() as stack:
-            stack.callback(probe.close)
-            show = _print_interval_json if as_json else stack.enter_context(LiveDisplay(show_as))
-            try:
-                for shown in read_probe_intervals(probe, interval, duration_s, prefix):
-                    show(shown)
-            except KeyboardInterrupt:
-                return
+        with closing(open_or_exit(row.open)) as probe:
+            intervals = read_probe_intervals(probe, interval, duration_s, prefix)
+            show_intervals(intervals, render, (lambda shown: shown.interval) if as_json else None)
 
     return run
+
+
+def open_or_exit(opener: Callable[[], T]) -> T:
+    """Open a probe; an Unavailable becomes a ClickException with the remedy."""
+    try:
+        return opener()
+    except Unavailable as error:
+        raise click.ClickException(f"{error.reason}\nWhat to do: {error.remedy}") from error
+
+
+def show_intervals(
+    intervals: Iterable[T], render: Callable[[T, int | None], Group], as_json: Callable[[T], object] | None
+) -> None:
+    """Show each interval, or print what `as_json` makes of it, until the last interval or Ctrl-C."""
+    with ExitStack() as stack:
+        show = None if as_json else stack.enter_context(LiveDisplay(render))
+        try:
+            for finished in intervals:
+                if show is not None:
+                    show(finished)
+                elif as_json is not None:
+                    sys.stdout.buffer.write(
+                        to_json(as_json(finished)) + b"\n"
+                    )  # UTF-8, whatever the terminal's encoding
+                    sys.stdout.buffer.flush()
+        except KeyboardInterrupt:
+            return
+
+
+class IntervalReadings(NamedTuple, Generic[ReadingT]):
+    """The readings at the beginning and the end of an interval."""
+
+    before: ReadingT
+    after: ReadingT
+    paths: dict[int, str]
+    """Paths at the beginning and at the end: a cgroup that existed only within the interval is in at least one of them."""
+    seconds: float
+
+
+def read_intervals(
+    read: Callable[..., ReadingT], interval: float, duration_s: float | None
+) -> Iterator[IntervalReadings[ReadingT]]:
+    """Yield the readings of each interval from now on; `read` is the `read` method of a probe."""
+    previous_at = time.monotonic()
+    end = None if duration_s is None else previous_at + duration_s
+    paths = cgroup_paths()
+    previous = read(paths, complete=is_complete(paths))
+    while end is None or previous_at < end:
+        wake = previous_at + interval if end is None else min(previous_at + interval, end)
+        time.sleep(max(0.0, wake - time.monotonic()))
+        paths_now = cgroup_paths()
+        reading, now = read(paths_now, complete=is_complete(paths_now)), time.monotonic()
+        yield IntervalReadings(previous, reading, {**paths, **paths_now}, round(now - previous_at, 6))
+        previous, previous_at, paths = reading, now, paths_now
 
 
 def read_probe_intervals(
     probe: Probe, interval: float, duration_s: float | None, prefix: str
 ) -> Iterator[DisplayedInterval]:
-    """What happened in each interval from now on."""
-    started = previous_at = time.monotonic()
-    end = None if duration_s is None else started + duration_s
-    paths = cgroup_paths()
-    previous = probe.read(paths, complete=is_complete(paths))
-    while end is None or previous_at < end:
-        wake = previous_at + interval if end is None else min(previous_at + interval, end)
-        time.sleep(max(0.0, wake - time.monotonic()))
-        # Paths before and after: a cgroup that came and went within the interval had one in at least one of them.
-        paths_now = cgroup_paths()
-        seen, now = probe.read(paths_now, complete=is_complete(paths_now)), time.monotonic()
+    """Yield the changes within each interval from now on."""
+    for before, after, paths, seconds in read_intervals(probe.read, interval, duration_s):
         problem = probe.problem()
-        cgroups, found = summarize_interval(previous, seen, {**paths, **paths_now}, prefix)
+        cgroups, cells = summarize_interval(before, after, paths, prefix)
         yield DisplayedInterval(
             interval=ProbeInterval(
                 probe=probe.name,
                 form=probe.form,
                 wall_time_ns=time.time_ns(),
-                interval_s=round(now - previous_at, 6),
+                interval_s=seconds,
                 cgroups=cgroups,
-                node={name: value_change(previous.node.get(name), value) for name, value in seen.node.items()},
+                node={name: value_change(before.node.get(name), value) for name, value in after.node.items()},
                 problem="" if problem is None else f"{problem.reason}: {problem.remedy}",
             ),
-            cells=tuple((cgroup, _with_device_names(cell)) for cgroup, cell in found),
+            cells=tuple((cgroup, _with_device_names(cell)) for cgroup, cell in cells),
         )
-        previous, previous_at, paths = seen, now, paths_now
 
 
 def _with_device_names(cell: ChangeCell) -> ChangeCell:
@@ -174,37 +222,32 @@ def _with_device_names(cell: ChangeCell) -> ChangeCell:
 def summarize_interval(
     before: ProbeReading, after: ProbeReading, paths: dict[int, str], prefix: str
 ) -> tuple[tuple[CgroupChange, ...], tuple[tuple[str, ChangeCell], ...]]:
-    """Pure: what changed between two reads in the cgroups below a prefix and on the node, and the same as cells."""
-    found: list[tuple[int, CgroupChange, list[ChangeCell]]] = []
+    """Pure: return the changes between two readings in the cgroups below a prefix and on the node, and the same as cells."""
+    changes: list[tuple[int, CgroupChange, list[ChangeCell]]] = []
     for number, values in after.cgroups.items():
         name, old = cgroup_name(number, paths), before.cgroups.get(number, {})
         if not name.startswith(prefix):
             continue
         changed = {field: value_change(old.get(field), value) for field, value in values.items()}
-        numbers = [cell for field, value in values.items() for cell in change_cells(changed[field], value, name=field)]
-        if numbers:
-            found.append((_total_change(numbers), CgroupChange(cgroup=name, id=number, values=changed), numbers))
-    found.sort(key=lambda item: (-item[0], item[1].cgroup))
-    rows = [(group.cgroup, cell) for _, group, numbers in found for cell in numbers]
+        cells = [cell for field, value in values.items() for cell in change_cells(changed[field], value, name=field)]
+        if cells:
+            changes.append((_total_change(cells), CgroupChange(cgroup=name, id=number, values=changed), cells))
+    changes.sort(key=lambda item: (-item[0], item[1].cgroup))
+    rows = [(group.cgroup, cell) for _, group, cells in changes for cell in cells]
     for field, value in after.node.items():
         rows += [("", cell) for cell in change_cells(value_change(before.node.get(field), value), value, name=field)]
-    return tuple(group for _, group, _ in found), tuple(rows)
+    return tuple(group for _, group, _ in changes), tuple(rows)
 
 
-def _total_change(numbers: list[ChangeCell]) -> int:
-    return sum(cell.value for cell in numbers if isinstance(cell.value, int))
-
-
-def _print_interval_json(shown: DisplayedInterval) -> None:
-    sys.stdout.buffer.write(to_json(shown.interval) + b"\n")  # UTF-8, whatever the terminal's encoding
-    sys.stdout.buffer.flush()
+def _total_change(cells: list[ChangeCell]) -> int:
+    return sum(cell.value for cell in cells if isinstance(cell.value, int))
 
 
 RUNQLAT = "runqlat"
 
 
 class ProbeGroup(SuggestingGroup):
-    """A command per probe; cli/probe/NAME.py holds the command object NAME of a probe with a display of its own."""
+    """One command per probe; a probe with its own display has the command object NAME in cli/probe/NAME.py."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return [RUNQLAT, *registry.PROBE_NAMES]
@@ -222,13 +265,13 @@ class ProbeGroup(SuggestingGroup):
 @click.group(cls=ProbeGroup, invoke_without_command=True)
 @click.pass_context
 def probe(ctx: click.Context) -> None:
-    """Run one probe alone and show what it sees; without a name, try all of them and list them."""
+    """Run one probe alone and show what it measures; without a name, try all probes and list them."""
     if ctx.invoked_subcommand is None:
         _list_probes()
 
 
 def _list_probes() -> None:
-    """One line per probe: its name, the form that runs here, and what it shows; where none runs, why and what to do."""
+    """Print one line per probe: name, form that runs here, purpose; for a probe that does not run, the reason and remedy."""
     about = "how long tasks wait for a CPU, as a histogram per cgroup"
     openers: list[tuple[str, str, Callable[[], RunqLatencyProbe | Probe]]] = [
         (RUNQLAT, about, probe_runqlat.open_runqlat)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import closing
 
 import click
 import msgspec
@@ -13,15 +12,13 @@ from rich.console import Group
 from rich.text import Text
 
 from api.histogram import BOUNDS_NS, SLOT_COUNT, quantile_ns
-from api.interfaces import Unavailable
-from api.measurements import RunqLatency
 from api.rates import runq_latency_delta
+from api.snapshot import RunqLatency
 from cli.formats import duration, printable
-from cli.options import Seconds
-from cli.probe.commands import LiveDisplay, cgroup_name, cgroup_paths, is_complete, validate_cgroup_prefix
+from cli.probe.commands import cgroup_name, open_or_exit, probe_options, read_intervals, show_intervals
 from cli.probe.interval import slot_bars
 from probes import runqlat as probe_runqlat
-from probes.cgroup_table import LostEvents
+from probes.per_cgroup_probe import LostEvents
 
 NO_RUNQ_LATENCY = RunqLatency(sum_ns=0, count=0, slots=(0,) * SLOT_COUNT)
 
@@ -30,7 +27,7 @@ class CgroupRunqLatency(msgspec.Struct, frozen=True, kw_only=True):
     """Waits of one cgroup that ended within an interval."""
 
     cgroup: str
-    """Path, or `id N` for a cgroup that was gone before it could be looked up or is outside this mount."""
+    """Path, or `id N` for a cgroup that was removed before the lookup or is outside this mount."""
     id: int
     count: int
     sum_ns: int
@@ -40,90 +37,65 @@ class CgroupRunqLatency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunqlatInterval(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` prints, one line each; the busiest cgroup, by time waited, comes first."""
+    """One line of `--json`; cgroups are sorted by time waited, longest first."""
 
     probe: str
     form: str
     wall_time_ns: int
     interval_s: float
     lost: LostEvents
-    """Switches that were not counted since the start, by reason."""
+    """Number of switches not counted since the start, by reason."""
     cgroups: tuple[CgroupRunqLatency, ...]
     bounds_ns: tuple[int, ...] = BOUNDS_NS
     """Inclusive upper bounds of the slots; the last slot has none."""
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per interval.")
-@click.option("--interval", type=Seconds(min=0.05), default=1.0, show_default=True, help="Seconds per histogram.")
-@click.option("--duration", "duration_s", type=Seconds(min=0), help="End after this many seconds; default: at Ctrl-C.")
+@probe_options
 @click.option(
     "--form",
     type=click.Choice(["auto", *probe_runqlat.FORMS]),
     default="auto",
     show_default=True,
-    help="How to measure; auto takes the cheapest that the kernel allows.",
+    help="How to measure; auto takes the cheapest form that the kernel allows.",
 )
-@click.option(
-    "--cgroup", "prefix", default="/", show_default=True, callback=validate_cgroup_prefix,
-    help="Only cgroups whose path begins with this.",
-)  # fmt: skip
 def runqlat(*, as_json: bool, interval: float, duration_s: float | None, form: str, prefix: str) -> None:
-    """How long tasks wait for a CPU, as a histogram per cgroup: every task, every switch."""
+    """Show how long tasks wait for a CPU, as a histogram per cgroup: every task, every switch."""
     forms = probe_runqlat.FORMS if form == "auto" else (form,)
-    try:
-        source = probe_runqlat.open_runqlat(forms=forms, blame=False)
-    except Unavailable as error:
-        raise click.ClickException(f"{error.reason}\nWhat to do: {error.remedy}") from error
-    with ExitStack() as stack:
-        stack.callback(source.close)
+    with closing(open_or_exit(lambda: probe_runqlat.open_runqlat(forms=forms, blame=False))) as source:
         for refusal in source.refused:
             click.echo(f"form refused: {refusal}", err=True)
-        show = _print_runqlat_json if as_json else stack.enter_context(LiveDisplay(render_runqlat))
-        try:
-            for finished in read_runqlat_intervals(source, interval, duration_s, prefix):
-                show(finished)
-        except KeyboardInterrupt:
-            return
+        intervals = read_runqlat_intervals(source, interval, duration_s, prefix)
+        show_intervals(intervals, render_runqlat, (lambda finished: finished) if as_json else None)
 
 
 def read_runqlat_intervals(
     source: probe_runqlat.RunqLatencyProbe, interval: float, duration_s: float | None, prefix: str
 ) -> Iterator[RunqlatInterval]:
-    """The waits that ended in each interval from now on."""
-    started = previous_at = time.monotonic()
-    end = None if duration_s is None else started + duration_s
-    paths = cgroup_paths()
-    previous = source.read(paths, complete=is_complete(paths))
-    while end is None or previous_at < end:
-        wake = previous_at + interval if end is None else min(previous_at + interval, end)
-        time.sleep(max(0.0, wake - time.monotonic()))
-        # Paths before and after: a cgroup that came and went within the interval had one in at least one of them.
-        paths_now = cgroup_paths()
-        waits, now = source.read(paths_now, complete=is_complete(paths_now)), time.monotonic()
+    """Yield the waits that ended in each interval from now on."""
+    for before, after, paths, seconds in read_intervals(source.read, interval, duration_s):
         yield RunqlatInterval(
             probe="runqlat",
             form=source.form,
             wall_time_ns=time.time_ns(),
-            interval_s=round(now - previous_at, 6),
+            interval_s=seconds,
             lost=source.lost(),
-            cgroups=summarize_runqlat(previous, waits, {**paths, **paths_now}, prefix),
+            cgroups=summarize_runqlat(before, after, paths, prefix),
         )
-        previous, previous_at, paths = waits, now, paths_now
 
 
 def summarize_runqlat(
     before: Mapping[int, RunqLatency], after: Mapping[int, RunqLatency], paths: dict[int, str], prefix: str
 ) -> tuple[CgroupRunqLatency, ...]:
-    """Pure: the waits that ended between two reads, of the cgroups below a prefix, most time waited first."""
-    found = []
+    """Pure: return the waits that ended between two readings, of the cgroups below a prefix, longest total first."""
+    rows = []
     for number, wait in after.items():
         name = cgroup_name(number, paths)
         change = runq_latency_delta(before.get(number, NO_RUNQ_LATENCY), wait)
         if change is None or change.slots is None or not change.count or not name.startswith(prefix):
             continue
         p50, p99 = (quantile_ns(change.slots, q) or 0.0 for q in (0.5, 0.99))
-        found.append(
+        rows.append(
             CgroupRunqLatency(
                 cgroup=name,
                 id=number,
@@ -134,16 +106,11 @@ def summarize_runqlat(
                 slots=change.slots,
             )
         )
-    return tuple(sorted(found, key=lambda waits: -waits.sum_ns))
-
-
-def _print_runqlat_json(finished: RunqlatInterval) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(finished) + b"\n")  # UTF-8, whatever the terminal's encoding
-    sys.stdout.buffer.flush()
+    return tuple(sorted(rows, key=lambda waits: -waits.sum_ns))
 
 
 def render_runqlat(finished: RunqlatInterval, height: int | None) -> Group:
-    """A head line and a histogram per cgroup, as many as fit into `height` lines."""
+    """Render a head line and a histogram per cgroup, as many as fit into `height` lines."""
     total = sum(waits.count for waits in finished.cgroups)
     reasons = ((name, getattr(finished.lost, name)) for name in finished.lost.__struct_fields__)
     lost = "".join(f", {count} lost ({name})" for name, count in reasons if count)
@@ -159,7 +126,7 @@ def render_runqlat(finished: RunqlatInterval, height: int | None) -> Group:
 
 
 def runqlat_histogram(waits: CgroupRunqLatency) -> list[Text]:
-    """One cgroup: a line of totals, then a bar per slot between the first and the last that is not empty."""
+    """Render one cgroup: a line of totals, then a bar per slot between the first and the last non-empty one."""
     mean = duration(waits.sum_ns / waits.count / 1000)
     p50, p99 = duration(waits.p50_us), duration(waits.p99_us)
     totals = f"  {waits.count} waits, mean {mean}, p50 {p50}, p99 {p99}"

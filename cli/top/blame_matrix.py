@@ -18,27 +18,27 @@ BLAME_SPAN_MS = 30_000
 CELL_WIDTH = 6
 OTHER_CAUSES = ("quota", "rt", "other")
 OTHER_CAUSES_TEXT = ("its own quota", "real-time tasks", "other causes")
-"""The same in a sentence."""
+"""The same causes in sentences."""
 MIN_SHOWN_MS = 0.05
 BOLD_MS, DIM_MS = 100.0, 10.0
 
 
 class BlameRow:
-    """Waits of one cgroup, averaged over several rounds, in milliseconds a second."""
+    """Waits of one cgroup, averaged over several cycles, in milliseconds a second."""
 
     def __init__(self, cgroup: str) -> None:
         self.cgroup = cgroup
-        self.by: dict[str, float] = {}
+        self.by_cgroup: dict[str, float] = {}
         self.rest = 0.0
-        self.apart = [0.0, 0.0, 0.0]
+        self.other_causes = [0.0, 0.0, 0.0]
 
     @property
     def total(self) -> float:
-        return sum(self.by.values()) + self.rest + sum(self.apart)
+        return sum(self.by_cgroup.values()) + self.rest + sum(self.other_causes)
 
 
 def average_blame(views: Sequence[View]) -> list[BlameRow]:
-    """Blame over the time of these rounds, the longest waits first."""
+    """Return the blame averaged over the time of these cycles, longest waits first."""
     seconds = sum((view.interval_ms or 0.0) / 1000 for view in views)
     victims: dict[str, BlameRow] = {}
     for view in views:
@@ -47,79 +47,88 @@ def average_blame(views: Sequence[View]) -> list[BlameRow]:
             if c.blame is None:
                 continue
             victim = victims.setdefault(c.cgroup, BlameRow(c.cgroup))
-            for culprit, ms in c.blame.culprits:
-                victim.by[culprit] = victim.by.get(culprit, 0.0) + ms * share
+            for aggressor, ms in c.blame.culprits:
+                victim.by_cgroup[aggressor] = victim.by_cgroup.get(aggressor, 0.0) + ms * share
             victim.rest += c.blame.rest_ms * share
-            found = (c.blame.throttled_ms, c.blame.higher_class_ms, c.blame.other_ms)
-            victim.apart = [known + ms * share for known, ms in zip(victim.apart, found, strict=True)]
+            ms_by_cause = (c.blame.throttled_ms, c.blame.higher_class_ms, c.blame.other_ms)
+            victim.other_causes = [
+                total + ms * share for total, ms in zip(victim.other_causes, ms_by_cause, strict=True)
+            ]
     return sorted(victims.values(), key=lambda victim: -victim.total)
 
 
 def blame_matrix(view: View, history: Sequence[View], width: int, height: int) -> list[Text]:
-    """A sentence, and at most so many lines of a table, the names of its columns included."""
-    recent = [seen for seen in history if view.taken_at_ms - seen.taken_at_ms < BLAME_SPAN_MS] or [view]
-    names = cgroup_labels(c for seen in recent for c in (*seen.containers, *seen.others))
-    known = average_blame(recent)
-    victims = [victim for victim in known if victim.total >= MIN_SHOWN_MS]
+    """Return a summary sentence, and at most `height` lines of a table including its heading."""
+    recent = [cycle for cycle in history if view.taken_at_ms - cycle.taken_at_ms < BLAME_SPAN_MS] or [view]
+    names = cgroup_labels(c for cycle in recent for c in (*cycle.containers, *cycle.others))
+    rows = average_blame(recent)
+    victims = [victim for victim in rows if victim.total >= MIN_SHOWN_MS]
     if not victims:
-        told = "Nobody waits long enough for a line here." if known else (
-            "Who had the CPU meanwhile is not known: the probe that tells is not running."
+        text = "No cgroup waits long enough to be listed." if rows else (
+            "The aggressors are unknown: the blame probe is not running."
         )  # fmt: skip
-        return [Text(told, style="dim")]
-    said = [Text(line, style="bold") for line in wrap(blame_summary(victims, names), width)]
-    name = max(width // 4, 14)
-    room = max((width - name) // CELL_WIDTH - 2 - len(OTHER_CAUSES), 1)
-    named = max(height // 3, 1)
-    victims = victims[: max(height - 1 - named, 1)]
-    culprits = _worst_aggressors(victims)[: min(room, named, len(ascii_uppercase))]
-    titles = ["all", *ascii_uppercase[: len(culprits)], "rest", *OTHER_CAUSES]
-    made = [
+        return [Text(text, style="dim")]
+    summary = [Text(line, style="bold") for line in wrap(blame_summary(victims, names), width)]
+    name_width = max(width // 4, 14)
+    max_columns = max((width - name_width) // CELL_WIDTH - 2 - len(OTHER_CAUSES), 1)
+    max_aggressors = max(height // 3, 1)
+    victims = victims[: max(height - 1 - max_aggressors, 1)]
+    aggressors = _worst_aggressors(victims)[: min(max_columns, max_aggressors, len(ascii_uppercase))]
+    titles = ["all", *ascii_uppercase[: len(aggressors)], "rest", *OTHER_CAUSES]
+    lines = [
         Text(
-            "ms of wait a second".ljust(name)[:name] + "".join(title.rjust(CELL_WIDTH) for title in titles), style="dim"
+            "ms of wait a second".ljust(name_width)[:name_width] + "".join(title.rjust(CELL_WIDTH) for title in titles),
+            style="dim",
         )
     ]
     for victim in victims:
-        cells = [victim.total, *(victim.by.get(culprit, 0.0) for culprit in culprits)]
-        rest = victim.rest + sum(ms for culprit, ms in victim.by.items() if culprit not in culprits)
-        line = Text(fit_label(names.get(victim.cgroup, formats.printable(victim.cgroup)), name))
+        cells = [victim.total, *(victim.by_cgroup.get(aggressor, 0.0) for aggressor in aggressors)]
+        rest = victim.rest + sum(ms for aggressor, ms in victim.by_cgroup.items() if aggressor not in aggressors)
+        line = Text(fit_label(names.get(victim.cgroup, formats.printable(victim.cgroup)), name_width))
         for ms in (*cells, rest):
             line.append(_format_cell(ms).rjust(CELL_WIDTH), _cell_style(ms))
-        for ms in victim.apart:
+        for ms in victim.other_causes:
             line.append(_format_cell(ms).rjust(CELL_WIDTH), "dim")
-        made.append(line)
-    for letter, culprit in zip(ascii_uppercase, culprits, strict=False):
-        made.append(Text.assemble((f"{letter} ", "bold"), _aggressor_label(culprit, names, width - 2)))
-    return [*said, *made[:height]]
+        lines.append(line)
+    for letter, aggressor in zip(ascii_uppercase, aggressors, strict=False):
+        lines.append(Text.assemble((f"{letter} ", "bold"), _aggressor_label(aggressor, names, width - 2)))
+    return [*summary, *lines[:height]]
 
 
 def blame_summary(victims: Sequence[BlameRow], names: Mapping[str, str]) -> str:
-    """The worst pair, and first what its victim waits for more than for any neighbour; the page says the same."""
-    pairs = [(ms, v, by) for v in victims for by, ms in v.by.items() if by != v.cgroup and ms >= MIN_SHOWN_MS]
+    """Describe the worst pair, after any larger cause of the victim itself; the page shows the same sentence."""
+    pairs = [
+        (ms, v, aggressor)
+        for v in victims
+        for aggressor, ms in v.by_cgroup.items()
+        if aggressor != v.cgroup and ms >= MIN_SHOWN_MS
+    ]
     if not pairs:
-        return "No cgroup waits for another one; they wait for themselves, or for what stands apart."
-    ms, victim, culprit = max(pairs, key=lambda pair: pair[0])
-    own = victim.by.get(victim.cgroup, 0.0)
-    most, cause = max(
-        ((own, "its own tasks"), *zip(victim.apart, OTHER_CAUSES_TEXT, strict=True)), key=lambda pair: pair[0]
+        return "No cgroup waits for another one; they wait for their own tasks, or for the causes on the right."
+    ms, victim, aggressor = max(pairs, key=lambda amount: amount[0])
+    own = victim.by_cgroup.get(victim.cgroup, 0.0)
+    cause_ms, cause = max(
+        ((own, "its own tasks"), *zip(victim.other_causes, OTHER_CAUSES_TEXT, strict=True)),
+        key=lambda amount: amount[0],
     )
-    who, whom = (names.get(path, formats.printable(path)) for path in (victim.cgroup, culprit))
-    pair = f"{_format_cell(ms)} ms a second, {formats.percent(ms / victim.total)}"
-    if most <= ms:
-        return f"{who} waits most for {whom}: {pair} of its waits."
-    share = formats.percent(most / victim.total)
-    return f"{who} waits most for {cause}, {share} of its waits; of its neighbours most for {whom}: {pair}."
+    victim_name, aggressor_name = (names.get(path, formats.printable(path)) for path in (victim.cgroup, aggressor))
+    amount = f"{_format_cell(ms)} ms a second, {formats.percent(ms / victim.total)}"
+    if cause_ms <= ms:
+        return f"{victim_name} waits most for {aggressor_name}: {amount} of its waits."
+    share = formats.percent(cause_ms / victim.total)
+    return f"{victim_name} waits most for {cause}, {share} of its waits; of its neighbours most for {aggressor_name}: {amount}."
 
 
 def _worst_aggressors(victims: Sequence[BlameRow]) -> list[str]:
     caused: dict[str, float] = {}
     for victim in victims:
-        for culprit, ms in victim.by.items():
-            caused[culprit] = caused.get(culprit, 0.0) + ms
-    return sorted((c for c in caused if caused[c] >= MIN_SHOWN_MS), key=lambda culprit: -caused[culprit])
+        for aggressor, ms in victim.by_cgroup.items():
+            caused[aggressor] = caused.get(aggressor, 0.0) + ms
+    return sorted((path for path in caused if caused[path] >= MIN_SHOWN_MS), key=lambda aggressor: -caused[aggressor])
 
 
-def _aggressor_label(culprit: str, names: Mapping[str, str], width: int) -> str:
-    return fit_label(names.get(culprit, formats.printable(culprit)), width).rstrip()
+def _aggressor_label(aggressor: str, names: Mapping[str, str], width: int) -> str:
+    return fit_label(names.get(aggressor, formats.printable(aggressor)), width).rstrip()
 
 
 def _format_cell(ms: float) -> str:

@@ -5,18 +5,19 @@ On a narrow terminal the least important columns are dropped first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from cli import formats
 from cli.top.charts import is_reclaimed, sparkline
-from exporters.view.cycle_view import ContainerView, View
+from exporters.view.activity import LatencyView
+from exporters.view.cycle_view import ContainerView, RunqLatencyView, View
 
 
 def cgroup_label(container: ContainerView) -> str:
-    """The pod, and its container where that has another name; the path where no pod is listed."""
+    """Return the pod, with the container if it has another name; the path if the cgroup belongs to no pod."""
     if not container.pod:
         return formats.printable(container.cgroup)
     text = formats.printable(container.pod)
@@ -26,19 +27,19 @@ def cgroup_label(container: ContainerView) -> str:
 
 
 def cgroup_labels(containers: Iterable[ContainerView]) -> Mapping[str, str]:
-    """By path."""
+    """Return the labels by cgroup path."""
     return {container.cgroup: cgroup_label(container) for container in containers}
 
 
 def fit_label(text: str, width: int) -> str:
-    """Exactly so wide. Pods differ at their beginnings, paths at their ends: that end is kept."""
+    """Cut or pad to exactly `width` cells. Pods differ at their beginnings, paths at their ends, which is kept."""
     if cell_len(text) <= width:
         return set_cell_size(text, width)
     if text.startswith("/"):
-        kept = text[-width * 2 :]
-        while cell_len(kept) > width - 1:
-            kept = kept[1:]
-        return set_cell_size("…" + kept, width)
+        tail = text[-width * 2 :]
+        while cell_len(tail) > width - 1:
+            tail = tail[1:]
+        return set_cell_size("…" + tail, width)
     return set_cell_size(text[: width * 2], width - 1) + "…"
 
 
@@ -46,116 +47,128 @@ SPARKLINE_LOW_US, SPARKLINE_HIGH_US = 100.0, 1_000_000.0
 _NO_SPACES = str.maketrans({" ": None})
 
 
-class ContainerColumn(NamedTuple):
-    """`importance`: the lowest leaves first. `name` and `trend` take what is left."""
+class TableColumn(NamedTuple):
+    """A column; `value` is also the sort key. On a narrow terminal the columns of lowest importance are dropped first."""
 
     title: str
     width: int
     importance: int
-    cell: Callable[[ContainerView], str]
+    value: Callable[[ContainerView], Any]
+    format: Callable[[Any], str]
+
+    def cell(self, container: ContainerView) -> str:
+        """Return the container's value, as wide as the column."""
+        return self.align(self.format(self.value(container)))
+
+    def align(self, text: str) -> str:
+        """Right-align to exactly the width of the column; cut a longer text with an ellipsis."""
+        return text.rjust(self.width) if cell_len(text) <= self.width else text[: self.width - 1] + "…"
 
 
-def _durations_cell(us: tuple[float | None, float | None]) -> str:
-    return "/".join(formats.duration(value).translate(_NO_SPACES) for value in us)
+def compact(format_value: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Return a format without spaces, for narrow columns."""
+    return lambda value: format_value(value).translate(_NO_SPACES)
 
 
-def _runq_latency_cell(c: ContainerView) -> str:
-    if c.wait is None:
+def compact_size(value: float | None) -> str:
+    """Format a number of bytes without spaces and without `iB`."""
+    return compact(formats.size)(None if value is None else int(value)).removesuffix("iB")
+
+
+compact_duration, compact_percent = compact(formats.duration), compact(formats.percent)
+
+
+def _runq_latency_text(wait: RunqLatencyView | None) -> str:
+    if wait is None:
         return formats.ABSENT
-    if c.wait.p99_us is None and c.wait.mean_us is not None:
-        return f"~{formats.duration(c.wait.mean_us).translate(_NO_SPACES)}"
-    return _durations_cell((c.wait.p50_us, c.wait.p99_us))
+    if wait.p99_us is None and wait.mean_us is not None:
+        return f"~{compact_duration(wait.mean_us)}"
+    return f"{compact_duration(wait.p50_us)}/{compact_duration(wait.p99_us)}"
 
 
-def _request_latency_cell(c: ContainerView) -> str:
-    if c.latency is None:
+def _request_latency_text(latency: LatencyView | None) -> str:
+    if latency is None:
         return formats.ABSENT
-    p50, p99 = c.latency.p50_ms, c.latency.p99_ms
-    return _durations_cell((None if p50 is None else p50 * 1000, None if p99 is None else p99 * 1000))
+    return "/".join(map(compact(formats.milliseconds), (latency.p50_ms, latency.p99_ms)))
 
 
-def _memory_cell(c: ContainerView) -> str:
-    text = formats.size(c.memory_bytes).translate(_NO_SPACES)
-    return text.removesuffix("iB")
-
-
+TREND = TableColumn("waits", 6, 3, lambda c: c.wait, str)
+"""The sparkline of latencies, with its minimum width; drawn by `_runq_latency_trend`."""
 CONTAINER_COLUMNS = (
-    ContainerColumn("qos", 9, 4, lambda c: formats.printable(c.qos.removesuffix("_cores"))),
-    ContainerColumn("cpu", 5, 9, lambda c: formats.cores(c.cpu_cores)),
-    ContainerColumn("thrtl", 5, 6, lambda c: formats.percent(c.throttled_ratio).translate(_NO_SPACES)),
-    ContainerColumn("thd", 3, 1, lambda c: formats.integer(c.threads)),
-    ContainerColumn("mem", 5, 2, _memory_cell),
-    ContainerColumn("wait p50/p99", 13, 8, _runq_latency_cell),
-    ContainerColumn("latency", 13, 7, _request_latency_cell),
+    TableColumn("qos", 9, 4, lambda c: formats.printable(c.qos.removesuffix("_cores")), str),
+    TableColumn("cpu", 5, 9, lambda c: c.cpu_cores, formats.cores),
+    TableColumn("thrtl", 5, 6, lambda c: c.throttled_ratio, compact_percent),
+    TableColumn("thd", 3, 1, lambda c: c.threads, formats.integer),
+    TableColumn("mem", 5, 2, lambda c: c.memory_bytes, compact_size),
+    TableColumn("wait p50/p99", 13, 8, lambda c: c.wait, _runq_latency_text),
+    TableColumn("latency", 13, 7, lambda c: c.latency, _request_latency_text),
+    TREND,
 )
-MIN_TREND_WIDTH = 6
-"""Least width of the sparkline of waits; its importance is 3."""
 MIN_NAME_WIDTH = 13
 
 
+def columns_that_fit(columns: Sequence[TableColumn], width: int) -> list[TableColumn]:
+    """Return the most important columns that fit into `width` cells, each with a space, in their order."""
+    selected = []
+    for column in sorted(columns, key=lambda c: -c.importance):
+        width -= column.width + 1
+        if width < 0:
+            break
+        selected.append(column)
+    return [column for column in columns if column in selected]
+
+
 def container_table(view: View, history: Sequence[View], width: int, max_lines: int) -> list[Text]:
-    """Heading and one line a container, then the other cgroups that run or wait most; busiest first where not all fit."""
+    """Render a heading, a line per container, then the other cgroups with most CPU or waits; the busiest if not all fit."""
     if not view.containers and not view.others:
         text = Text("Nothing runs: no pods are listed, and no cgroup used or waited for a CPU.", style="dim")
         text.truncate(width, overflow="ellipsis")
         return [text]
-    columns, trend = _select_columns(width)
-    name = width - sum(c.width + 1 for c in columns) - (trend + 1 if trend else 0)
-    spare = max(min(name - 40, 30 - trend), 0) if trend else 0
-    name, trend = name - spare, trend + spare
+    columns = columns_that_fit(CONTAINER_COLUMNS, width - MIN_NAME_WIDTH)
+    trend_width = TREND.width if TREND in columns else 0
+    columns = [column for column in columns if column is not TREND]
+    name_width = width - sum(c.width + 1 for c in columns) - (trend_width + 1 if trend_width else 0)
+    spare = max(min(name_width - 40, 30 - trend_width), 0) if trend_width else 0
+    name_width, trend_width = name_width - spare, trend_width + spare
     shown = list(view.containers)
     if len(shown) > max_lines:
         shown = sorted(shown, key=lambda c: c.cpu_cores or 0.0, reverse=True)[: max_lines - 1]
-    left_out = len(view.containers) - len(shown)
+    omitted = len(view.containers) - len(shown)
     shown += view.others[: max(max_lines - len(shown) - 1, 0)]
-    heads = [set_cell_size("pod" if view.containers else "cgroup", name), *(c.title.rjust(c.width) for c in columns)]
-    made = [
+    heads = [
+        set_cell_size("pod" if view.containers else "cgroup", name_width),
+        *(c.title.rjust(c.width) for c in columns),
+    ]
+    lines = [
         Text(
-            " ".join([*heads, *([("wait p99" if trend >= 8 else "waits").ljust(trend)] if trend else [])]), style="dim"
+            " ".join(
+                [*heads, *([("wait p99" if trend_width >= 8 else "waits").ljust(trend_width)] if trend_width else [])]
+            ),
+            style="dim",
         )
     ]
     for container in shown:
-        line = Text.assemble((fit_label(cgroup_label(container), name), label_style(container)))
+        line = Text.assemble((fit_label(cgroup_label(container), name_width), label_style(container)))
         for column in columns:
-            line.append(" " + right_align(column.cell(container), column.width))
-        if trend:
-            line.append(" " + _runq_latency_trend(container, history, trend), "magenta")
-        made.append(line)
-    if left_out:
-        made.append(Text(f"and {left_out} more with less CPU", style="dim"))
-    return made
-
-
-def _select_columns(width: int) -> tuple[list[ContainerColumn], int]:
-    """Columns that fit beside a name of NAME cells, and the sparkline's width or 0."""
-    wanted: list[tuple[int, ContainerColumn | None]] = [(c.importance, c) for c in CONTAINER_COLUMNS]
-    wanted.append((3, None))
-    left = width - MIN_NAME_WIDTH
-    kept: list[ContainerColumn | None] = []
-    for _, column in sorted(wanted, key=lambda pair: pair[0], reverse=True):
-        need = 1 + (MIN_TREND_WIDTH if column is None else column.width)
-        if need > left:
-            break
-        left -= need
-        kept.append(column)
-    return [c for c in CONTAINER_COLUMNS if c in kept], MIN_TREND_WIDTH if None in kept else 0
+            line.append(" " + column.cell(container))
+        if trend_width:
+            line.append(" " + _runq_latency_trend(container, history, trend_width), "magenta")
+        lines.append(line)
+    if omitted:
+        lines.append(Text(f"and {omitted} more with less CPU", style="dim"))
+    return lines
 
 
 def label_style(container: ContainerView) -> str:
-    """Colour of a name: batch, online, or nobody's."""
+    """Return the colour of a name: batch, online, or a cgroup of no pod."""
     return "yellow" if is_reclaimed(container) else "cyan" if container.pod else ""
 
 
-def right_align(text: str, width: int) -> str:
-    """Exactly so wide, cut with an ellipsis."""
-    return text.rjust(width) if cell_len(text) <= width else text[: width - 1] + "…"
-
-
 def _runq_latency_trend(container: ContainerView, history: Sequence[View], width: int) -> str:
-    """p99 waits of the latest rounds, the newest last."""
+    """Render the p99 latencies of the latest cycles, the newest last."""
     values: list[float | None] = []
     for view in history[-width:]:
-        same = next((c for c in (*view.containers, *view.others) if c.cgroup == container.cgroup), None)
-        wait = None if same is None else same.wait
+        container_now = next((c for c in (*view.containers, *view.others) if c.cgroup == container.cgroup), None)
+        wait = None if container_now is None else container_now.wait
         values.append(None if wait is None else wait.p99_us if wait.p99_us is not None else wait.mean_us)
     return sparkline(values, SPARKLINE_LOW_US, SPARKLINE_HIGH_US).rjust(width)

@@ -24,9 +24,9 @@ STATUS_STYLES = {
     OutcomeStatus.MISMATCH: "bold red",
 }
 WIDE_COLUMNS = 124
-"""From this width on there is room for whole titles."""
+"""Minimum width for full titles."""
 TALL_ROWS = 32
-"""From this height on there is room for taller charts and longer sentences."""
+"""Minimum height for taller charts and longer sentences."""
 
 
 def render(
@@ -37,14 +37,14 @@ def render(
     choice: ScreenSelection,
     notice: str = "",
 ) -> RenderableType:
-    """What the keys have chosen, exactly as wide and at most as high as asked; the last line names the keys."""
+    """Render the selected screen, exactly as wide and at most as high as `size`; the last line names the keys."""
     width, height = size
     if choice.help or choice.screen != OVERVIEW.key:
-        made = screen_lines(view, history, size, choice, notice)
+        lines = screen_lines(view, history, size, choice, notice)
     else:
-        made = overview_lines(view, history, entries, width, height - 1, notice=notice)
-    padding = [Text()] * (height - 1 - len(made))
-    return Group(*made[: height - 1], *padding, key_line(choice, max(width, 20)))
+        lines = overview_lines(view, history, entries, width, height - 1, notice=notice)
+    padding = [Text()] * (height - 1 - len(lines))
+    return Group(*lines[: height - 1], *padding, key_line(choice, max(width, 20)))
 
 
 def overview_lines(
@@ -56,7 +56,7 @@ def overview_lines(
     *,
     notice: str = "",
 ) -> list[Text]:
-    """The overview's lines, from the top. `notice` says that the numbers are old, or why there are none."""
+    """Render the overview from the top. `notice` explains outdated or missing numbers."""
     width = max(width, 20)
     warning = wrap_text(notice, width, 3, "bold red") if notice else []
     if view is None:
@@ -71,21 +71,21 @@ def overview_lines(
         top += wrap_text(f"! {formats.printable(sentence)}", width, 2 if height >= TALL_ROWS else 1, "yellow")
     top += [truncate_line(line, width) for line in notice_lines(view)]
     bottom = [source_line(view, width)]
-    left = height - len(top) - len(bottom)
-    decided = bool(view.containers or entries)
-    most = left // 2 - 6 if decided else left - 9
-    rows = [section_rule("workloads", width), *container_table(view, history, width, max(most, 4))]
+    free = height - len(top) - len(bottom)
+    has_decisions = bool(view.containers or entries)
+    max_rows = free // 2 - 6 if has_decisions else free - 9
+    rows = [section_rule("workloads", width), *container_table(view, history, width, max(max_rows, 4))]
     charts: list[Text] = []
-    if left - len(rows) >= 8:
+    if free - len(rows) >= 8:
         charts = [
             section_rule("run-queue waits of the last 30 s", width),
             *runq_latency_charts(view, history, width, 4 if height < TALL_ROWS else 6),
         ]
-    left -= len(rows) + len(charts)
-    told: list[Text] = []
-    if left >= 2 and decided:
-        told = [section_rule("decisions, newest first", width), *decision_lines(entries, width, left - 1)]
-    frame = [*top, *rows, *charts, *told]
+    free -= len(rows) + len(charts)
+    decisions: list[Text] = []
+    if free >= 2 and has_decisions:
+        decisions = [section_rule("decisions, newest first", width), *decision_lines(entries, width, free - 1)]
+    frame = [*top, *rows, *charts, *decisions]
     padding = [Text()] * max(height - len(frame) - len(bottom), 0)
     return [*frame, *padding, *bottom][:height]
 
@@ -93,7 +93,7 @@ def overview_lines(
 def screen_lines(
     view: View | None, history: Sequence[View], size: tuple[int, int], choice: ScreenSelection, notice: str = ""
 ) -> list[Text]:
-    """A further screen's lines, or the help's, from the top."""
+    """Render one of the other screens, or the help, from the top."""
     width, height = max(size[0], 20), size[1]
     top = wrap_text(notice, width, 3, "bold red") if notice else []
     if view is not None:
@@ -108,7 +108,7 @@ def screen_lines(
 
 
 def key_line(choice: ScreenSelection, width: int) -> Text:
-    """The screens by their keys, the chosen one marked."""
+    """Render the screens with their keys; the selected one is marked."""
     line = Text()
     for screen in SCREENS.values():
         chosen = screen.key == choice.screen and not choice.help
@@ -120,16 +120,16 @@ def key_line(choice: ScreenSelection, width: int) -> Text:
 
 
 def decision_lines(entries: Sequence[JournalEntry], width: int, max_lines: int) -> list[Text]:
-    """The newest decisions that fit; long reasons run on where there is room for all."""
+    """Render the newest decisions that fit; long reasons are wrapped if there is room."""
     if not entries:
-        return [truncate_line(Text("No cgroup was changed yet.", style="dim"), width)]
-    found: list[Text] = []
-    each = 2 if max_lines >= 8 else 1
+        return [truncate_line(Text("No cgroup has been changed yet.", style="dim"), width)]
+    lines: list[Text] = []
+    lines_per_entry = 2 if max_lines >= 8 else 1
     for index, entry in enumerate(reversed(entries)):
-        if len(found) >= max_lines:
+        if len(lines) >= max_lines:
             break
-        found += wrap_decision(entry, width, min(2 if index == 0 else each, max_lines - len(found)))
-    return found
+        lines += wrap_decision(entry, width, min(2 if index == 0 else lines_per_entry, max_lines - len(lines)))
+    return lines
 
 
 def wrap_decision(entry: JournalEntry, width: int, max_lines: int) -> list[Text]:
@@ -138,17 +138,17 @@ def wrap_decision(entry: JournalEntry, width: int, max_lines: int) -> list[Text]
     status = "" if outcome.status is OutcomeStatus.APPLIED else f" {outcome.status.value}"
     head = f"{formats.STATUS_SIGNS[outcome.status]}{status}"
     name = formats.decision_target(outcome.decision)
-    what = f"{outcome.decision.knob.value} {formats.knob_change(outcome)}"
+    change = f"{outcome.decision.knob.value} {formats.knob_change(outcome)}"
     error = f"{formats.printable(outcome.error)}; " if outcome.error else ""
-    made = wrap_text(
-        f"{when} {head} {name} {what}  {error}{formats.printable(outcome.decision.reason.text)}",
+    lines = wrap_text(
+        f"{when} {head} {name} {change}  {error}{formats.printable(outcome.decision.reason.text)}",
         width,
         max_lines,
         indent=9,
     )
-    made[0].stylize("dim", 0, len(when))
+    lines[0].stylize("dim", 0, len(when))
     start = len(when) + 1
-    made[0].stylize(STATUS_STYLES.get(outcome.status, "dim"), start, start + len(head))
+    lines[0].stylize(STATUS_STYLES.get(outcome.status, "dim"), start, start + len(head))
     start += len(head) + len(name) + 2
-    made[0].stylize("bold", start, start + len(what))
-    return made
+    lines[0].stylize("bold", start, start + len(change))
+    return lines

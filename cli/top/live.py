@@ -25,7 +25,7 @@ from api.interfaces import Unavailable
 from cli import formats
 from cli.client import AgentClient, AgentHistory
 from cli.formats import decision_line
-from cli.options import url_option
+from cli.options import exit_unavailable, url_option
 from cli.top.charts import truncate_line
 from cli.top.frame import overview_lines, render, screen_lines
 from cli.top.screens import OVERVIEW, SCREENS, ScreenSelection, handle_key
@@ -33,12 +33,12 @@ from cli.top.summary import cycle_line
 
 POLL_INTERVAL_S = 1.0
 MAX_FAILURES, MAX_FAILURES_AFTER_ANSWER = 5, 120
-"""How often an agent is asked in vain without a terminal: one that never answered, and one that did and may be restarting."""
+"""Failed requests before giving up without a terminal: for an agent that never answered, and for one that may be restarting."""
 KEY_POLL_INTERVAL_S = 0.2
-"""How often keys, `stop` and `each` are looked at between two frames."""
+"""Interval in which keys, `stop` and `on_tick` are polled between two frames."""
 QUIT_KEY = "q"
 ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-9;]*[A-Za-z~]|O[A-Za-z])")
-"""What the arrow and function keys send: letters that nobody typed."""
+"""Escape sequences of arrow and function keys, whose letters are not key presses."""
 
 
 def run_top(
@@ -46,94 +46,97 @@ def run_top(
     *,
     stop: threading.Event | None = None,
     duration: float | None = None,
-    each: Callable[[], bool] | None = None,
+    on_tick: Callable[[], bool] | None = None,
     console: Console | None = None,
     begin: ScreenSelection | None = None,
 ) -> None:
-    """Show the agent at `url` until `stop` is set, the duration is over, `each` says so or q is pressed.
+    """Show the agent at `url` until `stop` is set, the duration is over, `on_tick` returns true or q is pressed.
 
-    `each` is called several times a second, between frames, and ends the view by returning true. KeyboardInterrupt passes
-    through, with the terminal as it was before. Raises Unavailable without a terminal, once the agent was asked in vain for
-    so long that nothing is to be expected of it.
+    `on_tick` is called several times a second, between frames. KeyboardInterrupt passes through after the terminal has been
+    restored. Raises Unavailable without a terminal, after too many failed requests.
     """
-    shown = console or Console(highlight=False)
-    watch = AgentHistory(AgentClient(url))
+    terminal = console or Console(highlight=False)
+    agent = AgentHistory(AgentClient(url))
     deadline = None if duration is None else time.monotonic() + duration
 
-    def over() -> bool:
-        late = deadline is not None and time.monotonic() >= deadline
-        return late or bool(stop and stop.is_set()) or bool(each and each())
+    def is_over() -> bool:
+        expired = deadline is not None and time.monotonic() >= deadline
+        return expired or bool(stop and stop.is_set()) or bool(on_tick and on_tick())
 
-    if shown.is_terminal:
-        with _raw_keyboard() as typed, Live(console=shown, screen=True, auto_refresh=False) as live:
-            _interact(live, watch, typed, over, begin or ScreenSelection())
+    if terminal.is_terminal:
+        with _raw_keyboard() as typed, Live(console=terminal, screen=True, auto_refresh=False) as live:
+            _interact(live, agent, typed, is_over, begin or ScreenSelection())
     else:
-        _loop(lambda: _print_cycle(shown, watch), lambda: _has_given_up(watch) or over())
-        if watch.failure is not None and _has_given_up(watch):
-            raise watch.failure
+        _loop(lambda: _print_cycle(terminal, agent), lambda: _has_given_up(agent) or is_over())
+        if agent.failure is not None and _has_given_up(agent):
+            raise agent.failure
 
 
-def _loop(show: Callable[[], None], over: Callable[[], bool]) -> None:
-    """Show once a second; look several times a second whether that is over."""
-    due = time.monotonic()
-    while not over():
-        if time.monotonic() >= due:
+def _loop(show: Callable[[], None], is_over: Callable[[], bool]) -> None:
+    """Call `show` once a second and `is_over` several times a second."""
+    due_at = time.monotonic()
+    while not is_over():
+        if time.monotonic() >= due_at:
             show()
-            due = max(due + POLL_INTERVAL_S, time.monotonic())
+            due_at = max(due_at + POLL_INTERVAL_S, time.monotonic())
         time.sleep(KEY_POLL_INTERVAL_S)
 
 
 def _interact(
-    live: Live, watch: AgentHistory, typed: Callable[[], str], over: Callable[[], bool], chosen: ScreenSelection
+    live: Live,
+    agent: AgentHistory,
+    read_keys: Callable[[], str],
+    is_over: Callable[[], bool],
+    selection: ScreenSelection,
 ) -> None:
-    """Ask once a second, draw then and at once after every key."""
-    left = False
+    """Poll once a second; draw then, and at once after every key."""
+    quit_pressed = False
 
-    def show(*, ask: bool) -> None:
-        if ask:
-            watch.poll()
+    def show(*, poll: bool) -> None:
+        if poll:
+            agent.poll()
         size = (live.console.width, live.console.height)
-        frame = render(watch.view, watch.history, watch.entries, size, chosen, connection_notice(watch))
+        frame = render(agent.view, agent.history, agent.entries, size, selection, connection_notice(agent))
         live.update(frame, refresh=True)
 
-    def ended() -> bool:
-        nonlocal chosen, left
-        before = chosen
-        for key in typed():
-            after = handle_key(chosen, key)
-            left = left or after is None
-            chosen = after or chosen
-        if chosen != before and not left:
-            show(ask=False)
-        return left or over()
+    def is_ended() -> bool:
+        nonlocal selection, quit_pressed
+        previous = selection
+        for key in read_keys():
+            changed = handle_key(selection, key)
+            quit_pressed = quit_pressed or changed is None
+            selection = changed or selection
+        if selection != previous and not quit_pressed:
+            show(poll=False)
+        return quit_pressed or is_over()
 
-    _loop(lambda: show(ask=True), ended)
+    _loop(lambda: show(poll=True), is_ended)
 
 
-def connection_notice(watch: AgentHistory) -> str:
-    """What to say while the agent does not answer; empty while it does."""
-    if watch.failure is None:
+def connection_notice(agent: AgentHistory) -> str:
+    """Return the notice while the agent does not answer; "" while it does."""
+    if agent.failure is None:
         return ""
-    text = formats.printable(watch.failure.reason)
-    if watch.view is None:
-        return f"{text}; asking again every second. {formats.printable(watch.failure.remedy)}"
-    return f"{text}; the numbers are of {formats.clock(watch.view.wall_time_ms)}; asking again every second"
+    text = formats.printable(agent.failure.reason)
+    if agent.view is None:
+        return f"{text}; retrying every second. {formats.printable(agent.failure.remedy)}"
+    return f"{text}; the numbers are from {formats.clock(agent.view.wall_time_ms)}; retrying every second"
 
 
-def _has_given_up(watch: AgentHistory) -> bool:
-    return watch.failures >= (MAX_FAILURES if watch.view is None else MAX_FAILURES_AFTER_ANSWER)
+def _has_given_up(agent: AgentHistory) -> bool:
+    return agent.failures >= (MAX_FAILURES if agent.view is None else MAX_FAILURES_AFTER_ANSWER)
 
 
-def _print_cycle(console: Console, watch: AgentHistory) -> None:
-    """The new decisions and one line of where things stand; nothing twice."""
-    before, failed = watch.view, watch.failure
-    for entry in watch.poll():
+def _print_cycle(console: Console, agent: AgentHistory) -> None:
+    """Print the new decisions and one line about the cycle, each once."""
+    before, failed = agent.view, agent.failure
+    for entry in agent.poll():
         _print_text(console, decision_line(entry))
-    if watch.failure is not None:
-        if failed is None or failed.reason != watch.failure.reason:
-            _print_text(console, connection_notice(watch))
-    elif watch.view is not None and (before is None or watch.view.seq != before.seq):
-        _print_text(console, cycle_line(watch.view))
+    if agent.failure is not None:
+        if failed is None or failed.reason != agent.failure.reason:
+            _print_text(console, connection_notice(agent))
+    elif agent.view is not None and (before is None or agent.view.seq != before.seq):
+        _print_text(console, cycle_line(agent.view))
 
 
 def _print_text(console: Console, text: str) -> None:
@@ -142,7 +145,7 @@ def _print_text(console: Console, text: str) -> None:
 
 @contextmanager
 def _raw_keyboard() -> Iterator[Callable[[], str]]:
-    """What was typed since the last look, without waiting for Enter; the terminal is put back at the end."""
+    """Yield a function that returns the keys typed since its last call, without Enter; restores the terminal at the end."""
     if not sys.stdin.isatty():
         yield lambda: ""
         return
@@ -166,32 +169,26 @@ def _read_keys(fd: int) -> str:
     return ESCAPE_SEQUENCE.sub("", keys.decode("ascii", "replace")) if keys else QUIT_KEY
 
 
-def print_frame(url: str, console: Console, choice: ScreenSelection) -> bool:
-    """Print one frame; whether there was one to print. Rates and waits need two rounds, which history has."""
-    watch = AgentHistory(AgentClient(url))
-    new: list[JournalEntry] = watch.poll()
-    if watch.failure is not None:
-        _print_failure(watch.failure)
-        return False
-    assert watch.view is not None
+def print_frame(url: str, console: Console, choice: ScreenSelection) -> None:
+    """Print one frame. Raises Unavailable without data. Rates and latencies need two cycles, which the history has."""
+    agent = AgentHistory(AgentClient(url))
+    new: list[JournalEntry] = agent.poll()
+    if agent.failure is not None:
+        raise agent.failure
+    assert agent.view is not None
     width, height = console.size
     if choice.screen == OVERVIEW.key:
         height = height if console.is_terminal else 24 + min(len(new), 16)
-        made = overview_lines(watch.view, watch.history, watch.entries, width, height)
+        lines = overview_lines(agent.view, agent.history, agent.entries, width, height)
     else:
-        height = height if console.is_terminal else 24 + len(watch.view.containers) + len(watch.view.others)
-        made = screen_lines(watch.view, watch.history, (width, height), choice)
-    for line in made:
+        height = height if console.is_terminal else 24 + len(agent.view.containers) + len(agent.view.others)
+        lines = screen_lines(agent.view, agent.history, (width, height), choice)
+    for line in lines:
         console.print(truncate_line(line, width))
-    return True
-
-
-def _print_failure(failure: Unavailable) -> None:
-    click.echo(f"dioptase top: {failure.reason}\n  remedy: {failure.remedy}", err=True)
 
 
 VIEW_KEYS = {screen.short: screen.key for screen in SCREENS.values()} | {key: key for key in SCREENS}
-"""What --view may say, and the screen that it means."""
+"""Values of --view and the key of the screen that each selects."""
 
 
 @click.command()
@@ -201,24 +198,24 @@ VIEW_KEYS = {screen.short: screen.key for screen in SCREENS.values()} | {key: ke
     "--view", type=click.Choice(list(VIEW_KEYS)), default=OVERVIEW.short, show_default=True, help="What to show first."
 )
 def top(url: str, one_frame: bool, view: str) -> None:
-    """Watch a running agent: lent and used CPU, waits, throttling, and each change of a cgroup with its reason.
+    """Watch a running agent: reclaimable and used CPU, waits, throttling, and each change of a cgroup with its reason.
 
-    Keys switch between the overview, who waits on whom, memory, threads, and disk and network; ? lists them, q or Ctrl-C
-    ends it. Without a terminal: a line a round and a line a decision; exit status 1 where no agent answers.
+    Keys switch between the overview, interference, memory, threads, and disk and network; ? lists them, q or Ctrl-C
+    ends it. Without a terminal: a line per cycle and a line per decision; exit status 1 if no agent answers.
     """
     console = Console(highlight=False)
     begin = ScreenSelection(screen=VIEW_KEYS[view])
-    if one_frame:
-        sys.exit(0 if print_frame(url, console, begin) else 1)
-    if begin != ScreenSelection() and not console.is_terminal:
-        raise click.UsageError("--view needs a terminal, or --once: without them a line a round is printed")
+    if begin != ScreenSelection() and not console.is_terminal and not one_frame:
+        raise click.UsageError("--view needs a terminal, or --once: without them it prints a line per cycle")
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, lambda _signum, _frame: stop.set())
     try:
-        run_top(url, stop=stop, console=console, begin=begin)
+        if one_frame:
+            print_frame(url, console, begin)
+        else:
+            run_top(url, stop=stop, console=console, begin=begin)
     except Unavailable as failure:
-        _print_failure(failure)
-        sys.exit(1)
+        exit_unavailable("top", failure)
     except (KeyboardInterrupt, BrokenPipeError):
         stop.set()

@@ -9,44 +9,46 @@ from rich.text import Text
 from api.advice import MemoryPressure
 from api.forecast import ForecastResource
 from cli import formats
-from cli.top.charts import bar, truncate_line, wrap_text
+from cli.top.charts import bar, is_online, truncate_line, wrap_text
 from exporters.view.cycle_view import View
 
 MEMORY_SHORTAGE_STATES = (MemoryPressure.TUNE_MEMCG, MemoryPressure.DROP_CACHE)
 
 
 def notice_lines(view: View) -> Iterator[Text]:
-    """A line of any length each; none where all is well."""
+    """Yield a line of any length per notice; none if there is no problem."""
     yield from _eviction_notices(view)
     yield from _rejection_notice(view)
     yield from _memory_notice(view)
 
 
 def _eviction_notices(view: View) -> Iterator[Text]:
-    """While a threshold of an eviction plugin is met, a condition is in force or a pod is leaving."""
-    found = view.evictions
-    if found is None:
+    """Yield a line while a threshold of an eviction plugin is met, a condition holds or an evicted pod still runs."""
+    evictions = view.evictions
+    if evictions is None:
         return
-    met = [threshold for threshold in found.thresholds if threshold.met != "not-met"]
-    parts = [f"leaving: {', '.join(map(formats.printable, found.terminating))}"] if found.terminating else []
+    met = [threshold for threshold in evictions.thresholds if threshold.met != "not-met"]
+    parts = (
+        [f"terminating: {', '.join(map(formats.printable, evictions.terminating))}"] if evictions.terminating else []
+    )
     parts += [
-        f"{formats.printable(pod)} has to leave and stays for now ({formats.printable(why)})"
-        for pod, why in found.held.items()
+        f"{formats.printable(pod)} is to be evicted, blocked ({formats.printable(why)})"
+        for pod, why in evictions.held.items()
     ]
     if met:
         more = f" (and {len(met) - 1} more)" if len(met) > 1 else ""
         parts.append(
             f"{formats.printable(met[0].met)} {formats.printable(met[0].plugin)}: {formats.printable(met[0].text)}{more}"
         )
-    parts += [f"condition {formats.printable(each.name)}" for each in found.conditions]
+    parts += [f"condition {formats.printable(condition.name)}" for condition in evictions.conditions]
     if parts:
         yield Text(f"✕ evictions: {formats.join(parts)}", style="bold red")
 
 
 def _rejection_notice(view: View) -> Iterator[Text]:
-    for pod, verdict in sorted(view.rejected.items())[:1]:
+    for pod, reason in sorted(view.rejected.items())[:1]:
         more = f" (and {len(view.rejected) - 1} more)" if len(view.rejected) > 1 else ""
-        yield Text(f"! rejected {formats.printable(pod)}: {formats.printable(verdict.text)}{more}", style="yellow")
+        yield Text(f"! rejected {formats.printable(pod)}: {formats.printable(reason.text)}{more}", style="yellow")
 
 
 def _memory_notice(view: View) -> Iterator[Text]:
@@ -66,7 +68,7 @@ ACTION_LABELS = {
     "shrink": ("▼ shrink", "yellow"),
     "freeze": ("‖ freeze", "magenta"),
 }
-WATCH_ONLY_NOTICE = "No pods are listed: every cgroup is watched, and nothing is decided."
+WATCH_ONLY_NOTICE = "No pods are listed: the agent watches every cgroup and decides nothing."
 
 
 def header_line(view: View, width: int) -> Text:
@@ -74,36 +76,40 @@ def header_line(view: View, width: int) -> Text:
     line = Text.assemble(
         ("dioptase", "bold"), "  ", (text, style), "  policy ", (formats.printable(view.policy) or "none", "bold")
     )
-    when = f"round {view.seq:,} · {formats.clock(view.wall_time_ms)}"
+    when = f"cycle {view.seq:,} · {formats.clock(view.wall_time_ms)}"
     line.append(when.rjust(max(width - line.cell_len, len(when) + 2)), "dim")
     return truncate_line(line, width)
 
 
 def advice_lines(view: View, width: int, max_lines: int) -> list[Text]:
-    """What the latest round advised, and why."""
+    """Render the advice of the latest cycle with its reason."""
     text, style = ACTION_LABELS.get(view.action, (formats.printable(view.action) or "no advice", ""))
-    silent = (
+    default_reason = (
         WATCH_ONLY_NOTICE
         if not view.containers
-        else "The agent was told to decide nothing (--act off)."
+        else "The agent decides nothing (--act off)."
         if view.act == "off"
         else ""
     )
-    reason = view.reason or silent
-    made = wrap_text(f"{text}  {formats.printable(reason)}", width, max_lines)
-    made[0].stylize(f"bold {style}".strip(), 0, len(text))
-    return made
+    reason = view.reason or default_reason
+    lines = wrap_text(f"{text}  {formats.printable(reason)}", width, max_lines)
+    lines[0].stylize(f"bold {style}".strip(), 0, len(text))
+    return lines
 
 
 def cpu_bars(view: View, width: int) -> list[Text]:
-    """The node as it is used, and the part of it that is lent."""
-    online = sum(c.cpu_cores or 0.0 for c in view.containers if c.qos in ("shared_cores", "dedicated_cores"))
+    """Render the CPU use of the node, and the reclaimable part of it."""
+    online = sum(c.cpu_cores or 0.0 for c in view.containers if is_online(c))
     batch = view.reclaimed_cores or 0.0
-    cpus, lent = view.node_cpus, view.reclaimable_cores
+    cpus, reclaimable = view.node_cpus, view.reclaimable_cores
     rest = None if view.busy_cores is None else max(view.busy_cores - online - batch, 0.0)
-    size = max(width // (4 if width < 100 else 3), 8)
-    node = bar(size, cpus, ((online, "█", "cyan"), (batch, "▓", "yellow"), (rest or 0.0, "▒", "dim")))
-    debt = bar(size, cpus, ((min(batch, lent or 0.0), "▓", "yellow"), (max((lent or 0.0) - batch, 0.0), "░", "yellow")))
+    bar_width = max(width // (4 if width < 100 else 3), 8)
+    node = bar(bar_width, cpus, ((online, "█", "cyan"), (batch, "▓", "yellow"), (rest or 0.0, "▒", "dim")))
+    reclaimed_bar = bar(
+        bar_width,
+        cpus,
+        ((min(batch, reclaimable or 0.0), "▓", "yellow"), (max((reclaimable or 0.0) - batch, 0.0), "░", "yellow")),
+    )
     parts = [
         f"{formats.cores(view.busy_cores)} of {cpus} busy",
         f"online {formats.cores(online)}",
@@ -113,26 +119,26 @@ def cpu_bars(view: View, width: int) -> list[Text]:
         parts.append(f"steal {formats.cores(view.steal_cores)}")
     first = truncate_line(Text.assemble("node ", node, " ", " · ".join(parts)), width)
     if not view.containers and view.reclaimable_cores is None:
-        return [first, _stall_line(view, size, width)]
-    loan = [f"{formats.cores(lent)} of {cpus} lent", f"{formats.cores(view.reclaimed_cores)} used"]
-    loan.append(f"need {formats.cores(view.requirement_cores)}")
+        return [first, _stall_line(view, bar_width, width)]
+    amounts = [f"{formats.cores(reclaimable)} of {cpus} lent", f"{formats.cores(view.reclaimed_cores)} used"]
+    amounts.append(f"need {formats.cores(view.requirement_cores)}")
     if view.headroom is not None and view.headroom.cores is not None:
-        loan.append(f"headroom {formats.cores(view.headroom.cores)}")
+        amounts.append(f"headroom {formats.cores(view.headroom.cores)}")
     if view.reported_headroom is not None and view.reported_headroom.cores is not None:
-        told = f"advertised {formats.cores(view.reported_headroom.cores)}"
-        # "lent ", the bar and a space go before; what does not fit as a whole would only be a riddle.
-        loan += [told] if len(" · ".join([*loan, told])) <= width - size - 6 else []
+        reported = f"reported {formats.cores(view.reported_headroom.cores)}"
+        # "lent ", the bar and a space precede the amounts; a cut amount would be misleading.
+        amounts += [reported] if len(" · ".join([*amounts, reported])) <= width - bar_width - 6 else []
     return [
         first,
-        truncate_line(Text.assemble("lent ", debt, " ", " · ".join(loan)), width),
+        truncate_line(Text.assemble("lent ", reclaimed_bar, " ", " · ".join(amounts)), width),
     ]
 
 
-def _stall_line(view: View, size: int, width: int) -> Text:
-    """Where nothing is lent: how much of the time somebody waited, and for what."""
+def _stall_line(view: View, bar_width: int, width: int) -> Text:
+    """Without listed pods: render the pressure of the node, and the number of waiting tasks."""
     pressure = view.node.pressure
     cpu = pressure.get("cpu")
-    waited = bar(size, 1.0, ((cpu.some, "▒", "magenta"),) if cpu else ())
+    waited = bar(bar_width, 1.0, ((cpu.some, "▒", "magenta"),) if cpu else ())
     parts = [
         f"stalled on {name} {formats.percent(pressure[name].some)}"
         for name in ("cpu", "memory", "io")
@@ -146,24 +152,24 @@ def _stall_line(view: View, size: int, width: int) -> Text:
 
 
 def source_line(view: View, width: int) -> Text:
-    """Where the numbers come from; what failed comes first, with its remedy."""
+    """Render the sources; failed ones come first, with their remedy."""
     failed = [
         f"✕ {formats.printable(s.name)}: {formats.printable(s.error)} ({formats.printable(s.remedy)})"
         for s in view.sources
         if not s.ok
     ]
-    good = [
+    healthy = [
         f"✓ {formats.printable(s.name)}" + (f" {formats.printable(s.detail)}" if s.detail else "")
         for s in view.sources
         if s.ok
     ]
     line = Text.assemble((formats.join(failed), "red"))
-    line.append(formats.join(["" if not failed else " ", *good], " · " if failed else "  "), "dim")
+    line.append(formats.join(["" if not failed else " ", *healthy], " · " if failed else "  "), "dim")
     return truncate_line(line, width)
 
 
 def cycle_line(view: View) -> str:
-    """One line of where things stand."""
+    """Summarize a cycle on one line."""
     parts = [
         f"{formats.clock(view.wall_time_ms)}  {view.act} {view.action or 'no advice'}",
         f"lent {formats.cores(view.reclaimable_cores)} of {view.node_cpus} cores",
@@ -173,20 +179,20 @@ def cycle_line(view: View) -> str:
     ]
     if view.shadow is not None:
         parts.append(
-            f"shadow {formats.printable(view.shadow.policy)} would lend {formats.cores(view.shadow.reclaimable_cores)}"
+            f"shadow {formats.printable(view.shadow.policy)} would lend {formats.cores(view.shadow.reclaimable_cores)} cores"
         )
-    parts += [f"{said.topic}: {formats.printable(said.text)}" for said in view.answers]
+    parts += [f"{advice.topic}: {formats.printable(advice.text)}" for advice in view.answers]
     parts += [
-        f"foretold {formats.forecast_amount(outlook, outlook.forecast.peak)} at most"
-        for outlook in view.forecasts
-        if outlook.resource is ForecastResource.CPU and outlook.forecast.peak is not None
+        f"forecast {formats.forecast_amount(forecast, forecast.forecast.peak)} at most"
+        for forecast in view.forecasts
+        if forecast.resource is ForecastResource.CPU and forecast.forecast.peak is not None
     ]
     for container in view.containers:
         wait, latency = container.wait, container.latency
         if container.qos == "reclaimed_cores" or (wait is None and latency is None):
             continue
-        told = [f"wait p99 {formats.duration(wait.p99_us)}"] if wait and wait.p99_us is not None else []
-        told += [f"wait mean {formats.duration(wait.mean_us)}"] if wait and wait.p99_us is None else []
-        told += [f"latency p99 {formats.milliseconds(latency.p99_ms)}"] if latency else []
-        parts.append(f"{formats.printable(container.pod)}: {', '.join(told)}")
+        latencies = [f"wait p99 {formats.duration(wait.p99_us)}"] if wait and wait.p99_us is not None else []
+        latencies += [f"wait mean {formats.duration(wait.mean_us)}"] if wait and wait.p99_us is None else []
+        latencies += [f"latency p99 {formats.milliseconds(latency.p99_ms)}"] if latency else []
+        parts.append(f"{formats.printable(container.pod)}: {', '.join(latencies)}")
     return formats.join(parts)

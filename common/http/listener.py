@@ -1,6 +1,7 @@
-"""Listening port, plain or TLS, with a bounded number of connections and reload of certificates.
-At the limit, the connection that has been idle for the longest is closed, including those in the TLS handshake. A
-request with a body is refused before anything else: reading one is work that an unauthenticated client could cause.
+"""Listening port, plain or TLS, with a bounded number of connections and replaceable certificates.
+aiohttp serves the requests and asyncio accepts and encrypts the connections. The limit is ours, because aiohttp has none:
+at the limit, the connection that has been idle for the longest is closed, including those in the TLS handshake.
+A request with a body is rejected before anything else: reading one is work that an unauthenticated client could cause.
 """
 
 from __future__ import annotations
@@ -24,27 +25,25 @@ from api.interfaces import Unavailable
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 64
-"""More than scrapers, pages and terminals of a node keep, and far fewer descriptors than an agent may have."""
+"""More than the scrapers, pages and terminals of a node need, and far below the agent's limit of file descriptors."""
 KEEPALIVE_S = 75.0
-"""Longer than readers pause between two requests; aiohttp's own hour would let idle ones hold their place."""
+"""Longer than clients pause between two requests; aiohttp's default of an hour would keep idle connections."""
 TLS_HANDSHAKE_TIMEOUT_S = 10.0
 BACKLOG = 100
 TCP_USER_TIMEOUT_S = 10.0
-"""A reader that takes nothing of an answer for so long is gone. The kernel watches, and then ends the connection."""
+"""Time after which the kernel closes the connection of a client that acknowledges no data (tcp(7))."""
 MAX_WRITE_BUFFER_BYTES = 64 << 10
-"""What waits in memory for one reader before more is made; TLS would let half a MiB wait."""
-ACCEPT_RETRY_S = 1.0
-"""After a connection could not be taken for want of descriptors or memory."""
+"""Buffered response data per client; with TLS the default is half a MiB."""
 EVICTION_LOG_INTERVAL_S = 60.0
 CLIENT_ERRORS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 RequestHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class HttpListener:
-    """The sockets of one HOST:PORT, their connections, and the application behind them."""
+    """Sockets of one HOST:PORT with their connections and the application that serves them."""
 
     def __init__(self, app: web.Application, **limits: Any) -> None:
-        """`limits` are aiohttp's, of a request."""
+        """`limits` are aiohttp's limits for a request."""
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -55,34 +54,34 @@ class HttpListener:
             lingering_time=0,
             **limits,
         )
-        self._tls: ssl.SSLContext | None = None
-        self._sockets: list[socket.socket] = []
-        self._taken: OrderedDict[web.RequestHandler, asyncio.Task[None]] = OrderedDict()
-        """By what handles it, with the task that brings it there; the one that asked longest ago comes first."""
-        self._pushed_out = 0
-        self._silent_until = 0.0
+        self._servers: dict[socket.socket, asyncio.Server] = {}
+        """Listening sockets with the servers that accept from duplicates of them."""
+        self._connections: OrderedDict[web.RequestHandler, asyncio.Task[None]] = OrderedDict()
+        """Handlers of the connections with the tasks that set them up, in the order of their last request."""
+        self._closed_count = 0
+        self._next_log_s = 0.0
 
     async def open(self, host: str, port: int, option: str, tls: ssl.SSLContext | None = None) -> list[tuple[str, int]]:
-        """Listen on every address of the host, and return them; the kernel chooses port 0. Raises Unavailable, naming the
-        option."""
-        loop, self._tls = asyncio.get_running_loop(), tls
+        """Listen on every address of the host and return them; for port 0 the kernel selects one.
+
+        Raises Unavailable that names the option.
+        """
         await self._runner.setup()
         assert self._runner.server is not None
-        # Around the application, because its router answers some requests before any middleware sees them.
-        self._runner.server.request_handler = partial(self._asked, self._runner.server.request_handler)
+        # Wraps the application, because its router answers some requests before any middleware is called.
+        self._runner.server.request_handler = partial(self._handle, self._runner.server.request_handler)
         try:
-            bound = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
-            if (
-                not bound.sockets
-            ):  # asyncio leaves out kinds of addresses for which no socket can be made, whatever the reason
+            bound = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
+            # asyncio silently skips address families for which no socket can be created; creating one shows the error.
+            if not bound.sockets:
                 socket.socket().close()
                 raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
-            self._sockets = [sock.dup() for sock in bound.sockets]
+            listening = [sock.dup() for sock in bound.sockets]
             bound.close()
-            for listening in self._sockets:
-                listening.listen(BACKLOG)
-                loop.add_reader(listening, self._accept, listening)
-        except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot spell
+            for sock in listening:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(TCP_USER_TIMEOUT_S * 1000))
+                self._servers[sock] = await self._serve(sock, tls)
+        except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: the name is invalid in IDNA
             await self.close()
             if isinstance(error, OSError) and error.errno == errno.EMFILE:
                 raise  # another address would not help
@@ -91,101 +90,93 @@ class HttpListener:
                 f"cannot listen on {host}:{port}: {reason}",
                 f"choose another address with {option} HOST:PORT, or stop the program that has this one",
             ) from error
-        return [listening.getsockname()[:2] for listening in self._sockets]
+        return [sock.getsockname()[:2] for sock in self._servers]
 
-    def renew(self, tls: ssl.SSLContext | None) -> None:
-        """Take new connections with another context; those that are open go on."""
-        self._tls = tls
+    async def renew(self, tls: ssl.SSLContext | None) -> None:
+        """Use another context for new connections; existing ones continue. Raises OSError."""
+        for sock in self._servers:
+            # The next server accepts before the previous one stops, so that the kernel refuses no connection.
+            following = await self._serve(sock, tls)
+            self._servers[sock].close()
+            self._servers[sock] = following
 
     async def close(self) -> None:
         """Close the port and every connection. Idempotent."""
-        for listening in self._sockets:
-            asyncio.get_running_loop().remove_reader(listening)
-            listening.close()
-        self._sockets = []
-        for taking in self._taken.values():
-            taking.cancel()
+        for sock, server in self._servers.items():
+            server.close()
+            sock.close()
+        self._servers = {}
+        for setup in self._connections.values():
+            setup.cancel()
         if self._runner.server is not None:
             await self._runner.cleanup()
 
-    async def _asked(self, answer: RequestHandler, request: web.BaseRequest) -> web.StreamResponse:
-        if request.protocol in self._taken:
-            self._taken.move_to_end(request.protocol)
-        refused = None
-        if request.body_exists:
-            refused = web.Response(status=413, text="no request has a body here\n")
-        elif hdrs.EXPECT in request.headers:  # aiohttp's own refusal repeats what was sent, which need not be text
-            refused = web.Response(status=417, text="nothing can be expected here: no request has a body\n")
-        if refused is None:
-            return await answer(request)
-        refused.force_close()
-        return refused
+    async def _serve(self, sock: socket.socket, tls: ssl.SSLContext | None) -> asyncio.Server:
+        """Accept connections from a duplicate of the socket, because a server closes the one it is given."""
+        server = await asyncio.get_running_loop().create_server(
+            self._connect,
+            sock=sock.dup(),
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else TLS_HANDSHAKE_TIMEOUT_S,
+            # Also the number of accepts in a row, and of log lines when no file descriptor is left.
+            backlog=1,
+        )
+        sock.listen(BACKLOG)
+        return server
 
-    def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            connection, _ = listening.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
-        except OSError as error:
-            # It would stay ready, and the loop would do nothing else.
-            log.error("no connection can be taken: %s", error.strerror)
-            loop.remove_reader(listening)
-            loop.call_later(ACCEPT_RETRY_S, self._resume, listening)
-            return
-        connection.settimeout(0)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(TCP_USER_TIMEOUT_S * 1000))
-        self._make_room()
+    def _connect(self) -> web.RequestHandler:
+        """Return the handler of a new connection. asyncio calls this in the task that sets the connection up."""
+        self._close_oldest()
+        setup = asyncio.current_task()
+        assert setup is not None
         assert self._runner.server is not None
         handler = self._runner.server()
-        self._taken[handler] = loop.create_task(self._take(handler, connection))
+        self._connections[handler] = setup
+        return handler
 
-    def _resume(self, listening: socket.socket) -> None:
-        if listening in self._sockets:
-            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+    async def _handle(self, handler: RequestHandler, request: web.BaseRequest) -> web.StreamResponse:
+        if request.protocol in self._connections:
+            self._connections.move_to_end(request.protocol)
+        if request.transport is not None:
+            request.transport.set_write_buffer_limits(MAX_WRITE_BUFFER_BYTES)
+        if request.body_exists:
+            response = web.Response(status=413, text="requests with a body are not supported\n")
+        elif hdrs.EXPECT in request.headers:  # aiohttp's own response repeats the header, which need not be text
+            response = web.Response(status=417, text="the Expect header is not supported: no request has a body\n")
+        else:
+            return await handler(request)
+        response.force_close()
+        return response
 
-    async def _take(self, handler: web.RequestHandler, connection: socket.socket) -> None:
-        loop, tls = asyncio.get_running_loop(), self._tls
-        try:
-            transport, _ = await loop.connect_accepted_socket(
-                lambda: handler,
-                connection,
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else TLS_HANDSHAKE_TIMEOUT_S,
-            )
-            transport.set_write_buffer_limits(MAX_WRITE_BUFFER_BYTES)
-        except OSError:
-            return  # it went away, or does not speak TLS as we do: whoever is there knows
-
-    def _make_room(self) -> None:
+    def _close_oldest(self) -> None:
         assert self._runner.server is not None
         served = set(self._runner.server.connections)
-        for handler in [handler for handler, taking in self._taken.items() if taking.done() and handler not in served]:
-            del self._taken[handler]
-        if len(self._taken) < MAX_CONNECTIONS:
+        finished = [handler for handler, setup in self._connections.items() if setup.done() and handler not in served]
+        for handler in finished:
+            del self._connections[handler]
+        if len(self._connections) < MAX_CONNECTIONS:
             return
-        handler, taking = self._taken.popitem(last=False)
-        taking.cancel()
+        handler, setup = self._connections.popitem(last=False)
+        setup.cancel()
         if handler.transport is not None:
             handler.transport.abort()
-        self._pushed_out += 1
-        if (now := asyncio.get_running_loop().time()) >= self._silent_until:
-            self._silent_until = now + EVICTION_LOG_INTERVAL_S
+        self._closed_count += 1
+        if (now := asyncio.get_running_loop().time()) >= self._next_log_s:
+            self._next_log_s = now + EVICTION_LOG_INTERVAL_S
             log.warning(
-                "more than %d connections to one port: those that asked for nothing for the longest time are closed, %d so far",
+                "more than %d connections to one port: closed those idle for the longest time, %d so far",
                 MAX_CONNECTIONS,
-                self._pushed_out,
+                self._closed_count,
             )
 
 
 def _server_logger() -> logging.Logger:
-    """The server's log without a traceback for every request that is no HTTP, and for every client that goes away while it
-    is answered: anyone can do both, at any rate."""
+    """Log of the server without tracebacks for invalid requests and clients that disconnect, which any client can cause."""
 
     def is_own(record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], CLIENT_ERRORS))
 
-    logger = logging.getLogger("exporters.page.web_server.server")
+    logger = logging.getLogger("common.http.server")
     if not logger.filters:
         logger.addFilter(is_own)
     return logger

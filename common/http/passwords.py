@@ -1,6 +1,6 @@
 """HTTP basic authentication against bcrypt hashes with bounded CPU cost.
-Results are cached, one check runs at a time, one per client address; an unknown user costs the same time as a known
-one. The only importer of bcrypt.
+Results are cached, checks run one at a time and at most one per client address is pending; unknown users take as long
+as existing ones. The only importer of bcrypt.
 """
 
 from __future__ import annotations
@@ -18,57 +18,57 @@ from functools import partial
 from api.interfaces import Unavailable
 
 MAX_CACHED_RESULTS = 100
-"""Right passwords, and as many wrong ones."""
+"""Limit for correct passwords, and separately for wrong ones."""
 MAX_PASSWORD_BYTES = 72
-"""bcrypt looks at no more of a password."""
+"""Length after which bcrypt ignores a password."""
 MAX_PENDING_CHECKS = 16
-"""Checks that may be under way: 4 s at cost 12, within the time that a scraper waits."""
+"""Limit of queued checks: 4 s at cost 12, less than a scraper's timeout."""
 RETRY_AFTER_S = 5
-"""When whoever was turned away may come again."""
+"""Seconds after which a rejected client may retry."""
 
 
 class TooManyChecks(Exception):
-    """Too many passwords wait to be checked, or one of this address."""
+    """Too many password checks are pending, or one of this client address."""
 
 
 class PasswordChecker:
-    """The users that may ask, and what was found out about the passwords they gave."""
+    """Checks passwords of the configured users and caches the results."""
 
     def __init__(self, users: Mapping[str, str]) -> None:
-        """Raises Unavailable where bcrypt is not installed; it is loaded only for this."""
+        """Raises Unavailable if bcrypt, which is loaded only here, is not installed."""
         try:
             import bcrypt  # noqa: PLC0415
         except ImportError as error:
             raise Unavailable(
-                f"basic_auth_users needs the bcrypt library: {error}", "install dioptase anew, or leave users out"
+                f"basic_auth_users needs the bcrypt library: {error}", "reinstall dioptase, or remove the users"
             ) from error
         self._check = bcrypt.checkpw
         self._users = {name: hashed.encode() for name, hashed in users.items()}
-        self._nobodys = next(iter(self._users.values()))
+        self._fallback_hash = next(iter(self._users.values()))
         self._salt = secrets.token_bytes(16)
-        self._known: dict[bool, OrderedDict[bytes, None]] = {True: OrderedDict(), False: OrderedDict()}
+        self._results: dict[bool, OrderedDict[bytes, None]] = {True: OrderedDict(), False: OrderedDict()}
         self._checks: dict[bytes, asyncio.Future[bool]] = {}
         self._addresses: set[str] = set()
         self._thread = ThreadPoolExecutor(1, "passwords")
 
     def close(self) -> None:
-        """Give the thread back; whoever waits for a check is told to come again. Idempotent."""
+        """Stop the thread; pending checks raise TooManyChecks. Idempotent."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def authenticates(self, authorization: str, address: str) -> bool:
-        """Whether this Authorization header, which came from that address, has a user's password. Raises Busy."""
-        given = _parse_basic_authorization(authorization)
-        if given is None:
+        """Whether an Authorization header from this address has a user's password. Raises TooManyChecks."""
+        credentials = _parse_basic_authorization(authorization)
+        if credentials is None:
             return False
-        name, password = given
+        name, password = credentials
         hashed = self._users.get(name)
         key = hashlib.blake2b(
             b"\0".join((name.encode(errors="surrogatepass"), hashed or b"", password)), key=self._salt, digest_size=32
         ).digest()
-        for answer, remembered in self._known.items():
-            if key in remembered:
-                remembered.move_to_end(key)
-                return answer
+        for result, cached in self._results.items():
+            if key in cached:
+                cached.move_to_end(key)
+                return result
         check = self._checks.get(key)
         if check is None:
             if len(self._checks) >= MAX_PENDING_CHECKS or address in self._addresses:
@@ -78,7 +78,7 @@ class PasswordChecker:
             self._addresses.add(address)
             check.add_done_callback(partial(self._finish, key, address))
         try:
-            return await asyncio.shield(check)  # others may wait for it too
+            return await asyncio.shield(check)  # other requests may wait for the same check
         except asyncio.CancelledError:
             if check.cancelled():
                 raise TooManyChecks from None
@@ -89,15 +89,15 @@ class PasswordChecker:
         self._addresses.discard(address)
         if check.cancelled() or check.exception() is not None:
             return
-        remembered = self._known[check.result()]
-        remembered[key] = None
-        while len(remembered) > MAX_CACHED_RESULTS:
-            remembered.popitem(last=False)
+        cached = self._results[check.result()]
+        cached[key] = None
+        while len(cached) > MAX_CACHED_RESULTS:
+            cached.popitem(last=False)
 
     def _matches(self, hashed: bytes | None, password: bytes) -> bool:
         try:
-            return self._check(password[:MAX_PASSWORD_BYTES], hashed or self._nobodys) and hashed is not None
-        except ValueError:  # a NUL in the password, which no hash was made of
+            return self._check(password[:MAX_PASSWORD_BYTES], hashed or self._fallback_hash) and hashed is not None
+        except ValueError:  # bcrypt rejects a NUL byte, which no hashed password contains
             return False
 
 

@@ -11,14 +11,14 @@ import msgspec
 
 
 class HttpProblem(msgspec.Struct, frozen=True):
-    """Body of every answer that is not 200."""
+    """Body of every error response."""
 
     error: str
     remedy: str
 
 
 class HttpRefused(Exception):
-    """A request that gets a Problem instead of what it asked for."""
+    """Rejection of a request, sent as HttpProblem."""
 
     def __init__(self, status: int, error: str, remedy: str) -> None:
         super().__init__(error)
@@ -27,14 +27,13 @@ class HttpRefused(Exception):
 
 
 def is_loopback(address: str) -> bool:
-    """Whether nobody else can reach it."""
     return _is_address(address) and ipaddress.ip_address(address).is_loopback
 
 
 def is_loopback_host(host: str) -> bool:
-    """Whether a Host header can only mean this machine: an address (no name server can point it elsewhere) or localhost.
+    """Whether a Host header can only mean this machine: an address, which DNS cannot redirect, or localhost.
 
-    Without the header (HTTP/1.0) there is no browser and so nothing to defend against.
+    A request without the header (HTTP/1.0) does not come from a browser and needs no check.
     """
     name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
     return not host or name.lower().rstrip(".") == "localhost" or _is_address(name)

@@ -1,5 +1,5 @@
 """Sends response bodies in chunks, compressed if the client accepts gzip.
-Large bodies are kept compressed once for all readers, so that slow readers do not multiply memory.
+Large bodies are stored compressed and shared by all readers, so that slow readers do not multiply memory.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ import asyncio
 import gzip
 import io
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -22,16 +24,26 @@ CONTENT_TYPES = {
     ".ico": "image/x-icon",
     ".woff2": "font/woff2",
 }
-"""Fixed, because the system's table differs between distributions and `nosniff` makes a wrong type fatal."""
+"""A fixed table, because the system's differs between distributions and `nosniff` makes a wrong type fatal."""
 CHUNK_BYTES = 64 << 10
-"""A quarter of a millisecond to unpack, so the loop is not held up between two of them."""
+"""Decompressing one chunk takes a quarter of a millisecond and does not delay the event loop."""
 MIN_COMPRESSED_BYTES = 1024
-"""Bytes; below this gzip saves nothing worth its headers."""
+"""Below this size gzip saves less than its headers cost."""
 Headers = Mapping[str, str]
+T = TypeVar("T")
+RENDER_THREADS = 2
+"""Bodies are computed on the CPU with one interpreter lock, so more threads would only keep more of them in memory."""
+_renderers = ThreadPoolExecutor(RENDER_THREADS, "render")
+"""Not the default executor, where a name server or disk that hangs can occupy every thread. Starts no thread until used."""
+
+
+async def render_in_thread(render: Callable[[], T]) -> T:
+    """Computes a body in a thread of its own executor, so that the event loop goes on meanwhile."""
+    return await asyncio.get_running_loop().run_in_executor(_renderers, render)
 
 
 async def send_body(request: web.Request, body: bytes, headers: Headers) -> web.StreamResponse:
-    """A body that is kept as it is anyway, compressed for whoever takes that."""
+    """Send a body that exists in memory uncompressed; compress it if the client accepts that."""
     compress = len(body) >= MIN_COMPRESSED_BYTES and accepts_gzip(request)
     if len(body) > CHUNK_BYTES:
         return await _send_chunks(request, _chunks(body), None if compress else len(body), headers)
@@ -42,25 +54,24 @@ async def send_body(request: web.Request, body: bytes, headers: Headers) -> web.
 
 
 async def send_computed(request: web.Request, make: Callable[[], bytes], headers: Headers) -> web.StreamResponse:
-    """A body that is made for this reader alone, in a thread."""
+    """Compute the body for this request in a thread, and send it."""
 
-    def made() -> tuple[bytes, bool]:
+    def compute() -> tuple[bytes, bool]:
         body = make()
         return (gzip.compress(body, 1), True) if len(body) > CHUNK_BYTES else (body, False)
 
-    body, packed = await asyncio.to_thread(made)
+    body, packed = await render_in_thread(compute)
     return await (send_gzipped if packed else send_body)(request, body, headers)
 
 
 async def send_gzipped(request: web.Request, packed: bytes, headers: Headers) -> web.StreamResponse:
-    """A body that is kept in gzip, in one member and from less than 4 GiB: its last four bytes are its length."""
+    """Send a gzip-compressed body: one member, less than 4 GiB, so that its last four bytes are the length."""
     if accepts_gzip(request):
         return await _send_chunks(request, _chunks(packed), len(packed), {**headers, "Content-Encoding": "gzip"})
     return await _send_chunks(request, _gunzipped_chunks(packed), int.from_bytes(packed[-4:], "little"), headers)
 
 
 def accepts_gzip(request: web.Request) -> bool:
-    """Whether the reader accepts gzip."""
     for offered in request.headers.get("Accept-Encoding", "").split(","):
         name, _, quality = offered.replace(" ", "").partition(";q=")
         if name.lower() == "gzip":
@@ -71,7 +82,7 @@ def accepts_gzip(request: web.Request) -> bool:
 async def _send_chunks(
     request: web.Request, pieces: Iterator[bytes | memoryview], length: int | None, headers: Headers
 ) -> web.StreamResponse:
-    """Without a length the pieces are compressed."""
+    """Send the chunks; compress them if no length is given."""
     response = web.StreamResponse(headers=headers)
     response.content_length = length
     if length is None:
@@ -80,7 +91,7 @@ async def _send_chunks(
     if request.method != "HEAD":
         for piece in pieces:
             await response.write(piece)
-            await asyncio.sleep(0)  # a fast reader never makes write() wait, and a tick may be due
+            await asyncio.sleep(0)  # write() does not yield for a fast reader, and a cycle may be due
     return response
 
 

@@ -1,14 +1,16 @@
 """TLS and basic authentication by the web configuration file of Prometheus' exporter-toolkit.
-Unsupported fields are refused by name. Protection cannot be lost by accident: an empty section is refused, and a
-section in force may not be missing after a reload; `{}` disables it.
+Unsupported fields are rejected by name. Protection cannot be lost by accident: an empty section is rejected, and a
+section in effect must not be missing after a reload; `{}` disables it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import re
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -18,9 +20,13 @@ from api.interfaces import Unavailable
 from api.text import literal_choices
 from common.files import open_regular_file
 
+log = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 1.0
+"""Interval at which the file and its certificates are checked for changes."""
 MAX_FILE_BYTES = 1 << 20
 MAX_BCRYPT_COST = 16
-"""log2 of bcrypt's rounds; 16 takes seconds to check, and nobody would wait for more."""
+"""Limit for bcrypt's cost, the binary logarithm of its rounds; a check at cost 16 takes seconds."""
 BCRYPT_HASH = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}")
 TLS_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 CLIENT_VERIFY_MODES = {
@@ -29,11 +35,10 @@ CLIENT_VERIFY_MODES = {
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
 WEB_CONFIG_REMEDY = "correct the web configuration file; docs/operations.md lists what it may hold"
-FileStamps = tuple[tuple[int, int, int], ...]
 
 
 class TlsServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Certificate and key, and whether clients must show one."""
+    """Certificate, key and verification of client certificates."""
 
     cert_file: str
     key_file: str
@@ -43,40 +48,57 @@ class TlsServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WebConfigDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file as a whole."""
+    """Content of the web configuration file."""
 
     tls_server_config: TlsServerConfig | None = None
     basic_auth_users: Mapping[str, str] = {}
 
 
 class WebSecurity(msgspec.Struct, frozen=True):
-    """What is in force."""
+    """TLS context and users in effect."""
 
     tls: ssl.SSLContext | None = None
     users: Mapping[str, str] = {}
-    """bcrypt hashes by name; empty: everyone."""
+    """Hashes (bcrypt) by user name; empty disables authentication."""
 
 
 class WebConfig:
-    """One web configuration file and those it names. `stamp` tells cheaply whether they changed, `load` reads them anew."""
+    """Web configuration file and the files it names."""
 
     def __init__(self, path: Path, check: Callable[[str], None]) -> None:
-        """`check` raises ValueError where the text is not one plain YAML document without repeated keys."""
+        """`check` raises ValueError unless the text is one plain YAML document without repeated keys."""
         self._path, self._check = path, check
         self._files: tuple[Path, ...] = (path,)
-        self._in_force: tuple[str, ...] = ()
-        """Sections of the file, as it was loaded last, that ask for something."""
+        self._loaded = self._stamps()
+        self._sections_in_effect: tuple[str, ...] = ()
 
-    def stamp(self) -> FileStamps:
-        """Equal as long as no file was written or replaced; also where one is missing."""
-        return tuple(_file_stamp(path) for path in self._files)
+    async def follow(self, apply: Callable[[WebSecurity], Awaitable[None]]) -> None:
+        """Load and apply the files whenever they change, until cancelled.
+
+        The previous configuration stays in effect while a file is invalid, for example half-written, or `apply` raises.
+        """
+        while True:
+            await asyncio.sleep(POLL_INTERVAL_S)
+            stamps = self._stamps()
+            if stamps == self._loaded:
+                continue
+            self._loaded = stamps
+            try:
+                await apply(await asyncio.to_thread(self.load))
+            except Unavailable as error:
+                log.error("the web configuration was not changed: %s: %s", error.reason, error.remedy)
+            except Exception:
+                log.exception("the web configuration was not changed")
+            else:
+                log.info("the web configuration was reloaded")
 
     def load(self) -> WebSecurity:
-        """What the files say now. Raises Unavailable that names the file and what is wrong in it."""
+        """Read the files. Raises Unavailable that names the file and the problem."""
         try:
             document = self._document()
             tls = document.tls_server_config
             self._files = (self._path, *(() if tls is None else tuple(self._named(tls))))
+            self._loaded = self._stamps()
             users = dict(self._users(document.basic_auth_users))
             web = WebSecurity(None if tls is None else self._context(tls), users)
         except OSError as error:
@@ -84,18 +106,22 @@ class WebConfig:
             raise Unavailable(f"{name}: cannot be used: {error.strerror or error}", WEB_CONFIG_REMEDY) from error
         except ValueError as error:
             raise Unavailable(f"{self._path}: {error}", WEB_CONFIG_REMEDY) from error
-        asked = {"tls_server_config": web.tls is not None, "basic_auth_users": bool(web.users)}
-        self._in_force = tuple(section for section, something in asked.items() if something)
+        sections = {"tls_server_config": web.tls is not None, "basic_auth_users": bool(web.users)}
+        self._sections_in_effect = tuple(section for section, enabled in sections.items() if enabled)
         return web
+
+    def _stamps(self) -> tuple[tuple[int, int, int], ...]:
+        """Modification times, inodes and sizes of the files; zeros for a missing file."""
+        return tuple(_file_stamp(path) for path in self._files)
 
     def _document(self) -> WebConfigDocument:
         text = _read_bounded(self._path).decode()
         self._check(text)
         sections = msgspec.yaml.decode(text)
         if sections is None:
-            raise ValueError("it is empty; to ask for neither TLS nor passwords, write {}")
+            raise ValueError("it is empty; to use neither TLS nor passwords, write {}")
         if isinstance(sections, dict):
-            sections = {name: section for name, section in self._meant(sections) if section != {}}
+            sections = {name: section for name, section in self._checked_sections(sections) if section != {}}
         try:
             return msgspec.convert(sections, WebConfigDocument)
         except msgspec.ValidationError as error:
@@ -104,14 +130,14 @@ class WebConfig:
             listed = literal_choices(WebConfigDocument, field)
             raise ValueError(f"{field}: {reason}" + (f", choose from {', '.join(listed)}" if listed else "")) from None
 
-    def _meant(self, sections: dict[str, object]) -> Iterator[tuple[str, object]]:
-        """The sections, once it is clear that none of them was lost, as by a file that is being written."""
-        for name in self._in_force:
+    def _checked_sections(self, sections: dict[str, object]) -> Iterator[tuple[str, object]]:
+        """Yield the sections; raise ValueError if one was lost, for example because the file is being written."""
+        for name in self._sections_in_effect:
             if sections and name not in sections:
-                raise ValueError(f"{name} is in force and is missing now; to do without it, write `{name}: {{}}`")
+                raise ValueError(f"{name} is in effect, but missing now; to disable it, write `{name}: {{}}`")
         for name, section in sections.items():
             if section is None:
-                raise ValueError(f"{name}: it is empty; to do without it, write `{name}: {{}}`")
+                raise ValueError(f"{name}: it is empty; to disable it, write `{name}: {{}}`")
             yield name, section
 
     def _named(self, tls: TlsServerConfig) -> Iterator[Path]:
@@ -122,16 +148,16 @@ class WebConfig:
     def _context(self, tls: TlsServerConfig) -> ssl.SSLContext:
         verify = CLIENT_VERIFY_MODES[tls.client_auth_type]
         if verify is not ssl.CERT_NONE and not tls.client_ca_file:
-            raise ValueError(f"client_auth_type is {tls.client_auth_type}, and client_ca_file is missing")
+            raise ValueError(f"client_auth_type is {tls.client_auth_type}, but client_ca_file is missing")
         if verify is ssl.CERT_NONE and tls.client_ca_file:
-            raise ValueError("client_ca_file is set, and client_auth_type lets every client in; set that too")
+            raise ValueError("client_ca_file is set, but client_auth_type admits every client; set that too")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = TLS_VERSIONS[tls.min_version]
         certificate, key, *authorities = self._named(tls)
         for path in (certificate, key, *authorities):
-            _read_bounded(path)  # ssl does not say which file it could not read, and would wait for a pipe
+            _read_bounded(path)  # ssl does not report which file it could not read, and would block on a FIFO
         try:
-            # The callback keeps OpenSSL from asking for the password of an encrypted key on the terminal.
+            # Without the callback, OpenSSL asks for the password of an encrypted key on the terminal.
             context.load_cert_chain(certificate, key, password=lambda: "")
         except ssl.SSLError as error:
             raise ValueError(f"{certificate} and {key} are no certificate and its key: {_ssl_reason(error)}") from None
@@ -146,7 +172,7 @@ class WebConfig:
     def _users(self, users: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         for name, hashed in users.items():
             if not name or ":" in name:
-                raise ValueError(f"basic_auth_users: {name!r} is no user name: it may not be empty or have a colon")
+                raise ValueError(f"basic_auth_users: {name!r} is no user name: it must not be empty or contain a colon")
             match = BCRYPT_HASH.fullmatch(hashed)
             if match is None:
                 raise ValueError(f"basic_auth_users: {name}: not a bcrypt hash; make one with htpasswd -nBC 12 {name}")

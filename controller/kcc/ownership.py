@@ -1,4 +1,4 @@
-"""Resolves which KatalystCustomConfig owns which kind, and the status and finalizers of each. Pure."""
+"""Resolves which KatalystCustomConfig owns which kind, and the status and finalizers of each."""
 
 from __future__ import annotations
 
@@ -13,31 +13,34 @@ from controller.kinds import CONFIG_GROUP, GroupVersionResource, Kcc, target_res
 
 FINALIZER = "kcc.katalyst.kubewharf.io/kcc-controller"
 ALLOWED_GROUPS = (CONFIG_GROUP,)
-"""Whoever may write a KCC must not have this controller delete objects of any kind."""
+"""Only these groups may be distributed, so that the author of a KCC cannot make this controller delete other kinds."""
 NORMAL_REASON = "Normal"
 
 
 class TargetSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the objects of one kind."""
+    """Objects of one kind."""
 
     missing: bool = False
-    """The API server has no such kind."""
+    """Whether the API server does not have the kind."""
     count: int = 0
     invalid: tuple[str, ...] = ()
 
 
 class KccOwnership(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome for all KCCs."""
+    """Ownership of all kinds by all KCCs."""
 
     owners: Mapping[GroupVersionResource, str]
-    """By kind, the key of the KCC that it is distributed for."""
+    """Key of the KCC that distributes each kind."""
     reasons: Mapping[str, tuple[str, str]]
-    """By KCC, why it is or is not: reason and message."""
+    """Reason and message of each KCC's condition."""
 
 
 def resolve_owners(kccs: Mapping[str, Kcc], targets: Callable[[GroupVersionResource], TargetSummary]) -> KccOwnership:
-    """Of two KCCs about one kind the older owns it, and of equally old ones the first by name. One that is being deleted
-    owns its kind until no object of it is left, so that those that go move their nodes."""
+    """Assign each kind to the oldest KCC that declares it, or to the first by name if they are equally old.
+
+    A KCC that is being deleted owns its kind until no object of it is left, so that deleted objects are still removed from
+    their nodes.
+    """
     owners: dict[GroupVersionResource, str] = {}
     reasons: dict[str, tuple[str, str]] = {}
     by_age = sorted(kccs.items(), key=lambda item: (item[1].metadata.creation_timestamp or "", item[0]))
@@ -54,17 +57,17 @@ def resolve_owners(kccs: Mapping[str, Kcc], targets: Callable[[GroupVersionResou
 
 
 def allowed_label_keys(kcc: Kcc) -> dict[int, frozenset[str]]:
-    """Labels that selectors may use, by priority."""
-    return {each.priority: frozenset(each.key_list) for each in kcc.spec.node_label_selector_allowed_key_list}
+    """Label keys that selectors may use, by priority."""
+    return {allowed.priority: frozenset(allowed.key_list) for allowed in kcc.spec.node_label_selector_allowed_key_list}
 
 
 def changed_status(kcc: Kcc, reason: tuple[str, str], invalid: Collection[str], now_s: float) -> dict[str, Any]:
-    """Fields of its status that change."""
+    """Status fields of a KCC that differ from the stored ones."""
     before = msgspec.to_builtins(kcc.status)
     conditions = conditions_with(
         before.get("conditions"), valid=reason[0] == NORMAL_REASON, reason=reason[0], message=reason[1], now_s=now_s
     )
-    wanted: dict[str, Any] = {
+    desired: dict[str, Any] = {
         "observedGeneration": kcc.metadata.generation,
         "invalidTargetConfigList": sorted(invalid),
         "conditions": conditions,
@@ -72,24 +75,25 @@ def changed_status(kcc: Kcc, reason: tuple[str, str], invalid: Collection[str], 
     before = (
         {"observedGeneration": 0} | before | {"invalidTargetConfigList": list(kcc.status.invalid_target_config_list)}
     )
-    before["conditions"] = [{"reason": "", "message": "", **each} for each in before.get("conditions", ())]
-    return {name: value for name, value in wanted.items() if before.get(name) != value}
+    before["conditions"] = [{"reason": "", "message": "", **condition} for condition in before.get("conditions", ())]
+    return {name: value for name, value in desired.items() if before.get(name) != value}
 
 
-def wanted_finalizers(kcc: Kcc, remaining: int) -> tuple[str, ...] | None:
-    """Ours keeps a KCC while objects of its kind are left, of which are so many; None where nothing changes."""
+def planned_finalizers(kcc: Kcc, remaining: int) -> tuple[str, ...] | None:
+    """Finalizers of a KCC with `remaining` objects of its kind, which this controller's finalizer waits for; None if
+    unchanged."""
     before = kcc.metadata.finalizers
     keep = kcc.metadata.deletion_timestamp is None or (remaining > 0 and FINALIZER in before)
-    after = tuple(each for each in before if each != FINALIZER)
+    after = tuple(name for name in before if name != FINALIZER)
     if keep:
         after = before if FINALIZER in before else (*before, FINALIZER)
     return None if after == before else after
 
 
 def _spec_problem(kcc: Kcc) -> tuple[str, str] | None:
-    counts = Counter(each.priority for each in kcc.spec.node_label_selector_allowed_key_list)
-    if twice := sorted(priority for priority, count in counts.items() if count > 1):
-        return "PrioritySelectorKeyInvalid", f"duplicated priority: {twice}"
+    counts = Counter(allowed.priority for allowed in kcc.spec.node_label_selector_allowed_key_list)
+    if duplicates := sorted(priority for priority, count in counts.items() if count > 1):
+        return "PrioritySelectorKeyInvalid", f"duplicated priority: {duplicates}"
     gvr = kcc.spec.target_type
     if gvr.group not in ALLOWED_GROUPS:
         return "TargetTypeNotAllowed", f"group {gvr.group!r:.80} is not allowed, only {', '.join(ALLOWED_GROUPS)}"

@@ -1,5 +1,5 @@
 """Watches agent pods and carries out taints, withdrawal of reclaimed resources and evictions.
-Each evaluation starts from current objects, so a node whose agent has recovered meanwhile is left alone.
+Each evaluation starts from current objects, so a node whose agent has recovered meanwhile is not changed.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import contextlib
 import logging
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from common.backoff import TokenBucket
-from controller.kinds import CNRS, NODES, PODS, ControllerCnr, ControllerNode, ControllerPod
+from controller.kinds import PODS, ControllerNode, ControllerPod
 from controller.label_selectors import parse_selector
 from controller.lifecycle.health_policy import (
     AgentState,
@@ -32,134 +33,128 @@ from controller.settings import HealthConfig
 from kube.client import KubeClient, ListScope
 from kube.errors import ApiError, ApiUnreachable
 from kube.informer import Informer
+from kube.objects import TaintedObject
 
 log = logging.getLogger(__name__)
 
 EVALUATION_INTERVAL_S, SETTLE_S = 5.0, 0.5
-"""Between two looks at most, and after an agent's pod changed: a roll-out changes thousands, which are looked at together."""
+"""Maximum interval of evaluations, and the delay after a change, which combines the changes of a rollout."""
 MAX_WATCH_S, MAX_COPY_AGE_S = 120, 150.0
-"""Bookmarks come once a minute, or where nothing has happened since the API server began a watch has ended by then; what was
-heard of longer ago is not known."""
+"""Older copies count as stale: the API server sends bookmarks once a minute, or ends the watch."""
 TAINTS_METRIC, EVICTIONS_METRIC = "dioptase_lifecycle_taints_total", "dioptase_lifecycle_evictions_total"
 
 
 class AgentHealth:
-    """`run` it while leading. The informers that are given run elsewhere, those of `pods` too."""
+    """Controller of the agents' health; `run` it while leading. The caller runs the informers, those of `pods` too."""
 
     def __init__(
         self,
         client: KubeClient,
         nodes: Informer[ControllerNode],
-        cnrs: Informer[ControllerCnr],
+        cnrs: Informer[TaintedObject],
         config: HealthConfig,
-        tally: MetricValues,
+        metrics: MetricValues,
     ) -> None:
-        self._client, self._nodes, self._cnrs, self._config, self._tally = client, nodes, cnrs, config, tally
+        self._client, self._nodes, self._cnrs, self._config, self._metrics = client, nodes, cnrs, config, metrics
         self._agents = {name: parse_selector(text) for name, text in config.agents.items()}
-        self._among = parse_selector(config.node_selector)
+        self._node_selector = parse_selector(config.node_selector)
         selectors = sorted(set(config.agents.values()))
         self.pods = [
             Informer(client, PODS, ListScope(namespace=config.namespace, labels=text), _pod_node, max_s=MAX_WATCH_S)
             for text in selectors
         ]
-        now_s = time.monotonic()
-        self._taints = TokenBucket(config.taint_per_s, max(1.0, config.taint_per_s * EVALUATION_INTERVAL_S), now_s)
-        self._promises = TokenBucket(config.taint_per_s, max(1.0, config.taint_per_s * EVALUATION_INTERVAL_S), now_s)
-        self._evictions = TokenBucket(config.evict_per_s, max(1.0, config.evict_per_s * EVALUATION_INTERVAL_S), now_s)
-        self._judged = HealthResult(at_s=time.time())
+        self._result = HealthResult(at_s=time.time())
         self._uids: dict[str, str] = {}
         self._wake = asyncio.Event()
         for informer in self.pods:
             informer.listen(lambda _: self._wake.set())
-        self._untainting, self._tainting, self._taking_back, self._evicting = (
-            NodeRotation(),
-            NodeRotation(),
-            NodeRotation(),
-            NodeRotation(),
-        )
+        self._untaint_rotation, self._taint_rotation = NodeRotation(), _limited_rotation(config.taint_per_s)
+        self._withdrawal_rotation = _limited_rotation(config.taint_per_s)
+        self._eviction_rotation = _limited_rotation(config.evict_per_s)
 
     async def run(self) -> None:
-        """Until cancelled."""
-        for informer in self._watched():
+        """Run until cancelled."""
+        for informer in self._informers():
             await informer.synced.wait()
         while True:
             self._wake.clear()
-            await self._round(time.time())
+            await self._evaluate(time.time())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), EVALUATION_INTERVAL_S - SETTLE_S)
             await asyncio.sleep(SETTLE_S)
 
-    async def _round(self, now_s: float) -> None:
-        wanted = [name for name, node in self._nodes.store.items() if self._among.matches(node.metadata.labels)]
-        pods = {name: [pod for informer in self.pods for pod in informer.store.group(name)] for name in wanted}
-        states = agent_states(wanted, self._agents, pods)
+    async def _evaluate(self, now_s: float) -> None:
+        selected = [
+            name for name, node in self._nodes.store.items() if self._node_selector.matches(node.metadata.labels)
+        ]
+        pods = {name: [pod for informer in self.pods for pod in informer.store.group(name)] for name in selected}
+        states = agent_states(selected, self._agents, pods)
         uids = {name: node.metadata.uid for name, node in self._nodes.store.items()}
-        before, self._uids = keep_same_nodes(self._judged, self._uids, uids), uids
-        judged = evaluate_agent_health(states, before, self._cnrs.store, self._config, now_s=now_s, fresh=self._fresh())
-        self._show(states, judged)
-        self._judged = judged
+        before, self._uids = keep_same_nodes(self._result, self._uids, uids), uids
+        result = evaluate_agent_health(states, before, self._cnrs.store, self._config, now_s=now_s, fresh=self._fresh())
+        self._export(states, result)
+        self._result = result
         tick_s = time.monotonic()
-        for node in self._untainting.next_nodes(judged.untaint, tick_s):
+        for node in self._untaint_rotation.next_nodes(result.untaint, tick_s):
             await self._write_taints("untaint", node)
-        for node in self._tainting.next_nodes(judged.taint, tick_s, self._taints):
-            lasted_s = now_s - judged.unhealthy_since_s[node]
+        for node in self._taint_rotation.next_nodes(result.taint, tick_s):
+            unhealthy_s = now_s - result.unhealthy_since_s[node]
             log.warning(
-                "node %s: its agent has not been ready for %.0f s, no more reclaimed pods there", node, lasted_s
+                "Tainted node %s for reclaimed pods: its agent has not been ready for %.0f s", node, unhealthy_s
             )
             await self._write_taints("taint", node)
-        # One that went while another was written lends nothing any more.
-        lending = [node for node in judged.away if (found := self._nodes.store.get(node)) is not None and found.lent]
-        for node in self._taking_back.next_nodes(lending, tick_s, self._promises):
-            await self._take_back(node)
-        for node in self._evicting.next_nodes(judged.evict, tick_s, self._evictions):
-            await self._empty(node, now_s - judged.unhealthy_since_s[node])
+        # A node that was deleted during the writes above reports no resources any more.
+        reporting = [
+            name for name in result.away if (node_ := self._nodes.store.get(name)) and node_.reclaimed_resources
+        ]
+        for node in self._withdrawal_rotation.next_nodes(reporting, tick_s):
+            await self._withdraw_resources(node)
+        for node in self._eviction_rotation.next_nodes(result.evict, tick_s):
+            await self._evict_reclaimed(node, now_s - result.unhealthy_since_s[node])
 
-    def _watched(self) -> list[Informer[Any]]:
+    def _informers(self) -> list[Informer[Any]]:
         return [self._nodes, self._cnrs, *self.pods]
 
     def _fresh(self) -> bool:
         now_s = time.monotonic()
-        ages = [informer.age_s(now_s) for informer in self._watched()]
+        ages = [informer.age_s(now_s) for informer in self._informers()]
         return all(age is not None and age <= MAX_COPY_AGE_S for age in ages)
 
     async def _write_taints(self, action: str, node: str) -> None:
         cnr = self._cnrs.store.get(node)
         if cnr is None:
-            return  # it went while another was written
+            return  # deleted during an earlier write
         taints = with_own_taint(cnr, time.time()) if action == "taint" else without_own_taint(cnr)
-        # As of the version that was read: the list is replaced whole.
+        # A merge patch replaces the list as a whole, so it must fail if the object has changed.
         body = {"metadata": {"resourceVersion": cnr.metadata.resource_version}, "spec": {"taints": taints}}
-        if self._config.dry_run:
-            self._tally.count(TAINTS_METRIC, action, "dry-run")
-            return
-        try:
-            self._cnrs.record_write(await self._client.merge_patch(CNRS, node, body))
-        except (ApiError, ApiUnreachable) as error:
-            self._tally.count(TAINTS_METRIC, action, "refused")
-            log.warning("node %s: cannot %s: %s; again in a minute", node, action, error)
-        else:
-            self._tally.count(TAINTS_METRIC, action, "done")
+        await self._patch(action, action, self._cnrs, node, body)
 
-    async def _take_back(self, node: str) -> None:
-        """What the Node promises to reclaimed pods. It is removed and not set to nothing: of pods that run there a kubelet that
-        is started anew would refuse those that ask for more than there is."""
-        found = self._nodes.store.get(node)
-        if found is None or not found.lent:
-            return  # it went while another was written
-        if self._config.dry_run:
-            self._tally.count(TAINTS_METRIC, "take-back", "dry-run")
-            return
-        nothing = dict.fromkeys(found.lent)
-        body = {"status": {"capacity": nothing, "allocatable": nothing}}
-        try:
-            self._nodes.record_write(await self._client.merge_patch(NODES, node, body, "status"))
-        except (ApiError, ApiUnreachable) as error:
-            self._tally.count(TAINTS_METRIC, "take-back", "refused")
-            log.warning("node %s: it goes on to promise what was lent: %s; again in a minute", node, error)
-        else:
-            self._tally.count(TAINTS_METRIC, "take-back", "done")
+    async def _withdraw_resources(self, name: str) -> None:
+        """Remove the reclaimed resources that the Node reports.
 
-    async def _empty(self, node: str, lasted_s: float) -> None:
+        They are removed, not set to zero, because a restarting kubelet rejects running pods that request more than the
+        allocatable amount of a resource that the Node has.
+        """
+        node = self._nodes.store.get(name)
+        if node is None or not node.reclaimed_resources:
+            return  # deleted during an earlier write
+        removed = dict.fromkeys(node.reclaimed_resources)
+        body = {"status": {"capacity": removed, "allocatable": removed}}
+        await self._patch("take-back", "remove its reclaimed resources", self._nodes, name, body)
+
+    async def _patch(self, action: str, verb: str, informer: Informer[Any], node: str, body: Mapping[str, Any]) -> None:
+        """Patch the object of a node, its status if the body has one, and count the result; a dry run only counts."""
+        result = "dry-run" if self._config.dry_run else "done"
+        try:
+            if not self._config.dry_run:
+                subresource = "status" if "status" in body else ""
+                informer.record_write(await self._client.merge_patch(informer.resource, node, body, subresource))
+        except (ApiError, ApiUnreachable) as error:
+            result = "refused"
+            log.warning("node %s: cannot %s: %s; retried in a minute", node, verb, error)
+        self._metrics.count(TAINTS_METRIC, action, result)
+
+    async def _evict_reclaimed(self, node: str, unhealthy_s: float) -> None:
         try:
             listing = await self._client.list(PODS, ListScope(fields=f"spec.nodeName={node}"))
         except (ApiError, ApiUnreachable) as error:
@@ -168,8 +163,10 @@ class AgentHealth:
         for pod in reclaimed_victims(listing.objects.values()):
             key = f"{pod.metadata.namespace}/{pod.metadata.name}"
             result = "dry-run" if self._config.dry_run else await self._evict(key, pod)
-            self._tally.count(EVICTIONS_METRIC, result)
-            log.warning("pod %s on node %s, whose agent has not been ready for %.0f s: %s", key, node, lasted_s, result)
+            self._metrics.count(EVICTIONS_METRIC, result)
+            log.warning(
+                "pod %s: %s: the agent of node %s has not been ready for %.0f s", key, result, node, unhealthy_s
+            )
 
     async def _evict(self, key: str, pod: ControllerPod) -> str:
         try:
@@ -182,19 +179,25 @@ class AgentHealth:
             return "refused"
         return "evicted"
 
-    def _show(self, states: AgentStates, judged: HealthResult) -> None:
+    def _export(self, states: AgentStates, result: HealthResult) -> None:
         counts = Counter((agent, state.value) for (_, agent), state in states.items())
-        shown = [((agent, state.value), counts[agent, state.value]) for agent in self._agents for state in AgentState]
-        self._tally.set("dioptase_lifecycle_agents", shown)
-        self._tally.set("dioptase_lifecycle_unwell_nodes", [((), len(judged.unhealthy_since_s))])
-        self._tally.set("dioptase_lifecycle_halt", [((reason.value,), reason is judged.halt) for reason in HaltReason])
-        if judged.halt is not self._judged.halt:
+        agents = [((agent, state.value), counts[agent, state.value]) for agent in self._agents for state in AgentState]
+        self._metrics.set("dioptase_lifecycle_agents", agents)
+        self._metrics.set("dioptase_lifecycle_unwell_nodes", [((), len(result.unhealthy_since_s))])
+        self._metrics.set(
+            "dioptase_lifecycle_halt", [((reason.value,), reason is result.halt) for reason in HaltReason]
+        )
+        if result.halt is not self._result.halt:
             log.warning(
-                "tainting and evicting: %s, with %d of %d nodes unwell",
-                "goes on" if judged.halt is HaltReason.NONE else f"halted ({judged.halt.value})",
-                len(judged.unhealthy_since_s),
+                "taints and evictions %s: %d of %d nodes have an unhealthy agent",
+                "resumed" if result.halt is HaltReason.NONE else f"halted ({result.halt.value})",
+                len(result.unhealthy_since_s),
                 len({node for node, _ in states}),
             )
+
+
+def _limited_rotation(per_s: float) -> NodeRotation:
+    return NodeRotation(TokenBucket(per_s, max(1.0, per_s * EVALUATION_INTERVAL_S), time.monotonic()))
 
 
 def _pod_node(pod: ControllerPod) -> str:

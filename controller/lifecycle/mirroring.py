@@ -1,4 +1,4 @@
-"""Computes labels and owner references of CustomNodeResource and CustomNodeConfig from their node. Pure."""
+"""Computes labels and owner references of CustomNodeResource and CustomNodeConfig from their node."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ from kube.objects import KubeObject, KubeOwnerReference, PartialObjectMetadata
 
 
 class LabelMirroring(StrEnum):
-    """How the labels of the node get there."""
+    """How an object's labels follow those of the node."""
 
     MERGED = "merged"
-    """CustomNodeResource: others may have labels of their own there."""
+    """CustomNodeResource: other writers may add labels."""
     REPLACED = "replaced"
-    """CustomNodeConfig: selectors of configurations are held against these labels, so they are the node's and no others."""
+    """CustomNodeConfig: configuration selectors match these labels, so they must equal the node's."""
 
 
 class MirrorPatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be written of one object."""
+    """Changes to one object."""
 
     apply: Mapping[str, Any]
-    """By server-side apply: what this once said and says no longer goes, what others said stays."""
-    drop: tuple[str, ...] = ()
-    """Labels that have to go, whoever wrote them."""
+    """Body for server-side apply: labels that the node has lost are removed, labels of other writers stay."""
+    removed_labels: tuple[str, ...] = ()
+    """Labels to remove, by any writer."""
 
 
 def plan_mirror(
-    node: PartialObjectMetadata, found: PartialObjectMetadata | None, labels_mode: LabelMirroring, *, applied: bool
+    node: PartialObjectMetadata, current: PartialObjectMetadata | None, labels_mode: LabelMirroring, *, applied: bool
 ) -> MirrorPatch | None:
-    """None where everything is as it should be. `applied`: this process has applied this node's labels before, and they have
-    not changed since; before, labels that the node has lost cannot be told from others' here, only by the API server."""
+    """Compute the changes to an object; None if there are none.
+
+    `applied`: this process has already applied the node's current labels. Otherwise only the API server can tell labels
+    that the node has lost from those of other writers, so the object is applied again.
+    """
     owner = KubeOwnerReference(
         api_version="v1",
         kind="Node",
@@ -43,20 +46,18 @@ def plan_mirror(
         block_owner_deletion=True,
     )
     labels = dict(node.metadata.labels)
-    drop: tuple[str, ...] = ()
-    if found is not None:
-        has = found.metadata.labels
+    removed: tuple[str, ...] = ()
+    if current is not None:
+        existing = current.metadata.labels
         if labels_mode is LabelMirroring.REPLACED:
-            drop = tuple(sorted(key for key in has if key not in labels))
-        current = (
-            all(has.get(key) == value for key, value in labels.items()) and owner in found.metadata.owner_references
-        )
-        if current and applied and not drop:
+            removed = tuple(sorted(key for key in existing if key not in labels))
+        complete = all(existing.get(key) == value for key, value in labels.items())
+        if complete and owner in current.metadata.owner_references and applied and not removed:
             return None
     body = {"metadata": {"labels": labels, "ownerReferences": [msgspec.to_builtins(owner)]}}
-    return MirrorPatch(apply=body, drop=drop)
+    return MirrorPatch(apply=body, removed_labels=removed)
 
 
-def find_orphans(nodes: Container[str], found: Mapping[str, KubeObject]) -> list[str]:
-    """Objects without a node. Whether it is really gone is asked of the API server before one is deleted."""
-    return sorted(key for key in found if key not in nodes)
+def find_orphans(nodes: Container[str], objects: Mapping[str, KubeObject]) -> list[str]:
+    """Objects without a node in the informer's copy. The API server confirms it before an object is deleted."""
+    return sorted(key for key in objects if key not in nodes)

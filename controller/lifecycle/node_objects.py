@@ -24,60 +24,60 @@ LabelFingerprint = tuple[str, Mapping[str, str]]
 
 
 class NodeObjects:
-    """`run` it while leading. The informers that are given run elsewhere."""
+    """Controller of the nodes' objects; `run` it while leading. The caller runs the informers."""
 
     def __init__(
         self,
         client: KubeClient,
         nodes: Informer[PartialObjectMetadata],
         mirrored: Mapping[LabelMirroring, Informer[PartialObjectMetadata]],
-        tally: MetricValues,
+        metrics: MetricValues,
     ) -> None:
-        self._client, self._nodes, self._mirrored, self._tally = client, nodes, mirrored, tally
+        self._client, self._nodes, self._mirrored, self._metrics = client, nodes, mirrored, metrics
         self.queue: WorkQueue[str] = WorkQueue(time.monotonic, RECONCILE_LIMIT)
         self._applied: dict[tuple[LabelMirroring, str], LabelFingerprint] = {}
         for informer in (nodes, *mirrored.values()):
             informer.listen(self._changed)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         for informer in (self._nodes, *self._mirrored.values()):
             await informer.synced.wait()
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
-                group.create_task(reconcile_queue(CONTROLLER_NAME, self.queue, self._look, self._tally))
+                group.create_task(reconcile_queue(CONTROLLER_NAME, self.queue, self._reconcile, self._metrics))
             group.create_task(self._sweep())
 
     def _changed(self, change: ObjectChange[PartialObjectMetadata]) -> None:
-        # A kubelet writes its node's status every few minutes, and an agent its resource far more often.
+        # The kubelet writes its node's status every few minutes, and the agent its resource far more often.
         if change.old is None or change.new is None or _fingerprint(change.old) != _fingerprint(change.new):
             self.queue.add(change.key)
 
-    async def _look(self, name: str) -> None:
+    async def _reconcile(self, name: str) -> None:
         node = self._nodes.store.get(name)
         if node is None:
-            await self._gone(name)
+            await self._delete_orphans(name)
             return
-        for how, informer in self._mirrored.items():
-            found = informer.store.get(name)
-            wanted = plan_mirror(node, found, how, applied=self._applied.get((how, name)) == _fingerprint(node))
-            if wanted is None:
+        for mode, informer in self._mirrored.items():
+            applied = self._applied.get((mode, name)) == _fingerprint(node)
+            patch = plan_mirror(node, informer.store.get(name), mode, applied=applied)
+            if patch is None:
                 continue
-            await self._client.apply(informer.resource, name, wanted.apply, FIELD_MANAGER)
-            if wanted.drop:
-                body = {"metadata": {"labels": dict.fromkeys(wanted.drop)}}
+            await self._client.apply(informer.resource, name, patch.apply, FIELD_MANAGER)
+            if patch.removed_labels:
+                body = {"metadata": {"labels": dict.fromkeys(patch.removed_labels)}}
                 await ignore_missing(self._client.merge_patch(informer.resource, name, body))
-            self._applied[how, name] = _fingerprint(node)
+            self._applied[mode, name] = _fingerprint(node)
 
-    async def _gone(self, name: str) -> None:
-        """Delete what a node has left, once the API server itself says that there is no such node."""
-        for how, informer in self._mirrored.items():
-            self._applied.pop((how, name), None)
-            found = informer.store.get(name)
-            if found is not None and await self._is_gone(name):
-                await ignore_missing(self._client.delete(informer.resource, name, found.metadata.uid))
+    async def _delete_orphans(self, name: str) -> None:
+        """Delete the objects of a node after the API server has confirmed that the node does not exist."""
+        for mode, informer in self._mirrored.items():
+            self._applied.pop((mode, name), None)
+            orphan = informer.store.get(name)
+            if orphan is not None and await self._node_missing(name):
+                await ignore_missing(self._client.delete(informer.resource, name, orphan.metadata.uid))
 
-    async def _is_gone(self, name: str) -> bool:
+    async def _node_missing(self, name: str) -> bool:
         try:
             await self._client.get(self._nodes.resource, name)
         except ApiError as error:

@@ -1,4 +1,4 @@
-"""Collects what the documents of both cgroup versions share: inputs, sums over descendants, common parts.
+"""Makes the parts that the documents of both cgroup versions share: inputs, sums over descendants, common fields.
 Pure. CPU time, memory and block I/O of a cgroup include its descendants, so threads, loads, hardware counters,
 traffic, reclaim and kills are added up in the same way.
 """
@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from api.measurements import CpuCounters, IoStat, LoadAverages, SocketTraffic, ThreadStates
 from api.rates import delta
-from api.snapshot import CgroupSample, Snapshot
+from api.snapshot import CgroupSample, CpuCounters, IoStat, LoadAverages, Snapshot, SocketTraffic, ThreadStates
 from exporters.malachite.history import (
     CgroupFrame,
     CgroupIoRead,
@@ -24,11 +23,12 @@ from exporters.malachite.history import (
 from exporters.malachite.wire import MalachiteStruct, NumberList, finite, load_averages, number_list, u64, unix_seconds
 
 CountedPart = TypeVar("CountedPart", SocketTraffic, IoStat)
+T = TypeVar("T")
 OOM_KILL = "oom_kill"
 
 
 class ReclaimCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory that tasks had to free themselves: how often, and how long in nanoseconds."""
+    """Number of times that tasks had to reclaim memory themselves, and the time in nanoseconds."""
 
     direct: int
     direct_ns: int
@@ -37,7 +37,7 @@ class ReclaimCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KillCount(msgspec.Struct, frozen=True):
-    """Processes killed for memory."""
+    """Number of processes that the OOM killer terminated."""
 
     count: int
 
@@ -48,24 +48,19 @@ SummedPart = TypeVar(
 
 
 class SubtreeSums:
-    """Sums by path of the cgroup at the top, made once for a snapshot.
+    """Sums over a cgroup and its descendants by the path of the cgroup, made once for a snapshot.
 
-    A probe leaves out a cgroup that it has nothing of, such as one that never used a socket: while it counts for others,
-    that is zero. Where it counts for nobody it does not run, and nothing is known.
+    A probe omits cgroups without events, such as one that never used a socket: they count as zero while other cgroups have
+    values. If no cgroup has a value, the probe does not run, and nothing is known.
     """
 
     def __init__(self, now: Snapshot, history: MalachiteHistory) -> None:
         samples = now.cgroups
-        threads = {path: sample.threads_by_state for path, sample in samples.items() if sample.threads_by_state}
-        self.threads = sum_subtrees(ThreadStates, threads, samples)
+        self.threads = sum_subtrees(ThreadStates, _parts(samples, lambda sample: sample.threads_by_state), samples)
         # Each average decays by the same factor in every step, so the average of a sum is the sum of the averages.
-        self.load = sum_subtrees(
-            LoadAverages, {path: sample.load for path, sample in samples.items() if sample.load}, samples
-        )
-        counters = {path: sample.counters for path, sample in samples.items() if sample.counters}
-        self.counters = sum_subtrees(CpuCounters, counters, samples)
-        net = {path: sample.net for path, sample in samples.items() if sample.net}
-        blocks = {path: counted for path, sample in samples.items() if (counted := block_requests(sample))}
+        self.load = sum_subtrees(LoadAverages, _parts(samples, lambda sample: sample.load), samples)
+        self.counters = sum_subtrees(CpuCounters, _parts(samples, lambda sample: sample.counters), samples)
+        net, blocks = _parts(samples, lambda sample: sample.net), _parts(samples, block_requests)
         self.net, self.blocks = sum_subtrees(SocketTraffic, net, samples), sum_subtrees(IoStat, blocks, samples)
         self.net_before = sum_subtrees(
             SocketTraffic, _earlier_counters(now, history, net, lambda past: past.net), samples
@@ -73,22 +68,26 @@ class SubtreeSums:
         self.block_io_before = sum_subtrees(
             IoStat, _earlier_counters(now, history, blocks, lambda past: past.blocks), samples
         )
-        reclaims = {path: held for path, sample in samples.items() if (held := _reclaims(sample))}
-        self.reclaims, self.kills = sum_subtrees(ReclaimCounts, reclaims, samples), _kills(samples)
+        self.reclaims = sum_subtrees(ReclaimCounts, _parts(samples, _reclaims), samples)
+        self.kills = _kills(samples)
+
+
+def _parts(samples: Mapping[str, CgroupSample], of: Callable[[CgroupSample], T | None]) -> dict[str, T]:
+    return {path: part for path, sample in samples.items() if (part := of(sample)) is not None}
 
 
 def sum_subtrees(
     kind: Callable[..., SummedPart], values: Mapping[str, SummedPart], paths: Iterable[str]
 ) -> dict[str, SummedPart]:
-    """Add each value to those of all cgroups above it; zero for the others, nothing where there are no values."""
+    """Add each value to those of all ancestors. Other cgroups have zero; the result is empty if there are no values."""
     fields: tuple[str, ...] = kind.__struct_fields__  # type: ignore[attr-defined]
     totals: dict[str, list[Any]] = {path: [0] * len(fields) for path in paths} if values else {}
     for path, value in values.items():
         amounts = [getattr(value, field) for field in fields]
         for ancestor in _ancestors(path):
-            known = totals.get(ancestor)
+            total = totals.get(ancestor)
             totals[ancestor] = (
-                amounts if known is None else [_add_known(a, b) for a, b in zip(known, amounts, strict=True)]
+                amounts if total is None else [_add_known(a, b) for a, b in zip(total, amounts, strict=True)]
             )
     return {path: kind(**dict(zip(fields, total, strict=True))) for path, total in totals.items()}
 
@@ -101,22 +100,22 @@ def _reclaims(sample: CgroupSample) -> ReclaimCounts | None:
 
 
 def _kills(samples: Mapping[str, CgroupSample]) -> dict[str, KillCount]:
-    """From the kernel's files where it has them, else from our probe.
+    """Return the kills by cgroup from the kernel's files, or from our probe if the kernel has no such files.
 
-    memory.events has those of the groups below in it already; version 1's memory.oom_control, which has nothing but oom_kill,
-    does not (mm/memcontrol.c, memcg_memory_event).
+    memory.events includes descendants; version 1's memory.oom_control, which has only oom_kill, does not
+    (mm/memcontrol.c, memcg_memory_event).
     """
     filed = {path: sample.memory_events for path, sample in samples.items() if OOM_KILL in sample.memory_events}
-    known = {path: KillCount(events[OOM_KILL]) for path, events in filed.items()}
-    if known and all(len(events) == 1 for events in filed.values()):
-        return sum_subtrees(KillCount, known, samples)
+    counts = {path: KillCount(events[OOM_KILL]) for path, events in filed.items()}
+    if counts and all(len(events) == 1 for events in filed.values()):
+        return sum_subtrees(KillCount, counts, samples)
     probed = {path: KillCount(sample.oom_kills) for path, sample in samples.items() if sample.oom_kills is not None}
-    return sum_subtrees(KillCount, probed, samples) | known
+    return sum_subtrees(KillCount, probed, samples) | counts
 
 
-def _add_known(one: Any, other: Any) -> Any:
-    # What is not known of one is not known of the sum.
-    return None if one is None or other is None else one + other
+def _add_known(a: Any, b: Any) -> Any:
+    # A sum with an unknown part is unknown.
+    return None if a is None or b is None else a + b
 
 
 def _ancestors(path: str) -> Iterator[str]:
@@ -132,22 +131,22 @@ def _earlier_counters(
     counted: Mapping[str, CountedPart],
     of: Callable[[CgroupFrame], CountedPart | None],
 ) -> dict[str, CountedPart]:
-    """The same cgroups' counters earlier, so that new minus old of any sum is what those there now have counted since.
+    """Return earlier counters of the same cgroups, so that new minus old of any sum is the growth of existing cgroups.
 
-    One that is new since then began at zero; where nobody counted yet, only what comes next is known.
+    A cgroup that was created since then began at zero; without an earlier reading, the growth is zero.
     """
-    found = {}
+    earlier = {}
     past = history.past
     for path, after in counted.items():
-        known = history.cgroup(now.cgroups[path])
-        before = None if known is None else of(known[1])
-        if known is None or past is None:
-            found[path] = after
-        elif known[0] is not past:
-            found[path] = type(after)(**dict.fromkeys(after.__struct_fields__, 0))
+        reading = history.cgroup(now.cgroups[path])
+        before = None if reading is None else of(reading[1])
+        if reading is None or past is None:
+            earlier[path] = after
+        elif reading[0] is not past:
+            earlier[path] = type(after)(**dict.fromkeys(after.__struct_fields__, 0))
         else:
-            found[path] = after if before is None or _went_back(before, after) else before
-    return found
+            earlier[path] = after if before is None or _went_back(before, after) else before
+    return earlier
 
 
 def _went_back(before: CountedPart, after: CountedPart) -> bool:
@@ -155,12 +154,12 @@ def _went_back(before: CountedPart, after: CountedPart) -> bool:
 
 
 class CgroupLayout(msgspec.Struct, frozen=True):
-    """Where this machine keeps cgroups."""
+    """Version and mount points of the cgroup hierarchies."""
 
     version: str
-    """`V1` or `V2`, as the documents say it."""
+    """`V1` or `V2`, as in the documents."""
     root: str
-    """Directory that all cgroups are below."""
+    """Directory that contains all cgroups."""
     mounts: Mapping[str, str]
     """Mount point by controller; all the same on version 2."""
 
@@ -170,7 +169,7 @@ class CgroupLayout(msgspec.Struct, frozen=True):
 
 
 class CgroupInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """One cgroup in the latest snapshot, with what came before and what is below it."""
+    """One cgroup in the latest snapshot, with its earlier counters and the sums over its descendants."""
 
     sample: CgroupSample
     layout: CgroupLayout
@@ -190,21 +189,21 @@ class CgroupInputs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def at(self) -> int | None:
-        """When the values of every tick were read."""
+        """Time of the values that are read in every cycle, in seconds since 1970."""
         return unix_seconds(self.wall_time_ns)
 
     @property
     def files_at(self) -> int | None:
-        """When the files that are not read every tick were read."""
+        """Time of the files that are not read in every cycle, in seconds since 1970."""
         return unix_seconds(io_read_at_ns(self.sample, self.wall_time_ns))
 
     @property
     def io_at(self) -> int | None:
-        """When block I/O was counted."""
+        """Time of the block I/O counters, in seconds since 1970."""
         return self.files_at if self.sample.io or self.blocks is None else self.at
 
     def cores(self, field: str) -> float | None:
-        """CPU time of that field of CgroupPast per second, in cores."""
+        """CPU time per second in cores, by the field of CgroupFrame that counts it."""
         if self.before is None:
             return None
         frame, earlier = self.before
@@ -214,7 +213,7 @@ class CgroupInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CpusetFields(MalachiteStruct, frozen=True):
-    """CPUs and NUMA nodes in force."""
+    """Effective CPUs and NUMA nodes."""
 
     full_path: str | None = None
     cpus: NumberList | None = None
@@ -246,9 +245,20 @@ class NetClsFields(MalachiteStruct, frozen=True, kw_only=True):
 
 
 class NetGroup(MalachiteStruct, frozen=True, rename={"net": "Net"}):
-    """The only group without a level for the version."""
+    """Document of net_cls, the only one without a level for the version."""
 
     net: NetClsFields
+
+
+class CgroupGroups(MalachiteStruct, frozen=True, rename="pascal", kw_only=True):
+    """Documents of one cgroup by controller; a controller that does not know the cgroup is left out."""
+
+    cpuacct: dict[str, dict[str, MalachiteStruct]]
+    """Fields by name of the document and version, `{"Cpu": {"V1": ...}}`, as in the three after it."""
+    memory: dict[str, dict[str, MalachiteStruct]] | None = None
+    cpuset: dict[str, dict[str, MalachiteStruct]] | None = None
+    blkio: dict[str, dict[str, MalachiteStruct]] | None = None
+    net_cls: NetGroup | None = None
 
 
 class FsCounters(MalachiteStruct, frozen=True):
@@ -261,7 +271,7 @@ class FsCounters(MalachiteStruct, frozen=True):
 
 
 class MemCounters(MalachiteStruct, frozen=True):
-    """Events of memory: kills, and reclaim that tasks had to do themselves, in calls and nanoseconds."""
+    """Number of OOM kills, and calls and nanoseconds of reclaim by tasks themselves."""
 
     mem_oom_cnt: int | None = None
     mem_reclaim_cnt: int | None = None
@@ -271,7 +281,7 @@ class MemCounters(MalachiteStruct, frozen=True):
 def cgroup_inputs(
     sample: CgroupSample, now: Snapshot, history: MalachiteHistory, below: SubtreeSums, layout: CgroupLayout
 ) -> CgroupInputs:
-    """Everything that the documents of one cgroup are made of."""
+    """Return the inputs of the documents of one cgroup."""
     return CgroupInputs(
         sample=sample,
         layout=layout,
@@ -291,8 +301,25 @@ def cgroup_inputs(
     )
 
 
+def cgroup_groups(
+    inputs: CgroupInputs, cpu: MalachiteStruct, memory: MalachiteStruct | None, blkio: MalachiteStruct | None
+) -> CgroupGroups:
+    """Return the documents of one cgroup: the given ones, which differ between the versions, and the common ones."""
+
+    def versioned(name: str, fields: MalachiteStruct | None) -> dict[str, dict[str, MalachiteStruct]] | None:
+        return None if fields is None else {name: {inputs.layout.version: fields}}
+
+    return CgroupGroups(
+        cpuacct={"Cpu": {inputs.layout.version: cpu}},
+        memory=versioned("Memory", memory),
+        cpuset=versioned("CpuSet", _cpuset_fields(inputs)),
+        blkio=versioned("BlkIO", blkio),
+        net_cls=_network_group(inputs),
+    )
+
+
 def cpu_and_tasks(inputs: CgroupInputs) -> dict[str, Any]:
-    """What `Cpu` of both versions has alike: cores used, threads, load and hardware counters."""
+    """Return the fields that `Cpu` of both versions has: cores used, threads, load and hardware counters."""
     threads, counters = inputs.threads, inputs.counters
     return {
         "cpu_usage_ratio": inputs.cores("cpu_usage_ns"),
@@ -310,8 +337,8 @@ def cpu_and_tasks(inputs: CgroupInputs) -> dict[str, Any]:
     }
 
 
-def cpuset_fields(inputs: CgroupInputs) -> CpusetFields | None:
-    """None where the cgroup has no cpuset."""
+def _cpuset_fields(inputs: CgroupInputs) -> CpusetFields | None:
+    """Return None if the cgroup has no cpuset."""
     cpus, mems = number_list(inputs.sample.limits.cpus), number_list(inputs.sample.limits.mems)
     if cpus is None and mems is None:
         return None
@@ -323,8 +350,8 @@ def cpuset_fields(inputs: CgroupInputs) -> CpusetFields | None:
     )
 
 
-def network_group(inputs: CgroupInputs) -> NetGroup | None:
-    """None where nobody counts the cgroup's sockets: the client would take zeros for the truth."""
+def _network_group(inputs: CgroupInputs) -> NetGroup | None:
+    """Return None if the cgroup's sockets are not counted: the client would treat zeros as measured."""
     if inputs.net is None or inputs.net_before is None:
         return None
     return NetGroup(
@@ -339,10 +366,10 @@ def network_group(inputs: CgroupInputs) -> NetGroup | None:
 
 
 def fs_counters(inputs: CgroupInputs) -> tuple[FsCounters, FsCounters]:
-    """Block I/O now and about five seconds ago. The client subtracts without a look, so old is never above new.
+    """Return block I/O now and about five seconds ago. The client subtracts without a check, so old never exceeds new.
 
-    Version 1 counts none before somebody has set a limit for a device (since Linux 6.10 throttling begins only then):
-    where the files have nothing, our probe's requests stand in.
+    Version 1 counts nothing before a limit of a device is set (since Linux 6.10 throttling begins only then): if the files
+    are empty, the requests counted by our probe are used.
     """
     if not inputs.sample.io and inputs.blocks is not None and inputs.block_io_before is not None:
         return sum_devices({"all": inputs.blocks}), sum_devices({"all": inputs.block_io_before})
@@ -353,7 +380,7 @@ def fs_counters(inputs: CgroupInputs) -> tuple[FsCounters, FsCounters]:
 
 
 def sum_devices(devices: Mapping[str, IoStat]) -> FsCounters:
-    """All devices together."""
+    """Return the sum over all devices."""
     return FsCounters(
         fs_read=u64(sum(device.reads for device in devices.values())),
         fs_read_bytes=u64(sum(device.read_bytes for device in devices.values())),
@@ -363,13 +390,19 @@ def sum_devices(devices: Mapping[str, IoStat]) -> FsCounters:
 
 
 def mem_counters(inputs: CgroupInputs) -> MemCounters:
-    """Kills and reclaim, those of the cgroups below included."""
+    """Return kills and reclaim, including those of descendants."""
     kills, reclaims = inputs.kills, inputs.reclaims
     return MemCounters(
         mem_oom_cnt=None if kills is None else u64(kills.count),
         mem_reclaim_cnt=None if reclaims is None else u64(reclaims.direct + reclaims.limit),
         mem_reclaim_time=None if reclaims is None else u64(reclaims.direct_ns + reclaims.limit_ns),
     )
+
+
+def values_by_node(stat: Mapping[str, Mapping[int, int]]) -> dict[int, dict[str, int]]:
+    """Return the values of memory.numa_stat by NUMA node and name, from those by name and NUMA node."""
+    nodes = sorted({node for by_node in stat.values() for node in by_node if u64(node) is not None})
+    return {node: {name: by_node[node] for name, by_node in stat.items() if node in by_node} for node in nodes}
 
 
 def _net_counters(of: SocketTraffic) -> NetCounters:

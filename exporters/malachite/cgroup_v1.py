@@ -5,24 +5,28 @@ from __future__ import annotations
 import mmap
 from collections.abc import Mapping
 
-from api.measurements import UNLIMITED, IoStat
+from api.snapshot import UNLIMITED, IoStat
 from exporters.malachite.cgroup_documents import (
+    CgroupGroups,
     CgroupInputs,
-    CpusetFields,
     FsCounters,
     MemCounters,
-    NetGroup,
+    cgroup_groups,
     cpu_and_tasks,
-    cpuset_fields,
     fs_counters,
     mem_counters,
-    network_group,
+    values_by_node,
 )
-from exporters.malachite.wire import MAX_I64, LoadFields, MalachiteStruct, i64, matching_fields, u64, unix_seconds
+from exporters.malachite.wire import MAX_I64, LoadFields, MalachiteStruct, i64, known_values, u64, unix_seconds
 
 NO_QUOTA, DEFAULT_PERIOD_US = -1, 100_000
 UNLIMITED_V1_BYTES = MAX_I64 // mmap.PAGESIZE * mmap.PAGESIZE
-"""What version 1 shows for no limit (PAGE_COUNTER_MAX pages)."""
+"""Value that version 1 shows for no limit (PAGE_COUNTER_MAX pages)."""
+V1_NUMA_PAGES = (
+    "total", "file", "anon", "unevictable", "hierarchical_total", "hierarchical_file", "hierarchical_anon",
+    "hierarchical_unevictable",
+)  # fmt: skip
+"""Names in memory.numa_stat, in pages; `hierarchical_*` include all descendants."""
 
 
 class CpuTimesAt(MalachiteStruct, frozen=True):
@@ -61,27 +65,9 @@ class V1CpuFields(MalachiteStruct, frozen=True, kw_only=True):
     update_time: int | None = None
 
 
-class V1NumaPages(MalachiteStruct, frozen=True):
-    """Pages of one NUMA node; `hierarchical_*` with all cgroups below."""
-
-    total: int | None = None
-    file: int | None = None
-    anon: int | None = None
-    unevictable: int | None = None
-    hierarchical_total: int | None = None
-    hierarchical_file: int | None = None
-    hierarchical_anon: int | None = None
-    hierarchical_unevictable: int | None = None
-
-
-class V1NumaStat(V1NumaPages, frozen=True, kw_only=True):
-    """Which node they are of: `N0`."""
-
-    numa_name: str
-
-
 class V1MemoryStat(MalachiteStruct, frozen=True):
-    """memory.stat: bytes, but events for pgfault, pgmajfault and allocstall; `total_*` with all cgroups below."""
+    """Fields of memory.stat: bytes, but events for pgfault, pgmajfault and allocstall; `total_*` include all
+    descendants."""
 
     cache: int | None = None
     rss: int | None = None
@@ -109,7 +95,7 @@ class V1MemoryStat(MalachiteStruct, frozen=True):
 
 
 class V1MemoryFields(V1MemoryStat, frozen=True, kw_only=True):
-    """The other files of the controller, in bytes."""
+    """Limits and use of memory, in bytes."""
 
     full_path: str | None = None
     memory_limit_in_bytes: int | None = None
@@ -118,7 +104,7 @@ class V1MemoryFields(V1MemoryStat, frozen=True, kw_only=True):
     kern_tcp_memory_limit_in_bytes: int | None = None
     kern_tcp_memory_usage_in_bytes: int | None = None
     bpf_mem_data: MemCounters
-    numa_stat: tuple[V1NumaStat, ...] = ()
+    numa_stat: tuple[dict[str, int | str], ...] = ()
     update_time: int | None = None
 
 
@@ -142,58 +128,9 @@ class V1BlkioFields(MalachiteStruct, frozen=True, kw_only=True):
     update_time: int | None = None
 
 
-class V1CpuLevel(MalachiteStruct, frozen=True, rename={"v1": "V1"}):
-    v1: V1CpuFields
-
-
-class V1MemoryLevel(MalachiteStruct, frozen=True, rename={"v1": "V1"}):
-    v1: V1MemoryFields
-
-
-class V1CpusetLevel(MalachiteStruct, frozen=True, rename={"v1": "V1"}):
-    v1: CpusetFields
-
-
-class V1BlkioLevel(MalachiteStruct, frozen=True, rename={"v1": "V1"}):
-    v1: V1BlkioFields
-
-
-class V1CpuGroup(MalachiteStruct, frozen=True, rename={"cpu": "Cpu"}):
-    cpu: V1CpuLevel
-
-
-class V1MemoryGroup(MalachiteStruct, frozen=True, rename={"memory": "Memory"}):
-    memory: V1MemoryLevel
-
-
-class V1CpusetGroup(MalachiteStruct, frozen=True, rename={"cpuset": "CpuSet"}):
-    cpuset: V1CpusetLevel
-
-
-class V1BlkioGroup(MalachiteStruct, frozen=True, rename={"blkio": "BlkIO"}):
-    blkio: V1BlkioLevel
-
-
-class V1CgroupGroups(MalachiteStruct, frozen=True, rename="pascal"):
-    """All of a cgroup; one whose controller does not know it is left out."""
-
-    cpuacct: V1CpuGroup
-    memory: V1MemoryGroup | None = None
-    cpuset: V1CpusetGroup | None = None
-    blkio: V1BlkioGroup | None = None
-    net_cls: NetGroup | None = None
-
-
-def v1_groups(inputs: CgroupInputs) -> V1CgroupGroups:
-    """The documents of one cgroup."""
-    memory, cpus, blocks = _memory(inputs), cpuset_fields(inputs), _blkio(inputs)
-    return V1CgroupGroups(
-        cpuacct=V1CpuGroup(cpu=V1CpuLevel(v1=_cpu(inputs))),
-        memory=None if memory is None else V1MemoryGroup(memory=V1MemoryLevel(v1=memory)),
-        cpuset=None if cpus is None else V1CpusetGroup(cpuset=V1CpusetLevel(v1=cpus)),
-        blkio=None if blocks is None else V1BlkioGroup(blkio=V1BlkioLevel(v1=blocks)),
-        net_cls=network_group(inputs),
-    )
+def v1_groups(inputs: CgroupInputs) -> CgroupGroups:
+    """Return the documents of one cgroup."""
+    return cgroup_groups(inputs, _cpu(inputs), _memory(inputs), _blkio(inputs))
 
 
 def _cpu(of: CgroupInputs) -> V1CpuFields:
@@ -202,7 +139,7 @@ def _cpu(of: CgroupInputs) -> V1CpuFields:
     per_cpu = sample.per_cpu_ns
     return V1CpuFields(
         full_path=of.layout.full_path("cpu", sample.path),
-        # The client divides by the period. A kernel without these files knows no quota.
+        # The client divides by the period. A kernel without these files has no quota.
         cfs_quota_us=NO_QUOTA if quota is None else quota,
         cfs_period_us=DEFAULT_PERIOD_US if period is None or period <= 0 else period,
         cpu_shares=u64(limits.weight),
@@ -241,7 +178,7 @@ def _memory(of: CgroupInputs) -> V1MemoryFields | None:
     if sample.swap_bytes is not None:
         stat.setdefault("total_swap", sample.swap_bytes)
     if of.reclaims is not None:
-        # A kernel that counts them itself is rare; our probe sees the same calls since it was loaded.
+        # Few kernels count allocstall per cgroup; our probe counts the same calls since it was loaded.
         stat.setdefault("total_allocstall", of.reclaims.direct)
     return V1MemoryFields(
         full_path=of.layout.full_path("memory", sample.path),
@@ -253,7 +190,7 @@ def _memory(of: CgroupInputs) -> V1MemoryFields | None:
         bpf_mem_data=mem_counters(of),
         numa_stat=_numa(sample.numa_stat),
         update_time=of.files_at,
-        **matching_fields(V1MemoryStat, stat),
+        **known_values(V1MemoryStat.__struct_fields__, stat),
     )
 
 
@@ -261,21 +198,17 @@ def _limit(limit: int | None) -> int | None:
     return UNLIMITED_V1_BYTES if limit == UNLIMITED else u64(limit)
 
 
-def _numa(stat: Mapping[str, Mapping[int, int]]) -> tuple[V1NumaStat, ...]:
-    nodes = sorted({node for by_node in stat.values() for node in by_node if u64(node) is not None})
+def _numa(stat: Mapping[str, Mapping[int, int]]) -> tuple[dict[str, int | str], ...]:
     return tuple(
-        V1NumaStat(
-            numa_name=f"N{node}",
-            **matching_fields(V1NumaPages, {kind: by_node[node] for kind, by_node in stat.items() if node in by_node}),
-        )
-        for node in nodes
+        {**known_values(V1_NUMA_PAGES, values), "numa_name": f"N{node}"}
+        for node, values in values_by_node(stat).items()
     )
 
 
 def _blkio(of: CgroupInputs) -> V1BlkioFields | None:
     io = of.sample.io
     if not io and of.blocks is None:
-        return None  # nobody counts, or files that have nothing leave open whether they would have
+        return None  # not counted, or empty files, which do not show whether they would count
     new, old = fs_counters(of)
     return V1BlkioFields(
         full_path=of.layout.full_path("blkio", of.sample.path),

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from api.measurements import UNLIMITED, IoStat
+from api.snapshot import UNLIMITED, IoStat
 from exporters.malachite.cgroup_documents import (
+    CgroupGroups,
     CgroupInputs,
-    CpusetFields,
     FsCounters,
     MemCounters,
-    NetGroup,
+    cgroup_groups,
     cpu_and_tasks,
-    cpuset_fields,
     fs_counters,
     mem_counters,
-    network_group,
+    values_by_node,
 )
 from exporters.malachite.cgroup_v1 import DEFAULT_PERIOD_US, DeviceCounters
 from exporters.malachite.wire import (
@@ -25,102 +24,42 @@ from exporters.malachite.wire import (
     PressureFile,
     i64,
     in_unit,
-    matching_fields,
+    known_values,
     pressure_file,
     u64,
 )
 
 SPLIT_COUNTERS = ("workingset_refault", "workingset_activate")
-"""Kernels from 5.9 on count anonymous memory and files apart (commit 170b04b7ae49); the documents want the sums too."""
+"""Counters that kernels from 5.9 on keep apart for anonymous memory and files (commit 170b04b7ae49). The documents need
+the sums too."""
+V2_MEMORY_STAT = (
+    "anon", "file", "kernel", "kernel_stack", "sock", "shmem", "file_mapped", "file_dirty", "file_writeback",
+    "anon_thp", "inactive_anon", "active_anon", "inactive_file", "active_file", "unevictable", "slab_reclaimable",
+    "slab_unreclaimable", "slab", "bgd_reclaim", "workingset_refault", "workingset_refault_anon",
+    "workingset_refault_file", "workingset_activate", "workingset_activate_anon", "workingset_activate_file",
+    "workingset_restore_anon", "workingset_restore_file", "workingset_nodereclaim", "pgfault", "pgmajfault",
+    "pgrefill", "pgscan", "pgsteal", "pgscan_kswapd", "pgscan_direct", "pgsteal_kswapd", "pgsteal_direct",
+    "pgactivate", "pgdeactivate", "pglazyfree", "pglazyfreed", "thp_fault_alloc", "thp_collapse_alloc",
+)  # fmt: skip
+"""Names in memory.stat that the documents have; those that this kernel lacks are left out."""
+V2_NUMA_STAT = (
+    "anon", "file", "kernel_stack", "shmem", "file_mapped", "file_dirty", "file_writeback", "anon_thp",
+    "inactive_anon", "active_anon", "inactive_file", "active_file", "unevictable", "slab_reclaimable",
+    "slab_unreclaimable", "workingset_refault", "workingset_activate", "workingset_nodereclaim",
+)  # fmt: skip
+"""Names in memory.numa_stat that the documents have for each NUMA node."""
+LOCAL_EVENTS = ("low", "high", "max", "oom", "oom_kill")
+"""Names in memory.events.local."""
 
 
-class V2MemoryStat(MalachiteStruct, frozen=True):
-    """memory.stat; a name that this kernel does not have is left out."""
-
-    anon: int | None = None
-    file: int | None = None
-    kernel: int | None = None
-    kernel_stack: int | None = None
-    sock: int | None = None
-    shmem: int | None = None
-    file_mapped: int | None = None
-    file_dirty: int | None = None
-    file_writeback: int | None = None
-    anon_thp: int | None = None
-    inactive_anon: int | None = None
-    active_anon: int | None = None
-    inactive_file: int | None = None
-    active_file: int | None = None
-    unevictable: int | None = None
-    slab_reclaimable: int | None = None
-    slab_unreclaimable: int | None = None
-    slab: int | None = None
-    bgd_reclaim: int | None = None
-    workingset_refault: int | None = None
-    workingset_refault_anon: int | None = None
-    workingset_refault_file: int | None = None
-    workingset_activate: int | None = None
-    workingset_activate_anon: int | None = None
-    workingset_activate_file: int | None = None
-    workingset_restore_anon: int | None = None
-    workingset_restore_file: int | None = None
-    workingset_nodereclaim: int | None = None
-    pgfault: int | None = None
-    pgmajfault: int | None = None
-    pgrefill: int | None = None
-    pgscan: int | None = None
-    pgsteal: int | None = None
-    pgscan_kswapd: int | None = None
-    pgscan_direct: int | None = None
-    pgsteal_kswapd: int | None = None
-    pgsteal_direct: int | None = None
-    pgactivate: int | None = None
-    pgdeactivate: int | None = None
-    pglazyfree: int | None = None
-    pglazyfreed: int | None = None
-    thp_fault_alloc: int | None = None
-    thp_collapse_alloc: int | None = None
+def memory_stat(stat: Mapping[str, int]) -> dict[str, int]:
+    """Return the values of memory.stat by name."""
+    return known_values(V2_MEMORY_STAT, _with_sums(stat))
 
 
-class V2NumaStat(MalachiteStruct, frozen=True):
-    """memory.numa_stat of one NUMA node."""
-
-    anon: int | None = None
-    file: int | None = None
-    kernel_stack: int | None = None
-    shmem: int | None = None
-    file_mapped: int | None = None
-    file_dirty: int | None = None
-    file_writeback: int | None = None
-    anon_thp: int | None = None
-    inactive_anon: int | None = None
-    active_anon: int | None = None
-    inactive_file: int | None = None
-    active_file: int | None = None
-    unevictable: int | None = None
-    slab_reclaimable: int | None = None
-    slab_unreclaimable: int | None = None
-    workingset_refault: int | None = None
-    workingset_activate: int | None = None
-    workingset_nodereclaim: int | None = None
-
-
-def memory_stat(stat: Mapping[str, int]) -> V2MemoryStat:
-    """The node-wide file of a cgroup."""
-    return V2MemoryStat(**matching_fields(V2MemoryStat, _with_sums(stat)))
-
-
-def numa_stat(stat: Mapping[str, Mapping[int, int]]) -> dict[str, V2NumaStat]:
-    """By node as the kernel writes it: `N0`."""
-    nodes = sorted({node for by_node in stat.values() for node in by_node if u64(node) is not None})
-    return {
-        f"N{node}": V2NumaStat(
-            **matching_fields(
-                V2NumaStat, _with_sums({kind: values[node] for kind, values in stat.items() if node in values})
-            )
-        )
-        for node in nodes
-    }
+def numa_stat(stat: Mapping[str, Mapping[int, int]]) -> dict[str, dict[str, int]]:
+    """Return the values of memory.numa_stat by NUMA node, `N0`, and name."""
+    return {f"N{node}": known_values(V2_NUMA_STAT, _with_sums(values)) for node, values in values_by_node(stat).items()}
 
 
 def _with_sums(stat: Mapping[str, int]) -> dict[str, int]:
@@ -133,7 +72,7 @@ def _with_sums(stat: Mapping[str, int]) -> dict[str, int]:
 
 
 class CpuStats(MalachiteStruct, frozen=True):
-    """cpu.stat, in microseconds."""
+    """Fields of cpu.stat, in microseconds."""
 
     usage_usec: int | None = None
     user_usec: int | None = None
@@ -167,18 +106,8 @@ class V2CpuFields(MalachiteStruct, frozen=True, kw_only=True):
     update_time: int | None = None
 
 
-class LocalEvents(MalachiteStruct, frozen=True):
-    """memory.events.local."""
-
-    low: int | None = None
-    high: int | None = None
-    max: int | None = None
-    oom: int | None = None
-    oom_kill: int | None = None
-
-
 class V2MemoryFields(MalachiteStruct, frozen=True, kw_only=True):
-    """Bytes."""
+    """Limits, use and pressure of memory, in bytes."""
 
     full_path: str | None = None
     user_path: str
@@ -189,16 +118,16 @@ class V2MemoryFields(MalachiteStruct, frozen=True, kw_only=True):
     min: int | None = None
     swap_current: int | None = None
     swap_max: int | None = None
-    mem_stats: V2MemoryStat
-    mem_numa_stats: dict[str, V2NumaStat]
+    mem_stats: dict[str, int]
+    mem_numa_stats: dict[str, dict[str, int]]
     mem_pressure: PressureFile | None = None
-    mem_local_events: LocalEvents
+    mem_local_events: dict[str, int]
     bpf_mem_data: MemCounters
     update_time: int | None = None
 
 
 class V2BlkioFields(MalachiteStruct, frozen=True, kw_only=True):
-    """io.stat by device, `MAJOR:MINOR`, cumulative; limits of I/O are not read."""
+    """Counters of io.stat by device, `MAJOR:MINOR`; limits of I/O are not read."""
 
     full_path: str | None = None
     user_path: str
@@ -209,58 +138,9 @@ class V2BlkioFields(MalachiteStruct, frozen=True, kw_only=True):
     update_time: int | None = None
 
 
-class V2CpuLevel(MalachiteStruct, frozen=True, rename={"v2": "V2"}):
-    v2: V2CpuFields
-
-
-class V2MemoryLevel(MalachiteStruct, frozen=True, rename={"v2": "V2"}):
-    v2: V2MemoryFields
-
-
-class V2CpusetLevel(MalachiteStruct, frozen=True, rename={"v2": "V2"}):
-    v2: CpusetFields
-
-
-class V2BlkioLevel(MalachiteStruct, frozen=True, rename={"v2": "V2"}):
-    v2: V2BlkioFields
-
-
-class V2CpuGroup(MalachiteStruct, frozen=True, rename={"cpu": "Cpu"}):
-    cpu: V2CpuLevel
-
-
-class V2MemoryGroup(MalachiteStruct, frozen=True, rename={"memory": "Memory"}):
-    memory: V2MemoryLevel
-
-
-class V2CpusetGroup(MalachiteStruct, frozen=True, rename={"cpuset": "CpuSet"}):
-    cpuset: V2CpusetLevel
-
-
-class V2BlkioGroup(MalachiteStruct, frozen=True, rename={"blkio": "BlkIO"}):
-    blkio: V2BlkioLevel
-
-
-class V2CgroupGroups(MalachiteStruct, frozen=True, rename="pascal", kw_only=True):
-    """All of a cgroup; one whose controller does not know it is left out."""
-
-    cpuacct: V2CpuGroup
-    memory: V2MemoryGroup | None = None
-    cpuset: V2CpusetGroup | None = None
-    blkio: V2BlkioGroup
-    net_cls: NetGroup | None = None
-
-
-def v2_groups(inputs: CgroupInputs) -> V2CgroupGroups:
-    """The documents of one cgroup."""
-    memory, cpus = _memory(inputs), cpuset_fields(inputs)
-    return V2CgroupGroups(
-        cpuacct=V2CpuGroup(cpu=V2CpuLevel(v2=_cpu(inputs))),
-        memory=None if memory is None else V2MemoryGroup(memory=V2MemoryLevel(v2=memory)),
-        cpuset=None if cpus is None else V2CpusetGroup(cpuset=V2CpusetLevel(v2=cpus)),
-        blkio=V2BlkioGroup(blkio=V2BlkioLevel(v2=_blkio(inputs))),
-        net_cls=network_group(inputs),
-    )
+def v2_groups(inputs: CgroupInputs) -> CgroupGroups:
+    """Return the documents of one cgroup."""
+    return cgroup_groups(inputs, _cpu(inputs), _memory(inputs), _blkio(inputs))
 
 
 def _cpu(of: CgroupInputs) -> V2CpuFields:
@@ -308,9 +188,9 @@ def _memory(of: CgroupInputs) -> V2MemoryFields | None:
     )
 
 
-def _local_events(events: Mapping[str, int]) -> LocalEvents:
+def _local_events(events: Mapping[str, int]) -> dict[str, int]:
     local = {name.removeprefix("local."): count for name, count in events.items() if name.startswith("local.")}
-    return LocalEvents(**matching_fields(LocalEvents, local))
+    return known_values(LOCAL_EVENTS, local)
 
 
 def _blkio(of: CgroupInputs) -> V2BlkioFields:

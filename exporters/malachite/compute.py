@@ -5,12 +5,13 @@ run-queue probe, else from the waits of cgroups spread over their cpusets.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from api.cpu import parse_cpu_list
-from api.measurements import CpuCounters, CpuTimes, L3Monitor
 from api.rates import delta
-from api.snapshot import Snapshot
+from api.snapshot import CpuCounters, CpuTimes, L3Monitor, NodeSample, Snapshot
 from exporters.malachite.history import CounterFrame, MalachiteHistory
 from exporters.malachite.wire import (
     NS_PER_MS,
@@ -26,14 +27,14 @@ from exporters.malachite.wire import (
 
 
 class CpuRunqLatency:
-    """Mean waits in milliseconds; zero where nobody waited, None where that is not known."""
+    """Mean run-queue waits in milliseconds; zero if no task waited, None if unknown."""
 
     def __init__(self, now: Snapshot, history: MalachiteHistory) -> None:
         self._by_cpu = _by_schedstat(now, history) or _by_probe(now, history) or _by_cpuset(now, history)
 
     def of(self, cpu: int) -> float | None:
-        found = self._by_cpu.get(cpu)
-        return None if found is None else _mean_ms(*found)
+        totals = self._by_cpu.get(cpu)
+        return None if totals is None else _mean_ms(*totals)
 
     def of_all(self) -> float | None:
         if not self._by_cpu:
@@ -44,42 +45,44 @@ class CpuRunqLatency:
 
 
 def _by_schedstat(now: Snapshot, history: MalachiteHistory) -> dict[int, tuple[float, float]]:
-    """Time and number of waits by CPU, of /proc/schedstat."""
-    past, node = history.past, now.node
-    found: dict[int, tuple[float, float]] = {}
-    for cpu in node.timeslices if past is not None else ():
-        assert past is not None
-        waited = delta(past.run_delay_ns.get(cpu), node.run_delay_ns.get(cpu))
-        waits = delta(past.timeslices.get(cpu), node.timeslices[cpu])
-        if waited is not None and waits is not None:
-            found[cpu] = (waited, waits)
-    return found
+    """Return time in nanoseconds and number of the waits by CPU, from /proc/schedstat."""
+    return {} if history.past is None else _growth(_schedstat(history.past), _schedstat(now.node))
+
+
+def _schedstat(counted: CounterFrame | NodeSample) -> dict[int, tuple[int | None, int]]:
+    return {cpu: (counted.run_delay_ns.get(cpu), waits) for cpu, waits in counted.timeslices.items()}
 
 
 def _by_probe(now: Snapshot, history: MalachiteHistory) -> dict[int, tuple[float, float]]:
-    """The same as our probe counted."""
-    past = {} if history.past is None else history.past.cpu_waits
-    found: dict[int, tuple[float, float]] = {}
-    for cpu, wait in now.node.cpu_waits.items():
-        before = past.get(cpu)
-        if before is None:
-            continue
-        waited, waits = delta(before.sum_ns, wait.sum_ns), delta(before.count, wait.count)
+    """Return the same from our run-queue probe."""
+    return {} if history.past is None else _growth(_probed(history.past), _probed(now.node))
+
+
+def _probed(counted: CounterFrame | NodeSample) -> dict[int, tuple[int | None, int]]:
+    return {cpu: (wait.sum_ns, wait.count) for cpu, wait in counted.cpu_waits.items()}
+
+
+def _growth(
+    before: Mapping[int, tuple[int | None, int]], after: Mapping[int, tuple[int | None, int]]
+) -> dict[int, tuple[float, float]]:
+    grown = {}
+    for cpu in before.keys() & after.keys():
+        waited, waits = map(delta, before[cpu], after[cpu])
         if waited is not None and waits is not None:
-            found[cpu] = (waited, waits)
-    return found
+            grown[cpu] = (float(waited), float(waits))
+    return grown
 
 
 def _by_cpuset(now: Snapshot, history: MalachiteHistory) -> dict[int, tuple[float, float]]:
-    """The same from the waits of cgroups, spread evenly over the CPUs that each may use."""
+    """Return the same from the waits of cgroups, spread evenly over the CPUs that each may use."""
     online = frozenset(now.topology.ids)
-    found: dict[int, tuple[float, float]] = {}
+    by_cpu: dict[int, tuple[float, float]] = {}
     lists: dict[str | None, tuple[int, ...]] = {}
     for sample in now.cgroups.values():
-        known = history.cgroup(sample)
-        if sample.wait is None or known is None or known[1].wait is None:
+        reading = history.cgroup(sample)
+        if sample.wait is None or reading is None or reading[1].wait is None:
             continue
-        waited, waits = delta(known[1].wait[0], sample.wait.sum_ns), delta(known[1].wait[1], sample.wait.count)
+        waited, waits = delta(reading[1].wait[0], sample.wait.sum_ns), delta(reading[1].wait[1], sample.wait.count)
         if waited is None or waits is None:
             continue
         text = sample.limits.cpus
@@ -87,9 +90,9 @@ def _by_cpuset(now: Snapshot, history: MalachiteHistory) -> dict[int, tuple[floa
             lists[text] = _allowed_cpus(text, online)
         cpus = lists[text]
         for cpu in cpus:
-            before = found.get(cpu, (0.0, 0.0))
-            found[cpu] = (before[0] + waited / len(cpus), before[1] + waits / len(cpus))
-    return found
+            before = by_cpu.get(cpu, (0.0, 0.0))
+            by_cpu[cpu] = (before[0] + waited / len(cpus), before[1] + waits / len(cpus))
+    return by_cpu
 
 
 def _allowed_cpus(text: str | None, online: frozenset[int]) -> tuple[int, ...]:
@@ -119,7 +122,7 @@ class CpiData(MalachiteStruct, frozen=True):
 
 
 class CpuShares(MalachiteStruct, frozen=True):
-    """One CPU, or all together. Percent, but for the waits in milliseconds and iowait, which the client takes as it is."""
+    """Use of one CPU or of all, in percent; cpu_sched_wait in milliseconds, and cpu_iowait_ratio as a ratio."""
 
     name: str
     cpu_usage: float | None = None
@@ -133,15 +136,17 @@ class CpuShares(MalachiteStruct, frozen=True):
 
 
 class ProcessCounts(MalachiteStruct, frozen=True):
-    """Tasks of the node."""
+    """Number of runnable and of blocked tasks of the node."""
 
     procs_running: int | None = None
     procs_blocked: int | None = None
 
 
 class L3Counters(MalachiteStruct, frozen=True):
-    """Counters of one L3 cache, in bytes, all control groups together. What a victim cache passes on per second no kernel
-    interface gives."""
+    """Counters of one L3 cache in bytes, summed over all control groups.
+
+    No kernel interface has the traffic of a victim cache.
+    """
 
     id: int
     mbm_total_bytes: int | None = None
@@ -158,7 +163,7 @@ class L3Monitors(MalachiteStruct, frozen=True):
 
 
 class ComputeDocument(MalachiteStruct, frozen=True, kw_only=True):
-    """The document."""
+    """The document `system/compute`."""
 
     cpu: tuple[CpuShares, ...]
     global_cpu: CpuShares
@@ -171,14 +176,14 @@ class ComputeDocument(MalachiteStruct, frozen=True, kw_only=True):
 
 
 def compute_document(now: Snapshot, history: MalachiteHistory) -> ComputeDocument:
-    """CPUs and load now; shares and waits are absent until there is something to compare with."""
+    """Return CPUs and load; shares and waits are absent in the first snapshot."""
     node, past, waits = now.node, history.past, CpuRunqLatency(now, history)
     return ComputeDocument(
         cpu=tuple(_cpu_shares(now, past, waits, number) for number in sorted(node.per_cpu or now.topology.ids)),
         global_cpu=_shares("cpu", None if past is None else past.cpu, node.cpu, waits.of_all()),
         load=None
         if node.load is None
-        else LoadFields(**dict(zip(("one", "five", "fifteen"), map(finite, node.load), strict=True))),
+        else LoadFields(**dict(zip(("one_minute", "five", "fifteen"), map(finite, node.load), strict=True))),
         process_stats=ProcessCounts(procs_running=u64(node.procs_running), procs_blocked=u64(node.procs_blocked)),
         cpu_codename=node.machine.codename or None,
         l3_mon=_l3(now),
@@ -196,7 +201,7 @@ def _cpu_shares(now: Snapshot, past: CounterFrame | None, waits: CpuRunqLatency,
 
 
 def _cpi(before: CpuCounters | None, after: CpuCounters | None) -> CpiData | None:
-    """None where a CPU has retired nothing: the client takes the mean over those that have a ratio."""
+    """Return None if a CPU has retired no instruction: the client averages the CPUs that have a ratio."""
     if before is None or after is None:
         return None
     cycles, instructions = delta(before.cycles, after.cycles), delta(before.instructions, after.instructions)
@@ -214,7 +219,7 @@ def _cpi(before: CpuCounters | None, after: CpuCounters | None) -> CpiData | Non
 def _shares(name: str, before: CpuTimes | None, after: CpuTimes | None, wait_ms: float | None) -> CpuShares:
     if before is None or after is None:
         return CpuShares(name=name, cpu_sched_wait=wait_ms)
-    # Single modes do go backwards (Documentation/filesystems/proc.rst says so of iowait): then they did not grow.
+    # A mode can decrease, as Documentation/filesystems/proc.rst states of iowait: then it did not grow.
     grown = {mode: max(getattr(after, mode) - getattr(before, mode), 0) for mode in CPU_MODES}
     total = sum(grown.values())
     if not total:
@@ -241,9 +246,13 @@ def _l3(now: Snapshot) -> L3Monitors | None:
         if is_identifier(monitor.id) and not monitor.is_monitoring_group:
             controls.setdefault(monitor.id, []).append(monitor)
     groups = {monitor.group for monitors in controls.values() for monitor in monitors}
-    # A counter that the hardware did not give this time must not look like traffic that was never there.
-    whole = tuple(_sum_l3(cache, of) for cache, of in controls.items() if {monitor.group for monitor in of} == groups)
-    return L3Monitors(l3mon=whole, path=RESCTRL_PATH, update_time=unix_seconds(now.wall_time_ns)) if whole else None
+    # A counter that is unavailable in this cycle would look like a decrease of the sum.
+    monitors = tuple(
+        _sum_l3(cache, of) for cache, of in controls.items() if {monitor.group for monitor in of} == groups
+    )
+    return (
+        L3Monitors(l3mon=monitors, path=RESCTRL_PATH, update_time=unix_seconds(now.wall_time_ns)) if monitors else None
+    )
 
 
 def _sum_l3(cache: int, of: list[L3Monitor]) -> L3Counters:

@@ -9,9 +9,8 @@ import re
 from collections.abc import Mapping
 
 from api.interfaces import Unavailable
-from api.measurements import Disk, Interface
 from api.rates import delta
-from api.snapshot import Snapshot
+from api.snapshot import Disk, Interface, Snapshot
 from exporters.malachite.history import RETRANSMITTED_SEGMENTS, SENT_SEGMENTS, MalachiteHistory, node_read_at_ns
 from exporters.malachite.wire import (
     NS_PER_MS,
@@ -20,17 +19,17 @@ from exporters.malachite.wire import (
     finite,
     i64,
     in_unit,
-    matching_fields,
+    known_values,
     u64,
     unix_seconds,
 )
 
 _PARTITION = re.compile(r"(?:(?P<numbered>.*\d)p|(?P<lettered>(?:sd|vd|xvd|hd)[a-z]+))\d+$")
-"""vda1 is a part of vda, nvme0n1p2 of nvme0n1: a name that ends in a digit takes a p before the number. sdp1 is of sdp."""
+"""Names of partitions: vda1 belongs to vda, nvme0n1p2 to nvme0n1 (p after a digit), sdp1 to sdp."""
 
 
 class DiskIo(MalachiteStruct, frozen=True):
-    """One disk: operations, and milliseconds in which it had some to do."""
+    """One disk: operations, and milliseconds in which it was busy."""
 
     primary_device_id: int
     secondary_device_id: int
@@ -43,14 +42,14 @@ class DiskIo(MalachiteStruct, frozen=True):
 
 
 class IoDocument(MalachiteStruct, frozen=True):
-    """The document."""
+    """The document `system/io`."""
 
     disk_io: tuple[DiskIo, ...]
     update_time: int | None = None
 
 
 def io_document(now: Snapshot, _history: MalachiteHistory) -> IoDocument:
-    """Every disk by the name that it has below /sys/block."""
+    """Return every disk by its name below /sys/block."""
     disks = now.node.disks
     shown = (_disk(name, disk) for name, disk in sorted(disks.items()) if not is_partition(name, disks.keys()))
     return IoDocument(
@@ -60,9 +59,9 @@ def io_document(now: Snapshot, _history: MalachiteHistory) -> IoDocument:
 
 
 def is_partition(name: str, names: object) -> bool:
-    """Whether the disk that this name is a part of is there too."""
-    found = _PARTITION.fullmatch(name)
-    return found is not None and hasattr(names, "__contains__") and (found["numbered"] or found["lettered"]) in names
+    """Return whether the name is that of a partition of a disk in `names`."""
+    parent = _PARTITION.fullmatch(name)
+    return parent is not None and hasattr(names, "__contains__") and (parent["numbered"] or parent["lettered"]) in names
 
 
 def _disk(name: str, disk: Disk) -> DiskIo | None:
@@ -82,7 +81,7 @@ def _disk(name: str, disk: Disk) -> DiskIo | None:
 
 
 class InterfaceCounters(MalachiteStruct, frozen=True):
-    """One interface; the client looks at those whose names begin with `eth`. `speeds` is in Mbit/s."""
+    """One interface; the client uses those whose names begin with `eth`. `speeds` is in Mbit/s."""
 
     name: str
     duplex: str | None = None
@@ -107,7 +106,7 @@ class InterfaceCounters(MalachiteStruct, frozen=True):
 
 
 class TcpCounters(MalachiteStruct, frozen=True):
-    """TCP; `tcp_retran` is the percentage of segments sent again in the last five seconds, `tcp_close_wait` sockets."""
+    """TCP of the node. `tcp_retran` is the percentage of retransmitted segments in the last five seconds."""
 
     tcp_delay_acks: int | None = None
     tcp_listen_overflows: int | None = None
@@ -126,7 +125,7 @@ class TcpCounters(MalachiteStruct, frozen=True):
 
 
 class NetworkDocument(MalachiteStruct, frozen=True):
-    """The document."""
+    """The document `system/network`."""
 
     networkcard: tuple[InterfaceCounters, ...]
     tcp: TcpCounters
@@ -134,7 +133,7 @@ class NetworkDocument(MalachiteStruct, frozen=True):
 
 
 def network_document(now: Snapshot, history: MalachiteHistory) -> NetworkDocument:
-    """Every interface of the agent's network namespace, and its TCP."""
+    """Return every interface of the agent's network namespace, and its TCP."""
     at = unix_seconds(node_read_at_ns(now))
     return NetworkDocument(
         networkcard=tuple(_card(name, card, at) for name, card in sorted(now.node.interfaces.items())),
@@ -151,7 +150,7 @@ def _card(name: str, card: Interface, at: int | None) -> InterfaceCounters:
         duplex=card.duplex or None,
         update_time=at,
         speeds=u64(card.speed_mbit),
-        **matching_fields(InterfaceCounters, received | sent),
+        **known_values(InterfaceCounters.__struct_fields__, received | sent),
     )
 
 
@@ -185,8 +184,10 @@ RAPL_PLATFORM, RAPL_DRAM = "psys", "dram"
 
 
 class PowerSensors(MalachiteStruct, frozen=True):
-    """Watts since the tick before. What RAPL measures is the processors and their memory; fans, disks and power supplies
-    are not seen, so the total is what is known of the whole."""
+    """Power in watts since the tick before.
+
+    RAPL measures processors and their memory; the total lacks fans, disks and power supplies.
+    """
 
     total_power: float
     cpu_power: float | None = None
@@ -201,13 +202,13 @@ class PowerDocument(MalachiteStruct, frozen=True):
 
 
 class CpuFrequency(MalachiteStruct, frozen=True):
-    """One CPU, in kHz."""
+    """Frequency of one CPU in kHz."""
 
     scaling_cur_freq: int
 
 
 class CpuFrequencies(MalachiteStruct, frozen=True):
-    """CPUs in order of number; the client reads the first."""
+    """Frequencies in order of CPU number; the client reads the first."""
 
     cpu_freq: tuple[CpuFrequency, ...]
     update_time: int | None = None
@@ -228,7 +229,7 @@ class L3Bandwidth(MalachiteStruct, frozen=True):
 
 
 class ResctrlGroupCounters(MalachiteStruct, frozen=True):
-    """By resctrl group; `root` is the one that tasks are in by default."""
+    """Counters by resctrl group; `root` is the default group."""
 
     group_mbm: dict[str, tuple[L3Bandwidth, ...]]
     update_time: int | None = None
@@ -248,7 +249,7 @@ class InfoDocument(MalachiteStruct, frozen=True):
 
 
 def power_document(now: Snapshot, history: MalachiteHistory) -> PowerDocument:
-    """Power from the energy counters of RAPL. Raises Unavailable where there are none, or none to compare with yet."""
+    """Return power from the energy counters of RAPL. Raises Unavailable without counters, and in the first snapshot."""
     if not now.node.power_uj:
         raise Unavailable("no energy counters (RAPL) are readable here", "see /sys/class/powercap; a VM has none")
     before = history.previous
@@ -258,11 +259,11 @@ def power_document(now: Snapshot, history: MalachiteHistory) -> PowerDocument:
         for domain, energy in now.node.power_uj.items():
             spent = delta(before.power_uj.get(domain), energy)
             if spent is None:
-                break  # a counter that wrapped, or a domain that is new: no sum is right this time
+                break  # a counter wrapped, or a domain is new: a sum would lack it
             watts[domain] = spent / elapsed_us
         else:
             return PowerDocument(sensors=_sensors(watts, now))
-    raise Unavailable("two samples of the energy counters are needed", "ask again in a second")
+    raise Unavailable("two samples of the energy counters are needed", "retry after a second")
 
 
 def _sensors(watts: dict[str, float], now: Snapshot) -> PowerSensors:
@@ -278,19 +279,19 @@ def _sensors(watts: dict[str, float], now: Snapshot) -> PowerSensors:
 
 
 def frequency_document(now: Snapshot, _history: MalachiteHistory) -> FrequencyDocument:
-    """Current frequencies. Raises Unavailable where the kernel tells none."""
+    """Return current frequencies. Raises Unavailable if the kernel reports none."""
     shown = [CpuFrequency(scaling_cur_freq=khz) for _, khz in sorted(now.node.cpu_khz.items()) if i64(khz) is not None]
     if not shown:
-        raise Unavailable("the kernel tells no CPU frequencies", "see /sys/devices/system/cpu/cpu0/cpufreq")
+        raise Unavailable("the kernel reports no CPU frequencies", "see /sys/devices/system/cpu/cpu0/cpufreq")
     return FrequencyDocument(sysfreq=CpuFrequencies(cpu_freq=tuple(shown), update_time=unix_seconds(now.wall_time_ns)))
 
 
 def resctrl_document(now: Snapshot, _history: MalachiteHistory) -> ResctrlDocument:
-    """Memory bandwidth by group. Raises Unavailable without resctrl."""
+    """Return memory bandwidth by resctrl group. Raises Unavailable without resctrl."""
     groups: dict[str, list[L3Bandwidth]] = {}
     for monitor in now.node.l3:
         if monitor.is_monitoring_group:
-            continue  # its group's counters have it in them
+            continue  # the counters of its control group include it
         counters = (i64(monitor.id), i64(monitor.local_bytes), i64(monitor.total_bytes))
         if None not in counters:
             shown = L3Bandwidth(id=monitor.id, mbm_local_bytes=monitor.local_bytes, mbm_total_bytes=monitor.total_bytes)
@@ -308,7 +309,7 @@ def resctrl_document(now: Snapshot, _history: MalachiteHistory) -> ResctrlDocume
 
 
 def info_document(now: Snapshot, _history: MalachiteHistory) -> InfoDocument:
-    """Raises Unavailable where it is not known: the client would take the lack of an answer for a real machine."""
+    """Return whether the node is a VM. Raises Unavailable if unknown: the client assumes hardware without a response."""
     if now.node.machine.is_vm is None:
-        raise Unavailable("whether this is a virtual machine is not known", "give the agent the host's /sys and /proc")
+        raise Unavailable("it is unknown whether this is a virtual machine", "give the agent the host's /sys and /proc")
     return InfoDocument(is_vm=now.node.machine.is_vm, update_time=unix_seconds(now.wall_time_ns))

@@ -9,18 +9,17 @@ from typing import TypeVar
 
 import msgspec
 
-from api.measurements import CpuCounters, CpuTimes, IoStat, RunqLatency, SocketTraffic
 from api.metrics import NS_PER_S
-from api.snapshot import CgroupSample, NodeSample, Snapshot
+from api.snapshot import CgroupSample, CpuCounters, CpuTimes, IoStat, NodeSample, RunqLatency, Snapshot, SocketTraffic
 
 CLIENT_INTERVAL_NS = 5 * NS_PER_S
 TOLERANCE_NS = NS_PER_S // 2
-"""Ticks are not exact: one that comes up to half a second early still counts as five seconds ago."""
+"""Cycles are not exact: one that comes up to half a second early still counts as five seconds ago."""
 RETRANSMITTED_SEGMENTS, SENT_SEGMENTS = "Tcp.RetransSegs", "Tcp.OutSegs"
 
 
 class CgroupFrame(msgspec.Struct, frozen=True):
-    """Counters of one cgroup at an earlier moment."""
+    """Counters of one cgroup in an earlier snapshot."""
 
     id: int
     cpu_usage_ns: int | None
@@ -29,7 +28,7 @@ class CgroupFrame(msgspec.Struct, frozen=True):
     net: SocketTraffic | None
     blocks: IoStat | None
     wait: tuple[int, int] | None
-    """Time and number of the waits of its tasks for a CPU."""
+    """Sum in nanoseconds and number of its run-queue waits."""
 
 
 class CounterFrame(msgspec.Struct, frozen=True):
@@ -48,7 +47,7 @@ class CounterFrame(msgspec.Struct, frozen=True):
 
 
 class TimedRead(msgspec.Struct, frozen=True):
-    """What was read at a moment of its own, less often than the rest."""
+    """Values that are not read in every cycle, with the time of reading."""
 
     read_at_ns: int
 
@@ -61,7 +60,7 @@ class CgroupIoRead(TimedRead, frozen=True):
 
 
 class TcpCountersRead(TimedRead, frozen=True):
-    """Segments that the node's TCP has sent, and those of them that it sent again."""
+    """TCP segments that the node has sent, and those of them that are retransmissions."""
 
     sent: int | None
     again: int | None
@@ -71,7 +70,7 @@ R = TypeVar("R", bound=TimedRead)
 
 
 class MalachiteHistory:
-    """The latest snapshot, and as much of those before it as rates need: a few hundred bytes for a cgroup."""
+    """The latest snapshot, and the counters of earlier ones that rates need: a few hundred bytes per cgroup."""
 
     def __init__(self) -> None:
         self.latest: Snapshot | None = None
@@ -80,13 +79,13 @@ class MalachiteHistory:
         self._tcp: list[TcpCountersRead] = []
 
     def add(self, snapshot: Snapshot) -> None:
-        """Take the next snapshot. After a reboot, or where clocks went back, the past does not count any more."""
+        """Add the next snapshot. After a reboot, or if a clock was set back, earlier counters are dropped."""
         before = self.latest
         if before is not None and (before.boot_id != snapshot.boot_id or snapshot.taken_at_ns <= before.taken_at_ns):
             self._frames.clear()
             self._io.clear()
             self._tcp.clear()
-        # Rounds that alarms started come faster than ticks; what they saw is not kept.
+        # Cycles that alarms trigger come faster than ticks; their counters are not needed.
         if not self._frames or snapshot.taken_at_ns - self._frames[-1].taken_at_ns >= TOLERANCE_NS:
             self._frames.append(_counter_frame(snapshot))
         far = snapshot.taken_at_ns - CLIENT_INTERVAL_NS + TOLERANCE_NS
@@ -102,31 +101,31 @@ class MalachiteHistory:
 
     @property
     def past(self) -> CounterFrame | None:
-        """The node about five seconds before the latest snapshot, or as far back as is known."""
+        """Counters of about five seconds before the latest snapshot, or the oldest since then."""
         return next(self._earlier(), None)
 
     @property
     def previous(self) -> CounterFrame | None:
-        """The node at the tick before the latest snapshot."""
+        """Counters of the tick before the latest snapshot."""
         frames = list(self._earlier())
         return frames[-1] if frames else None
 
     def cgroup(self, sample: CgroupSample) -> tuple[CounterFrame, CgroupFrame] | None:
-        """The same cgroup about five seconds ago, or when it was first seen since."""
+        """Return the counters of the same cgroup about five seconds ago, or the oldest since then."""
         for frame in self._earlier():
-            found = frame.cgroups.get(sample.path)
-            if found is not None and found.id == sample.id:
-                return frame, found
+            past = frame.cgroups.get(sample.path)
+            if past is not None and past.id == sample.id:
+                return frame, past
         return None
 
     def io(self, sample: CgroupSample) -> CgroupIoRead | None:
-        """Its block I/O at the read of its files that lies about five seconds before the latest one."""
+        """Return the block I/O of the same cgroup, read about five seconds before the latest read of its files."""
         reads = self._io.get(sample.path, [])
         return reads[0] if len(reads) > 1 else None
 
     @property
     def tcp(self) -> TcpCountersRead | None:
-        """The node's TCP at the read that lies about five seconds before the latest one."""
+        """TCP counters read about five seconds before the latest ones."""
         return self._tcp[0] if len(self._tcp) > 1 else None
 
     def _earlier(self) -> Iterator[CounterFrame]:
@@ -143,7 +142,7 @@ class MalachiteHistory:
 
 
 def block_requests(sample: CgroupSample) -> IoStat | None:
-    """What the block layer did for a cgroup's own tasks, on all devices together; None where no probe counts it."""
+    """Return the block I/O of a cgroup's own tasks on all devices; None if no probe counts it."""
     if not sample.block_io:
         return None
     devices = sample.block_io.values()
@@ -156,18 +155,18 @@ def block_requests(sample: CgroupSample) -> IoStat | None:
 
 
 def io_read_at_ns(sample: CgroupSample, wall_time_ns: int) -> int:
-    """When the slow files of a cgroup were read; with the rest of the snapshot where nothing else is said."""
+    """Return when the files of a cgroup that are not read in every cycle were read; by default with the snapshot."""
     return wall_time_ns if sample.files_read_at_ns is None else sample.files_read_at_ns
 
 
 def node_read_at_ns(snapshot: Snapshot) -> int:
-    """The same of the node's."""
+    """Return when the files of the node that are not read in every cycle were read; by default with the snapshot."""
     read_at = snapshot.node.files_read_at_ns
     return snapshot.wall_time_ns if read_at is None else read_at
 
 
 def _trim_reads(reads: list[R], read: R) -> list[R]:
-    """Reads that are still needed, with the latest one: back to the youngest that is about five seconds older."""
+    """Add a read, and return the reads since the newest one that is about five seconds older."""
     if reads and reads[-1].read_at_ns > read.read_at_ns:
         reads = []  # the clock was set back
     if not reads or read.read_at_ns - reads[-1].read_at_ns >= TOLERANCE_NS:

@@ -6,18 +6,17 @@ import mmap
 from collections.abc import Mapping
 
 from api.cpu import format_cpu_list
-from api.measurements import MemoryZone, NumaNode
-from api.snapshot import NodeSample, Snapshot
+from api.snapshot import MemoryZone, NodeSample, NumaNode, Snapshot
 from exporters.malachite.history import MalachiteHistory, node_read_at_ns
 from exporters.malachite.wire import KIB, MalachiteStruct, NumberList, finite, in_unit, is_identifier, u64, unix_seconds
 
 PAGE_BYTES = mmap.PAGESIZE
 COSTLY_ORDER = 3
-"""Above it (PAGE_ALLOC_COSTLY_ORDER, 32 KiB) the kernel does not reclaim without end to find contiguous pages."""
+"""PAGE_ALLOC_COSTLY_ORDER, 32 KiB: for larger blocks the kernel does not retry reclaim without a limit."""
 
 
 class SystemMemorySizes(MalachiteStruct, frozen=True):
-    """The node; `vmstat_*` are counters, `mem_sock_*` are pages, `mem_util` is percent."""
+    """Memory of the node in KiB; `vmstat_*` are counters, `mem_sock_*` are pages, `mem_util` is percent."""
 
     mem_total: int | None = None
     mem_free: int | None = None
@@ -49,7 +48,7 @@ class SystemMemorySizes(MalachiteStruct, frozen=True):
 
 
 class NumaMemorySizes(MalachiteStruct, frozen=True):
-    """One NUMA node. Bandwidths and latencies need counters of the memory controller and are left out."""
+    """Memory of one NUMA node in KiB. Bandwidths and latencies need counters of the memory controller and are left out."""
 
     id: int
     path: str
@@ -74,7 +73,7 @@ class OrderScore(MalachiteStruct, frozen=True):
 
 
 class Fragmentation(MalachiteStruct, frozen=True, kw_only=True):
-    """The same for a NUMA node: the mean over the orders that are hard to get. The client compacts from 60 to 95 on."""
+    """Fragmentation of a NUMA node: the mean score of orders above COSTLY_ORDER. The client compacts from 60 to 95 on."""
 
     id: int
     mem_frag_score: int | None = None
@@ -82,7 +81,7 @@ class Fragmentation(MalachiteStruct, frozen=True, kw_only=True):
 
 
 class MemoryDocument(MalachiteStruct, frozen=True):
-    """The document."""
+    """The document `system/memory`."""
 
     system: SystemMemorySizes
     numa: tuple[NumaMemorySizes, ...]
@@ -91,7 +90,7 @@ class MemoryDocument(MalachiteStruct, frozen=True):
 
 
 def memory_document(now: Snapshot, _history: MalachiteHistory) -> MemoryDocument:
-    """Memory as the kernel shows it."""
+    """Return memory of the node and of each NUMA node."""
     node = now.node
     return MemoryDocument(
         system=_system(node),
@@ -140,7 +139,7 @@ def _system(node: NodeSample) -> SystemMemorySizes:
 
 
 def _used(sizes: Mapping[str, int]) -> int | None:
-    # What the agent reports as the node's usage as it is, so without what could be dropped at once, as in free(1).
+    # The client reports this as the usage of the node, so it excludes memory that can be freed at once, as in free(1).
     if "MemTotal" not in sizes or "MemFree" not in sizes:
         return None
     spare = sum(sizes.get(name, 0) for name in ("MemFree", "Buffers", "Cached", "SReclaimable"))
@@ -148,9 +147,9 @@ def _used(sizes: Mapping[str, int]) -> int | None:
 
 
 def _numa_nodes(now: Snapshot) -> Mapping[int, NumaNode]:
-    """NUMA nodes with their CPUs; a kernel built without NUMA has one, with all memory.
+    """Return NUMA nodes with their CPUs; a kernel built without NUMA has one, with all memory.
 
-    The client builds its map from CPUs to NUMA nodes from the first answer and never again, so CPUs are always listed.
+    The client maps CPUs to NUMA nodes by the first response only, so CPUs are always listed.
     """
     by_topology = {n: tuple(cpu.id for cpu in now.topology.cpus if cpu.numa == n) for n in now.topology.numa_nodes}
     if now.node.numa:
@@ -159,8 +158,12 @@ def _numa_nodes(now: Snapshot) -> Mapping[int, NumaNode]:
             for number, of in now.node.numa.items()
             if is_identifier(number)
         }
-    whole = now.node.meminfo if len(by_topology) == 1 else {}
-    return {number: NumaNode(cpus=cpus, meminfo=whole) for number, cpus in by_topology.items() if is_identifier(number)}
+    node_meminfo = now.node.meminfo if len(by_topology) == 1 else {}
+    return {
+        number: NumaNode(cpus=cpus, meminfo=node_meminfo)
+        for number, cpus in by_topology.items()
+        if is_identifier(number)
+    }
 
 
 def _numa(number: int, of: NumaNode, zones: tuple[MemoryZone, ...]) -> NumaMemorySizes:
@@ -191,10 +194,10 @@ def _numa(number: int, of: NumaNode, zones: tuple[MemoryZone, ...]) -> NumaMemor
 
 
 def _available(sizes: Mapping[str, int], zones: list[MemoryZone]) -> int | None:
-    """Bytes that a NUMA node could give without swapping, by the kernel's own estimate for the whole machine.
+    """Return the bytes of a NUMA node that are available without swapping, by the kernel's estimate for a machine.
 
-    si_mem_available() in mm/show_mem.c: free memory above what is reserved, and of page cache and reclaimable slab what
-    exceeds the low watermark or a half of them.
+    si_mem_available() in mm/show_mem.c: free memory above the reserve, and the part of page cache and of reclaimable slab
+    that exceeds the low watermark or half of it.
     """
     if "MemFree" not in sizes:
         return None
@@ -221,7 +224,10 @@ def _fragmentation(number: int, free: Mapping[int, int]) -> Fragmentation:
 
 
 def unusable_free_percent(free: Mapping[int, int], order: int) -> int | None:
-    """Percentage of free memory in blocks too small for this order: unusable_free_index() of mm/vmstat.c, over all zones."""
+    """Return the percentage of free memory in blocks that are too small for this order, over all zones.
+
+    As unusable_free_index() of mm/vmstat.c.
+    """
     pages = {of: max(count, 0) << of for of, count in free.items() if 0 <= of < 64}
     total = sum(pages.values())
     if not total:

@@ -42,7 +42,7 @@ CGROUP_PATH_PARAMETER = "cgroup_user_path"
 MAX_PATH_BYTES = 4096
 """PATH_MAX of the kernel."""
 MAX_REQUEST_LINE = 8 * MAX_PATH_BYTES
-"""Of a request; enough for a path that is too long to be refused in the words of this server."""
+"""Limit of a request line, large enough to reject a path that is too long with an error of this server."""
 DOCUMENTS: Mapping[str, Callable[[Snapshot, MalachiteHistory], MalachiteStruct]] = {
     "system/compute": compute_document,
     "system/memory": memory_document,
@@ -70,7 +70,7 @@ class CgroupDocument(MalachiteStruct, frozen=True):
 
 
 class MalachiteRefused(Exception):
-    """A request that gets an error instead of a document."""
+    """Rejection of a request, with the status of the response."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -78,36 +78,37 @@ class MalachiteRefused(Exception):
 
 
 class MalachiteServer:
-    """Sink of rounds and server in one."""
+    """Sink of cycles and HTTP server in one."""
 
     def __init__(self, layout: CgroupLayout) -> None:
         self._layout = layout
         self._history = MalachiteHistory()
         self._below: SubtreeSums | None = None
-        self._made: dict[str, bytes] = {}
+        self._rendered: dict[str, bytes] = {}
         self._listener: HttpListener | None = None
 
     def publish(self, finished: Cycle) -> None:
         try:
             self._history.add(finished.snapshot)
             self._below = None
-            self._made.clear()
+            self._rendered.clear()
         except Exception:
-            # The documents keep the time of the last round that was understood, and the client says they are old.
-            log.exception("round %d cannot be shown", finished.snapshot.seq)
+            # The documents keep the time of the latest good cycle, and the client reports that they are old.
+            log.exception("cycle %d could not be published", finished.snapshot.seq)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen and return the port, which the kernel chooses where it is 0. Raises Unavailable with a remedy.
+        """Listen on loopback and return the port; for port 0 the kernel chooses one. Raises Unavailable with a remedy.
 
-        On loopback alone: the client asks there, an address that is compiled in, and knows neither TLS nor passwords.
+        Other addresses are rejected: the client's address is compiled in, and it supports neither TLS nor passwords.
         """
         self._listener = HttpListener(self.app(), max_line_size=MAX_REQUEST_LINE)
         bound = await self._listener.open(host, port, "--malachite")
         if not all(is_loopback(name) for name, _ in bound):
             await self._listener.close()
             raise Unavailable(
-                f"--malachite {host}:{port} would show every cgroup to whoever reaches it: its client knows no passwords",
-                "give a loopback address: Katalyst's agent asks 127.0.0.1:9002",
+                f"--malachite {host}:{port} would show every cgroup to every client that reaches it: "
+                "the protocol has no passwords",
+                "use a loopback address: Katalyst's agent connects to 127.0.0.1:9002",
             )
         return bound[0][1]
 
@@ -117,7 +118,7 @@ class MalachiteServer:
             await self._listener.close()
 
     def app(self) -> web.Application:
-        """What answers, without a port."""
+        """Return the application that serves the documents."""
         app = web.Application(middlewares=[self._guard])
         app.router.add_get(API_PREFIX + CGROUP_DOCUMENT, self._cgroup, allow_head=False)
         for name in DOCUMENTS:
@@ -144,24 +145,24 @@ class MalachiteServer:
 
     async def _document(self, request: web.Request) -> web.StreamResponse:
         name = request.path.removeprefix(API_PREFIX)
-        body = self._made.get(name)
+        body = self._rendered.get(name)
         if body is None:
             body = success_body(DOCUMENTS[name](self._latest(), self._history))
-            self._made[name] = body
+            self._rendered[name] = body
         return _json_response(200, body)
 
     async def _cgroup(self, request: web.Request) -> web.StreamResponse:
-        path = self._known(requested_path(request.rel_url.raw_query_string))
-        body = self._made.get(path)
+        path = self._resolve_path(requested_path(request.rel_url.raw_query_string))
+        body = self._rendered.get(path)
         if body is None:
             body = self._make_cgroup(path)
-            self._made[path] = body
+            self._rendered[path] = body
         return _json_response(200, body)
 
-    def _known(self, asked: str) -> str:
-        """The snapshot's spelling of a path that is asked for in the kernel's bytes, or in that spelling."""
-        path = cgroup_name_to_text(asked.encode(errors="surrogateescape"))
-        return path if path in self._latest().cgroups else printable(asked)
+    def _resolve_path(self, query_path: str) -> str:
+        """Return the snapshot's spelling of a path in a query, which has the kernel's bytes or that spelling."""
+        path = cgroup_name_to_text(query_path.encode(errors="surrogateescape"))
+        return path if path in self._latest().cgroups else printable(query_path)
 
     def _make_cgroup(self, path: str) -> bytes:
         now = self._latest()
@@ -169,7 +170,7 @@ class MalachiteServer:
         if sample is None:
             raise MalachiteRefused(404, f"there is no cgroup {path!r}")
         if sample.files_read_at_ns is None:
-            raise Unavailable(f"the files of cgroup {path!r} have not been read yet", "ask again in five seconds")
+            raise Unavailable(f"the files of cgroup {path!r} have not been read yet", "retry after five seconds")
         if self._below is None:
             self._below = SubtreeSums(now, self._history)
         layout = self._layout
@@ -182,14 +183,14 @@ class MalachiteServer:
 
     def _latest(self) -> Snapshot:
         if self._history.latest is None:
-            raise Unavailable("no round has finished yet", "ask again in a second")
+            raise Unavailable("no cycle has finished yet", "retry after a second")
         return self._history.latest
 
 
 def requested_path(query: str) -> str:
-    """The cgroup that a query names, with one leading slash and none at the end; bytes that are not UTF-8 are surrogates.
+    """Return the cgroup that a query names, with a leading and without a trailing slash.
 
-    Raises Refused.
+    Bytes that are not UTF-8 are surrogates. Raises MalachiteRefused.
     """
     if len(query) > 3 * MAX_PATH_BYTES + len(CGROUP_PATH_PARAMETER) + 1:
         raise MalachiteRefused(414, f"the path is longer than {MAX_PATH_BYTES} bytes")

@@ -5,7 +5,6 @@ its path has a new id and so a new start time; without it its counters would see
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
@@ -16,33 +15,34 @@ from api.metrics import NS_PER_S
 from api.pod import Container, Pod
 from api.snapshot import CgroupSample, NodeSample, Snapshot
 from api.text import printable
+from exporters.otel.environment import CONTAINER_ID
 from exporters.prometheus.cgroup_families import MAX_DEVICES_PER_CGROUP, device_names, first_value, working_set
 from exporters.prometheus.metric_family import MetricNumber, ns_to_seconds
 from exporters.prometheus.node_families import HZ_PER_KHZ, MAX_INTERFACES
 
 MAX_START_TIMES = 4096
-"""Cgroups, those that are gone included: one that no round shows for a while has not been made anew."""
+"""Maximum number of cgroups with a start time, removed ones included."""
 
 
 class CgroupStartTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """What all rounds so far say about it."""
+    """Start times of the counters of cgroups, from all cycles so far."""
 
-    known: Mapping[int, int | None] = {}
-    """By id: the instant of the last round that did not have it yet, when all its counters were zero (nanoseconds of
-    CLOCK_REALTIME); None if the first round had it."""
+    by_id: Mapping[int, int | None] = {}
+    """By id: time of the last cycle without the cgroup, when all its counters were zero (nanoseconds of CLOCK_REALTIME); None
+    if the first cycle had it."""
     looked_at_ns: int | None = None
 
     def after(self, snapshot: Snapshot) -> CgroupStartTimes:
-        """The same with one more round; the old value stays as it is for whoever is rendering it."""
+        """Return a copy with one more cycle; the old value may still be in use by a renderer."""
         if not snapshot.cgroups:
             return self
         here = [sample.id for sample in snapshot.cgroups.values()]
-        known = self.known
-        if new := [each for each in here if each not in known]:
-            if len(known) + len(new) > MAX_START_TIMES:
-                known = {each: known[each] for each in here if each in known}
-            known = {**known, **dict.fromkeys(new, self.looked_at_ns)}
-        return CgroupStartTimes(known=known, looked_at_ns=snapshot.wall_time_ns)
+        by_id = self.by_id
+        if new := [each for each in here if each not in by_id]:
+            if len(by_id) + len(new) > MAX_START_TIMES:
+                by_id = {each: by_id[each] for each in here if each in by_id}
+            by_id = {**by_id, **dict.fromkeys(new, self.looked_at_ns)}
+        return CgroupStartTimes(by_id=by_id, looked_at_ns=snapshot.wall_time_ns)
 
 
 OtelAttributes = dict[str, str | int]
@@ -53,11 +53,10 @@ CPU_MODE_FIELDS = {
     "interrupt": "irq_ns", "softirq": "softirq_ns", "steal": "steal_ns",
 }  # fmt: skip
 TCP_STATES = {"syn_recv": "syn_received", "fin_wait1": "fin_wait_1", "fin_wait2": "fin_wait_2"}
-"""Where the conventions, whose list of states is closed, spell them otherwise than the kernel."""
+"""States whose names in the conventions differ from the kernel's."""
 AGENT_ONLY_PREFIXES = ("service.", "os.", "container.", "k8s.")
 SHARED_PREFIXES = ("k8s.node.", "k8s.cluster.")
 DIRECTIONS = (("receive", "received"), ("transmit", "sent"))
-_CONTAINER_ID = re.compile(r"(?:^|[^0-9a-f])([0-9a-f]{64})(?:[^0-9a-f]|$)")
 
 
 class OtelInstrument(NamedTuple):
@@ -140,7 +139,7 @@ CONTAINER_INSTRUMENTS: tuple[tuple[str, str, str, str, Callable[[ContainerSample
 
 
 def node_instruments(snapshot: Snapshot) -> Iterator[OtelInstrument]:
-    """Every metric of the conventions about the node that this snapshot has a number for."""
+    """Yield every node metric of the conventions that this snapshot has a value for."""
     yield OtelInstrument(
         "system.cpu.logical.count", "{cpu}", "updown", "Online CPUs.", (({}, len(snapshot.topology.cpus)),)
     )
@@ -151,14 +150,14 @@ def node_instruments(snapshot: Snapshot) -> Iterator[OtelInstrument]:
 
 
 def container_instruments(
-    snapshot: Snapshot, most: int
+    snapshot: Snapshot, max_containers: int
 ) -> Iterator[tuple[ContainerSample, tuple[OtelInstrument, ...]]]:
-    """At most so many containers of listed pods, each with every metric that it has a number for.
+    """Yield at most `max_containers` containers of listed pods, each with every metric that has a value.
 
-    Its identity is that of a resource. The points carry it as well, since Prometheus keeps of resources what it is told to
-    only, and without it would take all containers for one.
+    Each container is a resource. Its points repeat the identity, because Prometheus keeps only configured attributes of
+    resources and would otherwise merge all containers.
     """
-    for owned in islice(_container_samples(snapshot), most):
+    for owned in islice(_container_samples(snapshot), max_containers):
         shown = []
         for name, unit, kind, description, of_container in CONTAINER_INSTRUMENTS:
             if points := tuple(
@@ -170,7 +169,7 @@ def container_instruments(
 
 
 def shared_resource_attributes(resource: Mapping[str, str]) -> OtelAttributes:
-    """What is true of a container too where the agent's resource says it: host, cluster, and what people added."""
+    """Return the agent's resource attributes that hold for containers too: host, cluster, and user-defined ones."""
     return {
         name: value
         for name, value in resource.items()
@@ -188,15 +187,15 @@ def _container_samples(snapshot: Snapshot) -> Iterator[ContainerSample]:
 
 
 def _identity(pod: Pod, container: Container) -> OtelAttributes:
-    known: OtelAttributes = {
+    attributes: OtelAttributes = {
         "k8s.namespace.name": printable(pod.namespace),
         "k8s.pod.name": printable(pod.name),
         "k8s.container.name": printable(container.name),
     }
     if pod.uid != pod.key:
-        known["k8s.pod.uid"] = printable(pod.uid)
-    found = _CONTAINER_ID.search(container.cgroup)
-    return known | ({"container.id": found[1]} if found else {})
+        attributes["k8s.pod.uid"] = printable(pod.uid)
+    match = CONTAINER_ID.search(container.cgroup)
+    return attributes | ({"container.id": match[1]} if match else {})
 
 
 def _cpu(sample: CgroupSample) -> InstrumentPoints:
@@ -209,13 +208,13 @@ def _cpu(sample: CgroupSample) -> InstrumentPoints:
 
 
 def _memory(meminfo: Mapping[str, int]) -> InstrumentPoints:
-    """States that together make the whole, as the conventions want them."""
+    """Return memory states that add up to the total, as the conventions require."""
     shown = {
         state: meminfo.get(name) for state, name in (("free", "MemFree"), ("buffers", "Buffers"), ("cached", "Cached"))
     }
-    total, known = meminfo.get("MemTotal"), [value for value in shown.values() if value is not None]
-    if total is not None and len(known) == len(shown):
-        shown["used"] = max(0, total - sum(known))
+    total, values = meminfo.get("MemTotal"), [value for value in shown.values() if value is not None]
+    if total is not None and len(values) == len(shown):
+        shown["used"] = max(0, total - sum(values))
     return (({"system.memory.state": state}, value) for state, value in shown.items())
 
 

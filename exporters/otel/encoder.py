@@ -39,29 +39,29 @@ from exporters.prometheus.families import MetricsState, cycle_trace_ids, metric_
 from exporters.prometheus.metric_family import Labels, MetricDistribution, MetricFamily
 
 UCUM_UNITS = {"seconds": "s", "bytes": "By", "cores": "{core}", "hertz": "Hz", "joules": "J", "mbit": "Mbit/s"}
-"""UCUM. What has no unit keeps none: `1` would make Prometheus' translation call it a ratio."""
+"""Units in UCUM. Metrics without a unit keep none: Prometheus would translate `1` to a ratio."""
 MAX_SPAN_EVENTS = 128
-"""Events of one span, OpenTelemetry's own default; of decisions, what changed something comes first."""
+"""Maximum number of events of a span, the default of OpenTelemetry; decisions that changed a value come first."""
 POINTS_PER_REQUEST = 4000
-"""About 1 MiB; collectors refuse requests over 4 MiB unless told otherwise."""
+"""Points per request, about 1 MiB: collectors refuse requests over 4 MiB by default."""
 FAILURES = (OutcomeStatus.REFUSED, OutcomeStatus.MISMATCH)
 
 
 class OtlpEncoder:
-    """Who sends, and since when its counters count."""
+    """Encodes states as OTLP requests, with the resource and the start times of counters."""
 
     def __init__(self, resource: Mapping[str, str], release: str, since: Mapping[str, int]) -> None:
         """`since` has the instants of boot and of the agent's start, in nanoseconds of CLOCK_REALTIME."""
         self.resource = Resource(dict(resource), SCHEMA_URL)
-        self._surroundings = shared_resource_attributes(resource)
+        self._shared_attributes = shared_resource_attributes(resource)
         self.scope = InstrumentationScope("dioptase", release, SCHEMA_URL)
         self.since = since
 
-    def requests(self, observed: MetricsState, births: CgroupStartTimes) -> Iterator[MetricsData]:
-        """The newest round in portions that a collector takes, made one at a time: all at once is tens of MiB."""
+    def requests(self, observed: MetricsState, start_times: CgroupStartTimes) -> Iterator[MetricsData]:
+        """Yield the latest cycle in requests that a collector accepts. All at once they are tens of MiB."""
         portion: list[tuple[Resource, list[Metric]]] = []
         room = POINTS_PER_REQUEST
-        for resource, metrics in self._metrics(observed, births):
+        for resource, metrics in self._metrics(observed, start_times):
             points = sum(len(metric.data.data_points) for metric in metrics)
             if portion and points > room:
                 yield self._wrapped(portion)
@@ -74,28 +74,30 @@ class OtlpEncoder:
         if portion:
             yield self._wrapped(portion)
 
-    def _metrics(self, observed: MetricsState, births: CgroupStartTimes) -> Iterator[tuple[Resource, list[Metric]]]:
-        """What the agent says of itself and the node, and then each container by a resource of its own."""
+    def _metrics(
+        self, observed: MetricsState, start_times: CgroupStartTimes
+    ) -> Iterator[tuple[Resource, list[Metric]]]:
+        """Yield the metrics of agent and node, and then those of each container, which is a resource of its own."""
         assert observed.latest is not None
         snapshot = observed.latest.snapshot
         now, boot = snapshot.wall_time_ns, self.since["boot"]
-        born = {
+        start_times_by_label = {
             printable(path): min(at_ns, now)
             for path, sample in snapshot.cgroups.items()
-            if (at_ns := births.known.get(sample.id)) is not None
+            if (at_ns := start_times.by_id.get(sample.id)) is not None
         }
         for family in metric_families(observed):
             row, since = family.metric, self.since[family.metric.since]
             for portion in _split_family(family):
-                data = _data(portion, since, born, now)
+                data = _data(portion, since, start_times_by_label, now)
                 yield self.resource, [Metric(row.otel_name, row.help, UCUM_UNITS.get(row.unit, ""), data)]
         for instrument in node_instruments(snapshot):
             for start in range(0, len(instrument.points), POINTS_PER_REQUEST):
                 part = instrument._replace(points=instrument.points[start : start + POINTS_PER_REQUEST])
                 yield self.resource, [_instrument_metric(part, boot, now)]
         for owned, shown in container_instruments(snapshot, observed.about.max_cgroups):
-            since = born.get(printable(owned.sample.path), boot)
-            resource = Resource(self._surroundings | owned.attributes, SCHEMA_URL)
+            since = start_times_by_label.get(printable(owned.sample.path), boot)
+            resource = Resource(self._shared_attributes | owned.attributes, SCHEMA_URL)
             yield resource, [_instrument_metric(instrument, since, now) for instrument in shown]
 
     def _wrapped(self, portion: list[tuple[Resource, list[Metric]]]) -> MetricsData:
@@ -107,11 +109,11 @@ class OtlpEncoder:
         )
 
     def span(self, finished: Cycle) -> ReadableSpan:
-        """One round: it began when its snapshot was taken and ended when its decisions had been carried out."""
+        """Return the span of a cycle, from its snapshot until its decisions had been carried out."""
         trace_id, span_id = cycle_trace_ids(finished.snapshot)
         began = finished.snapshot.wall_time_ns
         ended = began + finished.duration_ns
-        taken = tuple(step_events(finished))
+        used = tuple(step_events(finished))
         changed_first = sorted(finished.done, key=lambda outcome: outcome.status is OutcomeStatus.UNCHANGED)
         failed = [outcome.error for outcome in finished.done if outcome.status in FAILURES]
         return ReadableSpan(
@@ -120,10 +122,10 @@ class OtlpEncoder:
             resource=self.resource,
             attributes=dict(_encodable(_cycle_attributes(finished))),
             events=(
-                *(Event(step, dict(_encodable(attributes)), ended) for step, attributes in taken),
+                *(Event(step, dict(_encodable(attributes)), ended) for step, attributes in used),
                 *(
                     Event("decision", dict(_encodable(decision_attributes(o))), ended)
-                    for o in changed_first[: MAX_SPAN_EVENTS - len(taken)]
+                    for o in changed_first[: MAX_SPAN_EVENTS - len(used)]
                 ),
             ),
             status=Status(StatusCode.ERROR, printable(failed[0])) if failed else Status(),
@@ -134,29 +136,35 @@ class OtlpEncoder:
 
 
 def _split_family(family: MetricFamily) -> Iterator[MetricFamily]:
-    """A family of a full node can be larger than a request; its points are sent under its name again."""
+    """Yield portions of a family, because that of a full node can exceed a request."""
     size = POINTS_PER_REQUEST
     for start in range(0, max(len(family.points), len(family.distributions)), size):
         end = start + size
         yield MetricFamily(family.metric, family.points[start:end], family.distributions[start:end])
 
 
-def _data(family: MetricFamily, since: int, born: Mapping[str, int], now: int) -> Sum | Gauge | Histogram:
-    """`born` has the cgroups, as their label shows them, that count from later on."""
+def _data(
+    family: MetricFamily, since: int, start_times_by_label: Mapping[str, int], now: int
+) -> Sum | Gauge | Histogram:
+    """Return the data of a family; `start_times_by_label` has the cgroups that were created after `since`."""
     names = family.metric.labels
     if family.metric.kind == "histogram":
-        distributions = [_distribution(names, d, _start(d.owner, since, born), now) for d in family.distributions]
+        distributions = [
+            _distribution(names, d, _start(d.owner, since, start_times_by_label), now) for d in family.distributions
+        ]
         return Histogram(distributions, AggregationTemporality.CUMULATIVE)
     counts = family.metric.kind == "counter"
     points = [
-        NumberDataPoint(dict(zip(names, p.labels, strict=True)), _start(p.owner, since, born), now, p.value)
+        NumberDataPoint(
+            dict(zip(names, p.labels, strict=True)), _start(p.owner, since, start_times_by_label), now, p.value
+        )
         for p in family.points
     ]
     return Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True) if counts else Gauge(points)
 
 
-def _start(owner: Labels, since: int, born: Mapping[str, int]) -> int:
-    return born.get(owner[0], since) if owner else since
+def _start(owner: Labels, since: int, start_times_by_label: Mapping[str, int]) -> int:
+    return start_times_by_label.get(owner[0], since) if owner else since
 
 
 def _instrument_metric(instrument: OtelInstrument, since: int, now: int) -> Metric:
@@ -208,7 +216,7 @@ def _cycle_attributes(finished: Cycle) -> dict[str, AttributeValue | None]:
 
 
 def _encodable(attributes: Mapping[str, AttributeValue | None]) -> Iterator[tuple[str, AttributeValue]]:
-    """Attributes that have a value, in text that the protocol can carry."""
+    """Yield attributes that have a value, as text that is valid in the protocol."""
     for name, value in attributes.items():
         if isinstance(value, str):
             yield name, printable(value)

@@ -23,21 +23,21 @@ PROTOCOL_GRPC, PROTOCOL_HTTP = "grpc", "http/protobuf"
 
 
 class OtlpSignal(msgspec.Struct, frozen=True, kw_only=True):
-    """How one kind of data is sent."""
+    """Settings of one signal."""
 
     endpoint: str
-    """For HTTP with the path."""
+    """Address; with the path for HTTP."""
     protocol: str
     compression: str
     every_s: float
     timeout_s: float
-    """For one export, retries included."""
+    """Timeout of one export, retries included."""
     certificate: bool = False
-    """Whether a file with the authorities to trust is named."""
+    """Whether a file with trusted authorities is configured."""
 
 
 class OtlpSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to send, and how often; a signal that is None is not sent."""
+    """Settings of both signals; a signal that is None is not sent."""
 
     metrics: OtlpSignal | None
     traces: OtlpSignal | None
@@ -54,28 +54,28 @@ POD_VARIABLES = (
     ("k8s.cluster.name", ("K8S_CLUSTER_NAME",)),
 )
 INSTANCE_NAMESPACE = UUID("4d63009a-8d0f-11ee-aad7-4c796ed8e320")
-"""The namespace that the conventions give for a `service.instance.id` made from an inherent identity."""
-_CONTAINER_ID = re.compile(r"(?:^|[^0-9a-f])([0-9a-f]{64})(?:[^0-9a-f]|$)")
+"""Namespace UUID of the conventions for a `service.instance.id` derived from an existing identity."""
+CONTAINER_ID = re.compile(r"(?:^|[^0-9a-f])([0-9a-f]{64})(?:[^0-9a-f]|$)")
 _MAX_FILE_CHARS = 1 << 18
 
 
 def detect_resource(environ: Mapping[str, str], version: str, root: Path = Path("/")) -> dict[str, str]:
-    """Attributes of the resource; `root` is where the machine's files are. Raises Unavailable that names a wrong variable."""
-    found = {**dict(_host(root)), **dict(_container(root)), **dict(_pod(environ))}
+    """Return the resource attributes; `root` has the machine's files. Raises Unavailable that names a wrong variable."""
+    detected = {**dict(_host(root)), **dict(_container(root)), **dict(_pod(environ))}
     named = _parse_attributes(environ.get("OTEL_RESOURCE_ATTRIBUTES", ""))
     service = {"service.name": "dioptase", "service.version": version}
-    asked = {"service.name": environ["OTEL_SERVICE_NAME"]} if environ.get("OTEL_SERVICE_NAME") else {}
-    told = {name: printable(value) for name, value in {**found, **service, **named, **asked}.items()}
-    return {"service.instance.id": _instance(told), **told}
+    service_name = {"service.name": environ["OTEL_SERVICE_NAME"]} if environ.get("OTEL_SERVICE_NAME") else {}
+    attributes = {name: printable(value) for name, value in {**detected, **service, **named, **service_name}.items()}
+    return {"service.instance.id": _instance(attributes), **attributes}
 
 
-def _instance(told: Mapping[str, str]) -> str:
-    """The same after a restart, and another on every node: Prometheus' label `instance` is made of it.
+def _instance(attributes: Mapping[str, str]) -> str:
+    """Return an id that survives restarts and differs between nodes: it becomes Prometheus' label `instance`.
 
-    A machine id alone may be that of an image, or of a template that many machines were made from.
+    The machine id alone is not unique: it may come from an image that many machines share.
     """
-    machine = f"{told.get('host.id', '')}/{told['host.name']}"
-    return told.get("k8s.pod.uid") or str(uuid5(INSTANCE_NAMESPACE, machine))
+    machine = f"{attributes.get('host.id', '')}/{attributes['host.name']}"
+    return attributes.get("k8s.pod.uid") or str(uuid5(INSTANCE_NAMESPACE, machine))
 
 
 def _host(root: Path) -> Iterator[tuple[str, str]]:
@@ -96,10 +96,10 @@ def _host(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _container(root: Path) -> Iterator[tuple[str, str]]:
-    """Our own cgroup names the container, unless it is in a namespace of its own: then a file mounted for it does."""
+    """Yield the container id from our cgroup path, or from a mounted file if the cgroup namespace hides it."""
     for path, lines in (("proc/self/cgroup", ""), ("proc/self/mountinfo", "/hostname")):
         text = "\n".join(line for line in _text(root / path).splitlines() if lines in line)
-        if match := _CONTAINER_ID.search(text):
+        if match := CONTAINER_ID.search(text):
             yield "container.id", match[1]
             return
 
@@ -112,7 +112,7 @@ def _pod(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _parse_attributes(text: str) -> dict[str, str]:
-    """`key=value,key=value`, values percent-encoded, as OpenTelemetry writes it."""
+    """Parse `key=value,key=value` with percent-encoded values, the format of OpenTelemetry."""
     named = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         name, equals, value = part.partition("=")
@@ -142,12 +142,12 @@ SUPPORTED_PREFERENCES = (
     (f"{OTLP_PREFIX}METRICS_TEMPORALITY_PREFERENCE", "cumulative"),
     (f"{OTLP_PREFIX}METRICS_DEFAULT_HISTOGRAM_AGGREGATION", "explicit_bucket_histogram"),
 )
-"""What has one way here: the counts are the kernel's and the probes', and are sent as these keep them."""
+"""Preferences with one supported value: counters of the kernel and the probes are sent as they are."""
 TLS_FILES = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
 
 
 def read_otlp_settings(environ: Mapping[str, str]) -> OtlpSettings | None:
-    """None where no endpoint is named or OTEL_SDK_DISABLED is true. Raises Unavailable that names a wrong variable."""
+    """Return None without an endpoint or if OTEL_SDK_DISABLED is true. Raises Unavailable that names a wrong variable."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
     metrics = _signal(environ, "METRICS", ("OTEL_METRIC_EXPORT_INTERVAL", METRICS_INTERVAL_MS))
@@ -190,15 +190,15 @@ def _signal(environ: Mapping[str, str], name: str, every: tuple[str, int]) -> Ot
     )
 
 
-def _one_of(environ: Mapping[str, str], variables: tuple[str, ...], known: tuple[str, ...]) -> str:
-    """What the first variable that is set says. The first of the known values is the default."""
+def _one_of(environ: Mapping[str, str], variables: tuple[str, ...], supported: tuple[str, ...]) -> str:
+    """Return the value of the first variable that is set. The first supported value is the default."""
     for variable in variables:
         value = environ.get(variable, "").strip().lower()
-        if value and value not in known:
-            raise Unavailable(f"{variable} is {value!r}", f"set it to {' or '.join(known)}")
+        if value and value not in supported:
+            raise Unavailable(f"{variable} is {value!r}", f"set it to {' or '.join(supported)}")
         if value:
             return value
-    return known[0]
+    return supported[0]
 
 
 def _milliseconds(environ: Mapping[str, str], name: str, default: int) -> int:

@@ -31,22 +31,22 @@ log = logging.getLogger(__name__)
 MAX_SPANS = 512
 MAX_BACKOFF_S = 60.0
 FINAL_EXPORT_S, DISCONNECT_S = 1.0, 0.5
-"""What close() grants the last export, and the thread to notice that its connection is gone."""
+"""Time limits in close(): for the last export, and for the thread to end after its connection was closed."""
 MAX_RESPONSE_BYTES = 64 << 10
-"""Bound of a gRPC response, uncompressed."""
+"""Limit of a gRPC response, uncompressed."""
 SDK_LOGGERS = ("opentelemetry.exporter.otlp", "opentelemetry.sdk", "urllib3")
-"""Whose complaints, one or more for every attempt, are kept out of the log."""
+"""Loggers that write one or more lines for every failed attempt, which are kept out of the log."""
 
 
 class ExportResult(NamedTuple):
-    """How many requests a collector took, and how many it did not; neither where there was nothing to send."""
+    """Number of requests that a collector accepted and of those that failed; both 0 if there was nothing to send."""
 
     arrived: int = 0
     refused: int = 0
 
 
 class SdkExporter(Protocol):
-    """What the SDK's four exporters have in common."""
+    """Interface of the SDK's four exporters."""
 
     def export(self, data: Any, /) -> Any: ...
 
@@ -54,26 +54,26 @@ class SdkExporter(Protocol):
 
 
 class OtelSink:
-    """Sink of rounds. `failures` and `dropped_spans` say what did not arrive: dioptase_otel_* in the catalogue."""
+    """Sink of cycles. `failures` and `dropped_spans` count what did not arrive: dioptase_otel_* in the catalogue."""
 
     def __init__(self, settings: OtlpSettings, about: Callable[[], AgentInfo] = AgentInfo) -> None:
-        """Start the sending thread. Raises Unavailable with a remedy where the exporters refuse the environment."""
+        """Start the sending thread. Raises Unavailable with a remedy if the exporters reject the environment."""
         self.failures = 0
         self.dropped_spans = 0
         self.traced = settings.traces is not None
         release = VERSION
         since = {"boot": time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME), "agent": time.time_ns()}
-        self._sender = OtlpEncoder(settings.resource, release, since)
+        self._encoder = OtlpEncoder(settings.resource, release, since)
         self._newest, self._about = (MetricsState(version=release), CgroupStartTimes()), about
         self._sent: MetricsState | None = None
-        # gRPC's core writes about connections to stderr by itself; what matters of that is in our own log line.
+        # gRPC's core writes about connections to stderr by itself; our own log line has the reason of a failure.
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         self._metrics = None if settings.metrics is None else _exporter("metrics", settings.metrics)
         self._spans = None if settings.traces is None else _exporter("traces", settings.traces)
-        self._patience_s = 0.0 if settings.metrics is None else settings.metrics.timeout_s
+        self._failure_limit_s = 0.0 if settings.metrics is None else settings.metrics.timeout_s
         self._queue: deque[ReadableSpan] = deque(maxlen=MAX_SPANS)
         self._stopping = threading.Event()
-        self._words = _ExporterLogs()
+        self._exporter_logs = _ExporterLogs()
         jobs = [
             *([_ExportJob(self._send_metrics, settings.metrics.every_s)] if settings.metrics else []),
             *([_ExportJob(self._send_spans, settings.traces.every_s)] if settings.traces else []),
@@ -82,18 +82,18 @@ class OtelSink:
         self._thread.start()
 
     def publish(self, finished: Cycle) -> None:
-        """Remember the round; the span is made now, so that the queue holds no snapshots. Never raises."""
+        """Store the cycle for sending; its span is made now, so that the queue holds no snapshots. Never raises."""
         try:
-            observed, births = self._newest
-            self._newest = observed.after(finished, self._about()), births.after(finished.snapshot)
+            observed, start_times = self._newest
+            self._newest = observed.after(finished, self._about()), start_times.after(finished.snapshot)
             if self._spans is not None:
                 self.dropped_spans += len(self._queue) == MAX_SPANS
-                self._queue.append(self._sender.span(finished))
+                self._queue.append(self._encoder.span(finished))
         except Exception:
-            log.exception("round %d could not be handed to OpenTelemetry", finished.snapshot.seq)
+            log.exception("cycle %d could not be encoded for OpenTelemetry", finished.snapshot.seq)
 
     def close(self) -> None:
-        """Send what is left where somebody takes it, and be gone within two seconds."""
+        """Send what is left if the collector accepts it, and return within two seconds. Idempotent."""
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -102,7 +102,7 @@ class OtelSink:
             if exporter is not None:
                 exporter.shutdown()
         self._thread.join(DISCONNECT_S)
-        self._words.remove()
+        self._exporter_logs.remove()
 
     def _run(self, jobs: list[_ExportJob]) -> None:
         while not self._stopping.wait(max(0.0, min(job.due for job in jobs) - time.monotonic())):
@@ -117,38 +117,41 @@ class OtelSink:
         try:
             sent = job.send()
         except Exception:
-            # Whatever the encoder or the transport trips over, the next attempt starts afresh.
+            # A bug of the encoder or the transport must not end the thread; the next attempt starts again.
             sent = ExportResult(refused=1)
             if not job.failed:
-                log.exception("OpenTelemetry export broke")
+                log.exception("the OpenTelemetry export failed because of a bug")
         if sent.refused:
             if not job.failed and not self._stopping.is_set():
-                log.warning("OpenTelemetry export fails, and goes on trying silently: %s", self._words.text)
+                log.warning(
+                    "the OpenTelemetry export fails and is retried without further log lines: %s",
+                    self._exporter_logs.text,
+                )
             self.failures += sent.refused
             job.failed += 1
         elif sent.arrived and job.failed:
-            log.info("OpenTelemetry export works again after %d failures", job.failed)
+            log.info("the OpenTelemetry export succeeded again after %d failures", job.failed)
             job.failed = 0
-        # A collector that takes a part of it is there, and gets the next one in time.
+        # A collector that accepted a part is reachable and gets the next export in time.
         pause_s = 0.0 if sent.arrived else min(job.every_s * 2 ** min(job.failed, 10), MAX_BACKOFF_S)
         job.due = time.monotonic() + max(job.every_s, pause_s)
 
     def _send_metrics(self) -> ExportResult:
-        """Every portion, also after one that is refused, until failures have taken as long as one export may."""
-        observed, births = self._newest
+        """Send every request, even after a failed one, until failures have taken the time limit of one export."""
+        observed, start_times = self._newest
         if self._metrics is None or observed.latest is None or observed is self._sent:
             return ExportResult()
         self._sent = observed
         arrived = refused = 0
         lost_s = 0.0
-        for request in self._sender.requests(observed, births):
+        for request in self._encoder.requests(observed, start_times):
             began = time.monotonic()
             if self._metrics.export(request) is MetricExportResult.SUCCESS:
                 arrived += 1
                 continue
             refused += 1
             lost_s += time.monotonic() - began
-            if lost_s >= self._patience_s or self._stopping.is_set():
+            if lost_s >= self._failure_limit_s or self._stopping.is_set():
                 break
         return ExportResult(arrived, refused)
 
@@ -163,7 +166,7 @@ class OtelSink:
 
 
 def _exporter(kind: str, signal: OtlpSignal) -> SdkExporter:
-    """The SDK's exporter of this kind of data for this protocol. Raises Unavailable where it refuses the environment."""
+    """Return the SDK's exporter of one kind of data. Raises Unavailable if it rejects the environment."""
     try:
         return _grpc(kind, signal) if signal.protocol == PROTOCOL_GRPC else _http(kind, signal)
     except Exception as error:
@@ -172,7 +175,7 @@ def _exporter(kind: str, signal: OtlpSignal) -> SdkExporter:
 
 
 def _grpc(kind: str, signal: OtlpSignal) -> SdkExporter:
-    # Each protocol costs memory to import (gRPC 20 MiB, HTTP 5), so the one that is asked for alone is.
+    # Each protocol costs memory (gRPC 20 MiB, HTTP 5), so only the configured one is imported.
     from grpc import Compression  # noqa: PLC0415
     from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
@@ -201,7 +204,7 @@ def _http(kind: str, signal: OtlpSignal) -> SdkExporter:
 
 
 class _ExportJob:
-    """One kind of data: how it is sent, and when next."""
+    """Sending of one kind of data, and the time of the next attempt."""
 
     def __init__(self, send: Callable[[], ExportResult], every_s: float) -> None:
         self.send, self.every_s = send, every_s
@@ -210,11 +213,11 @@ class _ExportJob:
 
 
 class _ExporterLogs(logging.Handler):
-    """Takes the exporters' own complaints out of the log and keeps the newest."""
+    """Keeps the exporters' own messages out of the log, and the newest one for ours."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.text = "no reason given"
+        self.text = "the exporter gave no reason"
         self._passing = ""
         self._loggers = [logging.getLogger(name) for name in SDK_LOGGERS]
         for logger in self._loggers:
@@ -222,7 +225,7 @@ class _ExporterLogs(logging.Handler):
             logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        # A retry names its reason, and giving up after some of them only that it gave up.
+        # The message of a retry has the reason; the final error only says that no attempt succeeded.
         if record.levelno < logging.ERROR:
             self._passing = record.getMessage()
         else:

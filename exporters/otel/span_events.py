@@ -12,15 +12,15 @@ from api.knobs import Reason
 AttributeValue = str | int | float | bool | list[str]
 SpanAttributes = dict[str, AttributeValue | None]
 MAX_EVENTS_PER_KIND = 16
-"""Regions, rejected pods, thresholds, victims and kills that have an event, so that decisions have room."""
+"""Maximum number of events per kind except decisions, which must not be crowded out."""
 
 
 def step_events(finished: Cycle) -> Iterator[tuple[str, SpanAttributes]]:
-    """Name and attributes of each: regions, pods whose wish was rejected, memory, evictions and what became of earlier ones."""
+    """Yield name and attributes of events: regions, rejected pods, memory, evictions and outcomes of earlier evictions."""
     advice, evictions = finished.advice, finished.evictions
     if advice is not None:
-        for one in advice.cpu.regions[:MAX_EVENTS_PER_KIND]:
-            yield "region", _region(one)
+        for region in advice.cpu.regions[:MAX_EVENTS_PER_KIND]:
+            yield "region", _region(region)
         for pod, verdict in sorted(advice.rejected.items())[:MAX_EVENTS_PER_KIND]:
             yield "rejected", {"dioptase.pod": pod, **reason_attributes(verdict)}
     if finished.memory is not None:
@@ -36,7 +36,7 @@ def step_events(finished: Cycle) -> Iterator[tuple[str, SpanAttributes]]:
 
 
 def decision_attributes(outcome: Outcome) -> SpanAttributes:
-    """One decision, and what came of it."""
+    """Return the attributes of one decision and its outcome."""
     decision = outcome.decision
     return {
         "dioptase.pod": decision.pod,
@@ -54,7 +54,7 @@ def decision_attributes(outcome: Outcome) -> SpanAttributes:
 
 
 def reason_attributes(reason: Reason) -> SpanAttributes:
-    """The rule, its threshold and its inputs."""
+    """Return the attributes of a rule, its threshold and its inputs."""
     return {
         "dioptase.rule": reason.rule,
         "dioptase.reason": reason.text,
@@ -63,27 +63,27 @@ def reason_attributes(reason: Reason) -> SpanAttributes:
     }
 
 
-def _region(one: RegionAdvice) -> SpanAttributes:
+def _region(region: RegionAdvice) -> SpanAttributes:
     signals = {
         f"dioptase.signal.{signal.name}.{which}": value
-        for signal in one.signals
+        for signal in region.signals
         for which, value in (("current", signal.current), ("target", signal.target))
     }
     return {
-        "dioptase.region": one.region.name,
-        "dioptase.pool": one.region.pool,
-        "dioptase.policy": one.policy,
-        "dioptase.lower_cores": one.lower_cores,
-        "dioptase.upper_cores": one.upper_cores,
-        **{f"dioptase.control.{control.value}": value for control, value in one.controls.items()},
+        "dioptase.region": region.region.name,
+        "dioptase.pool": region.region.pool,
+        "dioptase.policy": region.policy,
+        "dioptase.lower_cores": region.lower_cores,
+        "dioptase.upper_cores": region.upper_cores,
+        **{f"dioptase.control.{control.value}": value for control, value in region.controls.items()},
         **signals,
-        **reason_attributes(one.reason),
+        **reason_attributes(region.reason),
     }
 
 
 def _memory(advice: MemoryAdvice) -> SpanAttributes:
     conditions = {
-        f"dioptase.numa.{numa}.condition": found.state.value for numa, found in advice.numa_conditions.items()
+        f"dioptase.numa.{numa}.condition": condition.state.value for numa, condition in advice.numa_conditions.items()
     }
     return {
         "dioptase.policy": advice.policy,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import Unavailable
 from exporters.otel.environment import read_otlp_settings
 from exporters.prometheus.families import AgentInfo
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def start_otel(environ: Mapping[str, str], about: Callable[[], AgentInfo] = AgentInfo) -> OtelSink | None:
-    """The sink that the environment asks for, running; None where it names no endpoint. Raises Unavailable with a remedy."""
+    """Start the sink; return None if the environment names no endpoint. Raises Unavailable with a remedy."""
     settings = read_otlp_settings(environ)
     if settings is None:
         return None
@@ -27,27 +27,21 @@ def start_otel(environ: Mapping[str, str], about: Callable[[], AgentInfo] = Agen
     except Unavailable:
         raise
     except ImportError as error:
-        raise Unavailable(f"OpenTelemetry is asked for and not installed: {error}", "install dioptase anew") from error
+        raise Unavailable(f"OpenTelemetry is configured and not installed: {error}", "reinstall dioptase") from error
     except Exception as error:
-        # The SDK reads variables of its own, some when it is imported, and raises what it likes.
+        # The SDK reads variables of its own, some at import, and raises any exception.
         raise Unavailable(f"OpenTelemetry cannot start: {error}", "correct that variable, or unset it") from error
 
 
 class OtelUnavailable:
-    """In the place of the sink, where the environment asks for one that cannot be: a source that says why, every round."""
+    """Replaces a sink that cannot start: a HealthReporter of the reason."""
 
     name, form = "opentelemetry", "off"
     lost_events = None
 
-    def __init__(self, why: Unavailable) -> None:
-        self._why = why
-
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - as every source is asked
-        raise Unavailable(self._why.reason, self._why.remedy)
+    def __init__(self, reason: Unavailable) -> None:
+        self._reason = reason
 
     def problem(self) -> Unavailable | None:
-        """What `read` does not say already: nothing."""
-        return None
-
-    def close(self) -> None:
-        """There is nothing to close."""
+        """Return why the sink could not start."""
+        return self._reason

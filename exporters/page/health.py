@@ -1,4 +1,4 @@
-"""Answers `/healthz` and `/readyz`: whether cycles come at all, and whether the agent does its work in them.
+"""Answers `/healthz` and `/readyz`: whether cycles finish at all, and whether the agent does its work in them.
 Raises a refusal with status 503 and a remedy. The bodies are also decoded by the CLI. Must not import aiohttp.
 """
 
@@ -14,7 +14,7 @@ from common.http.request_guard import HttpRefused
 
 
 class FailedSource(msgspec.Struct, frozen=True):
-    """A source that gave nothing in the latest round."""
+    """A source that failed in the latest cycle."""
 
     source: str
     error: str
@@ -22,7 +22,7 @@ class FailedSource(msgspec.Struct, frozen=True):
 
 
 class HealthStatus(msgspec.Struct, frozen=True):
-    """Body of `/healthz` and `/readyz` while all is well."""
+    """Body of a successful `/healthz` or `/readyz`."""
 
     age_s: float
     failed: tuple[FailedSource, ...]
@@ -30,49 +30,54 @@ class HealthStatus(msgspec.Struct, frozen=True):
 
 
 STALE_S = 5.0
-"""Of rounds a second apart; an older one means that the agent has stopped seeing."""
+"""Maximum age of the latest cycle; cycles are a second apart."""
 REQUIRED_SOURCES = ("pods", "topology", "node", "cgroups", "advisor", "actuator")
-"""Sources without which the agent does not do its work: it does not see who is here, or changed nothing in the latest round
-(agent/sensors/snapshot.py, agent/loop.py). Without any other it does less."""
+"""Sources without which the agent cannot do its work (agent/sensors/snapshot.py, agent/loop.py). Other sources only add to
+it."""
 
 
 class CycleHealth:
-    """The rounds as they come: each is told with `turned`, and once it could be shown with `shown`."""
+    """Times of the latest finished and the latest published cycle."""
 
     def __init__(self, stale_s: float) -> None:
         self._stale_s = stale_s
-        self._turned_at_ns: int | None = None
-        self._shown_at_ns: int | None = None
+        self._cycle_at_ns: int | None = None
+        self._published_at_ns: int | None = None
         self._failed: tuple[FailedSource, ...] = ()
-        self._banner: tuple[str, ...] = ()
+        self._startup_warnings: tuple[str, ...] = ()
 
-    def turned(self, finished: Cycle) -> None:
-        """A round is over."""
-        self._turned_at_ns, self._banner = time.monotonic_ns(), finished.startup_warnings
+    def record_cycle(self, finished: Cycle) -> None:
+        """Record a finished cycle."""
+        self._cycle_at_ns, self._startup_warnings = time.monotonic_ns(), finished.startup_warnings
         self._failed = tuple(FailedSource(s.name, s.error, s.remedy) for s in finished.snapshot.sources if not s.ok)
 
-    def shown(self) -> None:
-        """And whoever asks is told of it."""
-        self._shown_at_ns = self._turned_at_ns
+    def record_published(self) -> None:
+        """Record that the latest cycle was published."""
+        self._published_at_ns = self._cycle_at_ns
 
-    def alive(self) -> HealthStatus:
-        """Rounds come, whatever failed in them: a new process would fare no better there, and had to learn anew. Raises
-        Refused where none do."""
-        return HealthStatus(self._age_s(self._turned_at_ns), self._failed, self._banner)
+    def liveness(self) -> HealthStatus:
+        """Return the health of the process: cycles finish, whatever failed in them. Raises HttpRefused if none do.
 
-    def ready(self) -> HealthStatus:
-        """The agent sees its node and its pods, decides, acts, and shows that. Raises Refused with all that keeps it from
-        that."""
-        age_s = self._age_s(self._shown_at_ns)
-        if ails := [one for one in self._failed if one.source in REQUIRED_SOURCES]:
-            error = "; ".join(f"{one.source}: {one.error}" for one in ails)
-            raise HttpRefused(503, error, "; ".join(dict.fromkeys(one.remedy for one in ails)))
-        return HealthStatus(age_s, self._failed, self._banner)
+        A failed source is no reason to restart the process, which would lose what the policies have learned.
+        """
+        return HealthStatus(self._age_s(self._cycle_at_ns), self._failed, self._startup_warnings)
+
+    def readiness(self) -> HealthStatus:
+        """Return whether the agent measures, decides, acts and publishes. Raises HttpRefused with every reason against it."""
+        age_s = self._age_s(self._published_at_ns)
+        if missing := [source for source in self._failed if source.source in REQUIRED_SOURCES]:
+            error = "; ".join(f"{source.source}: {source.error}" for source in missing)
+            raise HttpRefused(503, error, "; ".join(dict.fromkeys(source.remedy for source in missing)))
+        return HealthStatus(age_s, self._failed, self._startup_warnings)
 
     def _age_s(self, at_ns: int | None) -> float:
         if at_ns is None:
-            raise HttpRefused(503, "no round has finished yet", "wait a second; if it stays, look at the agent's log")
+            raise HttpRefused(
+                503, "no cycle has finished yet", "wait a second; if this persists, check the agent's log"
+            )
         age_s = (time.monotonic_ns() - at_ns) / NS_PER_S
         if age_s >= self._stale_s:
-            raise HttpRefused(503, f"the last round is {age_s:.1f} s old", "look at the agent's log; restart the agent")
+            raise HttpRefused(
+                503, f"the latest cycle finished {age_s:.1f} s ago", "check the agent's log; restart the agent"
+            )
         return round(age_s, 3)

@@ -1,7 +1,7 @@
 """Serves the page, `/metrics`, health and the JSON API of the agent over HTTP, read only.
 It binds loopback by default and then accepts only loopback Host headers, against DNS rebinding. TLS and passwords
 come from a web configuration file that is polled for changes. `publish` never raises; expensive work runs in a
-thread. The last five minutes of views are kept compressed, at most 1 MiB; the findings of `dioptase doctor` are
+thread. Views of the last five minutes are kept compressed, at most 1 MiB; the findings of `dioptase doctor` are
 cached for a minute.
 """
 
@@ -12,16 +12,17 @@ import logging
 import time
 import zlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from aiohttp import web
 
 from api.decision import Cycle, JournalEntry
 from api.diagnostics import DoctorCheck, DoctorReport, EffectiveConfiguration
 from api.eviction import EvictionEntry
-from api.interfaces import DecisionRecord, EvictionRecord, Unavailable
+from api.interfaces import DecisionRecord, EvictionRecord
 from api.text import to_json
 from common.http import responses
 from common.http.listener import HttpListener
@@ -34,57 +35,58 @@ from common.http.token_review import (
     READYZ_PATH,
     TokenReviewer,
 )
-from common.http.web_config import FileStamps, WebConfig, WebSecurity
+from common.http.web_config import WebConfig, WebSecurity
 from exporters.page.health import STALE_S, CycleHealth
 from exporters.prometheus.exposition import PrometheusExporter
 from exporters.prometheus.families import AgentInfo
 from exporters.view import cycle_view
 
 HISTORY_CYCLES = 300
-"""Five minutes of ticks."""
+"""Five minutes of cycles."""
 HISTORY_MAX_BYTES = 1 << 20
 HISTORY_ZLIB_LEVEL = 6
-"""A quarter smaller than 1, for 1 ms more with 200 containers."""
+"""A quarter smaller than level 1, for 1 ms more with 200 containers."""
 
 
 class ViewHistory:
-    """Newest last. Reading while a round is added sees a consistent state from before or after it."""
+    """Compressed views of the latest cycles. Reading while a view is added returns the state before or after it."""
 
-    def __init__(self, rounds: int = HISTORY_CYCLES, max_bytes: int = HISTORY_MAX_BYTES) -> None:
+    def __init__(self, cycles: int = HISTORY_CYCLES, max_bytes: int = HISTORY_MAX_BYTES) -> None:
         self._views: deque[tuple[int, bytes]] = deque()
-        self._rounds, self._max_bytes = rounds, max_bytes
+        self._cycles, self._max_bytes = cycles, max_bytes
         self._bytes = 0
 
     def add(self, seq: int, view_json: bytes) -> None:
-        """Keep this round; the oldest make room. The newest is kept however large it is."""
+        """Add a view and drop the oldest ones beyond the bounds; the newest is kept whatever its size."""
         packed = zlib.compress(view_json, HISTORY_ZLIB_LEVEL)
         self._views.append((seq, packed))
         self._bytes += len(packed)
-        while len(self._views) > 1 and (len(self._views) > self._rounds or self._bytes > self._max_bytes):
+        while len(self._views) > 1 and (len(self._views) > self._cycles or self._bytes > self._max_bytes):
             self._bytes -= len(self._views.popleft()[1])
 
     def after(self, seq: int) -> Iterator[bytes]:
-        """The JSON of every kept View whose seq is greater, oldest first, one at a time."""
-        return (zlib.decompress(packed) for known, packed in tuple(self._views) if known > seq)
+        """Yield the JSON of every stored View with a greater seq, oldest first."""
+        return (zlib.decompress(packed) for number, packed in tuple(self._views) if number > seq)
 
 
 FINDINGS_TTL_S = 60.0
+"""Maximum age of cached findings."""
 
 
 class CachedFindings:
-    """Findings as JSON, made when somebody asks."""
+    """Findings of the doctor as JSON, computed on request."""
 
     def __init__(self, version: str, checks: Callable[[], tuple[DoctorCheck, ...]]) -> None:
         self._version, self._checks = version, checks
         self._lock = asyncio.Lock()
         self._text, self._until_s = b"", 0.0
 
-    async def told(self) -> bytes:
-        """One JSON document of Findings, at most a minute old. Many who ask at once have it made once."""
+    async def findings_json(self) -> bytes:
+        """Return a DoctorReport as JSON, at most FINDINGS_TTL_S old. Concurrent requests share one computation."""
         async with self._lock:
             if time.monotonic() >= self._until_s:
-                found = await asyncio.to_thread(self._checks)
-                self._text = to_json(DoctorReport(version=self._version, checks=found))
+                checks = await asyncio.to_thread(self._checks)
+                self._text = to_json(DoctorReport(version=self._version, checks=checks))
                 self._until_s = time.monotonic() + FINDINGS_TTL_S
         return self._text
 
@@ -100,15 +102,13 @@ DECISION_FILTERS: Mapping[str, Callable[[JournalEntry], str]] = {
     "rule": lambda entry: entry.outcome.decision.reason.rule,
     "status": lambda entry: entry.outcome.status.value,
 }
-"""What decisions can be asked for by, beside their number."""
+"""Query parameters that filter decisions, in addition to `after` and `limit`."""
 EVICTION_FILTERS: Mapping[str, Callable[[EvictionEntry], str]] = {
     "pod": lambda entry: entry.pod,
     "plugin": lambda entry: "" if entry.victim is None else entry.victim.plugin,
     "reason": lambda entry: "" if entry.kill is None else entry.kill.reason.value,
 }
-"""The same of evictions."""
-CONFIG_POLL_INTERVAL_S = 1.0
-"""How often the web configuration and its certificates are looked at."""
+"""Query parameters that filter evictions."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -122,10 +122,19 @@ EXTRA_HEADERS = {
     429: {"Retry-After": str(RETRY_AFTER_S)},
 }
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+E = TypeVar("E")
+E_co = TypeVar("E_co", covariant=True)
+
+
+class EntryRecord(Protocol[E_co]):
+    """A bounded record of entries: DecisionRecord or EvictionRecord."""
+
+    def entries(self, after: int, limit: int, predicate: Callable[[E_co], bool] | None, /) -> Sequence[E_co]:
+        """Return the newest matching entries after a number, oldest first."""
 
 
 class AgentWebServer:
-    """Sink of rounds and HTTP server in one: what is served is exactly what was published."""
+    """Sink of cycles and HTTP server in one: it serves exactly what was published."""
 
     def __init__(  # noqa: PLR0913 - one argument per part of the server
         self,
@@ -145,7 +154,7 @@ class AgentWebServer:
         self._configuration = configuration
         self._checked = None if checks is None else CachedFindings(version, checks)
         self._page = page
-        self._pulse = CycleHealth(stale_s)
+        self._health = CycleHealth(stale_s)
         self._exposition = PrometheusExporter(version, about)
         self._history = ViewHistory()
         self._view_json: bytes | None = None
@@ -155,28 +164,28 @@ class AgentWebServer:
         self._passwords: PasswordChecker | None = None
         self._tokens = tokens
         self._listener: HttpListener | None = None
-        self._following: asyncio.Task[None] | None = None
+        self._config_task: asyncio.Task[None] | None = None
 
     @property
     def encrypted(self) -> bool:
-        """Whether the port speaks TLS, as it was when it was opened or last renewed."""
+        """Return whether the port uses TLS, as of its opening or latest renewal."""
         return self._encrypted
 
     def publish(self, finished: Cycle) -> None:
-        self._pulse.turned(finished)
+        self._health.record_cycle(finished)
         try:
-            seen = cycle_view.build_view(finished)
-            shown = to_json(seen)
+            view = cycle_view.build_view(finished)
+            view_json = to_json(view)
             self._exposition.publish(finished)
-            self._history.add(finished.snapshot.seq, to_json(cycle_view.past_view(seen)))
-            self._view_json = shown
-            self._pulse.shown()
+            self._history.add(finished.snapshot.seq, to_json(cycle_view.past_view(view)))
+            self._view_json = view_json
+            self._health.record_published()
         except Exception:
-            # A bug in what is shown must not stop what is done; /readyz turns 503 as what is shown grows old.
-            log.exception("round %d could not be shown", finished.snapshot.seq)
+            # A bug of the view must not stop the agent; /readyz turns 503 when the latest published cycle is too old.
+            log.exception("cycle %d could not be published", finished.snapshot.seq)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen and return the port, which the kernel chooses where it is 0. Raises Unavailable with a remedy."""
+        """Listen and return the port; for port 0 the kernel chooses one. Raises Unavailable with a remedy."""
         config = self._web_config
         secured = WebSecurity() if config is None else await asyncio.to_thread(config.load)
         self._encrypted = secured.tls is not None
@@ -194,79 +203,71 @@ class AgentWebServer:
         app.router.add_get("/api/v1/snapshot", self._snapshot)
         app.router.add_get("/api/v1/config", self._settings)
         app.router.add_get("/api/v1/doctor", self._doctor)
-        self._listener = listener = HttpListener(app)
-        bound = await listener.open(host, port, "--listen", secured.tls)
+        self._listener = HttpListener(app)
+        bound = await self._listener.open(host, port, "--listen", secured.tls)
         if config is not None:
-            self._following = asyncio.create_task(self._follow(config, config.stamp(), listener))
+            self._config_task = asyncio.create_task(config.follow(self._apply))
         self._loopback = all(is_loopback(name) for name, _ in bound)
         if config is None and self._tokens is None and not self._loopback:
             log.warning(
-                "whoever reaches %s can read all that this agent sees: give it a --web-config with passwords or a certificate",
+                "every client that reaches %s can read all data of this agent: "
+                "add a --web-config with passwords or a certificate",
                 ", ".join(name for name, _ in bound if not is_loopback(name)),
             )
         return int(bound[0][1])
 
     async def stop(self) -> None:
         """Close the port and every connection. Idempotent."""
-        if self._following is not None:
-            self._following.cancel()
+        if self._config_task is not None:
+            self._config_task.cancel()
         if self._listener is not None:
             await self._listener.close()
         if self._passwords is not None:
             self._passwords.close()
 
-    async def _follow(self, config: WebConfig, seen: FileStamps, listener: HttpListener) -> None:
-        """Put what the files say into force when they change; what cannot hold leaves everything as it was."""
-        while True:
-            await asyncio.sleep(CONFIG_POLL_INTERVAL_S)
-            stamp = config.stamp()
-            if stamp == seen:
-                continue
-            seen = stamp
-            try:
-                secured = await asyncio.to_thread(config.load)
-                before, self._passwords = self._passwords, PasswordChecker(secured.users) if secured.users else None
-                if before is not None:
-                    before.close()
-                listener.renew(secured.tls)
-                self._encrypted = secured.tls is not None
-            except Unavailable as error:
-                log.error("the web configuration stays as it was: %s: %s", error.reason, error.remedy)
-            except Exception:
-                log.exception("the web configuration stays as it was")
-            else:
-                log.info("the web configuration was read anew")
+    async def _apply(self, secured: WebSecurity) -> None:
+        """Use another certificate and other users from the next connection and request on."""
+        assert self._listener is not None
+        before, self._passwords = self._passwords, PasswordChecker(secured.users) if secured.users else None
+        if before is not None:
+            before.close()
+        await self._listener.renew(secured.tls)
+        self._encrypted = secured.tls is not None
 
     async def _authenticate(self, request: web.Request) -> bool:
-        """Whether it is known who asks, or need not be; to others health is told by its status alone. Raises Refused."""
-        passwords, said, address = self._passwords, request.headers.get("Authorization", ""), request.remote or ""
-        if self._tokens is not None and not (passwords is not None and said[:6].lower() == "basic "):
-            said = said or request.headers.get(PROXIED_AUTHORIZATION_HEADER, "")
-            if not said and request.path in HEALTH_PATHS:
+        """Return whether the client is authenticated, or need not be. Raises HttpRefused.
+
+        Other clients may read the status of the health paths, without their bodies.
+        """
+        passwords, address = self._passwords, request.remote or ""
+        authorization = request.headers.get("Authorization", "")
+        if self._tokens is not None and not (passwords is not None and authorization[:6].lower() == "basic "):
+            authorization = authorization or request.headers.get(PROXIED_AUTHORIZATION_HEADER, "")
+            if not authorization and request.path in HEALTH_PATHS:
                 return False
-            if refusal := await self._tokens.refusal(said, request.path, address):
+            if refusal := await self._tokens.refusal(authorization, request.path, address):
                 raise HttpRefused(*refusal)
             return True
         try:
-            if passwords is None or await passwords.authenticates(said, address):
+            if passwords is None or await passwords.authenticates(authorization, address):
                 return True
         except TooManyChecks:
             raise HttpRefused(
                 429,
-                "too many passwords wait to be checked, or another one of this address",
-                f"ask again in {RETRY_AFTER_S} seconds",
+                "too many passwords are being checked, or another one of this address",
+                f"retry after {RETRY_AFTER_S} seconds",
             ) from None
         raise HttpRefused(
-            401, "this agent asks for a user and a password", "use one of basic_auth_users of its web config"
+            401, "this agent requires a user and a password", "use one of basic_auth_users of its web config"
         )
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        known = True
+        authenticated = True
         try:
-            known = await self._authenticate(request)
+            authenticated = await self._authenticate(request)
             if request.method not in ("GET", "HEAD"):
-                raise HttpRefused(405, f"{request.method} is not served", "use GET: nothing here can be changed")
+                raise HttpRefused(405, f"{request.method} is not served", "use GET: this server is read only")
             if self._loopback and not is_loopback_host(request.headers.get("Host", "")):
                 raise HttpRefused(
                     403,
@@ -282,7 +283,7 @@ class AgentWebServer:
             served = "view, history, decisions, evictions, snapshot, config or doctor"
             remedy = f"see /, /metrics, /healthz or /api/v1/ followed by {served}"
             response = _problem_response(404, HttpProblem(f"{request.path} is not served", remedy))
-        if not known:
+        if not authenticated:
             response = web.Response(status=response.status, text="ok\n" if response.status == 200 else "not ok\n")
         if not response.prepared:
             response.headers.update(HEADERS)
@@ -295,24 +296,25 @@ class AgentWebServer:
         return await self._file(request.match_info["name"])
 
     async def _file(self, name: str) -> web.StreamResponse:
-        """One of the page's own files; the directory's listing decides, so that no name can lead out of it."""
-        known = await asyncio.to_thread(lambda: {entry.name: entry for entry in self._page.iterdir()})
-        path, content_type = known.get(name), responses.CONTENT_TYPES.get(Path(name).suffix)
+        """Send one of the page's own files. Names come from the directory's listing, so that none can lead out of it."""
+        files = await asyncio.to_thread(lambda: {entry.name: entry for entry in self._page.iterdir()})
+        path, content_type = files.get(name), responses.CONTENT_TYPES.get(Path(name).suffix)
         if path is None or content_type is None:
             raise web.HTTPNotFound
         charset = "; charset=utf-8" if content_type.startswith("text/") else ""
         return web.FileResponse(path, headers={"Content-Type": content_type + charset})
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        packed, content_type = await asyncio.to_thread(self._exposition.render, request.headers.get("Accept", ""))
+        render = partial(self._exposition.render, request.headers.get("Accept", ""))
+        packed, content_type = await responses.render_in_thread(render)
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding", **HEADERS}
         return await responses.send_gzipped(request, packed, headers)
 
     async def _alive(self, request: web.Request) -> web.StreamResponse:
-        return await responses.send_body(request, to_json(self._pulse.alive()), JSON_HEADERS)
+        return await responses.send_body(request, to_json(self._health.liveness()), JSON_HEADERS)
 
     async def _ready(self, request: web.Request) -> web.StreamResponse:
-        return await responses.send_body(request, to_json(self._pulse.ready()), JSON_HEADERS)
+        return await responses.send_body(request, to_json(self._health.readiness()), JSON_HEADERS)
 
     async def _view(self, request: web.Request) -> web.StreamResponse:
         _query_parameters(request)
@@ -321,7 +323,7 @@ class AgentWebServer:
         return await responses.send_body(request, self._view_json, JSON_HEADERS)
 
     async def _views(self, request: web.Request) -> web.StreamResponse:
-        """Sent piece by piece: five minutes of a full node are tens of MiB that nobody needs in memory at once."""
+        """Send the history view by view: five minutes of a full node are tens of MiB."""
         after = _query_parameters(request, ("after",))[0].get("after", 0)
         response = web.StreamResponse(headers=JSON_HEADERS)
         if responses.accepts_gzip(request):
@@ -330,15 +332,15 @@ class AgentWebServer:
         if request.method == "HEAD":
             return response
         separator = b"["
-        for shown in self._history.after(after):
-            await response.write(separator + shown)
-            await asyncio.sleep(0)  # a fast reader never makes write() wait, and a tick may be due
+        for view_json in self._history.after(after):
+            await response.write(separator + view_json)
+            await asyncio.sleep(0)  # write() never waits for a fast reader, and a cycle may be due
             separator = b","
         await response.write_eof(b"]" if separator == b"," else b"[]")
         return response
 
     async def _settings(self, request: web.Request) -> web.StreamResponse:
-        """What is in force; secrets are in files of their own, never among the settings."""
+        """Send the effective settings; secrets are in files of their own, never in settings."""
         _query_parameters(request)
         if self._configuration is None:
             raise web.HTTPNotFound
@@ -348,73 +350,69 @@ class AgentWebServer:
         _query_parameters(request)
         if self._checked is None:
             raise web.HTTPNotFound
-        return await responses.send_body(request, await self._checked.told(), JSON_HEADERS)
+        return await responses.send_body(request, await self._checked.findings_json(), JSON_HEADERS)
 
     async def _decisions(self, request: web.Request) -> web.StreamResponse:
-        after, limit, told_of = _entry_query(request, tuple(DECISION_FILTERS))
-
-        def told() -> bytes:
-            def wanted(entry: JournalEntry) -> bool:
-                return all(DECISION_FILTERS[name](entry) == text for name, text in told_of.items())
-
-            return to_json(list(self._journal.entries(after, limit, wanted if told_of else None)))
-
-        return await responses.send_computed(request, told, JSON_HEADERS)
+        return await self._send_entries(request, self._journal, DECISION_FILTERS)
 
     async def _evicted(self, request: web.Request) -> web.StreamResponse:
-        """No entries where no eviction plugin is configured."""
-        after, limit, told_of = _entry_query(request, tuple(EVICTION_FILTERS))
+        """Send evictions; none if no eviction plugin is configured."""
+        return await self._send_entries(request, self._evictions, EVICTION_FILTERS)
 
-        def told() -> bytes:
-            def wanted(entry: EvictionEntry) -> bool:
-                return all(EVICTION_FILTERS[name](entry) == text for name, text in told_of.items())
+    async def _send_entries(
+        self, request: web.Request, record: EntryRecord[E] | None, filters: Mapping[str, Callable[[E], str]]
+    ) -> web.StreamResponse:
+        after, limit, texts = _entry_query(request, tuple(filters))
 
-            record = self._evictions
-            return to_json([] if record is None else list(record.entries(after, limit, wanted if told_of else None)))
+        def matches(entry: E) -> bool:
+            return all(filters[name](entry) == text for name, text in texts.items())
 
-        return await responses.send_computed(request, told, JSON_HEADERS)
+        def entries_json() -> bytes:
+            return to_json([] if record is None else list(record.entries(after, limit, matches if texts else None)))
+
+        return await responses.send_computed(request, entries_json, JSON_HEADERS)
 
     async def _snapshot(self, request: web.Request) -> web.StreamResponse:
         _query_parameters(request)
-        latest = self._exposition.observed.latest
+        latest = self._exposition.state.latest
         if latest is None:
             raise _no_cycle_yet()
         return await responses.send_computed(request, partial(to_json, latest.snapshot), JSON_HEADERS)
 
 
 def _no_cycle_yet() -> HttpRefused:
-    return HttpRefused(503, "no round has finished yet", "ask again in a second")
+    return HttpRefused(503, "no cycle has finished yet", "retry after a second")
 
 
 def _entry_query(request: web.Request, texts: tuple[str, ...]) -> tuple[int, int, dict[str, str]]:
-    """Entries after which one, how many at most, and what they are to be of."""
-    asked, told_of = _query_parameters(request, ("after", "limit"), texts)
-    limit = asked.get("limit", 200)
+    """Return number, limit and filters of a query of entries."""
+    numbers, filters = _query_parameters(request, ("after", "limit"), texts)
+    limit = numbers.get("limit", 200)
     if not 1 <= limit <= MAX_ENTRIES:
         raise HttpRefused(400, f"limit: {limit} is out of range", f"use a number from 1 to {MAX_ENTRIES}")
-    return asked.get("after", 0), limit, told_of
+    return numbers.get("after", 0), limit, filters
 
 
 def _query_parameters(
     request: web.Request, numbers: tuple[str, ...] = (), texts: tuple[str, ...] = ()
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """Whole numbers and texts from the query; a name or value that nobody understands is refused, never ignored."""
+    """Return integers and texts of the query. Unknown names and wrong values are refused, never ignored."""
     values: dict[str, int] = {}
-    told: dict[str, str] = {}
+    filters: dict[str, str] = {}
     for name, text in request.query.items():
         if name not in numbers + texts:
-            known = " or ".join(numbers + texts)
-            remedy = f"use {known}" if known else "leave it out: this path takes no parameters"
+            supported = " or ".join(numbers + texts)
+            remedy = f"use {supported}" if supported else "leave it out: this path takes no parameters"
             raise HttpRefused(400, f"{name}: unknown parameter", remedy)
-        if name in values or name in told:
-            raise HttpRefused(400, f"{name}: given twice", "give it once")
+        if name in values or name in filters:
+            raise HttpRefused(400, f"{name}: set twice", "set it once")
         if name in texts:
-            told[name] = text
+            filters[name] = text
         elif text.isascii() and text.isdigit() and len(text) <= 18:
             values[name] = int(text)
         else:
             raise HttpRefused(400, f"{name}: {text!r} is not a whole number", f"write it as in {name}=0")
-    return values, told
+    return values, filters
 
 
 def _problem_response(status: int, problem: HttpProblem) -> web.Response:

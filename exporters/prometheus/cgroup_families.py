@@ -13,9 +13,10 @@ from mmap import PAGESIZE
 from typing import NamedTuple
 
 from api.cpu import parse_cpu_list
-from api.measurements import UNLIMITED, Blame, CgroupLimits, Durations, SocketTraffic
+from api.histogram import quantile_ns
 from api.metrics import AGENT_METRICS_BY_NAME, NS_PER_S, RUNQ_LATENCY_BOUNDS_S
-from api.snapshot import CgroupSample, Snapshot
+from api.rates import Rates, online_runq_latency
+from api.snapshot import UNLIMITED, Blame, CgroupLimits, CgroupSample, Durations, Snapshot, SocketTraffic
 from api.text import printable
 from exporters.prometheus.metric_family import (
     Exemplar,
@@ -34,8 +35,10 @@ OwnSamples = Iterable[tuple[Labels, MetricNumber | None]]
 NO_POD_LABELS: Labels = ("", "", "", "")
 """Namespace, pod, container and QoS level of a cgroup that no listed pod owns."""
 MAX_AGGRESSORS_PER_CGROUP = 16
-"""Of one cgroup; those that made it wait longest."""
+"""Number of aggressors per cgroup that have series: those with the largest share of its latency."""
 MAX_DEVICES_PER_CGROUP = 16
+EVALUATED_PERCENTILES = (("p50", 0.5), ("p99", 0.99))
+"""Values of the label `percentile`: `quantile` is reserved for summaries."""
 LOAD_PERIODS = ("1m", "5m", "15m")
 MEMORY_KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("anon", ("anon", "total_rss", "rss")),
@@ -56,28 +59,35 @@ MEMORY_KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pagetables", ("pagetables",)),
     ("sock", ("sock",)),
 )
-"""Kinds by their names in memory.stat: version 2's, then version 1's with descendants (total_) and without."""
+"""Kinds by their names in memory.stat: of version 2, then of version 1 with descendants (total_) and without."""
 WORKINGSET = tuple(
     ((event, kind), tuple(f"{total}workingset_{event}{part}" for part in parts for total in ("total_", "")))
     for event in ("refault", "activate", "restore")
     for kind, parts in (("anon", ("_anon",)), ("file", ("_file", "")))
 )
-"""Kernels before 5.9 know of files alone and do not say so in the name (commit 170b04b7ae49)."""
+"""Kernels before 5.9 count only files, under names without a suffix (commit 170b04b7ae49)."""
 MEMORY_EVENTS = ("low", "high", "max", "oom", "oom_kill", "oom_group_kill")
 
 
 class CgroupSeries(NamedTuple):
-    """One cgroup that has series, with the values of CGROUP_LABELS ready to be written."""
+    """One cgroup that has series, with the values of CGROUP_LABELS."""
 
     owner: Labels
     sample: CgroupSample
 
 
 def cgroup_families(
-    snapshot: Snapshot, previous: Snapshot | None, trace: tuple[tuple[str, str], ...], most: int
+    snapshot: Snapshot,
+    previous: Snapshot | None,
+    rates: Rates | None,
+    trace: tuple[tuple[str, str], ...],
+    max_cgroups: int,
 ) -> Iterator[MetricFamily]:
-    """Every row about cgroups; those without a number are empty. `trace` are the labels of exemplars of this round."""
-    shown = select_cgroups(snapshot, most)
+    """Yield every cgroup family; those without a number are empty.
+
+    `rates` are those since `previous`; `trace` has the labels of this cycle's exemplars.
+    """
+    shown = select_cgroups(snapshot, max_cgroups)
     for name, scalar in CGROUP_SCALARS:
         points = (MetricPoint(owner, (), value) for owner, sample in shown if (value := scalar(sample)) is not None)
         yield MetricFamily(AGENT_METRICS_BY_NAME[name], points=tuple(points))
@@ -90,56 +100,57 @@ def cgroup_families(
         )
         yield MetricFamily(AGENT_METRICS_BY_NAME[name], points=tuple(points))
     yield _runq_latency(shown, previous, trace, snapshot.wall_time_ns)
+    yield _evaluated_latency(snapshot, previous, rates, shown)
     yield _blame(snapshot, previous, shown)
     yield _distribution_family("dioptase_cgroup_throttle_seconds", shown, _throttles)
     yield _distribution_family("dioptase_cgroup_reclaim_seconds", shown, _reclaim)
     yield from _devices(snapshot, shown)
 
 
-def select_cgroups(snapshot: Snapshot, most: int) -> list[CgroupSeries]:
-    """The cgroups that have series: where there are too many those of pods come first, then those nearest to the root."""
+def select_cgroups(snapshot: Snapshot, max_cgroups: int) -> list[CgroupSeries]:
+    """Return the cgroups that have series: if there are too many, first those of pods, then those nearest to the root."""
     owners = {
         container.cgroup: (pod.namespace, pod.name, container.name, pod.qos.value)
         for pod in snapshot.pods
         for container in pod.containers
     }
     paths: Iterable[str] = snapshot.cgroups
-    if len(snapshot.cgroups) > most:
-        paths = sorted(paths, key=lambda path: (path not in owners, path.count("/"), path))[:most]
+    if len(snapshot.cgroups) > max_cgroups:
+        paths = sorted(paths, key=lambda path: (path not in owners, path.count("/"), path))[:max_cgroups]
     return [
         CgroupSeries(tuple(map(printable, (path, *owners.get(path, NO_POD_LABELS)))), snapshot.cgroups[path])
         for path in paths
     ]
 
 
-def count_dropped(snapshot: Snapshot, most: int) -> Mapping[str, int]:
-    """How many cgroups, culprits and devices of cgroups have no series in this round because there are too many."""
+def count_dropped(snapshot: Snapshot, max_cgroups: int) -> Mapping[str, int]:
+    """Return the number of cgroups, aggressors and devices without series in this cycle because there are too many."""
     samples = snapshot.cgroups.values()
-    culprits = (
+    aggressors = (
         len(sample.blame.by_cgroup) - 1 - MAX_AGGRESSORS_PER_CGROUP for sample in samples if sample.blame is not None
     )
     devices = (max(len(sample.io), len(sample.block_io)) - MAX_DEVICES_PER_CGROUP for sample in samples)
     return {
-        "cgroup": max(0, len(snapshot.cgroups) - most),
-        "culprit": sum(more for more in culprits if more > 0),
+        "cgroup": max(0, len(snapshot.cgroups) - max_cgroups),
+        "culprit": sum(more for more in aggressors if more > 0),
         "device": sum(more for more in devices if more > 0),
     }
 
 
 def worst_aggressors(path: str, blame: Blame, before: Blame | None = None) -> Mapping[str, int]:
-    """The other cgroups that made this one wait, in nanoseconds; where they are many, the worst since `before`."""
-    others = {culprit: ns for culprit, ns in blame.by_cgroup.items() if culprit != path and ns}
+    """Return nanoseconds by aggressor, without the cgroup itself; if there are too many, the worst since `before`."""
+    others = {aggressor: ns for aggressor, ns in blame.by_cgroup.items() if aggressor != path and ns}
     if len(others) <= MAX_AGGRESSORS_PER_CGROUP:
         return others
     then = {} if before is None else before.by_cgroup
-    # Who is new or has become worse must be seen at once, whatever others did in the past.
+    # A new or growing aggressor must have a series at once, whatever others did in the past.
     return dict(
         nlargest(MAX_AGGRESSORS_PER_CGROUP, others.items(), key=lambda item: (item[1] - then.get(item[0], 0), item[1]))
     )
 
 
 def device_names(snapshot: Snapshot) -> Mapping[str, str]:
-    """Names of disks by the `MAJOR:MINOR` that cgroups know them by."""
+    """Return names of disks by `MAJOR:MINOR`, as used in cgroup files."""
     return {disk.number: printable(name) for name, disk in snapshot.node.disks.items()}
 
 
@@ -156,10 +167,24 @@ def _runq_latency(
     return MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_runq_wait_seconds"], distributions=distributions)
 
 
+def _evaluated_latency(
+    snapshot: Snapshot, previous: Snapshot | None, rates: Rates | None, shown: list[CgroupSeries]
+) -> MetricFamily:
+    latencies = online_runq_latency(snapshot, rates, previous)
+    points = [
+        MetricPoint(owner, (percentile,), value / NS_PER_S)
+        for owner, sample in shown
+        if (latency := latencies.get(sample.path)) is not None and latency.slots is not None
+        for percentile, quantile in EVALUATED_PERCENTILES
+        if (value := quantile_ns(latency.slots, quantile)) is not None
+    ]
+    return MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_runq_wait_evaluated_seconds"], points=tuple(points))
+
+
 def _longest_wait_exemplar(
     sample: CgroupSample, previous: Snapshot | None, trace: tuple[tuple[str, str], ...], at_ns: int
 ) -> Mapping[int, Exemplar]:
-    """The longest wait of this round, by the bound of its slot: that long at most. The open slot has no bound."""
+    """Return the longest wait of this cycle as the upper bound of its slot. The last slot has no bound."""
     before = previous.cgroups.get(sample.path) if previous is not None else None
     slots = sample.wait.slots if sample.wait is not None else None
     if slots is None or before is None or before.id != sample.id or before.wait is None or before.wait.slots is None:
@@ -179,8 +204,8 @@ def _blame(snapshot: Snapshot, previous: Snapshot | None, shown: list[CgroupSeri
         if blame is None:
             continue
         then = previous.cgroups.get(sample.path) if previous is not None else None
-        for culprit, ns in worst_aggressors(sample.path, blame, then.blame if then is not None else None).items():
-            own = ("neighbour", printable(culprit), pods.get(culprit, ""))
+        for aggressor, ns in worst_aggressors(sample.path, blame, then.blame if then is not None else None).items():
+            own = ("neighbour", printable(aggressor), pods.get(aggressor, ""))
             points.append(MetricPoint(owner, own, ns / NS_PER_S))
         for cause, ns in (
             ("self", blame.by_cgroup.get(sample.path, 0)),
@@ -215,7 +240,7 @@ def _devices(snapshot: Snapshot, shown: list[CgroupSeries]) -> Iterator[MetricFa
     moved: list[MetricPoint] = []
     done: list[MetricPoint] = []
     requested: list[MetricPoint] = []
-    taken: list[MetricDistribution] = []
+    block_times: list[MetricDistribution] = []
     for owner, sample in shown:
         for number, io in islice(sample.io.items(), MAX_DEVICES_PER_CGROUP):
             device = names.get(number, number)
@@ -232,15 +257,15 @@ def _devices(snapshot: Snapshot, shown: list[CgroupSeries]) -> Iterator[MetricFa
                 ("write", block.write_bytes, block.writes),
             ):
                 requested.append(MetricPoint(owner, (device, operation), size))
-                taken.append(coarse_distribution(owner, (device, operation), durations))
+                block_times.append(coarse_distribution(owner, (device, operation), durations))
     yield MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_io_bytes_total"], points=tuple(moved))
     yield MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_io_operations_total"], points=tuple(done))
     yield MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_block_io_request_bytes_total"], points=tuple(requested))
-    yield MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_block_io_seconds"], distributions=tuple(taken))
+    yield MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_block_io_seconds"], distributions=tuple(block_times))
 
 
 def first_value(stat: Mapping[str, int], names: tuple[str, ...]) -> int | None:
-    """The value of the first of these names that the kernel gives."""
+    """Return the value of the first name that the kernel has."""
     return next((stat[name] for name in names if name in stat), None)
 
 
@@ -249,7 +274,7 @@ def _by_reclaimer(sample: CgroupSample, prefix: str) -> OwnSamples:
 
 
 def working_set(sample: CgroupSample) -> int | None:
-    """Usage and memory.stat are read at different times, so their difference may come out below zero."""
+    """Return usage without inactive page cache, at least 0: the two files are read at different times."""
     inactive = first_value(sample.memory_stat, ("total_inactive_file", "inactive_file"))
     return None if sample.memory_bytes is None or inactive is None else max(0, sample.memory_bytes - inactive)
 
@@ -273,7 +298,7 @@ def _limit(value: int | None) -> int | None:
 
 
 def _memory_limits(limits: CgroupLimits) -> OwnSamples:
-    """A protection of zero is none."""
+    """Yield limits; a protection of zero is none."""
     return (
         (("max",), _limit(limits.memory_max_bytes)),
         (("high",), _limit(limits.memory_high_bytes)),
@@ -284,7 +309,7 @@ def _memory_limits(limits: CgroupLimits) -> OwnSamples:
 
 
 def _numa(stat: Mapping[str, Mapping[int, int]]) -> OwnSamples:
-    """Version 1 counts pages, and has a line `total` that version 2 has not."""
+    """Yield bytes by kind and NUMA node. Version 1 counts pages, and is recognized by its line `total`."""
     size = PAGESIZE if "total" in stat else 1
     for kind in ("anon", "file", "unevictable"):
         for node, count in stat.get(f"hierarchical_{kind}", stat.get(kind, {})).items():
@@ -307,7 +332,7 @@ def _load(sample: CgroupSample, prefix: str) -> OwnSamples:
     load = sample.load
     if load is None:
         return ()
-    values = (getattr(load, f"{prefix}{minutes}") for minutes in ("one", "five", "fifteen"))
+    values = (getattr(load, f"{prefix}{minutes}") for minutes in (1, 5, 15))
     return (((period,), value) for period, value in zip(LOAD_PERIODS, values, strict=True))
 
 
@@ -354,13 +379,16 @@ CGROUP_SPLITS: tuple[tuple[str, Callable[[CgroupSample], OwnSamples]], ...] = (
     ("dioptase_cgroup_cpu_seconds_total", lambda c: (
         (("user",), ns_to_seconds(c.cpu_user_ns)), (("system",), ns_to_seconds(c.cpu_system_ns)))),
     ("dioptase_cgroup_threads_by_state", _threads),
-    ("dioptase_cgroup_load", lambda c: _load(c, "")),
-    ("dioptase_cgroup_load_runnable", lambda c: _load(c, "runnable_")),
+    ("dioptase_cgroup_load", lambda c: _load(c, "load")),
+    ("dioptase_cgroup_load_runnable", lambda c: _load(c, "runnable")),
     ("dioptase_cgroup_pressure_seconds_total", stalled_seconds),
     ("dioptase_cgroup_memory_limit_bytes", lambda c: _memory_limits(c.limits)),
     ("dioptase_cgroup_memory_bytes", lambda c: (((kind,), first_value(c.memory_stat, names)) for kind, names in MEMORY_KINDS)),
     ("dioptase_cgroup_memory_numa_bytes", lambda c: _numa(c.numa_stat)),
-    ("dioptase_cgroup_workingset_pages_total", lambda c: ((own, first_value(c.memory_stat, names)) for own, names in WORKINGSET)),
+    (
+        "dioptase_cgroup_workingset_pages_total",
+        lambda c: ((own, first_value(c.memory_stat, names)) for own, names in WORKINGSET),
+    ),
     ("dioptase_cgroup_reclaim_scanned_pages_total", lambda c: _by_reclaimer(c, "pgscan_")),
     ("dioptase_cgroup_reclaim_stolen_pages_total", lambda c: _by_reclaimer(c, "pgsteal_")),
     ("dioptase_cgroup_memory_events_total", lambda c: (((event,), c.memory_events.get(event)) for event in MEMORY_EVENTS)),

@@ -19,13 +19,13 @@ from exporters.prometheus.node_families import MAX_INTERFACES
 
 
 def headroom_families(advice: Advice) -> Iterator[MetricFamily]:
-    """Rows of both; of what is not known there is none."""
+    """Yield computed and reported headroom; unknown amounts have no points."""
     for what, amounts in (("headroom", advice.headroom), ("advertised", advice.reported_headroom)):
         if amounts is not None:
             yield from _headroom_amounts(what, amounts)
     yield point_family(
         "dioptase_region_headroom_cores",
-        (((one.region.name, one.region.kind.value), one.headroom_cores) for one in advice.cpu.regions),
+        (((region.region.name, region.region.kind.value), region.headroom_cores) for region in advice.cpu.regions),
     )
 
 
@@ -41,11 +41,11 @@ def _by_numa(parts: Mapping[int, float]) -> Iterator[tuple[Labels, float]]:
 
 
 WHOLE_NODE = ""
-"""In the place of a NUMA node: the node as a whole."""
+"""Label value of the whole node, in place of a NUMA node."""
 
 
 def advice_families(finished: Cycle) -> Iterator[MetricFamily]:
-    """What stands behind the sums of the advice; nothing where nothing was advised."""
+    """Yield the details of the advice; nothing if there is none."""
     if finished.advice is not None:
         yield from _cpu_advice(finished.advice)
     if finished.memory is not None:
@@ -57,14 +57,14 @@ def _cpu_advice(advice: Advice) -> Iterator[MetricFamily]:
     yield point_family("dioptase_pool_size_cpus", ((_pool_labels(size), size.cpus) for size in sizes))
     yield point_family("dioptase_pool_quota_cores", ((_pool_labels(size), size.quota_cores) for size in sizes))
     yield point_family("dioptase_region_control_cores", (
-        ((one.region.name, one.region.kind.value, one.policy, control.value), value)
-        for one in regions for control, value in one.controls.items()
+        ((region.region.name, region.region.kind.value, region.policy, control.value), value)
+        for region in regions for control, value in region.controls.items()
     ))  # fmt: skip
     yield point_family("dioptase_region_bound_cores", (
-        ((one.region.name, bound), value)
-        for one in regions for bound, value in (("lower", one.lower_cores), ("upper", one.upper_cores))
+        ((region.region.name, bound), value)
+        for region in regions for bound, value in (("lower", region.lower_cores), ("upper", region.upper_cores))
     ))  # fmt: skip
-    signals = [(one.region.name, signal) for one in regions for signal in one.signals]
+    signals = [(region.region.name, signal) for region in regions for signal in region.signals]
     yield point_family("dioptase_region_indicator", (((name, signal.name), signal.current) for name, signal in signals))
     yield point_family(
         "dioptase_region_indicator_target", (((name, signal.name), signal.target) for name, signal in signals)
@@ -77,7 +77,7 @@ def _cpu_advice(advice: Advice) -> Iterator[MetricFamily]:
         for card in cards
         for direction, capacity in (("received", card.ingress_capacity), ("sent", card.egress_capacity))
     ))  # fmt: skip
-    yield point_family("dioptase_network_promised_mbit", (((card.name,), card.promised) for card in cards))
+    yield point_family("dioptase_network_promised_mbit", (((card.name,), card.allocated_mbit) for card in cards))
 
 
 def _pool_labels(size: PoolSize) -> Labels:
@@ -85,31 +85,35 @@ def _pool_labels(size: PoolSize) -> Labels:
 
 
 def _memory_advice(advice: MemoryAdvice) -> Iterator[MetricFamily]:
-    conditions = {WHOLE_NODE: advice.condition, **{str(numa): found for numa, found in advice.numa_conditions.items()}}
+    conditions = {
+        WHOLE_NODE: advice.condition,
+        **{str(numa): result for numa, result in advice.numa_conditions.items()},
+    }
     yield point_family(
         "dioptase_memory_provision_bytes", (((str(numa),), size) for numa, size in advice.provision_by_numa.items())
     )
     yield point_family("dioptase_memory_condition", (
-        ((where, state.value), int(found.state is state)) for where, found in conditions.items() for state in MemoryPressure
+        ((where, state.value), int(result.state is state)) for where, result in conditions.items() for state in MemoryPressure
     ))  # fmt: skip
     yield point_family(
-        "dioptase_memory_shortfall_bytes", (((where,), _shortfall_bytes(found)) for where, found in conditions.items())
+        "dioptase_memory_shortfall_bytes",
+        (((where,), _shortfall_bytes(result)) for where, result in conditions.items()),
     )
 
 
-def _shortfall_bytes(found: MemoryCondition) -> int | None:
-    """None where it is not known: that is not nothing."""
-    return None if found.state is MemoryPressure.UNKNOWN else found.target_bytes
+def _shortfall_bytes(result: MemoryCondition) -> int | None:
+    """Return None, not zero, if the shortfall is unknown."""
+    return None if result.state is MemoryPressure.UNKNOWN else result.target_bytes
 
 
 RESOURCE_UNITS = {ForecastResource.CPU: "cores", ForecastResource.MEMORY: "bytes"}
 
 
 def forecast_families(forecasts: Sequence[Forecast]) -> Iterator[MetricFamily]:
-    """Amounts are rows of their own for each resource, because their units differ."""
-    for outlook in forecasts:
-        yield from _forecast_amounts(outlook)
-    named = [((outlook.resource.value,), outlook) for outlook in forecasts]
+    """Yield forecasts. Amounts are metrics of their own for each resource, because their units differ."""
+    for forecast in forecasts:
+        yield from _forecast_amounts(forecast)
+    named = [((forecast.resource.value,), forecast) for forecast in forecasts]
     yield point_family("dioptase_forecast_promised_miss_ratio", ((name, o.target_miss_ratio) for name, o in named))
     yield point_family("dioptase_forecast_alarm", ((name, int(o.forecast.alarm)) for name, o in named))
     yield point_family("dioptase_forecast_trusted", ((name, int(o.forecast.trusted)) for name, o in named))
@@ -122,87 +126,89 @@ def forecast_families(forecasts: Sequence[Forecast]) -> Iterator[MetricFamily]:
     yield point_family("dioptase_forecast_missed_total", ((name, score.missed) for name, score in scores))
 
 
-def _forecast_amounts(outlook: Forecast) -> Iterator[MetricFamily]:
-    forecast, score = outlook.forecast, outlook.score
+def _forecast_amounts(entry: Forecast) -> Iterator[MetricFamily]:
+    forecast, score = entry.forecast, entry.score
     amounts = {
-        "used": outlook.used,
+        "used": entry.used,
         "peak": forecast.peak,
         "expected": forecast.expected,
         "margin": None if forecast.peak is None else forecast.margin,
     }
     if score is not None and score.miss_ratio is not None:
-        # Where nothing fell short, by nothing: a line that ends would say that nobody knows.
+        # Zero if no forecast was too low: an absent line would mean unknown.
         amounts |= {
             "shortfall_mean": score.shortfall_mean or 0.0,
             "shortfall_max": score.shortfall_max,
             "bias": score.bias,
         }
-    unit = RESOURCE_UNITS[outlook.resource]
-    for what, amount in amounts.items():
-        yield point_family(f"dioptase_forecast_{outlook.resource.value}_{what}_{unit}", [((), amount)])
+    unit = RESOURCE_UNITS[entry.resource]
+    for kind, amount in amounts.items():
+        yield point_family(f"dioptase_forecast_{entry.resource.value}_{kind}_{unit}", [((), amount)])
 
 
 THRESHOLD_LEVELS = {ThresholdMet.NOT_MET: 0, ThresholdMet.SOFT: 1, ThresholdMet.HARD: 2}
 NOT_EVALUATED_RULES = frozenset(("input_missing", "plugin_failed"))
-"""Rules of thresholds that could not be judged (agent/eviction/finding.py)."""
+"""Rules of thresholds that could not be evaluated (agent/eviction/finding.py)."""
 
 
-def eviction_families(found: EvictionResult) -> Iterator[MetricFamily]:
-    """The rows of one round."""
+def eviction_families(result: EvictionResult) -> Iterator[MetricFamily]:
+    """Yield the families of one cycle."""
     worst: dict[Labels, EvictionThreshold] = {}
-    blind: dict[Labels, int] = {}
-    for each in found.thresholds:
-        blind.setdefault((each.plugin,), 0)
-        if each.reason.rule in NOT_EVALUATED_RULES:
-            blind[(each.plugin,)] += 1
+    unevaluated: dict[Labels, int] = {}
+    for item in result.thresholds:
+        unevaluated.setdefault((item.plugin,), 0)
+        if item.reason.rule in NOT_EVALUATED_RULES:
+            unevaluated[(item.plugin,)] += 1
             continue
-        key = (each.plugin, each.scope, each.subject)
-        known = worst.get(key)
-        if known is None or THRESHOLD_LEVELS[each.met] > THRESHOLD_LEVELS[known.met]:
-            worst[key] = each
-    yield point_family("dioptase_eviction_threshold", ((key, each.value) for key, each in worst.items()))
-    yield point_family("dioptase_eviction_observed", ((key, each.observed) for key, each in worst.items()))
-    yield point_family("dioptase_eviction_met", ((key, THRESHOLD_LEVELS[each.met]) for key, each in worst.items()))
-    yield point_family("dioptase_eviction_not_judged", blind.items())
-    shown = {(each.condition.name, each.condition.kind): 1 for each in found.conditions}
+        key = (item.plugin, item.scope, item.subject)
+        previous = worst.get(key)
+        if previous is None or THRESHOLD_LEVELS[item.met] > THRESHOLD_LEVELS[previous.met]:
+            worst[key] = item
+    yield point_family("dioptase_eviction_threshold", ((key, item.value) for key, item in worst.items()))
+    yield point_family("dioptase_eviction_observed", ((key, item.observed) for key, item in worst.items()))
+    yield point_family("dioptase_eviction_met", ((key, THRESHOLD_LEVELS[item.met]) for key, item in worst.items()))
+    yield point_family("dioptase_eviction_not_judged", unevaluated.items())
+    shown = {(item.condition.name, item.condition.kind): 1 for item in result.conditions}
     yield point_family("dioptase_eviction_condition", shown.items())
-    yield point_family("dioptase_eviction_leaving_pods", [((), len(found.terminating))])
-    held = {(why.value,): 0 for why in EvictionBlock}
-    for why in found.held.values():
-        held[(why.value,)] += 1
-    yield point_family("dioptase_eviction_held_pods", held.items())
+    yield point_family("dioptase_eviction_leaving_pods", [((), len(result.terminating))])
+    blocked = {(why.value,): 0 for why in EvictionBlock}
+    for why in result.held.values():
+        blocked[(why.value,)] += 1
+    yield point_family("dioptase_eviction_held_pods", blocked.items())
 
 
 class VictimCounts(msgspec.Struct, frozen=True):
-    """Who had to leave since the agent started, and in a dry run would have had to."""
+    """Number of victims since the agent started, dry runs included."""
 
     counts: Mapping[Labels, int] = {}
-    """By plugin and whether it ran dry."""
+    """Counts by plugin and dry run."""
     dry: frozenset[tuple[str, str]] = frozenset()
-    """Plugin and uid of pods that are here still because it ran dry."""
+    """Plugin and uid of victims of a dry run that still exist."""
 
     def after(self, finished: Cycle) -> VictimCounts:
-        """With those of one more round. Plugins begin at zero. Who is only told is none, and of a pod that stays although it
-        would have had to leave its plugin says so again and again: it counts once."""
-        found = finished.evictions
-        if found is None:
+        """Return the counts including one more cycle. Plugins begin at zero.
+
+        A pod that is only notified is no victim. A victim of a dry run is listed in every cycle and counts once.
+        """
+        result = finished.evictions
+        if result is None:
             return self
-        here = {pod.uid for pod in finished.snapshot.pods}
-        dry = {each for each in self.dry if each[1] in here}
-        counts = {(each.plugin, _bool_label(each.dry_run)): 0 for each in found.thresholds} | dict(self.counts)
-        for victim in found.victims:
-            one = (victim.plugin, victim.uid)
-            if victim.notify or one in dry:
+        uids = {pod.uid for pod in finished.snapshot.pods}
+        dry = {item for item in self.dry if item[1] in uids}
+        counts = {(item.plugin, _bool_label(item.dry_run)): 0 for item in result.thresholds} | dict(self.counts)
+        for victim in result.victims:
+            region = (victim.plugin, victim.uid)
+            if victim.notify or region in dry:
                 continue
             if victim.dry_run:
-                dry.add(one)
+                dry.add(region)
             key = (victim.plugin, _bool_label(victim.dry_run))
             counts[key] = counts.get(key, 0) + 1
         return VictimCounts(counts, frozenset(dry))
 
 
 def count_kills(before: Mapping[Labels, int], finished: Cycle) -> Mapping[Labels, int]:
-    """Events of evictions by reason, with those of one more round; each reason begins at zero."""
+    """Return eviction events by reason including one more cycle; each reason begins at zero."""
     if finished.evictions is None and not finished.kills:
         return before
     counts = {(reason.value,): 0 for reason in EvictionEventReason} | dict(before)

@@ -1,8 +1,7 @@
 """Renders the latest cycle as Prometheus text or OpenMetrics, by what the scraper accepts.
 Only this module of the exporters imports prometheus_client, which reports this process (`process_*`). Our own
-families are written here, because the library's writer costs 13 to 20 us a line, and this one 1.1 us with
-compression. Histograms are classic: neither text format carries native ones. Exemplars exist in OpenMetrics alone, on
-counters and buckets.
+families are written here, because the library's writer costs 13 to 20 us per line, this one 1.1 us with compression.
+Histograms are classic: neither text format supports native ones. Only OpenMetrics has exemplars, on counters and buckets.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from exporters.prometheus.metric_family import Exemplar, Labels, MetricDistribut
 
 TEXT, OPENMETRICS = CONTENT_TYPE_PLAIN_0_0_4, OPENMETRICS_1_0
 MAX_JOINED_PIECES = 64
-"""Lines, or histograms, that are joined before they are compressed: at most 300 kB of text in memory at a time."""
+"""Number of lines or histograms that are joined before compression: at most 300 kB of text in memory."""
 
 
 class PrometheusExporter:
-    """Sink of rounds, source of scrapes. Each format is rendered once a round, however many scrapers ask."""
+    """Sink of cycles, source of scrapes. Each format is rendered once per cycle, for any number of scrapers."""
 
     def __init__(self, version: str, about: Callable[[], AgentInfo] = AgentInfo) -> None:
-        self._observed = MetricsState(version=version)
+        self._state = MetricsState(version=version)
         self._about = about
         self._process = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._process)
@@ -41,26 +40,26 @@ class PrometheusExporter:
         self._rendered: dict[str, tuple[MetricsState, bytes]] = {}
 
     @property
-    def observed(self) -> MetricsState:
-        return self._observed
+    def state(self) -> MetricsState:
+        return self._state
 
     def publish(self, finished: Cycle) -> None:
-        self._observed = self._observed.after(finished, self._about())
+        self._state = self._state.after(finished, self._about())
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """Body in gzip and content type. Takes milliseconds of CPU when the round is new: call it off the event loop."""
+        """Return the body in gzip and the content type. A new cycle takes milliseconds of CPU: call it off the event loop."""
         content_type = negotiate_format(accept)
         with self._rendering:
-            observed, (seen, packed) = self._observed, self._rendered.get(content_type, (None, b""))
-            if seen is not observed:
-                packed = self._pack(observed, openmetrics=content_type == OPENMETRICS)
-                self._rendered[content_type] = (observed, packed)
+            state, (rendered, packed) = self._state, self._rendered.get(content_type, (None, b""))
+            if rendered is not state:
+                packed = self._pack(state, openmetrics=content_type == OPENMETRICS)
+                self._rendered[content_type] = (state, packed)
         return packed, content_type
 
-    def _pack(self, observed: MetricsState, *, openmetrics: bool) -> bytes:
-        """Compressed as it is written: the text of a full node is several MiB, and far more while it is in pieces."""
+    def _pack(self, state: MetricsState, *, openmetrics: bool) -> bytes:
+        """Compress while writing: the text of a full node is several MiB, and its pieces take far more."""
         gzip = zlib.compressobj(1, wbits=zlib.MAX_WBITS | 16)
-        text = render_lines(metric_families(observed), openmetrics=openmetrics)
+        text = render_lines(metric_families(state), openmetrics=openmetrics)
         packed = [
             gzip.compress("".join(pieces).encode())
             for pieces in iter(lambda: tuple(islice(text, MAX_JOINED_PIECES)), ())
@@ -73,18 +72,18 @@ class PrometheusExporter:
 
 
 def negotiate_format(accept: str) -> str:
-    """OpenMetrics 1.0 for whoever names it, in any version, and likes plain text no better; that for everyone else."""
-    liked: dict[str, float] = {}
+    """Return OpenMetrics 1.0 if the client accepts any version of it and does not prefer plain text, else plain text."""
+    qualities: dict[str, float] = {}
     for offered in accept.lower().split(","):
         name, *parameters = (part.strip() for part in offered.split(";"))
-        liked[name] = max(liked.get(name, 0.0), _quality(parameters))
-    openmetrics = liked.get("application/openmetrics-text", 0.0)
-    text = next((liked[name] for name in ("text/plain", "text/*", "*/*") if name in liked), 0.0)
+        qualities[name] = max(qualities.get(name, 0.0), _quality(parameters))
+    openmetrics = qualities.get("application/openmetrics-text", 0.0)
+    text = next((qualities[name] for name in ("text/plain", "text/*", "*/*") if name in qualities), 0.0)
     return OPENMETRICS if openmetrics > 0 and openmetrics >= text else TEXT
 
 
 def _quality(parameters: list[str]) -> float:
-    """How much a format is liked; one that does not say so in numbers is liked fully."""
+    """Return the quality value of a media type, 1.0 by default."""
     for parameter in parameters:
         if parameter.startswith("q="):
             with contextlib.suppress(ValueError):
@@ -93,7 +92,7 @@ def _quality(parameters: list[str]) -> float:
 
 
 def render_lines(shown: Iterator[MetricFamily], *, openmetrics: bool) -> Iterator[str]:
-    """The text of these families in pieces of whole lines, without OpenMetrics' closing line."""
+    """Yield the text of the families in pieces of whole lines, without the closing line of OpenMetrics."""
     owners: dict[Labels, str] = {}
     for family in shown:
         metric = family.metric
@@ -110,7 +109,8 @@ def render_lines(shown: Iterator[MetricFamily], *, openmetrics: bool) -> Iterato
 
 
 class _LabelTexts:
-    # Labels of one row as text, each set of values written once: owners' for the whole scrape, the row's own for the row.
+    """Labels of one metric as text, each set of values formatted once: owners per scrape, own labels per metric."""
+
     def __init__(self, metric: Metric, owners: dict[Labels, str]) -> None:
         self._shared = metric.labels[: len(CGROUP_LABELS)] == CGROUP_LABELS
         self._names = metric.labels[len(CGROUP_LABELS) :] if self._shared else metric.labels

@@ -14,9 +14,8 @@ import msgspec
 from api.advice import NodeAdvice, PowerActionKind
 from api.decision import ActMode, Cycle, Outcome, OutcomeStatus
 from api.knobs import Knob
-from api.measurements import UNLIMITED, CgroupLimits
 from api.metrics import AGENT_METRICS_BY_NAME, NS_PER_S
-from api.snapshot import Snapshot
+from api.snapshot import UNLIMITED, CgroupLimits, Snapshot
 from api.text import printable
 from exporters.prometheus.cgroup_families import cgroup_families, count_dropped
 from exporters.prometheus.decision_families import (
@@ -39,14 +38,14 @@ from exporters.prometheus.node_families import MAX_INTERFACES, node_families
 
 
 def cycle_trace_ids(snapshot: Snapshot) -> tuple[int, int]:
-    """Trace id (128 bits) and span id (64 bits) of the round that this snapshot began; never zero."""
+    """Trace id (128 bits) and span id (64 bits) of the cycle of this snapshot; never zero."""
     seed = f"{snapshot.boot_id}/{snapshot.seq}/{snapshot.wall_time_ns}".encode(errors="surrogateescape")
     digest = blake2b(seed, digest_size=24).digest()
     return int.from_bytes(digest[:16]) or 1, int.from_bytes(digest[16:]) or 1
 
 
 def exemplar_labels(snapshot: Snapshot, *, traced: bool) -> tuple[tuple[str, str], ...]:
-    """What an exemplar says of its round; trace and span only where they are sent somewhere. Below 128 characters."""
+    """Labels of the exemplars of a cycle, below 128 characters; trace and span only if spans are sent."""
     own = (("round", str(snapshot.seq)),)
     if not traced:
         return own
@@ -58,7 +57,7 @@ _READ_BACK = (OutcomeStatus.APPLIED, OutcomeStatus.UNCHANGED)
 
 
 def with_limits_read_back(finished: Cycle) -> Snapshot:
-    """The round's snapshot, with every limit that its outcomes have read back."""
+    """Return the snapshot of the cycle with every limit that its outcomes have read back."""
     snapshot = finished.snapshot
     changed: dict[str, CgroupLimits] = {}
     for outcome in finished.done:
@@ -92,92 +91,92 @@ def _limit_fields(outcome: Outcome) -> Mapping[str, int | str | bool]:
 
 
 MAX_CGROUPS_WITH_SERIES = 512
-"""With series of their own, about 200 each; exporters.maxCgroups in the settings."""
+"""Maximum number of cgroups with series, about 200 each; exporters.maxCgroups in the settings."""
 
 
 class RecordingState(msgspec.Struct, frozen=True, kw_only=True):
-    """How the recording fares."""
+    """State of the recording."""
 
     writable: bool
     size_bytes: int
-    rounds: int
-    lost_rounds: int
+    cycles: int
+    lost_cycles: int
 
 
 class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent knows of itself and no round says; None has no sample."""
+    """Facts of the agent that are not part of a cycle; None has no sample."""
 
     interval_s: float | None = None
     runq_latency_target_s: float | None = None
     journal_writable: bool | None = None
-    """None where decisions are kept in memory only."""
+    """None if decisions are kept in memory only."""
     otel_failures: int | None = None
-    """None where nothing is sent to OpenTelemetry, as for the spans."""
+    """Failed exports; None if nothing is sent to OpenTelemetry."""
     otel_dropped_spans: int | None = None
     traced: bool = False
-    """Whether rounds are sent as spans, so that exemplars may name them."""
+    """Whether cycles are sent as spans, so that exemplars can refer to them."""
     recording: RecordingState | None = None
     max_cgroups: int = MAX_CGROUPS_WITH_SERIES
     api_requests: Mapping[tuple[str, str, str], int] = {}
-    """By method, resource and status; nothing where there is no cluster."""
+    """Requests by method, resource and status; empty without a cluster."""
     nri_answers: Mapping[str, int] = {}
-    """By answer; nothing where no container runtime asks."""
-    obeyed: Mapping[Labels, bool] = {}
-    """By kind, key and hash of the object."""
+    """Responses by kind; empty without a container runtime."""
+    applied_configs: Mapping[Labels, bool] = {}
+    """Applied state by kind, key and hash of the object."""
     calls: Mapping[tuple[str, str, str], int] = {}
-    """Over sockets, by side, method and code; nothing where none are used."""
+    """Calls over sockets by side, method and code; empty if no socket is used."""
     advice_ages_s: Mapping[tuple[str, str], float] = {}
-    """By `given` or `taken` and resource."""
+    """Age of advice by direction (`given` or `taken`) and resource."""
     peers: Mapping[str, int] = {}
-    """Of our sockets, by what they are to us."""
+    """Number of peers of our sockets by role."""
 
 
 class EventTally(msgspec.Struct, frozen=True):
-    """How often something happened, and the latest round in which it did."""
+    """Number of events of one kind, and the latest cycle with one."""
 
     count: int
     latest: Exemplar
 
 
 class MetricsState(msgspec.Struct, frozen=True, kw_only=True):
-    """What an exporter knows: the newest round, and what all rounds since it started add up to."""
+    """State of an exporter: the latest cycle, and counters over all cycles since the start."""
 
     version: str
     about: AgentInfo = AgentInfo()
     latest: Cycle | None = None
     decisions: Mapping[Labels, EventTally] = {}
-    """By knob, rule and outcome."""
+    """Decisions by knob, rule and outcome."""
     repairs: Mapping[Labels, EventTally] = {}
-    """By knob."""
-    rounds: Mapping[Labels, EventTally] = {}
-    """By trigger and action; the action is empty where nothing was advised."""
+    """Repairs by knob."""
+    cycles: Mapping[Labels, EventTally] = {}
+    """Cycles by trigger and action; the action is empty without advice."""
     victims: VictimCounts = VictimCounts()
     kills: Mapping[Labels, int] = {}
-    """By Katalyst's reason."""
+    """Kills by Katalyst's reason."""
     dropped: Mapping[str, int] = {}
-    """What a limit kept from being shown, added up over rounds."""
+    """Series dropped because of a limit, summed over cycles."""
 
     def after(self, finished: Cycle, about: AgentInfo | None = None) -> MetricsState:
-        """The same with one more round; the old value stays as it is for whoever is rendering it."""
-        known = self.about if about is None else about
+        """Return a copy with one more cycle; the old value may still be in use by a renderer."""
+        info = self.about if about is None else about
         snapshot = finished.snapshot
-        exemplar = Exemplar(exemplar_labels(snapshot, traced=known.traced), 1, snapshot.wall_time_ns)
+        exemplar = Exemplar(exemplar_labels(snapshot, traced=info.traced), 1, snapshot.wall_time_ns)
         decisions, repairs = dict(self.decisions), dict(self.repairs)
         for outcome in finished.done:
             decision = outcome.decision
             _count_event(decisions, (decision.knob.value, decision.reason.rule, outcome.status.value), exemplar)
             if outcome.repaired:
                 _count_event(repairs, (decision.knob.value,), exemplar)
-        rounds = dict(self.rounds)
-        _count_event(rounds, (finished.trigger, finished.advice.action if finished.advice else ""), exemplar)
-        now = _dropped_series(snapshot, known.max_cgroups)
+        cycles = dict(self.cycles)
+        _count_event(cycles, (finished.trigger, finished.advice.action if finished.advice else ""), exemplar)
+        now = _dropped_series(snapshot, info.max_cgroups)
         return MetricsState(
             version=self.version,
-            about=known,
+            about=info,
             latest=finished,
             decisions=decisions,
             repairs=repairs,
-            rounds=rounds,
+            cycles=cycles,
             victims=self.victims.after(finished),
             kills=count_kills(self.kills, finished),
             dropped={what: self.dropped.get(what, 0) + count for what, count in now.items()},
@@ -185,7 +184,7 @@ class MetricsState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def metric_families(observed: MetricsState) -> Iterator[MetricFamily]:
-    """Every row of the catalogue that has something to show, by scope."""
+    """Yield every family of the catalogue that has values, by scope."""
     for family in _every_family(observed):
         if family.points or family.distributions:
             yield family
@@ -198,7 +197,7 @@ def _every_family(observed: MetricsState) -> Iterator[MetricFamily]:
         trace = exemplar_labels(snapshot, traced=about.traced)
         yield from node_families(snapshot)
         in_force = with_limits_read_back(finished)
-        yield from cgroup_families(in_force, finished.previous, trace, about.max_cgroups)
+        yield from cgroup_families(in_force, finished.previous, finished.rates, trace, about.max_cgroups)
         yield _indicators(snapshot)
         yield from _advice_totals(finished)
         yield from advice_families(finished)
@@ -207,7 +206,7 @@ def _every_family(observed: MetricsState) -> Iterator[MetricFamily]:
         yield from forecast_families(finished.forecasts)
     yield _tallies("dioptase_decisions_total", observed.decisions)
     yield _tallies("dioptase_knob_repairs_total", observed.repairs)
-    yield _tallies("dioptase_rounds_total", observed.rounds)
+    yield _tallies("dioptase_rounds_total", observed.cycles)
     yield point_family("dioptase_eviction_victims_total", observed.victims.counts.items())
     yield point_family("dioptase_eviction_kills_total", observed.kills.items())
     if finished is not None:
@@ -271,11 +270,11 @@ def _node_advice(node: NodeAdvice) -> Iterator[MetricFamily]:
         yield point_family(
             "dioptase_power_action", (((kind.value,), int(kind is power.kind)) for kind in PowerActionKind)
         )
-        cap = power.target_watts if power.kind is PowerActionKind.CAP else None
+        cap = None if node.power_cap is None else node.power_cap.target_watts
         yield point_family("dioptase_power_cap_watts", [((), cap)])
         yield point_family("dioptase_power_evict_pods", [((), power.count)])
-    if (found := node.overcommit) is not None:
-        ratios = {"cpu": found.cpu_ratio, "memory": found.memory_ratio}
+    if (families := node.overcommit) is not None:
+        ratios = {"cpu": families.cpu_ratio, "memory": families.memory_ratio}
         yield point_family("dioptase_overcommit_ratio", (((resource,), ratio) for resource, ratio in ratios.items()))
 
 
@@ -304,11 +303,13 @@ def _agent_info_families(about: AgentInfo) -> Iterator[MetricFamily]:
     yield point_family("dioptase_protocol_calls_total", list(about.calls.items()))
     yield point_family("dioptase_advice_age_seconds", list(about.advice_ages_s.items()))
     yield point_family("dioptase_protocol_peers", (((role,), count) for role, count in about.peers.items()))
-    yield point_family("dioptase_config_obeyed", ((labels, int(held)) for labels, held in about.obeyed.items()))
+    yield point_family(
+        "dioptase_config_obeyed", ((labels, int(held)) for labels, held in about.applied_configs.items())
+    )
     yield point_family("dioptase_otel_failures_total", [((), about.otel_failures)])
     yield point_family("dioptase_otel_dropped_spans_total", [((), about.otel_dropped_spans)])
     if recording is not None:
         yield point_family("dioptase_recording_writable", [((), int(recording.writable))])
         yield point_family("dioptase_recording_size_bytes", [((), recording.size_bytes)])
-        yield point_family("dioptase_recording_rounds_total", [((), recording.rounds)])
-        yield point_family("dioptase_recording_lost_rounds_total", [((), recording.lost_rounds)])
+        yield point_family("dioptase_recording_rounds_total", [((), recording.cycles)])
+        yield point_family("dioptase_recording_lost_rounds_total", [((), recording.lost_cycles)])

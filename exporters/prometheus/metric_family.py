@@ -7,8 +7,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from api.histogram import COARSE_SLOTS
-from api.measurements import Durations
 from api.metrics import AGENT_METRICS_BY_NAME, COARSE_BOUNDS_S, NS_PER_S, RUNQ_LATENCY_BOUNDS_S, Metric
+from api.snapshot import Durations
 from api.text import printable
 
 MetricNumber = int | float
@@ -16,18 +16,18 @@ Labels = tuple[str, ...]
 
 
 class Exemplar(NamedTuple):
-    """One occasion behind a number, by which a person finds its trace."""
+    """Labels of the trace of one observation."""
 
     labels: tuple[tuple[str, str], ...]
     value: MetricNumber
     at_ns: int
-    """CLOCK_REALTIME."""
+    """Time of the observation, CLOCK_REALTIME."""
 
 
 class MetricPoint(NamedTuple):
-    """One number of a counter or gauge. Values of labels, in the order of the row's names, are `owner` and then `own`.
+    """One number of a counter or gauge. Its label values, in the order of the metric's names, are `owner` and then `own`.
 
-    `owner` has those that many points share (`CGROUP_LABELS`), so that whoever writes them may do so once.
+    `owner` has the values that many points share (`CGROUP_LABELS`), so that their text is formatted once.
     """
 
     owner: Labels
@@ -49,7 +49,7 @@ class MetricDistribution(NamedTuple):
     cumulative: tuple[int, ...]
     sum_s: float
     exemplars: Mapping[int, Exemplar] = {}
-    """By place in `cumulative`."""
+    """Exemplars by index in `cumulative`."""
 
     @property
     def labels(self) -> Labels:
@@ -57,7 +57,7 @@ class MetricDistribution(NamedTuple):
 
 
 class MetricFamily(NamedTuple):
-    """One row of the catalogue with all it has to show; points or distributions, by the row's kind."""
+    """One metric of the catalogue with its points or distributions, by its kind."""
 
     metric: Metric
     points: tuple[MetricPoint, ...] = ()
@@ -65,7 +65,7 @@ class MetricFamily(NamedTuple):
 
 
 def point_family(name: str, samples: Iterable[tuple[Labels, MetricNumber | None]]) -> MetricFamily:
-    """A row that belongs to no cgroup; what is None has no point."""
+    """Return a family without cgroup labels; a value of None gets no point."""
     shown = (MetricPoint((), tuple(map(printable, own)), value) for own, value in samples if value is not None)
     return MetricFamily(AGENT_METRICS_BY_NAME[name], points=tuple(shown))
 
@@ -77,7 +77,10 @@ def ns_to_seconds(nanoseconds: int | None) -> float | None:
 def fine_distribution(
     owner: Labels, durations: Durations, exemplars: Mapping[int, Exemplar] | None = None
 ) -> MetricDistribution:
-    """All slots. They and the count are read one after the other while tasks go on, so the slots alone say how many."""
+    """Return a histogram of all slots.
+
+    Its count is the sum of the slots, because the kernel's count is read at another time.
+    """
     sum_s = durations.sum_ns / NS_PER_S
     if durations.slots is None:
         return MetricDistribution(owner, (), (), (durations.count,), sum_s)
@@ -87,7 +90,7 @@ def fine_distribution(
 
 
 def coarse_distribution(owner: Labels, own: Labels, durations: Durations) -> MetricDistribution:
-    """Every second slot, for what each cgroup has several of."""
+    """Return a histogram of every second slot, for metrics with several histograms per cgroup."""
     sum_s = durations.sum_ns / NS_PER_S
     if durations.slots is None:
         return MetricDistribution(owner, own, (), (durations.count,), sum_s)

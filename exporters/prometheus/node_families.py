@@ -6,9 +6,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from mmap import PAGESIZE
 
-from api.measurements import CpuTimes, Disk, Interface, Kswapd, L3Monitor, Machine, Pressure
 from api.metrics import NS_PER_S, US_PER_S
-from api.snapshot import CgroupSample, NodeSample, Snapshot
+from api.snapshot import (
+    CgroupSample,
+    CpuTimes,
+    Disk,
+    Interface,
+    Kswapd,
+    L3Monitor,
+    Machine,
+    NodeSample,
+    Pressure,
+    Snapshot,
+)
 from exporters.prometheus.metric_family import Labels, MetricFamily, MetricNumber, point_family
 
 NodeSamples = Iterable[tuple[Labels, MetricNumber | None]]
@@ -16,7 +26,7 @@ UJ_PER_J = 1_000_000
 HZ_PER_KHZ = 1000
 FRAGMENTATION_SCALE = 1000
 MAX_INTERFACES = 128
-"""A node of many pods has an interface of each; those that the kernel lists first are shown."""
+"""Number of interfaces with series, in the kernel's order: a node has one per pod."""
 MEMINFO = (
     "MemFree", "Buffers", "Cached", "SwapCached", "Active(anon)", "Inactive(anon)", "Active(file)", "Inactive(file)",
     "Unevictable", "SwapTotal", "SwapFree", "Dirty", "Writeback", "AnonPages", "Mapped", "Shmem", "SReclaimable",
@@ -44,14 +54,14 @@ NETWORK_EVENTS = (
 
 
 def node_families(snapshot: Snapshot) -> Iterator[MetricFamily]:
-    """Every row about the node; those without a number are empty."""
+    """Yield every family of the node; those without a number are empty."""
     yield point_family("dioptase_node_cpus", [((), len(snapshot.topology.cpus))])
     for name, fact in NODE_FACTS:
         yield point_family(name, fact(snapshot.node))
 
 
 def stalled_seconds(sample: NodeSample | CgroupSample) -> Iterator[tuple[Labels, float | None]]:
-    """Stalled time by resource and kind."""
+    """Yield stall time by resource and kind."""
     pressures: tuple[tuple[str, Pressure | None], ...] = (
         ("cpu", sample.cpu_pressure),
         ("memory", sample.memory_pressure),
@@ -82,7 +92,7 @@ def _kswapd(node: NodeSample, value: Callable[[Kswapd], MetricNumber]) -> NodeSa
 
 
 def _l3(node: NodeSample, value: Callable[[L3Monitor], MetricNumber | None]) -> NodeSamples:
-    # Control groups alone: sums over them then count nothing twice.
+    # Only control groups, because they include their monitoring groups and a sum would count these twice.
     return (
         ((str(monitor.id), monitor.group), value(monitor)) for monitor in node.l3 if not monitor.is_monitoring_group
     )

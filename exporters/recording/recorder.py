@@ -15,20 +15,19 @@ import queue
 import stat
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from api.decision import Cycle
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import Unavailable
 from exporters.prometheus.families import RecordingState
 from exporters.recording.segments import KEY_RECORD_INTERVAL, SUFFIX, pack_cycle, segment_header, segment_number
 
 log = logging.getLogger(__name__)
 
 MAX_SEGMENTS = 8
-"""Parts that the bound is divided into: the oldest eighth goes when there is no room for another."""
+"""Number of segments within the size bound: the oldest one is deleted to make room."""
 MAX_QUEUED_CYCLES = 4
 RETRY_S = 10.0
 CLOSE_TIMEOUT_S = 2.0
@@ -38,19 +37,19 @@ MIB = 1 << 20
 
 
 class Recorder:
-    """Sink of rounds, and a source that says how the recording fares."""
+    """Sink of cycles, and a HealthReporter of the recording."""
 
     name, form = "recording", "zlib"
     lost_events = None
-    """Rounds that are lost have a counter of their own."""
+    """Lost cycles have a counter of their own."""
 
     def __init__(self, directory: Path, max_mib: int, product: str, retry_s: float = RETRY_S) -> None:
-        """Begin a new segment. Raises Unavailable where the directory cannot be written at all."""
+        """Start the recording thread. Raises Unavailable if the directory is not writable."""
         self._directory, self._max_bytes, self._product = directory, max_mib * MIB, product
         self._retry_s = retry_s
         self._fd: int | None = None
-        self._held: int | None = None
-        """The directory, open and locked."""
+        self._lock_fd: int | None = None
+        """Descriptor of the locked directory."""
         self._path = directory
         self._written = self._number = 0
         self._sizes: dict[Path, int] = {}
@@ -58,50 +57,43 @@ class Recorder:
         self._boot_id = ""
         self._base: Cycle | None = None
         self._since_key = 0
-        self._rounds = self._lost = 0
-        self._turned_away = 0
-        """Losses of `publish` alone: each count has one thread that adds to it."""
-        self._trouble: Unavailable | None = None
+        self._cycles = self._lost = 0
+        self._overflowed = 0
+        """Cycles lost in `publish`: each counter is written by one thread only."""
+        self._problem: Unavailable | None = None
         self._retry_at = 0.0
         try:
-            self._hold()
-            self._look()
+            self._lock()
+            self._scan()
             if not os.access(directory, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
         except OSError as error:
-            self._let_go()
+            self._unlock()
             raise Unavailable(f"cannot record to {directory}: {error.strerror}", _remedy(error)) from error
         self._queue: queue.Queue[Cycle | None] = queue.Queue(MAX_QUEUED_CYCLES)
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
     def publish(self, finished: Cycle) -> None:
-        """Hand the round over; never waits."""
+        """Queue the cycle without waiting."""
         try:
             self._queue.put_nowait(finished)
         except queue.Full:
-            self._turned_away += 1
+            self._overflowed += 1
 
     @property
     def state(self) -> RecordingState:
         return RecordingState(
-            writable=self._trouble is None, size_bytes=self._size_bytes, rounds=self._rounds,
-            lost_rounds=self._lost_rounds(),
+            writable=self._problem is None, size_bytes=self._size_bytes, cycles=self._cycles,
+            lost_cycles=self._lost_cycles(),
         )  # fmt: skip
 
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - as every source is asked
-        """Nothing is counted here. Raises Unavailable while rounds do not reach the disk."""
-        trouble = self._trouble
-        if trouble is not None:
-            raise Unavailable(trouble.reason, trouble.remedy)
-        return ProbeReading()
-
     def problem(self) -> Unavailable | None:
-        """What `read` does not say already: nothing."""
-        return None
+        """Return why cycles cannot be written; None while they can."""
+        return self._problem
 
     def close(self) -> None:
-        """Write what waits and close the segment; a disk that hangs is left alone after two seconds. Idempotent."""
+        """Write the queued cycles and close the segment, within two seconds even if the disk hangs. Idempotent."""
         if self._thread.is_alive():
             try:
                 self._queue.put(None, timeout=CLOSE_TIMEOUT_S)
@@ -109,12 +101,12 @@ class Recorder:
                 return
             self._thread.join(CLOSE_TIMEOUT_S)
 
-    def _lost_rounds(self) -> int:
-        return self._lost + self._turned_away
+    def _lost_cycles(self) -> int:
+        return self._lost + self._overflowed
 
     def _run(self) -> None:
         while (finished := self._queue.get()) is not None:
-            if self._trouble is not None and time.monotonic() < self._retry_at:
+            if self._problem is not None and time.monotonic() < self._retry_at:
                 self._lost += 1
                 continue
             try:
@@ -123,14 +115,14 @@ class Recorder:
                 self._failed(error)
             except Exception:
                 self._lost += 1
-                log.exception("round %d could not be recorded", finished.snapshot.seq)
+                log.exception("cycle %d could not be recorded", finished.snapshot.seq)
         self._end_segment()
-        self._let_go()
+        self._unlock()
 
     def _write(self, finished: Cycle) -> None:
         alone = msgspec.structs.replace(finished, previous=None)
         if self._fd is not None and self._is_gone(self._fd):
-            log.warning("%s was taken away or changed; another one is begun", self._path)
+            log.warning("%s was deleted or changed; starting another segment", self._path)
             self._end_segment()
         record = pack_cycle(alone, self._base if self._since_key < KEY_RECORD_INTERVAL else None)
         full = self._written + len(record) > self._max_bytes // MAX_SEGMENTS
@@ -141,18 +133,18 @@ class Recorder:
         self._append(record)
         self._since_key = 1 if self._base is None or self._since_key >= KEY_RECORD_INTERVAL else self._since_key + 1
         self._base = alone
-        self._rounds += 1
-        if self._trouble is not None:
-            log.info("recording to %s goes on; %d rounds are missing", self._directory, self._lost_rounds())
-            self._trouble = None
+        self._cycles += 1
+        if self._problem is not None:
+            log.info("recording to %s continues; %d cycles are missing", self._directory, self._lost_cycles())
+            self._problem = None
 
     def _is_gone(self, fd: int) -> bool:
-        """Whether somebody deleted the segment at work, or wrote to it: nobody would ever read what comes after."""
+        """Return whether the open segment was deleted or changed by another process: later records would be unreadable."""
         status = os.fstat(fd)
         return status.st_nlink == 0 or status.st_size != self._written
 
     def _append(self, data: bytes) -> None:
-        """All of it or nothing: a disk may take part of a record before it is full."""
+        """Append everything or nothing: a disk may accept part of a record before it is full."""
         assert self._fd is not None
         done = 0
         try:
@@ -169,8 +161,8 @@ class Recorder:
         self._end_segment()
         boot_id, began_ns = finished.snapshot.boot_id, finished.snapshot.wall_time_ns
         first = segment_header(self._product, boot_id, began_ns)
-        self._hold()
-        self._look()
+        self._lock()
+        self._scan()
         self._make_room(max(self._max_bytes // MAX_SEGMENTS, len(first) + record_bytes))
         self._number += 1
         path = self._directory / f"{self._number:08d}{SUFFIX}"
@@ -189,11 +181,11 @@ class Recorder:
             fd, self._fd = self._fd, None
             os.close(fd)
 
-    def _hold(self) -> None:
-        """Make the directory where it is missing, and have it for this recorder alone. Raises OSError, EBUSY among them."""
+    def _lock(self) -> None:
+        """Create the directory if it is missing, and lock it for this recorder. Raises OSError (EBUSY if it is locked)."""
         self._directory.mkdir(parents=True, exist_ok=True)
         fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        if self._held is not None and os.path.samestat(os.fstat(fd), os.fstat(self._held)):
+        if self._lock_fd is not None and os.path.samestat(os.fstat(fd), os.fstat(self._lock_fd)):
             os.close(fd)
             return
         try:
@@ -202,18 +194,18 @@ class Recorder:
             os.close(fd)
             raise OSError(errno.EBUSY, "another agent records there", str(self._directory)) from None
         except OSError as error:
-            # A file system without locks is no reason not to record.
+            # A file system without locks does not prevent recording.
             log.debug("%s cannot be locked: %s", self._directory, error)
-        self._let_go()
-        self._held = fd
+        self._unlock()
+        self._lock_fd = fd
 
-    def _let_go(self) -> None:
-        if self._held is not None:
-            fd, self._held = self._held, None
+    def _unlock(self) -> None:
+        if self._lock_fd is not None:
+            fd, self._lock_fd = self._lock_fd, None
             os.close(fd)
 
-    def _look(self) -> None:
-        """What is in the directory: sizes of the segments, and the highest number that is taken, by whatever it may be."""
+    def _scan(self) -> None:
+        """Read the sizes of the segments, and the highest number in use by any file."""
         self._sizes = {}
         for path in self._directory.iterdir():
             number = segment_number(path)
@@ -226,10 +218,10 @@ class Recorder:
                     self._sizes[path] = status.st_size
         self._size_bytes = sum(self._sizes.values())
 
-    def _make_room(self, wanted: int) -> None:
-        """Delete the oldest segments until `wanted` bytes more stay within the bound."""
+    def _make_room(self, required_bytes: int) -> None:
+        """Delete the oldest segments until `required_bytes` more fit within the bound."""
         for path in sorted(self._sizes, key=lambda segment: int(segment.stem)):
-            if sum(self._sizes.values()) + wanted <= self._max_bytes:
+            if sum(self._sizes.values()) + required_bytes <= self._max_bytes:
                 break
             path.unlink(missing_ok=True)
             del self._sizes[path]
@@ -238,24 +230,24 @@ class Recorder:
     def _failed(self, error: OSError) -> None:
         self._lost += 1
         self._retry_at = time.monotonic() + self._retry_s
-        trouble = Unavailable(
-            f"rounds are not recorded to {self._directory}: {error.strerror}",
+        problem = Unavailable(
+            f"cycles are not recorded to {self._directory}: {error.strerror}",
             _remedy(error),
         )
-        if self._trouble is None:
-            log.warning("%s; %s", trouble.reason, trouble.remedy)
-        self._trouble = trouble
+        if self._problem is None:
+            log.warning("%s; %s", problem.reason, problem.remedy)
+        self._problem = problem
         if error.errno not in FULL_ERRNOS:
-            self._end_segment()  # it may be what fails; the next attempt begins another one
+            self._end_segment()  # the segment may be the cause; the next attempt starts another one
 
 
 def _remedy(error: OSError) -> str:
     if error.errno in FULL_ERRNOS:
-        return "make room on its disk, or record elsewhere with --record, or less with --record-max-mib"
+        return "free space on the disk, record elsewhere with --record, or less with --record-max-mib"
     if error.errno == errno.EBUSY:
         return "stop the other agent, or record elsewhere with --record"
     if error.errno == errno.EFBIG:
-        return "look at fewer cgroups: maxCgroups in the agent's configuration"
+        return "reduce maxCgroups in the agent's configuration"
     if error.errno in FORBIDDEN_ERRNOS:
-        return "let this user write there, or record elsewhere with --record"
-    return "see what became of the directory and its disk, or record elsewhere with --record"
+        return "grant this user write access, or record elsewhere with --record"
+    return "check the directory and its disk, or record elsewhere with --record"

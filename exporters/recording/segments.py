@@ -27,12 +27,12 @@ SUFFIX = ".dioptase"
 RECORD_MARK = b"\xd1\x0b\x7a\x5e"
 RECORD_FRAME = struct.Struct("<4sIIB")
 ZLIB_LEVEL = 1
-"""zlib's fastest: 6 makes records a tenth smaller for four times the time."""
+"""Fastest level of zlib: level 6 makes records a tenth smaller in four times the time."""
 MAX_CYCLE_BYTES = 1 << 25
-"""Bytes of MessagePack. 4,096 cgroups, the most that an agent looks at unless told otherwise, need 12 MB; whoever means harm
-makes 75 bytes of objects of every byte."""
+"""Maximum size of a cycle in MessagePack. 4,096 cgroups, the default maximum of an agent, need 12 MB; a malicious file can turn
+every byte into 75 bytes of objects."""
 MAX_DAMAGED_RATIO = 4
-"""Times the length of a segment that is added up for records whose sum is wrong: whoever wrote them meant to keep us busy."""
+"""Maximum total length of records with a wrong checksum, as a multiple of the segment: more is a malicious file."""
 FLAG_HEX_NAMES, FLAG_DELTA = 1, 2
 KEY_RECORD_INTERVAL = 60
 _HEX_MARK = "\0"
@@ -53,21 +53,21 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True):
     product: str
     boot_id: str
     began_ns: int
-    """CLOCK_REALTIME."""
+    """CLOCK_REALTIME of the first record."""
     record: str = (
         "13 bytes of frame (mark, length, CRC-32, flags), then zlib of MessagePack; flags: 1 names that begin with NUL are "
         "hexadecimal; 2 only what changed since the record before, else a Round"
     )
     fields: Any = None
-    """JSON Schema of a Round."""
+    """JSON Schema of a cycle."""
 
 
 class NotARecording(Exception):
-    """The path is no recording, or one of a version that this program does not read."""
+    """The path is no recording, or has a version that this program does not support."""
 
 
 def segment_header(product: str, boot_id: str, began_ns: int) -> bytes:
-    """The line that a segment begins with."""
+    """Return the first line of a segment."""
     schema = msgspec.json.schema(Cycle)
     return (
         msgspec.json.encode(SegmentHeader(product=product, boot_id=boot_id, began_ns=began_ns, fields=schema)) + b"\n"
@@ -75,9 +75,9 @@ def segment_header(product: str, boot_id: str, began_ns: int) -> bytes:
 
 
 def pack_cycle(finished: Cycle, base: Cycle | None = None) -> bytes:
-    """One round as a record, frame included; with a base, which must be the record before it, only what changed.
+    """Return one cycle as a record with its frame; with `base`, which must be the previous record, only the changes.
 
-    Raises OSError (EFBIG) where it is too large to be read back.
+    Raises OSError (EFBIG) if the cycle is too large to be read back.
     """
     document: Any = msgspec.structs.replace(finished, previous=None)
     flags = 0
@@ -89,34 +89,34 @@ def pack_cycle(finished: Cycle, base: Cycle | None = None) -> bytes:
         flags |= FLAG_HEX_NAMES
         text = msgspec.msgpack.encode(_map_text(msgspec.to_builtins(document), _to_hex))
     if len(text) > MAX_CYCLE_BYTES:
-        raise OSError(errno.EFBIG, f"a round has {len(text)} bytes, and recordings take {MAX_CYCLE_BYTES}")
+        raise OSError(errno.EFBIG, f"a cycle has {len(text)} bytes, and recordings allow {MAX_CYCLE_BYTES}")
     payload = zlib.compress(text, ZLIB_LEVEL)
     return RECORD_FRAME.pack(RECORD_MARK, len(payload), zlib.crc32(payload), flags) + payload
 
 
 class CycleUnpacker:
-    """Turns the records of one segment into rounds, in order; it remembers the record before, which most build on."""
+    """Decodes the records of one segment in order; it keeps the previous record, which most records build on."""
 
     def __init__(self) -> None:
-        self._whole: dict[str, Any] | None = None
+        self._base: dict[str, Any] | None = None
 
     def unpack(self, payload: bytes, flags: int) -> Cycle:
-        """The round in a record, without the one before it. Raises ValueError where it is none."""
+        """Return the cycle of a record, without its previous snapshot. Raises ValueError if the record is invalid."""
         try:
             document = msgspec.msgpack.decode(_decompressed(payload), strict=False)
             if flags & FLAG_HEX_NAMES:
                 document = _map_text(document, _from_hex)
             if flags & FLAG_DELTA:
-                document = _apply_delta(self._whole, msgspec.convert(document, CycleDelta))
+                document = _apply_delta(self._base, msgspec.convert(document, CycleDelta))
             finished = msgspec.convert(document, Cycle)
         except (zlib.error, msgspec.DecodeError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(str(error)) from error
-        self._whole = document
+        self._base = document
         return finished
 
 
 def _decompressed(payload: bytes) -> bytes:
-    """Raises ValueError and zlib.error; a few kilobytes may claim to be gigabytes."""
+    """Decompress with a bound, because a few kilobytes can expand to gigabytes. Raises ValueError and zlib.error."""
     unpacking = zlib.decompressobj()
     text = unpacking.decompress(payload, MAX_CYCLE_BYTES + 1)
     if len(text) > MAX_CYCLE_BYTES:
@@ -127,15 +127,15 @@ def _decompressed(payload: bytes) -> bytes:
 
 
 class CycleDelta(msgspec.Struct, forbid_unknown_fields=True):
-    """What a record holds that is not whole: fields by name where they changed, and cgroups that are new as a whole."""
+    """Content of a delta record: changed fields by name, and new cgroups with all fields."""
 
     after: int
-    """`seq` of the record that this one builds on."""
+    """Number (`seq`) of the record that this one builds on."""
     round: dict[str, Any]
     snapshot: dict[str, Any]
     node: dict[str, Any]
     cgroups: dict[str, Any]
-    gone: list[str]
+    removed: list[str] = msgspec.field(name="gone")
 
 
 def _delta(base: Cycle, finished: Cycle) -> CycleDelta:
@@ -153,7 +153,7 @@ def _delta(base: Cycle, finished: Cycle) -> CycleDelta:
         snapshot=_changed_fields(before, now, SNAPSHOT_PARTS),
         node=_changed_fields(before.node, now.node),
         cgroups=cgroups,
-        gone=[path for path in before.cgroups if path not in now.cgroups],
+        removed=[path for path in before.cgroups if path not in now.cgroups],
     )
 
 
@@ -165,20 +165,20 @@ def _changed_fields(before: msgspec.Struct, now: msgspec.Struct, rest: frozenset
     }
 
 
-def _apply_delta(whole: dict[str, Any] | None, difference: CycleDelta) -> dict[str, Any]:
-    if whole is None or whole["snapshot"]["seq"] != difference.after:
-        raise ValueError(f"it builds on round {difference.after}, which is missing")
-    before = whole["snapshot"]
-    gone = set(difference.gone)
-    cgroups = {path: fields for path, fields in before["cgroups"].items() if path not in gone}
+def _apply_delta(base: dict[str, Any] | None, difference: CycleDelta) -> dict[str, Any]:
+    if base is None or base["snapshot"]["seq"] != difference.after:
+        raise ValueError(f"it builds on cycle {difference.after}, which is missing")
+    before = base["snapshot"]
+    removed = set(difference.removed)
+    cgroups = {path: fields for path, fields in before["cgroups"].items() if path not in removed}
     for path, fields in difference.cgroups.items():
         cgroups[path] = fields if "path" in fields else {**cgroups[path], **fields}
     snapshot = {**before, **difference.snapshot, "node": {**before["node"], **difference.node}, "cgroups": cgroups}
-    return {**whole, **difference.round, "snapshot": snapshot}
+    return {**base, **difference.round, "snapshot": snapshot}
 
 
 def segment_paths(path: Path) -> list[Path]:
-    """The files of a recording, oldest first; of a single file that file."""
+    """Return the files of a recording, oldest first; a single file is returned itself."""
     if not path.is_dir():
         return [path]
     return sorted(
@@ -187,24 +187,24 @@ def segment_paths(path: Path) -> list[Path]:
 
 
 def segment_number(path: Path) -> int | None:
-    """Of a segment by its name, which is also what may be deleted to make room; None of anything else."""
+    """Return the number of a segment by its file name; None for any other file, which is never deleted."""
     digits = path.stem
     named = path.suffix == SUFFIX and digits.isascii() and digits.isdigit() and digits == f"{int(digits):08d}"
     return int(digits) if named else None
 
 
 def read_recording(path: Path, damage: DamageCallback = _log_damage) -> Iterator[Cycle]:
-    """Every round of a recording, oldest first, each with the one before it where that was recorded too.
+    """Yield every cycle of a recording, oldest first, each with the previous snapshot if that was recorded.
 
-    `damage` is told of every place that could not be read, file and reason; else it is logged. Raises NotARecording and
-    OSError.
+    `damage` is called with file and reason of every unreadable part, which is logged by default. Raises NotARecording
+    and OSError.
     """
     before: Cycle | None = None
-    found = segment_paths(path)
-    if not found:
-        raise NotARecording(f"{path}: no recording is there: it would have files such as 00000001{SUFFIX}")
-    for segment in found:
-        for finished in _read_segment(segment, damage, alone=len(found) == 1):
+    segments = segment_paths(path)
+    if not segments:
+        raise NotARecording(f"{path}: it contains no recording, which has files such as 00000001{SUFFIX}")
+    for segment in segments:
+        for finished in _read_segment(segment, damage, alone=len(segments) == 1):
             follows = before is not None and before.snapshot.seq + 1 == finished.snapshot.seq
             same_boot = before is not None and before.snapshot.boot_id == finished.snapshot.boot_id
             previous = before.snapshot if before is not None and follows and same_boot else None
@@ -213,7 +213,7 @@ def read_recording(path: Path, damage: DamageCallback = _log_damage) -> Iterator
 
 
 def _read_segment(path: Path, damage: DamageCallback, *, alone: bool) -> Iterator[Cycle]:
-    """Rounds of one file; one of many that cannot be read, or was rotated away meanwhile, keeps nobody from the others."""
+    """Yield the cycles of one file. If there are others, an unreadable or deleted file is reported and skipped."""
     try:
         with open_regular_file(path) as file:
             line = file.readline(1 << 20)
@@ -237,7 +237,7 @@ def _check_header(path: Path, line: bytes) -> None:
 
 
 def _records(text: bytes, start: int, path: Path, damage: DamageCallback) -> Iterator[Cycle]:
-    at, unpacker, in_vain = 0, CycleUnpacker(), 0
+    at, unpacker, damaged_bytes = 0, CycleUnpacker(), 0
     while at < len(text):
         problem, end = "", len(text)
         if text.startswith(RECORD_MARK, at) and len(text) - at >= RECORD_FRAME.size:
@@ -246,22 +246,22 @@ def _records(text: bytes, start: int, path: Path, damage: DamageCallback) -> Ite
             end = begin + length
             if end > len(text):
                 problem = "the last record is cut short"
-            elif in_vain > MAX_DAMAGED_RATIO * len(text):
-                damage(path, f"damaged all over; {len(text) - at} bytes at {start + at} are left out")
+            elif damaged_bytes > MAX_DAMAGED_RATIO * len(text):
+                damage(path, f"too many damaged records; {len(text) - at} bytes at {start + at} are skipped")
                 return
             elif zlib.crc32(memoryview(text)[begin:end]) != checksum:
-                problem, in_vain = "a record is damaged", in_vain + length
+                problem, damaged_bytes = "a record is damaged", damaged_bytes + length
             else:
                 try:
                     yield unpacker.unpack(text[begin:end], flags)
                 except ValueError as error:
-                    problem = f"a record is whole, and no round comes of it: {error}"
+                    problem = f"a record is complete but contains no cycle: {error}"
         else:
-            problem = "something that is no record"
+            problem = "data that is no record"
         if problem:
             end = text.find(RECORD_MARK, at + 1)
             end = len(text) if end < 0 else end
-            damage(path, f"{problem}; {end - at} bytes at {start + at} are left out")
+            damage(path, f"{problem}; {end - at} bytes at {start + at} are skipped")
         at = end
 
 
@@ -276,7 +276,7 @@ def _map_text(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _to_hex(text: str) -> str:
-    """Bytes that are no UTF-8 stand as lone surrogates in Python's names; the whole name then goes as hexadecimal."""
+    """Encode a name in hexadecimal if it is no valid UTF-8, which Python represents by lone surrogates."""
     if text.isascii() and not text.startswith(_HEX_MARK):
         return text
     raw = text.encode(errors="surrogatepass")

@@ -9,17 +9,28 @@ from collections.abc import Mapping
 import msgspec
 
 from api.histogram import quantile_ns
-from api.measurements import BlockIo, Durations, IoStat, Kswapd, Pressure, ReclaimLatency, SocketTraffic
 from api.metrics import NS_PER_S, US_PER_S
 from api.rates import delta
-from api.snapshot import CgroupSample, NodeSample, RequestLatency, Snapshot
+from api.snapshot import (
+    BlockIo,
+    CgroupSample,
+    Durations,
+    IoStat,
+    Kswapd,
+    NodeSample,
+    Pressure,
+    ReclaimLatency,
+    RequestLatency,
+    Snapshot,
+    SocketTraffic,
+)
 
 NS_PER_US = 1000
 NS_PER_MS = 1_000_000
 
 
 class LatencyView(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that the pod itself reported since the previous round."""
+    """Requests that the pod itself reported since the previous cycle."""
 
     per_second: float
     p50_ms: float | None
@@ -27,31 +38,31 @@ class LatencyView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReclaimView(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory that the cgroup's tasks had to free themselves, per second."""
+    """Reclaim by the cgroup's own tasks, per second."""
 
     direct_ms: float
-    """Stood still because the node was short of memory."""
+    """Time in reclaim because the node was short of memory."""
     limit_ms: float
-    """Stood still because of the cgroup's own limit."""
+    """Time in reclaim because of the cgroup's own limit."""
     pages: float
     kswapd_wakeups: float
 
 
 class TrafficView(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes per second, and what delays them."""
+    """Bytes per second, disk latency and retransmits."""
 
     disk_read: float | None = None
     disk_write: float | None = None
     disk_p99_us: float | None = None
-    """Issue to completion."""
+    """Time from issue to completion."""
     sent: float | None = None
     received: float | None = None
     retransmits: float | None = None
-    """TCP segments sent again, per second."""
+    """Retransmitted TCP segments per second."""
 
 
 def reclaim_view(before: ReclaimLatency | None, now: ReclaimLatency | None, interval_ns: int) -> ReclaimView | None:
-    """What was reclaimed in an interval; None where either end is unknown or the counters began anew."""
+    """Return the reclaim of an interval; None if either end is unknown or the counters restarted."""
     if before is None or now is None:
         return None
     seconds = interval_ns / NS_PER_S
@@ -70,20 +81,20 @@ def reclaim_view(before: ReclaimLatency | None, now: ReclaimLatency | None, inte
 
 
 def refaults_per_second(before: CgroupSample | NodeSample, now: CgroupSample | NodeSample) -> float | None:
-    """Pages a second that were read again soon after they had been reclaimed."""
+    """Return pages per second that were read again soon after they had been reclaimed."""
     seconds = _seconds_between_reads(before, now)
     return None if seconds is None else _rate_per_second(_refaulted_pages(before), _refaulted_pages(now), seconds)
 
 
 def _refaulted_pages(sample: CgroupSample | NodeSample) -> int | None:
-    """Anonymous and file pages together, one name on old kernels."""
+    """Return refaults of anonymous and file pages; old kernels have one name for both."""
     counters = sample.memory_stat if isinstance(sample, CgroupSample) else sample.vmstat
-    found = [count for name, count in counters.items() if name.startswith("workingset_refault")]
-    return sum(found) if found else None
+    counts = [count for name, count in counters.items() if name.startswith("workingset_refault")]
+    return sum(counts) if counts else None
 
 
 def _seconds_between_reads(before: CgroupSample | NodeSample, now: CgroupSample | NodeSample) -> float | None:
-    """Between two reads of the files that are read every few rounds only; None where there was no second one."""
+    """Return the time between two reads of the files that are not read in every cycle; None without a second read."""
     if before.files_read_at_ns is None or now.files_read_at_ns is None:
         return None
     elapsed_ns = now.files_read_at_ns - before.files_read_at_ns
@@ -103,13 +114,13 @@ def traffic_view(before: CgroupSample, now: CgroupSample, interval_ns: int) -> T
         read, write = _per_second(read, seconds), _per_second(write, seconds)
     sent = _rate_per_second(_net_bytes(before.net, "sent"), _net_bytes(now.net, "sent"), seconds)
     received = _rate_per_second(_net_bytes(before.net, "received"), _net_bytes(now.net, "received"), seconds)
-    again = _rate_per_second(
+    retransmits = _rate_per_second(
         before.net.tcp_retransmits if before.net else None, now.net.tcp_retransmits if now.net else None, seconds
     )
     if all(value is None for value in (read, write, sent, received)):
         return None
     return TrafficView(
-        disk_read=read, disk_write=write, disk_p99_us=p99_us, sent=sent, received=received, retransmits=again
+        disk_read=read, disk_write=write, disk_p99_us=p99_us, sent=sent, received=received, retransmits=retransmits
     )
 
 
@@ -130,7 +141,7 @@ def _sum_devices(io: Mapping[str, IoStat], field: str) -> int | None:
 
 
 def _disk_activity(before: CgroupSample, now: CgroupSample) -> tuple[float | None, float | None, float | None]:
-    """Bytes read and written in the interval, and p99 of both kinds of request, as the block layer saw them."""
+    """Return bytes read and written in the interval, and p99 in microseconds over both kinds of block requests."""
     read = write = 0
     slots: list[int] | None = None
     for device, after in now.block_io.items():
@@ -174,7 +185,7 @@ def latency_view(key: str, snapshot: Snapshot, previous: Snapshot | None) -> Lat
 
 
 def _bucket_quantile_ms(indicator: RequestLatency, counts: tuple[int, ...], q: float) -> float | None:
-    """Prometheus' histogram_quantile over cumulative counts; the last bound answers for everything beyond it."""
+    """Return the quantile in milliseconds as histogram_quantile of Prometheus; the last bound stands for the open bucket."""
     total = counts[-1]
     if total == 0:
         return None
@@ -187,7 +198,7 @@ def _bucket_quantile_ms(indicator: RequestLatency, counts: tuple[int, ...], q: f
 
 
 class PressureView(msgspec.Struct, frozen=True, kw_only=True):
-    """Share of time in which some task, or all of them, stalled for a resource."""
+    """Share of time in which some or all tasks stalled for a resource."""
 
     some: float
     full: float | None
@@ -209,8 +220,8 @@ def pressure_views(before: NodeSample, now: NodeSample, interval_ns: int) -> dic
         "memory": (before.memory_pressure, now.memory_pressure),
         "io": (before.io_pressure, now.io_pressure),
     }
-    seen = {resource: _pressure_view(*pair, interval_ns) for resource, pair in pairs.items()}
-    return {resource: view for resource, view in seen.items() if view is not None}
+    views = {resource: _pressure_view(*pair, interval_ns) for resource, pair in pairs.items()}
+    return {resource: view for resource, view in views.items() if view is not None}
 
 
 def _pressure_view(before: Pressure | None, now: Pressure | None, interval_ns: int) -> PressureView | None:
@@ -227,7 +238,7 @@ def _pressure_view(before: Pressure | None, now: Pressure | None, interval_ns: i
 
 def kswapd_views(before: Mapping[int, Kswapd], now: Mapping[int, Kswapd], interval_ns: int) -> tuple[KswapdView, ...]:
     seconds = interval_ns / NS_PER_S
-    found = []
+    views = []
     for node, after in sorted(now.items()):
         first = before.get(node)
         if first is None:
@@ -237,7 +248,7 @@ def kswapd_views(before: Mapping[int, Kswapd], now: Mapping[int, Kswapd], interv
         reclaimed = delta(first.reclaimed_pages, after.reclaimed_pages)
         if active is None or wakeups is None or scanned is None or reclaimed is None:
             continue
-        found.append(
+        views.append(
             KswapdView(
                 node=node,
                 active_ratio=active / interval_ns,
@@ -246,4 +257,4 @@ def kswapd_views(before: Mapping[int, Kswapd], now: Mapping[int, Kswapd], interv
                 reclaimed_pages=reclaimed / seconds,
             )
         )
-    return tuple(found)
+    return tuple(views)

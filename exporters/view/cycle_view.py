@@ -1,7 +1,7 @@
 """Builds the View of a cycle that the page and `dioptase top` draw.
-Pure. Units are cores, microseconds, ratios and rates per second; None is not known. Every managed container is
-included; of all other cgroups only those that run, wait or reclaim most or hold most memory, so that a View of
-thousands of cgroups stays small.
+Pure. Units are cores, microseconds, ratios and rates per second; None means unknown. Every managed container is
+included, and of all other cgroups those with most CPU use, latency, reclaim or memory, so that a View of thousands of
+cgroups stays small.
 """
 
 from __future__ import annotations
@@ -17,19 +17,29 @@ from api.decision import Cycle, OutcomeStatus
 from api.forecast import Forecast
 from api.histogram import BOUNDS_NS, quantile_ns
 from api.knobs import Reason
-from api.measurements import UNLIMITED, Blame, Durations, MemoryZone, OomVictim, RunqLatency, ThreadStates
 from api.metrics import NS_PER_S
 from api.pod import Container, Pod
 from api.rates import (
     CgroupRates,
     Rates,
     cgroups_by_container,
-    compute_rates,
     delta,
+    online_runq_latency,
     runq_latency_delta,
     sum_runq_latencies,
 )
-from api.snapshot import CgroupSample, ComponentHealth, Snapshot
+from api.snapshot import (
+    UNLIMITED,
+    Blame,
+    CgroupSample,
+    ComponentHealth,
+    Durations,
+    MemoryZone,
+    OomVictim,
+    RunqLatency,
+    Snapshot,
+    ThreadStates,
+)
 from exporters.prometheus.cgroup_families import working_set
 from exporters.view.activity import (
     NS_PER_MS,
@@ -59,11 +69,11 @@ from exporters.view.decision_view import (
 from exporters.view.descendant_sums import sum_descendants
 
 MAX_SHOWN_AGGRESSORS = 6
-"""So many of those who make a cgroup wait are named, the worst ones; the rest is one number."""
+"""Number of aggressors listed per cgroup, the worst ones; the rest is one number."""
 
 
 class RunqLatencyView(msgspec.Struct, frozen=True, kw_only=True):
-    """Run-queue waits that ended since the previous round; quantiles are None where the source knows sums only."""
+    """Run-queue waits that ended since the previous cycle; quantiles are None if the source has sums only."""
 
     count: int
     mean_us: float | None
@@ -74,22 +84,22 @@ class RunqLatencyView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlameView(msgspec.Struct, frozen=True, kw_only=True):
-    """Who had the CPU while this cgroup's tasks waited: milliseconds of their waits, per second."""
+    """Run-queue latency of a cgroup by aggressor: milliseconds of waiting per second."""
 
     culprits: tuple[tuple[str, float], ...]
-    """Path and share of the worst ones, the worst first; the cgroup itself is among them, its own tasks queue too."""
+    """Paths and milliseconds of the worst aggressors, worst first; the cgroup itself may be one of them."""
     rest_ms: float
-    """All culprits that are not named."""
+    """Sum of all other aggressors."""
     throttled_ms: float
-    """Held back by a quota of its own or above it: no neighbour's doing."""
+    """Time throttled by a quota of the cgroup or of an ancestor."""
     higher_class_ms: float
-    """Real-time, deadline and stop tasks."""
+    """Time in which real-time, deadline or stop tasks ran."""
     other_ms: float
-    """CPUs on their way out of idleness, and cgroups that are gone."""
+    """Time without an aggressor: CPUs that leave the idle state, and removed cgroups."""
 
 
 class ContainerView(msgspec.Struct, frozen=True, kw_only=True):
-    """One managed container and its cgroup; or, where pod, container and qos are empty, a cgroup that no listed pod owns."""
+    """One managed container and its cgroup, or another cgroup, for which pod, container and qos are empty."""
 
     pod: str
     container: str
@@ -97,30 +107,33 @@ class ContainerView(msgspec.Struct, frozen=True, kw_only=True):
     cgroup: str
     cpu_cores: float | None
     throttled_ratio: float | None
-    """Share of CFS periods in which the container's own quota ran out."""
+    """Share of CFS periods in which the container was throttled."""
     throttled_ms: float | None
     threads: int | None
     memory_bytes: int | None
     cpu_pressure_ratio: float | None
     wait: RunqLatencyView | None
+    """Run-queue latency as measured, the container's own throttling included."""
+    evaluated_wait: RunqLatencyView | None = None
+    """Run-queue latency as the advisor evaluates it: own throttling excluded, without slots. Online containers only."""
     latency: LatencyView | None = None
     wait_cores: float | None = None
     """Mean number of tasks that waited for a CPU."""
     throttle_p99_us: float | None = None
-    """Length of single throttles."""
+    """99th percentile of the duration of single throttles."""
     blame: BlameView | None = None
     threads_by_state: ThreadStates | None = None
     load: tuple[float, float, float] | None = None
-    """Over 1, 5 and 15 minutes."""
+    """Load averages over 1, 5 and 15 minutes."""
     memory_limit_bytes: int | None = None
-    """None where nothing limits it, or that is not known."""
+    """Limit in bytes; None if unlimited or unknown."""
     memory_pressure_ratio: float | None = None
     io_pressure_ratio: float | None = None
     refaults: float | None = None
-    """Pages per second that had to be read again soon after they were reclaimed; None between two reads of the file."""
+    """Pages per second that were read again soon after their reclaim; None between two reads of the file."""
     reclaim: ReclaimView | None = None
     oom_kills: int | None = None
-    """Since the probe was loaded, or, where the kernel's file says it, since the cgroup was made."""
+    """Kills since the probe was loaded, or from the kernel's file since the cgroup was created."""
     traffic: TrafficView | None = None
 
 
@@ -132,7 +145,7 @@ def container_view(
     rate: CgroupRates | None,
     members: Sequence[str] = (),
 ) -> ContainerView:
-    """One container of a listed pod; `members` are its cgroup and those below it, where it is there."""
+    """Return the view of one container of a listed pod; `members` are its cgroup and its descendants, if they exist."""
     sample = now.cgroups.get(container.cgroup) or CgroupSample(path=container.cgroup, id=0)
     earlier = before.cgroups.get(container.cgroup) if before else None
     if len(members) > 1 and before is not None and rate is not None:
@@ -144,21 +157,29 @@ def container_view(
         sample,
         earlier,
         rate,
-        who=(pod.key, container.name, pod.qos.value),
+        identity=(pod.key, container.name, pod.qos.value),
         latency=latency_view(pod.key, now, before),
     )
+
+
+def with_evaluated_latency(view: ContainerView, evaluated: RunqLatency | None) -> ContainerView:
+    """Return the view with the run-queue latency that the advisor evaluates, without slots to keep the history small."""
+    evaluated_wait = runq_latency_view(evaluated)
+    if evaluated_wait is None:
+        return view
+    return msgspec.structs.replace(view, evaluated_wait=msgspec.structs.replace(evaluated_wait, slots=None))
 
 
 def other_cgroup_view(
     sample: CgroupSample, before: CgroupSample | None, rate: CgroupRates | None, own_cores: float | None
 ) -> ContainerView:
-    """A cgroup that no listed pod owns. `own_cores` is what it uses without the groups below it."""
-    seen = _build_container_view(sample, before, rate, who=("", "", ""), latency=None)
-    return msgspec.structs.replace(seen, cpu_cores=own_cores)
+    """Return the view of a cgroup without a listed pod. `own_cores` is its CPU use without descendants."""
+    view = _build_container_view(sample, before, rate, identity=("", "", ""), latency=None)
+    return msgspec.structs.replace(view, cpu_cores=own_cores)
 
 
 def past_container_view(c: ContainerView) -> ContainerView:
-    """The same without what only the present is shown of."""
+    """Return a copy without the fields that are shown for the latest cycle only."""
     return msgspec.structs.replace(
         c, traffic=None, reclaim=None, threads_by_state=None, load=None, throttle_p99_us=None,
         memory_pressure_ratio=None, io_pressure_ratio=None,
@@ -167,9 +188,9 @@ def past_container_view(c: ContainerView) -> ContainerView:
 
 def _build_container_view(
     now: CgroupSample, before: CgroupSample | None, rate: CgroupRates | None, *,
-    who: tuple[str, str, str], latency: LatencyView | None,
+    identity: tuple[str, str, str], latency: LatencyView | None,
 ) -> ContainerView:  # fmt: skip
-    pod, container, qos = who
+    pod, container, qos = identity
     limit = now.limits.memory_max_bytes
     throttled_ns = rate.throttled_ns if rate else None
     earlier = before if rate else None  # the same cgroup, of the same boot
@@ -190,7 +211,7 @@ def _build_container_view(
         throttle_p99_us=_p99_us(runq_latency_delta(earlier.throttles, now.throttles)) if earlier else None,
         blame=_blame_view(earlier.blame, now.blame, rate.interval_ns) if earlier and rate else None,
         threads_by_state=now.threads_by_state,
-        load=(now.load.one, now.load.five, now.load.fifteen) if now.load else None,
+        load=(now.load.load1, now.load.load5, now.load.load15) if now.load else None,
         memory_limit_bytes=None if limit == UNLIMITED else limit,
         memory_pressure_ratio=rate.memory_pressure_ratio if rate else None,
         io_pressure_ratio=rate.io_pressure_ratio if rate else None,
@@ -202,7 +223,7 @@ def _build_container_view(
 
 
 def runq_latency_view(wait: Durations | None) -> RunqLatencyView | None:
-    """Waits of an interval in a person's units."""
+    """Return count, mean and quantiles of the waits of an interval in microseconds."""
     if wait is None:
         return None
 
@@ -219,10 +240,10 @@ def runq_latency_view(wait: Durations | None) -> RunqLatencyView | None:
     )
 
 
-def _p99_us(found: Durations | None) -> float | None:
-    if found is None or found.slots is None:
+def _p99_us(durations: Durations | None) -> float | None:
+    if durations is None or durations.slots is None:
         return None
-    value = quantile_ns(found.slots, 0.99)
+    value = quantile_ns(durations.slots, 0.99)
     return None if value is None else value / NS_PER_US
 
 
@@ -247,22 +268,22 @@ def _blame_view(before: Blame | None, now: Blame | None, interval_ns: int) -> Bl
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine. Rates are None or absent in the first round."""
+    """Values of the node. Rates are None or absent in the first cycle."""
 
     pressure: Mapping[str, PressureView] = {}
-    """By resource: cpu, memory, io."""
+    """Pressure by resource: cpu, memory, io."""
     load: tuple[float, float, float] | None = None
     memory_total_bytes: int | None = None
     memory_available_bytes: int | None = None
     running: int | None = None
     blocked: int | None = None
     wait: RunqLatencyView | None = None
-    """Waits of all cgroups together."""
+    """Run-queue latency of all cgroups together."""
     kswapd: tuple[KswapdView, ...] = ()
     zones: tuple[MemoryZone, ...] = ()
-    """Those that hold pages; sizes and watermarks in pages."""
+    """Zones with pages; sizes and watermarks are in pages."""
     reclaim: ReclaimView | None = None
-    """Of all cgroups together."""
+    """Sum over all cgroups."""
     refaults: float | None = None
     oom_victims: tuple[OomVictim, ...] = ()
 
@@ -274,7 +295,7 @@ def node_view(
     waits: Iterable[RunqLatency],
     reclaims: Collection[ReclaimView],
 ) -> NodeView:
-    """`before` and `interval_ns` are None where there are no rates; `waits` and `reclaims` are those of every cgroup."""
+    """Return the node's view; without rates `before` and `interval_ns` are None. `waits` and `reclaims` are of every cgroup."""
     node = now.node
     earlier = before.node if before is not None and interval_ns else None
     return NodeView(
@@ -294,40 +315,44 @@ def node_view(
 
 
 def _all_cgroups_latency(waits: Iterable[RunqLatency]) -> RunqLatencyView | None:
-    known = list(waits)
-    # Most cgroups did not wait at all, and adding their distributions up is what takes time.
-    return runq_latency_view(sum_runq_latencies([wait for wait in known if wait.count] or known[:1])) if known else None
+    latencies = list(waits)
+    # Most cgroups did not wait at all, and adding up distributions takes the time.
+    return (
+        runq_latency_view(sum_runq_latencies([wait for wait in latencies if wait.count] or latencies[:1]))
+        if latencies
+        else None
+    )
 
 
 def _sum_reclaim(reclaims: Collection[ReclaimView]) -> ReclaimView | None:
     if not reclaims:
         return None
     return ReclaimView(
-        direct_ms=sum(one.direct_ms for one in reclaims),
-        limit_ms=sum(one.limit_ms for one in reclaims),
-        pages=sum(one.pages for one in reclaims),
-        kswapd_wakeups=sum(one.kswapd_wakeups for one in reclaims),
+        direct_ms=sum(reclaim.direct_ms for reclaim in reclaims),
+        limit_ms=sum(reclaim.limit_ms for reclaim in reclaims),
+        pages=sum(reclaim.pages for reclaim in reclaims),
+        kswapd_wakeups=sum(reclaim.kswapd_wakeups for reclaim in reclaims),
     )
 
 
 BOUNDS_US: tuple[int, ...] = tuple(bound // NS_PER_US for bound in BOUNDS_NS)
 MAX_OTHER_CGROUPS = 24
-"""Cgroups without a listed pod that are shown: the page has them on one screen."""
+"""Number of cgroups without a listed pod in a View: they fit on one screen."""
 MAX_LARGEST_CGROUPS, MAX_FULLEST_CGROUPS = 6, 2
-"""So many of them have a place for the memory they hold, and for how near they are to their limit, however quiet they are."""
+"""Number of them that are chosen by memory, and by closeness to their limit, without any activity."""
 MIN_DEMAND_CORES = 0.0005
-"""Cores used, waited for or spent in reclaim; a cgroup below is not worth a line."""
+"""Minimum of cores used, waited for or spent in reclaim for a cgroup to be listed."""
 MIN_HELD_BYTES = 1 << 20
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """One round for the eye."""
+    """One cycle, for the page and `dioptase top`."""
 
     seq: int
     taken_at_ms: int
-    """CLOCK_MONOTONIC: how long ago a round was is told by it, for the wall clock may be set forwards and back."""
+    """CLOCK_MONOTONIC, used for ages, because the wall clock may be set."""
     wall_time_ms: int
-    """CLOCK_REALTIME, to be shown; no arithmetic is done on it."""
+    """CLOCK_REALTIME, for display only."""
     act: str
     trigger: str
     interval_ms: float | None
@@ -337,69 +362,77 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     reason: str
     threshold: float | None = None
-    """What the rule compared with, in the unit that `reason` names (rules `wait_*`: milliseconds)."""
+    """Threshold of the rule, in the unit named by `reason` (rules `wait_*`: milliseconds)."""
     node_cpus: int
     busy_cores: float | None
     steal_cores: float | None
     cpu_pressure_ratio: float | None
     reclaimable_cores: float | None = msgspec.field(name="lent_cores")
-    """What reclaimed pods may use now."""
+    """CPU that reclaimed pods may use now."""
     reclaimed_cores: float | None
-    """What they used since the previous round."""
+    """CPU that reclaimed pods used since the previous cycle."""
     requirement_cores: float | None
     headroom: Headroom | None = None
-    """What can be promised to reclaimed pods in all, what they use now included,"""
+    """Resources that reclaimed pods can request in total, including what they use now."""
     reported_headroom: Headroom | None = msgspec.field(default=None, name="advertised")
-    """and what the node advertises of it."""
+    """Headroom that the node reports."""
     shadow: ShadowView | None = None
     answers: tuple[NodeAdviceView, ...] = ()
-    """Of the node as a whole, as far as that is switched on."""
+    """Advice for the node as a whole, if enabled."""
     forecasts: tuple[Forecast, ...] = ()
-    """What online work will use at the most within an hour, and how earlier forecasts of it fared."""
+    """Peak use of online work within an hour, with the accuracy of earlier forecasts."""
     pools: Mapping[str, str]
     """CPU list of each pool."""
     sizes: tuple[PoolSize, ...] = ()
-    """How large each is to be, by NUMA node,"""
+    """Size of each pool by NUMA node."""
     regions: tuple[RegionAdvice, ...] = ()
-    """and what the online pods on it get, with the reasons."""
+    """Regions of the pools with policies and reasons."""
     rejected: Mapping[str, Reason] = {}
-    """Pods whose wish for CPUs or network bandwidth cannot be fulfilled, and why."""
+    """Pods whose request for CPUs or network bandwidth cannot be satisfied, with the reason."""
     cards: tuple[NicBandwidth, ...] = ()
-    """Network cards whose speed is known, and what they are promised to whom."""
+    """Network cards with a known speed, and their allocations."""
     memory: MemoryAdvice | None = None
-    """What is advised of memory; what it wishes of cgroups is among the changes."""
+    """Memory advice; its changes of cgroups are in `changes`."""
     node: NodeView = NodeView()
     containers: tuple[ContainerView, ...]
     others: tuple[ContainerView, ...] = ()
-    """Cgroups of no listed pod that run, wait or reclaim most, those first, and then quiet ones that hold most memory;
-    `cpu_cores` is without the groups below."""
+    """Cgroups without a listed pod: first those with most activity, then idle ones with most memory; `cpu_cores` excludes
+    descendants."""
     other_cgroups: int = 0
-    """How many there are of them in all."""
+    """Number of all cgroups without a listed pod."""
     changes: tuple[ChangeView, ...]
     evictions: EvictionView | None = None
-    """None where no eviction plugin is configured."""
+    """Evictions; None if no eviction plugin is configured."""
     sources: tuple[ComponentHealth, ...]
     startup_warnings: tuple[str, ...] = msgspec.field(name="banner")
     bounds_us: tuple[int, ...] = BOUNDS_US
 
 
-def build_view(finished: Cycle) -> View:
-    """The view of a round; rates are absent in the first one."""
-    snapshot, previous, advice = finished.snapshot, finished.previous, finished.advice
-    change = compute_rates(previous, snapshot) if previous else None
+def _container_views(snapshot: Snapshot, previous: Snapshot | None, change: Rates | None) -> tuple[ContainerView, ...]:
     rate_of = change.cgroups if change else {}
     parts = cgroups_by_container(
         snapshot.cgroups, [container.cgroup for pod in snapshot.pods for container in pod.containers]
     )
-    containers = tuple(
-        container_view(
-            pod, container, snapshot, previous, rate_of.get(container.cgroup), parts.get(container.cgroup, ())
+    evaluated = online_runq_latency(snapshot, change, previous)
+    return tuple(
+        with_evaluated_latency(
+            container_view(
+                pod, container, snapshot, previous, rate_of.get(container.cgroup), parts.get(container.cgroup, ())
+            ),
+            evaluated.get(container.cgroup),
         )
         for pod in snapshot.pods
         for container in pod.containers
     )
+
+
+def build_view(finished: Cycle) -> View:
+    """Return the view of a cycle; rates are absent in the first one."""
+    snapshot, previous, advice = finished.snapshot, finished.previous, finished.advice
+    change = finished.rates
+    containers = _container_views(snapshot, previous, change)
     reclaimed = [c.cpu_cores for c in containers if c.qos == "reclaimed_cores" and c.cpu_cores is not None]
-    ours = {c.cgroup for c in containers}
+    listed = {c.cgroup for c in containers}
     reclaims = _reclaims(snapshot, previous, change) if previous and change else {}
     ended = [rate.wait for rate in change.cgroups.values() if rate.wait is not None] if change else []
     return View(
@@ -435,8 +468,8 @@ def build_view(finished: Cycle) -> View:
         memory=_without_knob_requests(finished.memory),
         node=node_view(snapshot, previous, change.node.interval_ns if change else None, ended, reclaims.values()),
         containers=containers,
-        others=_other_cgroups(snapshot, previous, change, reclaims, ours) if previous and change else (),
-        other_cgroups=sum(path not in ours for path in snapshot.cgroups),
+        others=_other_cgroups(snapshot, previous, change, reclaims, listed) if previous and change else (),
+        other_cgroups=sum(path not in listed for path in snapshot.cgroups),
         changes=tuple(change_view(o) for o in finished.done if o.status is not OutcomeStatus.UNCHANGED),
         evictions=eviction_view(finished),
         sources=snapshot.sources,
@@ -449,7 +482,7 @@ def _without_knob_requests(memory: MemoryAdvice | None) -> MemoryAdvice | None:
 
 
 def past_view(view: View) -> View:
-    """What five minutes of rounds are kept of: the pictures over time need no more, and memory is dear."""
+    """Return the part of a view that is kept for five minutes: what charts over time need."""
     node = msgspec.structs.replace(view.node, zones=(), oom_victims=())
     return msgspec.structs.replace(
         view,
@@ -469,36 +502,40 @@ def past_view(view: View) -> View:
 
 
 def _reclaims(snapshot: Snapshot, previous: Snapshot, change: Rates) -> dict[str, ReclaimView]:
-    found = {}
+    views = {}
     for path, rate in change.cgroups.items():
         after = snapshot.cgroups[path].reclaim
         view = reclaim_view(previous.cgroups[path].reclaim, after, rate.interval_ns) if after is not None else None
         if view is not None:
-            found[path] = view
-    return found
+            views[path] = view
+    return views
 
 
 def _other_cgroups(
-    snapshot: Snapshot, previous: Snapshot, change: Rates, reclaims: Mapping[str, ReclaimView], ours: set[str]
+    snapshot: Snapshot, previous: Snapshot, change: Rates, reclaims: Mapping[str, ReclaimView], listed: set[str]
 ) -> tuple[ContainerView, ...]:
     own = _without_descendants(
         {path: rate.cpu_cores for path, rate in change.cgroups.items() if rate.cpu_cores is not None}
     )
 
-    wanted = {path: 0.0 for path in change.cgroups if path not in ours}
-    for path in wanted:
-        stalled = reclaims.get(path)
-        stalled_s = (stalled.direct_ms + stalled.limit_ms) / 1000 if stalled else 0.0
+    demand_by_path = {path: 0.0 for path in change.cgroups if path not in listed}
+    for path in demand_by_path:
+        reclaim_view_of = reclaims.get(path)
+        stalled_s = (reclaim_view_of.direct_ms + reclaim_view_of.limit_ms) / 1000 if reclaim_view_of else 0.0
         demand = own.get(path, 0.0) + (change.cgroups[path].wait_cores or 0.0) + stalled_s
         if demand >= MIN_DEMAND_CORES:
-            wanted[path] = demand
+            demand_by_path[path] = demand
     sizes = {path: size for path in change.cgroups if (size := _memory_size(snapshot.cgroups[path])) is not None}
     held = _without_descendants(sizes)
-    busy = sorted((path for path, cores in wanted.items() if cores), key=lambda path: (-wanted[path], path))
-    large = nlargest(
-        MAX_LARGEST_CGROUPS, (path for path in wanted if held.get(path, 0) >= MIN_HELD_BYTES), key=held.__getitem__
+    busy = sorted(
+        (path for path, cores in demand_by_path.items() if cores), key=lambda path: (-demand_by_path[path], path)
     )
-    limits = {path: snapshot.cgroups[path].limits.memory_max_bytes for path in wanted}
+    large = nlargest(
+        MAX_LARGEST_CGROUPS,
+        (path for path in demand_by_path if held.get(path, 0) >= MIN_HELD_BYTES),
+        key=held.__getitem__,
+    )
+    limits = {path: snapshot.cgroups[path].limits.memory_max_bytes for path in demand_by_path}
     full = {path: sizes[path] / limit for path, limit in limits.items() if limit and path in sizes}
     places = busy[: MAX_OTHER_CGROUPS - MAX_LARGEST_CGROUPS - MAX_FULLEST_CGROUPS]
     shown = list(dict.fromkeys((*places, *large, *nlargest(MAX_FULLEST_CGROUPS, full, key=full.__getitem__), *busy)))[
@@ -506,23 +543,23 @@ def _other_cgroups(
     ]
     return tuple(
         other_cgroup_view(snapshot.cgroups[path], previous.cgroups.get(path), change.cgroups[path], own.get(path))
-        for path in sorted(shown, key=lambda path: (-wanted[path], -held.get(path, 0), path))
+        for path in sorted(shown, key=lambda path: (-demand_by_path[path], -held.get(path, 0), path))
     )
 
 
 def _memory_size(sample: CgroupSample) -> int | None:
-    """The working set; all of the memory where memory.stat was not read yet."""
+    """Return the working set, or all memory if memory.stat was not read yet."""
     held = working_set(sample)
     return sample.memory_bytes if held is None else held
 
 
 def _without_descendants(used: Mapping[str, float]) -> dict[str, float]:
-    """What each cgroup has without the groups below it: the kernel's counters include those, run-queue waits do not."""
+    """Return the share of each cgroup without descendants, which the kernel's counters include."""
     own = dict(used)
     for path, amount in used.items():
         if amount and path != "/":
             parent = path.rpartition("/")[0] or "/"
             if parent in own:
                 own[parent] -= amount
-    # The files are read one after the other, so a difference may come out below zero.
+    # The files are read one after the other, so a difference may be negative.
     return {path: max(amount, 0.0) for path, amount in own.items()}

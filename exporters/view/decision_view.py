@@ -14,7 +14,7 @@ from exporters.prometheus.decision_families import NOT_EVALUATED_RULES, THRESHOL
 
 
 class ThresholdView(msgspec.Struct, frozen=True, kw_only=True):
-    """What one plugin looked at, and how it judged it."""
+    """One threshold of a plugin and its latest evaluation."""
 
     plugin: str
     scope: str
@@ -23,20 +23,20 @@ class ThresholdView(msgspec.Struct, frozen=True, kw_only=True):
     value: float | None
     observed: float | None
     operator: str
-    """How `observed` relates to `value` when it is met."""
-    judged: bool
-    """False where an input was missing or the plugin failed."""
+    """Comparison of `observed` with `value` that meets the threshold."""
+    evaluated: bool = msgspec.field(name="judged")
+    """False if an input was missing or the plugin failed."""
     text: str
     rule: str
     inputs: Mapping[str, float | int | str | None]
     met_s: float | None
-    """For so long it has been met without a break."""
+    """Time for which it has been met without interruption."""
     tolerance_s: float
     dry_run: bool
 
 
 class ConditionView(msgspec.Struct, frozen=True, kw_only=True):
-    """What the node shows so that the scheduler keeps away."""
+    """Condition or taint of the node that keeps the scheduler away."""
 
     name: str
     kind: str
@@ -44,11 +44,11 @@ class ConditionView(msgspec.Struct, frozen=True, kw_only=True):
     plugin: str
     age_s: float
     last_met_s: float
-    """How long ago its threshold was met last."""
+    """Time since its threshold was last met."""
 
 
 class VictimView(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod that has to leave in this round, would have to, or is only told."""
+    """One pod that is evicted in this cycle, would be evicted in a dry run, or is only notified."""
 
     pod: str
     plugin: str
@@ -61,57 +61,57 @@ class VictimView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvictionView(msgspec.Struct, frozen=True, kw_only=True):
-    """The eviction manager's answer for one round."""
+    """Result of the eviction manager in one cycle."""
 
     thresholds: tuple[ThresholdView, ...]
-    """Those that are met first, then those that are judged."""
+    """Thresholds: met ones first, then evaluated ones."""
     conditions: tuple[ConditionView, ...] = ()
     victims: tuple[VictimView, ...] = ()
     waiting: tuple[str, ...] = ()
     terminating: tuple[str, ...] = msgspec.field(default=(), name="leaving")
-    """Pods that were asked to leave, and are still here."""
+    """Pods whose eviction was requested and that still exist."""
     held: Mapping[str, str] = {}
-    """Pods that have to leave and stay for now, and why: budget, refused, unreachable or busy."""
+    """Pods whose eviction is blocked, with the cause: budget, refused, unreachable or busy."""
 
 
 def eviction_view(finished: Cycle) -> EvictionView | None:
-    """None where no eviction plugin is configured."""
-    found, now_ns = finished.evictions, finished.snapshot.taken_at_ns
-    if found is None:
+    """Return None if no eviction plugin is configured."""
+    result, now_ns = finished.evictions, finished.snapshot.taken_at_ns
+    if result is None:
         return None
-    thresholds = [_threshold_view(each, now_ns) for each in found.thresholds]
+    thresholds = [_threshold_view(item, now_ns) for item in result.thresholds]
     thresholds.sort(
-        key=lambda each: (-THRESHOLD_LEVELS[ThresholdMet(each.met)], not each.judged, each.observed is None)
+        key=lambda item: (-THRESHOLD_LEVELS[ThresholdMet(item.met)], not item.evaluated, item.observed is None)
     )
     return EvictionView(
         thresholds=tuple(thresholds),
         conditions=tuple(
             ConditionView(
-                name=each.condition.name,
-                kind=each.condition.kind,
-                effects=each.condition.effects,
-                plugin=each.plugin,
-                age_s=_seconds_since(each.since_ns, now_ns),
-                last_met_s=_seconds_since(each.last_met_ns, now_ns),
+                name=item.condition.name,
+                kind=item.condition.kind,
+                effects=item.condition.effects,
+                plugin=item.plugin,
+                age_s=_seconds_since(item.since_ns, now_ns),
+                last_met_s=_seconds_since(item.last_met_ns, now_ns),
             )
-            for each in found.conditions
+            for item in result.conditions
         ),
         victims=tuple(
             VictimView(
-                pod=each.pod,
-                plugin=each.plugin,
-                scope=each.scope,
-                text=each.reason.text,
-                forced=each.forced,
-                grace_s=each.grace_s,
-                notify=each.notify,
-                dry_run=each.dry_run,
+                pod=item.pod,
+                plugin=item.plugin,
+                scope=item.scope,
+                text=item.reason.text,
+                forced=item.forced,
+                grace_s=item.grace_s,
+                notify=item.notify,
+                dry_run=item.dry_run,
             )
-            for each in found.victims
+            for item in result.victims
         ),
-        waiting=found.waiting,
-        terminating=found.terminating,
-        held={pod: why.value for pod, why in found.held.items()},
+        waiting=result.waiting,
+        terminating=result.terminating,
+        held={pod: why.value for pod, why in result.held.items()},
     )
 
 
@@ -124,7 +124,7 @@ def _threshold_view(threshold: EvictionThreshold, now_ns: int) -> ThresholdView:
         value=threshold.value,
         observed=threshold.observed,
         operator=threshold.operator,
-        judged=threshold.reason.rule not in NOT_EVALUATED_RULES,
+        evaluated=threshold.reason.rule not in NOT_EVALUATED_RULES,
         text=threshold.reason.text,
         rule=threshold.reason.rule,
         inputs=threshold.reason.inputs,
@@ -139,7 +139,7 @@ def _seconds_since(then_ns: int, now_ns: int) -> float:
 
 
 class ChangeView(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision that did something, or would have, or failed to."""
+    """One decision that changed a value, would have changed it, or failed."""
 
     pod: str
     cgroup: str
@@ -153,7 +153,7 @@ class ChangeView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a second policy would have made of the round."""
+    """Advice of the shadow policy."""
 
     policy: str
     action: str
@@ -163,7 +163,7 @@ class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeAdviceView(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of the node as a whole."""
+    """Advice for the node as a whole."""
 
     topic: str
     """`power` or `overcommit`."""
@@ -186,16 +186,16 @@ def shadow_view(advice: Advice | None) -> ShadowView | None:
 def node_advice_views(node: NodeAdvice | None) -> tuple[NodeAdviceView, ...]:
     if node is None:
         return ()
-    said = {"power": node.power, "overcommit": node.overcommit}
+    advice_by_topic = {"power": node.power, "overcommit": node.overcommit}
     return tuple(
         NodeAdviceView(topic=topic, rule=answer.reason.rule, text=answer.reason.text)
-        for topic, answer in said.items()
+        for topic, answer in advice_by_topic.items()
         if answer is not None
     )
 
 
 def change_view(outcome: Outcome) -> ChangeView:
-    """A decision and what came of it, flattened for a table."""
+    """Return a decision and its outcome, flattened for a table."""
     decision = outcome.decision
     return ChangeView(
         pod=decision.pod,

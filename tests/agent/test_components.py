@@ -1,4 +1,4 @@
-"""The cluster's side of the agent as the composition root has it: what is opened when, and who hears of what."""
+"""The agent's connection to its cluster: which components are opened for which settings, and what each receives."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from agent.config.kubelet import KubeletConfig
 from agent.config.report import ReportConfig
 from agent.dynamic_config.last_good import LastGoodFile
 from agent.reporter.extended_resources import ExtendedResources
+from agent.sensors.pods.kubelet_client import CONFIGZ_PATH, KubeletClient
+from agent.sensors.pods.kubelet_configuration import KubeletConfigPoller
 from api.decision import ActMode
 from api.diagnostics import EffectiveConfiguration
 from api.interfaces import Unavailable
@@ -29,7 +31,7 @@ from tests.agent.dynamic_config.test_follow import Cluster as Server
 from tests.agent.dynamic_config.test_follow import until
 from tests.agent.dynamic_config.test_merge import ADMIN, fits, reclaim, thing
 from tests.agent.reporter.test_cnr import finished
-from tests.kube.test_client import serving
+from tests.builders.api_server import FakeApiServer, serving
 
 KUBECONFIG = """
 apiVersion: v1
@@ -41,57 +43,81 @@ users: [{{name: u, user: {{token: t}}}}]
 """
 
 
-async def test_without_a_node_s_name_nobody_is_reported_to_and_settings_are_told_all_the_same(tmp_path: Path) -> None:
+def set_kubeconfig(monkeypatch: pytest.MonkeyPatch, directory: Path, server: str) -> None:
+    (directory / "kubeconfig").write_text(KUBECONFIG.format(server))
+    monkeypatch.setenv("KUBECONFIG", str(directory / "kubeconfig"))
+
+
+async def test_without_a_node_name_nothing_is_reported_and_settings_are_shown(tmp_path: Path) -> None:
     cluster = ClusterConnection("", tmp_path)
     file = {"report": {"reservedCores": 1}}
     config = AgentConfig(report=ReportConfig(reserved_cores=1))
     assert cluster.open(file, config, fits) == (config, ())
     async with AsyncExitStack() as stack:
         assert await cluster.join(AgentConfig(), ActMode.ON, None, SupervisedTasks(stack)) == ()
-        assert cluster.sources == ()
-    told = msgspec.json.decode(to_json(cluster.told()), type=EffectiveConfiguration)
-    assert [one.name for one in told.settings if one.source == "file"] == ["report.reservedCores"]
-    assert (told.node, told.objects) == ("", ())
+        assert cluster.reporters == ()
+    effective = msgspec.json.decode(to_json(cluster.effective_configuration()), type=EffectiveConfiguration)
+    assert [item.name for item in effective.settings if item.source == "file"] == ["report.reservedCores"]
+    assert (effective.node, effective.objects) == ("", ())
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_with_one_it_starts_as_it_was_told_last_and_goes_on(
+async def test_with_a_node_name_the_agent_starts_with_the_last_good_configuration_and_follows_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     LastGoodFile(tmp_path, "n1").save({ADMIN: thing(reclaim(enableReclaim=False), "h1")})
     server = Server()
-    server.tell("h2")
-    server.say(enableReclaim=True, minReclaimedResourceForReport={"cpu": "3"})
+    server.name_hashes("h2")
+    server.set_fields(enableReclaim=True, minReclaimedResourceForReport={"cpu": "3"})
     cluster = ClusterConnection("n1", tmp_path)
     config, messages = cluster.open({}, AgentConfig(report=ReportConfig(extended_resources=True)), fits)
     assert (config.advisor.enable_reclaim, messages) == (False, ())
-    heard: list[AgentConfig] = []
+    received: list[AgentConfig] = []
     async with serving(server.answer) as address, AsyncExitStack() as stack:
-        kubeconfig = tmp_path / "kubeconfig"
-        kubeconfig.write_text(KUBECONFIG.format(address))
-        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        set_kubeconfig(monkeypatch, tmp_path, str(address))
         sinks = await cluster.join(AgentConfig(), ActMode.ON, None, SupervisedTasks(stack))
         assert len(sinks) == 3
-        assert [source.name for source in cluster.sources] == [
+        assert [source.name for source in cluster.reporters] == [
             "dynamic-config",
             "cnr",
             "events",
             "extended-resources",
             "node-report",
         ]
-        cluster.start(heard.append, SupervisedTasks(stack))
-        await until(lambda: heard, "the new content is obeyed")
-        told, obeyed, requests = cluster.told(), cluster.obeyed(), cluster.requests()
-    assert obeyed == {("AdminQoSConfiguration", "kube-system/all", "h2"): True}
+        cluster.start(received.append, SupervisedTasks(stack))
+        await until(lambda: received, "the new content is applied")
+        effective, applied, requests = cluster.effective_configuration(), cluster.applied_objects(), cluster.requests()
+    assert applied == {("AdminQoSConfiguration", "kube-system/all", "h2"): True}
     assert requests["GET", "adminqosconfigurations.v1alpha1.config.katalyst.kubewharf.io", "200"] == 1
-    assert (heard[0].advisor.enable_reclaim, heard[0].report.min_cores) == (True, 3.0)
-    assert heard[0].report.extended_resources, "the file's own settings stay"
-    assert (told.node, [one.hash for one in told.objects]) == ("n1", ["h2"])
+    assert (received[0].advisor.enable_reclaim, received[0].report.min_cores) == (True, 3.0)
+    assert received[0].report.extended_resources, "the file's own settings stay"
+    assert (effective.node, [item.hash for item in effective.objects]) == ("n1", ["h2"])
     await asyncio.sleep(0)
 
 
+async def test_annotations_of_the_settings_count_without_api_server_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = msgspec.convert({"power": {"enable": True}, "node": {"annotations": {"power-alert": "s0"}}}, AgentConfig)
+    alone = ClusterConnection("", None, None)
+    assert alone.open({}, config, fits) == (config, ())
+    assert alone.node_annotations() == {"power-alert": "s0"}
+    server = FakeApiServer({"/api/v1/nodes/n1": {"metadata": {"name": "n1", "annotations": {"power-alert": "p0"}}}})
+    async with serving(server) as address, AsyncExitStack() as stack:
+        (tmp_path / "kubeconfig").write_text(KUBECONFIG.format(address))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        cluster, tasks = ClusterConnection("n1", None, None), SupervisedTasks(stack)
+        _, messages = cluster.open({}, config, fits)
+        assert messages == ("node.annotations are ignored: those of Node n1 count; take them out of the settings.",)
+        await cluster.join(config, ActMode.ON, None, tasks)
+        assert "node-annotations" in [reporter.name for reporter in cluster.reporters]
+        assert cluster.node_annotations() is None, "unknown, and not the settings'"
+        cluster.start(lambda _: None, tasks)
+        await until(lambda: cluster.node_annotations() == {"power-alert": "p0"}, "the Node's annotations are known")
+
+
 @pytest.mark.parametrize(
-    ("act", "serve", "lent"),
+    ("act", "serve", "reports"),
     [
         (ActMode.ON, (), True),
         (ActMode.DRY_RUN, (), False),
@@ -100,12 +126,10 @@ async def test_with_one_it_starts_as_it_was_told_last_and_goes_on(
         (ActMode.OFF, ("advisor",), False),
     ],
 )
-async def test_a_node_lends_only_where_somebody_takes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: ActMode, serve: tuple[Any, ...], lent: bool
+async def test_a_dry_run_reports_reclaimable_resources_only_if_a_peer_carries_out_decisions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: ActMode, serve: tuple[Any, ...], reports: bool
 ) -> None:
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(KUBECONFIG.format("http://127.0.0.1:1"))
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    set_kubeconfig(monkeypatch, tmp_path, "http://127.0.0.1:1")
     config = AgentConfig(
         report=ReportConfig(extended_resources=True), sockets=SocketsConfig(serve=serve, advisor_dir=str(tmp_path))
     )
@@ -113,17 +137,17 @@ async def test_a_node_lends_only_where_somebody_takes_back(
     cluster.open({}, config, fits)
     async with AsyncExitStack() as stack:
         (written,) = [
-            one
-            for one in await cluster.join(config, act, None, SupervisedTasks(stack))
-            if isinstance(one, ExtendedResources)
+            item
+            for item in await cluster.join(config, act, None, SupervisedTasks(stack))
+            if isinstance(item, ExtendedResources)
         ]
         written.publish(finished())
-        assert any(written._wanted.values()) is lent
+        assert any(written._desired.values()) is reports
 
 
 @pytest.fixture
 def socks() -> Iterator[Path]:
-    """Of tests' own folders the path can be too long for a socket in it."""
+    """A directory with a path that is short enough for sockets."""
     with TemporaryDirectory(prefix="socks") as folder:
         yield Path(folder)
 
@@ -137,7 +161,7 @@ def socks() -> Iterator[Path]:
         ({"offered_in": "{}"}, True, ["offered-report", "events"]),
     ],
 )
-async def test_who_works_beside_the_rounds(
+async def test_the_report_settings_decide_which_components_are_opened(
     tmp_path: Path,
     socks: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -145,21 +169,20 @@ async def test_who_works_beside_the_rounds(
     kubelet: bool,
     names: list[str],
 ) -> None:
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(KUBECONFIG.format("http://127.0.0.1:1"))
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-    said = {name: value.format(socks) for name, value in report.items()}
-    cluster = ClusterConnection("n1", None, kubelet=kubelet)
-    cluster.open({}, AgentConfig(report=ReportConfig(**said)), fits)  # type: ignore[arg-type]
+    set_kubeconfig(monkeypatch, tmp_path, "http://127.0.0.1:1")
+    settings = {name: value.format(socks) for name, value in report.items()}
+    client = KubeletClient(KubeletConfig(url="http://127.0.0.1:1"), CONFIGZ_PATH)
+    cluster = ClusterConnection("n1", None, KubeletConfigPoller(client) if kubelet else None)
+    cluster.open({}, AgentConfig(report=ReportConfig(**settings)), fits)  # type: ignore[arg-type]
     async with AsyncExitStack() as stack:
         await cluster.join(AgentConfig(), ActMode.ON, None, SupervisedTasks(stack))
-        assert [source.name for source in cluster.sources] == ["dynamic-config", *names]
+        assert [source.name for source in cluster.reporters] == ["dynamic-config", *names]
         cluster.start(lambda _config: None, SupervisedTasks(stack))
         if "offered_in" in report:
-            await until((socks / "dioptase-reporter.sock").is_socket, "it is offered")
+            await until((socks / "dioptase-reporter.sock").is_socket, "the report is offered")
         if "pod_resources" in report:
-            (around,) = [one for one in cluster.sources if one.name == "node-report"]
-            await until(lambda: around.problem() is not None, "neither the kubelet nor its socket is there")
+            (collector,) = [item for item in cluster.reporters if item.name == "node-report"]
+            await until(lambda: collector.problem() is not None, "neither the kubelet nor its socket exists")
 
 
 async def test_a_node_s_name_without_an_api_server_is_refused_before_anything_changes(
@@ -173,7 +196,7 @@ async def test_a_node_s_name_without_an_api_server_is_refused_before_anything_ch
             await cluster.join(AgentConfig(), ActMode.ON, None, SupervisedTasks(stack))
 
 
-async def test_nobody_s_token_is_known_before_the_cluster_was_joined() -> None:
+async def test_tokens_cannot_be_reviewed_before_the_cluster_was_joined() -> None:
     with pytest.raises(Unavailable, match="has not joined its cluster yet"):
         await ClusterConnection("n1", None).review("token", "/metrics")
 

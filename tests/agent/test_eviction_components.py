@@ -1,4 +1,4 @@
-"""The eviction manager's ways out of the process: which killer works where, and what is opened for which settings."""
+"""Eviction methods by settings, and the components that the eviction manager needs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import msgspec
 import pytest
 
 from agent import components
-from agent.components import EvictorByQosLevel, open_eviction_components, open_pod_evictor
+from agent.components import open_eviction_components, open_pod_evictor
 from agent.config.config import AgentConfig
 from agent.eviction.api_evictor import ApiEvictionMethod, ApiEvictor
+from agent.eviction.evictor_by_qos_level import EvictorByQosLevel
 from agent.eviction.runner import EvictionRunner
 from agent.eviction.signals import SignalEvictor
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.interfaces import Unavailable
 from api.qos import QoSLevel
-from common.supervised_tasks import SupervisedTasks
 from kube.client import KubeClient
 from kube.credentials import ApiAccess, ApiCredentials
 from tests.agent.eviction.builders import pod
@@ -34,7 +34,7 @@ def config(**eviction: Any) -> AgentConfig:
 @pytest.mark.parametrize(
     ("settings", "node", "kubelet", "names"),
     [
-        # What pods of a file are, the API server does not know.
+        # The API server does not know the pods of a file.
         ({}, "", False, None),
         ({}, "n1", False, None),
         ({}, "", True, None),
@@ -54,7 +54,7 @@ async def test_which_killer_works_for_reclaimed_and_shared_pods(
         assert isinstance(killer, SignalEvictor)
     else:
         assert isinstance(killer, EvictorByQosLevel)
-        assert [killer._name(pod("x", level)) for level in (QoSLevel.RECLAIMED, QoSLevel.SHARED)] == names
+        assert [killer.method_name(pod("x", level)) for level in (QoSLevel.RECLAIMED, QoSLevel.SHARED)] == names
     killer.close()
 
 
@@ -85,34 +85,59 @@ async def test_a_killer_that_cannot_work_here_is_refused(
         ({"pluginSockets": "/nowhere", "killer": SIGNALS}, True, True, False, ["node-taints", "eviction-plugins"]),
     ],
 )
-async def test_what_works_beside_the_rounds(
+async def test_the_settings_decide_which_components_are_opened(
     settings: dict[str, Any], acting: bool, there: bool, layers: bool, parts: list[str]
 ) -> None:
-    """In a dry run nothing is written to the Node; plugins at sockets judge there as well."""
-    said = msgspec.convert({"eviction": settings, "kubelet": {"runtimeSocket": "/nowhere/c.sock"}}, AgentConfig)
+    """A dry run writes nothing to the Node, and evaluates plugins at sockets."""
+    settings_config = msgspec.convert(
+        {"eviction": settings, "kubelet": {"runtimeSocket": "/nowhere/c.sock"}}, AgentConfig
+    )
     async with AsyncExitStack() as stack:
         client = (
             await stack.enter_async_context(KubeClient(ApiAccess("http://127.0.0.1:1", ApiCredentials()), "t"))
             if there
             else None
         )
-        killer = open_pod_evictor(said.eviction, HERE, node="n1", kubelet=True) if acting else None
-        made = await open_eviction_components(
-            EvictionRunner(said, killer), said, client, "n1", SupervisedTasks(stack), kubelet=layers
+        killer = open_pod_evictor(settings_config.eviction, HERE, node="n1", kubelet=True) if acting else None
+        opened = open_eviction_components(
+            EvictionRunner(settings_config, killer), settings_config, client, "n1", stack, kubelet=layers
         )
-        assert [each.name for each in made] == parts
-        assert [each.problem() for each in made] == [None] * len(parts)
+        assert [each.name for each in opened.reporters] == parts
+        assert [each.problem() for each in opened.reporters] == [None] * len(parts)
         if isinstance(killer, EvictorByQosLevel):
             assert isinstance(killer.eviction_methods[API], ApiEvictionMethod)
-            assert isinstance(killer.asking, ApiEvictor)
+            assert isinstance(killer.requests, ApiEvictor)
 
 
-async def test_without_a_runtime_nobody_can_stop_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+class ListedPods:
+    """A pod source with one listed pod, `u1`, of a Deployment."""
+
+    def manifest(self, uid: str) -> bytes:
+        return b"{}" if uid == "u1" else b""
+
+    def workload(self, uid: str) -> str:
+        return "default/Deployment/web" if uid == "u1" else ""
+
+
+async def test_eviction_records_need_an_api_server_and_a_kubelet() -> None:
+    settings = config(pluginSockets="/nowhere", numaCpu={"scorers": ["WorkloadEvictionFrequency"]})
+    names = {}
+    for pods in (ListedPods(), None):
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(KubeClient(ApiAccess("http://127.0.0.1:1", ApiCredentials()), "t"))
+            runner = EvictionRunner(settings, None)
+            runner.pod_details = pods
+            opened = open_eviction_components(runner, settings, client, "n1", stack, kubelet=False)
+            names[pods is None] = [each.name for each in opened.reporters]
+    assert names == {True: ["eviction-plugins"], False: ["eviction-records", "eviction-plugins"]}
+
+
+async def test_without_a_runtime_containers_cannot_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(components, "find_runtime_socket", lambda _path: None)
-    said = config(killer=STOP)
+    settings_config = config(killer=STOP)
     async with AsyncExitStack() as stack:
-        killer = open_pod_evictor(said.eviction, HERE, node="", kubelet=True)
+        killer = open_pod_evictor(settings_config.eviction, HERE, node="", kubelet=True)
         with pytest.raises(Unavailable, match="no container runtime is there"):
-            await open_eviction_components(
-                EvictionRunner(said, killer), said, None, "", SupervisedTasks(stack), kubelet=True
+            open_eviction_components(
+                EvictionRunner(settings_config, killer), settings_config, None, "", stack, kubelet=True
             )

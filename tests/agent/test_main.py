@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent import __main__ as agent
 from agent.config.config import AgentConfig, SocketsConfig
+from agent.config.qrm import CpuPlacementConfig
 from agent.qrm.actuator.writer import KnobWriter
 from agent.sensors.cgroup.hierarchy import Hierarchy
+from agent.sensors.node.machine import read_topology
+from agent.sensors.node.node_reader import NodeReader
+from api.cpu import Topology
 from api.decision import ActMode
 from api.interfaces import Unavailable
 from api.pod import Pod
+from api.snapshot import NodeSample
 
 
 class Silent:
-    """A PodSource that was not answered yet."""
+    """A PodSource without an answer yet."""
 
     def read(self) -> tuple[Pod, ...]:
-        raise Unavailable("the kubelet was not asked yet", "wait a second")
+        raise Unavailable("the kubelet was not polled yet", "wait a second")
 
 
-def test_pods_that_nobody_lists_yet_do_not_keep_the_agent_from_starting(tmp_path: Path) -> None:
+def test_the_agent_starts_before_pods_are_listed(tmp_path: Path) -> None:
     files = KnobWriter(Hierarchy(v1={}, v2=tmp_path))
     act, missing = agent._effective_act(ActMode.ON, files, None, Silent(), AgentConfig())
     assert (act, missing) == (ActMode.DRY_RUN, ("Decisions run dry: original values cannot be journalled.",))
@@ -53,6 +59,40 @@ def test_waits_without_bpf_are_said_to_be_of_pods_only(
 
     monkeypatch.setattr(agent, "open_runqlat", refused)
     hierarchy = Hierarchy(v1={}, v2=tmp_path)
-    source, banner = agent._open_waits(hierarchy, blame=True, watching=watching)
+    source, banner = agent._open_latencies(hierarchy, blame=True, watching=watching)
     source.close()
     assert banner == (f"{begins}bpf() is refused: run as root.",)
+
+
+def test_the_machine_is_read_once_for_all_checks_of_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamic configuration checks several times per change, on the event loop."""
+    reads: list[str] = []
+
+    class CountingReader(NodeReader):
+        def read(self, now_ns: int | None = None, wall_time_ns: int | None = None) -> NodeSample:
+            reads.append("node")
+            return super().read(now_ns, wall_time_ns)
+
+    def count_topology(sys: Path) -> Topology:
+        reads.append("topology")
+        return read_topology(sys)
+
+    monkeypatch.setattr(agent, "limit_malloc_arenas", lambda: None)
+    monkeypatch.setattr(agent.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(agent, "NodeReader", CountingReader)
+    monkeypatch.setattr(agent, "read_topology", count_topology)
+    checked: list[agent.NodeCheck] = []
+
+    async def keep_check(*arguments: Any) -> int:
+        checked.append(arguments[-1])
+        return 0
+
+    monkeypatch.setattr(agent, "_run", keep_check)
+    options = agent.AgentOptions(
+        node="n1", pods=None, act=ActMode.OFF, host="", port=0, state_dir=Path("/none"), record_max_mib=1
+    )
+    assert agent.main(options) == 0
+    for _ in range(3):
+        assert checked[0](AgentConfig()) == ""
+    assert "is not online on this node" in checked[0](AgentConfig(placing=CpuPlacementConfig(reserved_cpu_list="8000")))
+    assert sorted(reads) == ["node", "topology"]

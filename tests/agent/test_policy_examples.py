@@ -1,4 +1,4 @@
-"""docs/policies.md: every example of settings is one that the agent takes, and changes what the agent would do without it."""
+"""Every example of docs/policies.md is valid and changes the decisions of the agent."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def test_every_policy_has_an_example_and_is_linked_from_the_table() -> None:
 
 
 @pytest.mark.parametrize(("title", "text"), EXAMPLES)
-def test_an_example_is_taken_and_says_something(title: str, text: str) -> None:
+def test_an_example_is_valid_and_changes_decisions(title: str, text: str) -> None:
     config = parse_config(text.encode(), title)
     # `latency` and what follows from it is what the agent does anyway; its example has a lower target.
     assert config != AgentConfig()
 
 
-def test_the_example_of_a_pod_is_read_as_the_page_says() -> None:
+def test_the_example_pod_is_parsed_as_documented() -> None:
     (example,) = (text for text in SECTIONS["rama"] if "metadata:" in text)
     annotations = msgspec.yaml.decode(example)["metadata"]["annotations"]
     raw = msgspec.convert({"name": "web", "containers": [{"cgroup": "/web"}], "annotations": annotations}, RawPod)
@@ -44,22 +44,22 @@ def test_the_example_of_a_pod_is_read_as_the_page_says() -> None:
         "request_p99_ms": IndicatorTarget(upper=20),
         "cpu_usage_ratio": IndicatorTarget(upper=0.6),
     }
-    assert pod.profile.lends
+    assert pod.profile.reclaimable
 
 
 @pytest.mark.parametrize(
-    ("said", "problem", "level"),
+    ("text", "problem", "level"),
     [
         ('{"memoryOffloading": {"enable": "yes"}}', "memoryOffloading: Expected `bool | null`", ""),
         ('{"disableReclaimLevel": "Rack"}', "Invalid enum value 'Rack'", "Pod"),
         ("upper: 20", "JSON is malformed", "Pod"),
     ],
 )
-def test_a_profile_that_cannot_hold_is_a_problem_of_its_pod(said: str, problem: str, level: str) -> None:
-    annotations = {"dioptase.io/service-profile": said}
+def test_an_invalid_profile_is_a_problem_of_its_pod(text: str, problem: str, level: str) -> None:
+    annotations = {"dioptase.io/service-profile": text}
     raw = msgspec.convert({"name": "web", "containers": [{"cgroup": "/web"}], "annotations": annotations}, RawPod)
     pod = pod_from_spec(raw, PodFieldPaths(metadata="pods[0]", spec="pods[0]"), PodParsingContext())
-    (told,) = pod.problems
-    assert told.startswith("annotation dioptase.io/service-profile: ")
-    assert problem in told
+    (reported,) = pod.problems
+    assert reported.startswith("annotation dioptase.io/service-profile: ")
+    assert problem in reported
     assert (pod.profile.disable_reclaim_level, pod.profile.memory_offloading) == (level, {})

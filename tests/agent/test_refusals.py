@@ -1,4 +1,4 @@
-"""What each part of the settings file refuses: the message names the field and what to do."""
+"""Errors of every section of the settings file: the message names the field and the remedy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ WRONG = {
     "value 'x', choose from psi, refault, integrated, senpai",
     "inference: {specialTimes: [{start: '7:00', end: '08:00', offset: 0}]}": "inference.specialTimes[0].start: Expected `str` "
     "matching regex",
-    # said in one place: advisor.enableReclaim sizes the pools, and sizes are always given
+    # in one place only: advisor.enableReclaim sizes the pools, and sizes are always given
     "placing: {enableReclaim: false}": "placing: Object contains unknown field `enableReclaim`",
     # contradictory
     "{intervalS: 9, watchIntervalS: 9, advisor: {latency: {staleS: 9}}, shadow: {}}": "shadow.latency.staleS: 5 is less than "
@@ -62,11 +62,11 @@ WRONG = {
     "never take effect, because advisor.policy canonical decides that of reclaimed pods; set advisor.policy to none",
     "placing: {reservedCpuList: 0-}": "placing: reservedCpuList: CPU list '0-': '0-' is neither a number nor a range like 0-3",
     "placing: {reservedCpuList: 0-3, interruptCpuList: 3-4}": "placing: reservedCpuList and interruptCpuList both have CPU 3; "
-    "leave it to one of them",
+    "remove it from one of them",
     "placing: {reservedCpuList: 0-3, reservedCpus: 2}": "placing: reservedCpus is 2 and reservedCpuList has 4 CPUs; set one of",
     "advisor: {headroom: {util: {maximum: 0.5}}}": "advisor.headroom.util: maximum 0.5 is below target 0.6",
     "report: {windowS: 10}": "report: windowS 10 is shorter than periodS 30: no sample would be left; raise it",
-    "report: {maxStepCores: 0.1}": "report: maxStepCores 0.1 is below minStepCores 0.3: no change would ever be advertised",
+    "report: {maxStepCores: 0.1}": "report: maxStepCores 0.1 is below minStepCores 0.3: no change would ever be reported",
     "report: {expiredS: 60}": "report: expiredS 60 must be longer than freshS 180",
     "inference: {strategy: borwein_v2}": "inference: strategy borwein_v2 needs slots; add them or choose none",
     "inference: {offsetMin: 0.5}": "inference: offsetMin 0.5 is above offsetMax 0.25; lower it",
@@ -79,8 +79,8 @@ WRONG = {
     "eviction: {koordinatorMemory: {lower: 0.8}}": "eviction.koordinatorMemory: lower 0.8 is above threshold 0.7; lower it, or",
     "eviction: {koordinatorCpu: {satisfactionLower: 0.9}}": "eviction.koordinatorCpu: satisfactionLower 0.9 is above ",
     "eviction: {numaCpu: {evictionFrequency: true}}": "eviction.numaCpu: Object contains unknown field `evictionFrequency`",
-    "eviction: {plugins: ['*'], dryRun: [oomd-pressure]}": "eviction: dryRun: oomd-pressure does not judge at all; name it in "
-    "plugins too, or take it out here",
+    "eviction: {plugins: ['*'], dryRun: [oomd-pressure]}": "eviction: dryRun: oomd-pressure does not run; name it in plugins "
+    "too, or remove it here",
     "knobs: {resctrl: {levels: {shared_cores: {catStartPercent: 60, catEndPercent: 40}}}}": "knobs.resctrl.levels.shared_cores"
     ": catStartPercent 60 is not below catEndPercent 40: no way of the caches would be left; lower it",
     "knobs: {io: {max: {reclaimed_cores: sda wbps=1}}}": "knobs.io.max.reclaimed_cores: 'sda' is not the number of a device "
@@ -91,11 +91,11 @@ WRONG = {
     "kubelet: {url: '10.0.0.1:10250'}": "kubelet.url: Expected `str` matching regex '^https?://",
     "kubelet: {cgroupRoot: kubelab}": "kubelet.cgroupRoot: Expected `str` matching regex '^/",
     "kubelet: {token: abc}": "kubelet: Object contains unknown field `token`, did you mean `tokenFile`?",
-    "kubelet: {keyFile: /k}": "kubelet: certificateFile is missing beside the other of the two; write both, or none",
+    "kubelet: {keyFile: /k}": "kubelet: certificateFile is missing; set both certificateFile and keyFile, or neither",
     "kubelet: {intervalS: 60}": "kubelet: staleS 30 is not longer than 5 times intervalS 60: the list would",
     "sockets: {serve: [orm]}": "sockets.serve[0]: Invalid enum value 'orm'",
     "sockets: {advisorDir: run}": "sockets.advisorDir: Expected `str` matching regex '^/'",
-    "sockets: {serve: [advisor], take: [cpu]}": "sockets: take has cpu, and serve has advisor, which is at the same sockets; ",
+    "sockets: {serve: [advisor], take: [cpu]}": "sockets: take has cpu, and serve has advisor, which uses the same sockets; ",
     "{sockets: {take: [cpu]}, advisor: {policy: none}}": "sockets.take: cpu would never take effect, because advisor.policy is",
     "memory: {reclaimRoot: kubepods}": "memory: reclaimRoot: 'kubepods' ",
     "memory: {reclaimRoot: /}": "memory: reclaimRoot: '/' ",
@@ -103,28 +103,28 @@ WRONG = {
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_a_refusal_names_the_field_and_the_remedy(text: str) -> None:
+def test_an_error_names_the_field_and_the_remedy(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(text.encode(), "f.yaml")
     assert str(caught.value).startswith(f"f.yaml: {WRONG[text]}")
 
 
-def test_every_part_is_tried() -> None:
-    tried = {text.lstrip("{").partition(":")[0] for text in WRONG}
+def test_every_section_is_covered() -> None:
+    covered = {text.lstrip("{").partition(":")[0] for text in WRONG}
     assert {
         name
         for name in AgentConfig.__struct_encode_fields__
         if name not in ("watchIntervalS", "maxCgroups", "qos", "probes")
-    } <= (tried)
+    } <= covered
 
 
-def test_a_refusal_points_to_the_page_with_the_bounds() -> None:
+def test_an_error_names_the_page_with_the_bounds() -> None:
     with pytest.raises(ConfigError, match=r"; docs/settings\.md lists every setting and its bounds"):
         parse_config(b"exporters: {maxCgroups: 0}", "f.yaml")
     assert (Path(__file__).parents[2] / "docs/settings.md").exists()
 
 
-def test_long_keys_do_not_fill_the_log() -> None:
+def test_long_keys_are_truncated_in_errors() -> None:
     for text in (f"knobs: {{io: {{weights: {{{'x' * 900}: 1}}}}}}", f"{'x' * 900}: 1"):
         with pytest.raises(ConfigError) as caught:
             parse_config(text.encode(), "f.yaml")

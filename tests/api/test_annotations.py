@@ -16,18 +16,18 @@ from api.annotations import PROFILE_KEY, parse_service_profile
      '{"disableReclaimLevel": "Rack"}', '{"target": {}}'],
     ids=["nothing", "null", "a list", "too deep", "half a character", "no number", "endless", "no level", "no such field"],
 )  # fmt: skip
-def test_what_cannot_be_read_lends_nothing_and_says_so(text: str) -> None:
+def test_an_unreadable_annotation_reclaims_nothing_and_is_reported(text: str) -> None:
     profile, problems = parse_service_profile({PROFILE_KEY: text})
     assert profile.disable_reclaim_level == "Pod"
     assert len(problems) == 1
-    assert "until then nothing of the pod is lent" in problems[0]
+    assert "until then nothing of the pod is reclaimed" in problems[0]
 
 
 @given(st.text() | st.text(alphabet='{}[]":,0123456789.eE+-targetsuplowr_ \\', max_size=80))
 def test_no_text_ends_anything(text: str) -> None:
     profile, problems = parse_service_profile({PROFILE_KEY: text})
-    assert bool(problems) <= (not profile.lends)
+    assert bool(problems) <= (not profile.reclaimable)
 
 
-def test_a_pod_that_says_nothing_is_lent_of() -> None:
-    assert parse_service_profile({})[0].lends
+def test_a_pod_without_annotation_is_reclaimable() -> None:
+    assert parse_service_profile({})[0].reclaimable

@@ -18,7 +18,7 @@ from api.load_average import (
     calc_load_n,
     fixed_power_int,
 )
-from api.measurements import ThreadStates
+from api.snapshot import ThreadStates
 
 
 def states(runnable: int, uninterruptible: int = 0) -> ThreadStates:
@@ -90,8 +90,8 @@ def test_gaps_of_any_length_end_where_the_count_is(threads: int, samples: int) -
 
 def test_runnable_threads_are_averaged_by_themselves_too() -> None:
     load = advance_averages(FixedPointLoad(), states(2, uninterruptible=1)).load()
-    assert (load.one, load.five, load.fifteen) == (492 / 2048, 102 / 2048, 33 / 2048)
-    assert (load.runnable_one, load.runnable_five, load.runnable_fifteen) == (328 / 2048, 68 / 2048, 22 / 2048)
+    assert (load.load1, load.load5, load.load15) == (492 / 2048, 102 / 2048, 33 / 2048)
+    assert (load.runnable1, load.runnable5, load.runnable15) == (328 / 2048, 68 / 2048, 22 / 2048)
 
 
 def test_an_idle_cgroup_has_no_load() -> None:

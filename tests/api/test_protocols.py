@@ -1,7 +1,7 @@
-"""The wire: bytes that the stock peers' own Go code wrote are read and written alike, and the generated Python is current.
+"""Wire format: bytes written by the stock peers' Go code are decoded and encoded identically; generated code is current.
 
 golden/protocols.json was written by Marshal of katalyst-core v0.5.47, katalyst-api v0.5.11, kubelet v1.24.6-kubewharf-pre.2 and
-k8s.io/api v0.24.6, with every field set and no map of two keys: their order is nobody's.
+k8s.io/api v0.24.6, with every field set and no map of two keys: the order of map keys is undefined.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ MODULES = {
 
 def message(name: str) -> Any:
     package, _dot, kind = name.rpartition(".")
-    found = getattr(import_module(f"api.proto.{MODULES[package]}_pb2"), kind)
-    assert found.DESCRIPTOR.full_name == name
-    return found
+    message_type = getattr(import_module(f"api.proto.{MODULES[package]}_pb2"), kind)
+    assert message_type.DESCRIPTOR.full_name == name
+    return message_type
 
 
 @pytest.mark.parametrize("name", sorted(GOLDEN))
@@ -66,7 +66,7 @@ def test_numbers_that_the_facts_name() -> None:
     assert container.resources[0].topology_aware_quantity_list[0].topology_level == podres.SOCKET
 
 
-def test_a_pod_keeps_what_nobody_here_reads() -> None:
+def test_a_pod_keeps_fields_that_are_not_read() -> None:
     data = bytes.fromhex(GOLDEN["evictionplugin.v1alpha1.GetEvictPodsRequest"])
     (pod,) = eviction.GetEvictPodsRequest.FromString(data).active_pods
     assert (pod.metadata.uid, pod.spec.priority, pod.spec.nodeName, pod.status.qosClass) == (

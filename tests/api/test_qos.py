@@ -140,8 +140,8 @@ BOUND = {MEMORY_KEY: '{"numa_binding": "true"}'}
     ],
 )  # fmt: skip
 def test_enhancements_are_read(level: QoSLevel, annotations: dict[str, str], field: str, value: object) -> None:
-    found, problems = parse_enhancements(annotations, level)
-    assert getattr(found, field) == value
+    parsed, problems = parse_enhancements(annotations, level)
+    assert getattr(parsed, field) == value
     assert problems == ()
 
 
@@ -155,7 +155,7 @@ def test_enhancements_are_read(level: QoSLevel, annotations: dict[str, str], fie
         (SHARED, {CPU_KEY: "[]"}, "cpuset_pool", "", f"annotation {CPU_KEY}: '[]' is no JSON object; write it like"),
         (SHARED, {CPU_KEY: ""}, "cpuset_pool", "", f"annotation {CPU_KEY}: '' is not JSON; write it like '{{"),
         (SHARED, {CPU_KEY: "{cpuset_pool: x}"}, "cpuset_pool", "", "is not JSON; write it like"),
-        (SHARED, cpu(cpusetpool="x"), "cpuset_pool", "", f"annotation {CPU_KEY}: 'cpusetpool' is no enhancement of it; it"),
+        (SHARED, cpu(cpusetpool="x"), "cpuset_pool", "", f"annotation {CPU_KEY}: 'cpusetpool' is no enhancement of it; use"),
         (SHARED, cpu(numa_binding="true"), "numa_binding", True, f"numa_binding: belongs in {MEMORY_KEY}; write it there"),
         (SHARED, memory(numa_binding="yes"), "numa_binding", False, "'yes' counts as \"false\"; write \"true\" or \"false\""),
         (SHARED, cpu(numa_share="no"), "numa_share", True, "'no' counts as \"true\"; write"),
@@ -163,10 +163,14 @@ def test_enhancements_are_read(level: QoSLevel, annotations: dict[str, str], fie
         (DEDICATED, memory(numa_exclusive="true"), "numa_exclusive", False, "numa_binding: is missing: dedicated_cores pods"),
         (DEDICATED, {}, "numa_binding", False, f"annotation {MEMORY_KEY}: numa_binding: is missing: dedicated_cores pods"),
         (SYSTEM, BOUND, "numa_binding", False, "is for shared_cores and dedicated_cores and reclaimed_cores only"),
-        (SHARED, memory(rss_overuse_threshold="0"), "rss_overuse_threshold", RSS_THRESHOLD_UNREACHABLE, "'0' is no number above 0"),
-        (SHARED, memory(rss_overuse_threshold="-1"), "rss_overuse_threshold", RSS_THRESHOLD_UNREACHABLE, "is no number above 0; write one"),
-        (SHARED, memory(rss_overuse_threshold="inf"), "rss_overuse_threshold", RSS_THRESHOLD_UNREACHABLE, "until then the pod is never"),
-        (SHARED, memory(oom_priority="100"), "oom_priority", 99, "100 is outside of 0 to 99, those of shared_cores; taken as"),
+        (SHARED, memory(rss_overuse_threshold="0"), "rss_overuse_threshold", RSS_THRESHOLD_UNREACHABLE,
+         "'0' is no number above 0"),
+        (SHARED, memory(rss_overuse_threshold="-1"), "rss_overuse_threshold", RSS_THRESHOLD_UNREACHABLE,
+         "is no number above 0; write one"),
+        (SHARED, memory(rss_overuse_threshold="inf"), "rss_overuse_threshold", RSS_THRESHOLD_UNREACHABLE,
+         "until then the pod is never"),
+        (SHARED, memory(oom_priority="100"), "oom_priority", 99,
+         "100 is outside of 0 to 99, the range of shared_cores; it counts as"),
         (RECLAIMED, memory(oom_priority="0"), "oom_priority", -1, "0 is outside of -100 to -1"),
         (RECLAIMED, memory(oom_priority="-101"), "oom_priority", -100, "-101 is outside of -100 to -1"),
         (DEDICATED, memory(numa_binding="true", oom_priority="99"), "oom_priority", 100, "99 is outside of 100 to 199"),
@@ -175,10 +179,10 @@ def test_enhancements_are_read(level: QoSLevel, annotations: dict[str, str], fie
         (SYSTEM, memory(oom_priority="-299"), "oom_priority", 200, "-299 is outside of 200 to 299"),
         (SHARED, memory(oom_priority="1.5"), "oom_priority", 0, "'1.5' is no whole number; write one from 0 to 99"),
         (RECLAIMED, cpu(cpuset_pool="x"), "cpuset_pool", "", "cpuset_pool: is for shared_cores and system_cores only"),
-        (SHARED, cpu(cpuset_pool="reclaim"), "cpuset_pool", "", "'reclaim' is a pool that the agent makes itself; choose"),
-        (SHARED, cpu(cpuset_pool="share-NUMA1"), "cpuset_pool", "", "'share-NUMA1' is a pool that the agent makes"),
-        (SHARED, cpu(cpuset_pool="system-a"), "cpuset_pool", "", "'system-a' is a pool that the agent makes itself"),
-        (SYSTEM, cpu(cpuset_pool="interrupt"), "cpuset_pool", "", "'interrupt' is a pool that the agent makes itself"),
+        (SHARED, cpu(cpuset_pool="reclaim"), "cpuset_pool", "", "'reclaim' is a pool that the agent creates itself; choose"),
+        (SHARED, cpu(cpuset_pool="share-NUMA1"), "cpuset_pool", "", "'share-NUMA1' is a pool that the agent creates"),
+        (SHARED, cpu(cpuset_pool="system-a"), "cpuset_pool", "", "'system-a' is a pool that the agent creates itself"),
+        (SYSTEM, cpu(cpuset_pool="interrupt"), "cpuset_pool", "", "'interrupt' is a pool that the agent creates itself"),
         (SHARED, cpu(cpuset_pool="a/b"), "cpuset_pool", "", "'a/b' is no name of a pool; use letters"),
         (SHARED, cpu(suppression_tolerance_rate="1"), "suppression_tolerance_rate", None, "is for reclaimed_cores only"),
         (RECLAIMED, cpu(suppression_tolerance_rate="x"), "suppression_tolerance_rate", None, "'x' is no number; write one"),
@@ -198,17 +202,17 @@ def test_enhancements_are_read(level: QoSLevel, annotations: dict[str, str], fie
         (SHARED, {**BOUND, NUMA_NUMBER_KEY: "3"}, "numa_number", 3, "this machine has 2 NUMA nodes, not 3; ask for fewer"),
     ],
 )  # fmt: skip
-def test_what_cannot_hold_is_left_out_and_told(
+def test_invalid_enhancements_are_dropped_and_reported(
     level: QoSLevel, annotations: dict[str, str], field: str, value: object, problem: str
 ) -> None:
-    found, problems = parse_enhancements(annotations, level, numa_nodes=(0, 1))
-    assert getattr(found, field) == value
+    parsed, problems = parse_enhancements(annotations, level, numa_nodes=(0, 1))
+    assert getattr(parsed, field) == value
     assert len(problems) == 1
     assert problem in problems[0]
 
 
 def test_other_keys_and_defaults_of_a_cluster() -> None:
-    dialect = AnnotationMapping(
+    mapping = AnnotationMapping(
         renamed={MEMORY_KEY: "corp/memory"},
         defaults={
             "numa_binding": "true",
@@ -219,13 +223,13 @@ def test_other_keys_and_defaults_of_a_cluster() -> None:
         },
         numa_ids_key="corp/nodes",
     )
-    found, problems = parse_enhancements({"corp/memory": '{"oom_priority": "7"}', "corp/nodes": "1"}, SHARED, dialect)
-    assert (found.numa_binding, found.oom_priority, found.cpuset_pool, problems) == (True, 7, "corp", ())
-    assert (found.numa_ids, found.numa_number) == ((1,), 1)
-    found, problems = parse_enhancements({"corp/memory": "{}", **memory(numa_binding="false")}, RECLAIMED, dialect)
-    assert (found.numa_binding, found.oom_priority, found.cpuset_pool) == (False, -1, "")
-    assert (found.numa_number, problems) == (None, ())
-    assert parse_enhancements({}, SYSTEM, dialect)[0] == Enhancements(
+    parsed, problems = parse_enhancements({"corp/memory": '{"oom_priority": "7"}', "corp/nodes": "1"}, SHARED, mapping)
+    assert (parsed.numa_binding, parsed.oom_priority, parsed.cpuset_pool, problems) == (True, 7, "corp", ())
+    assert (parsed.numa_ids, parsed.numa_number) == ((1,), 1)
+    parsed, problems = parse_enhancements({"corp/memory": "{}", **memory(numa_binding="false")}, RECLAIMED, mapping)
+    assert (parsed.numa_binding, parsed.oom_priority, parsed.cpuset_pool) == (False, -1, "")
+    assert (parsed.numa_number, problems) == (None, ())
+    assert parse_enhancements({}, SYSTEM, mapping)[0] == Enhancements(
         numa_binding=False, oom_priority=299, cpuset_pool="corp"
     )
 
@@ -236,8 +240,8 @@ def test_other_keys_and_defaults_of_a_cluster() -> None:
      ("one", (), f"annotation {NUMA_BIND_RESULT_KEY}: 'one' is no list of NUMA nodes; write one such as 0")],
 )  # fmt: skip
 def test_the_numa_node_that_was_chosen(text: str | None, nodes: tuple[int, ...], problem: str) -> None:
-    found, problems = parse_numa_bind_result({} if text is None else {NUMA_BIND_RESULT_KEY: text})
-    assert found == nodes
+    parsed, problems = parse_numa_bind_result({} if text is None else {NUMA_BIND_RESULT_KEY: text})
+    assert parsed == nodes
     assert "".join(problems).startswith(problem)
     assert bool(problems) is bool(problem)
 
@@ -247,7 +251,7 @@ def test_the_numa_node_that_was_chosen(text: str | None, nodes: tuple[int, ...],
     [("numa_binding", "true", ""), ("oom_priority", "-5", ""), ("numa_binding", "1", "'1' counts as"),
      ("oom_priority", "x", "'x' is no whole number"), ("numa", "1", "there is no such enhancement; choose from numa_bind")],
 )  # fmt: skip
-def test_defaults_are_judged(name: str, text: str, problem: str) -> None:
+def test_defaults_are_validated(name: str, text: str, problem: str) -> None:
     assert validate_default_enhancement(name, text).startswith(problem)
     assert bool(validate_default_enhancement(name, text)) is bool(problem)
 
@@ -264,18 +268,18 @@ numbers = st.integers().map(str) | st.floats().map(str) | st.text("0123456789-,.
 
 @given(st.dictionaries(keys, st.text() | numbers | json_texts | objects), st.sampled_from(QoSLevel))
 def test_no_text_raises_or_leaves_its_bounds(annotations: dict[str, str], level: QoSLevel) -> None:
-    found, problems = parse_enhancements(annotations, level, numa_nodes=(0,))
+    parsed, problems = parse_enhancements(annotations, level, numa_nodes=(0,))
     low, high = OOM_PRIORITY_BOUNDS[level]
-    assert low <= found.oom_priority <= high or found.oom_priority == 300
-    assert found.burst_percent is None or 0 <= found.burst_percent <= 100
-    assert found.rss_overuse_threshold is None or found.rss_overuse_threshold > 0
-    assert not found.numa_exclusive or (found.numa_binding and level is DEDICATED)
-    assert found.numa_binding or (found.numa_ids is None and found.numa_number is None)
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Enhancements) == found
+    assert low <= parsed.oom_priority <= high or parsed.oom_priority == 300
+    assert parsed.burst_percent is None or 0 <= parsed.burst_percent <= 100
+    assert parsed.rss_overuse_threshold is None or parsed.rss_overuse_threshold > 0
+    assert not parsed.numa_exclusive or (parsed.numa_binding and level is DEDICATED)
+    assert parsed.numa_binding or (parsed.numa_ids is None and parsed.numa_number is None)
+    assert msgspec.json.decode(msgspec.json.encode(parsed), type=Enhancements) == parsed
     assert all(len(problem) < 600 for problem in problems)
     parse_numa_bind_result(annotations)
     try:
-        told = str(explicit_qos_level(annotations, TIER))
+        outcome = str(explicit_qos_level(annotations, TIER))
     except ValueError as error:
-        told = str(error)
-    assert told == "None" or told in [*QoSLevel] or told.startswith("annotation ")
+        outcome = str(error)
+    assert outcome == "None" or outcome in [*QoSLevel] or outcome.startswith("annotation ")

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from api.cpu import format_cpu_list, parse_cpu_list
 from api.histogram import BOUNDS_NS, SLOT_COUNT, count_above, quantile_ns, slot_of
-from api.measurements import CpuTimes, RunqLatency
 from api.qos import QOS_LEVEL_KEY, QoSLevel, explicit_qos_level
 from api.quantity import convert_quantity, parse_quantity
 from api.rates import compute_rates
-from api.snapshot import CgroupSample
+from api.snapshot import CgroupSample, CpuTimes, RunqLatency
 from tests.agent.advisor.builders import pod, snapshot, waits
 
 
@@ -68,11 +67,11 @@ def test_what_is_no_quantity_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "found"),
+    ("value", "expected_quantity"),
     [(2, "2"), (0.5, "0.5"), (1e-10, "0"), ("500m", "0.5"), (0, "0"), (10**17, "100000000000000000")],
 )
-def test_a_quantity_may_be_a_plain_number(value: object, found: str) -> None:
-    assert convert_quantity(value) == Decimal(found)
+def test_a_quantity_may_be_a_plain_number(value: object, expected_quantity: str) -> None:
+    assert convert_quantity(value) == Decimal(expected_quantity)
 
 
 @pytest.mark.parametrize("value", [True, None, [], {}, -1, -0.5, float("inf"), float("nan"), b"1", "8Ei", 10**19])
@@ -150,12 +149,12 @@ def test_no_more_of_the_node_is_busy_than_it_has(busy_ms: int, cores: float) -> 
     times = CpuTimes(user_ns=0, nice_ns=0, system_ns=0, idle_ns=0, iowait_ns=0, irq_ns=0, softirq_ns=0, steal_ns=0)
     later = msgspec.structs.replace(times, user_ns=busy_ms * 1_000_000)
     first, second = (
-        msgspec.structs.replace(one, node=msgspec.structs.replace(one.node, cpu=cpu))
-        for one, cpu in ((first, times), (second, later))
+        msgspec.structs.replace(snapshot, node=msgspec.structs.replace(snapshot.node, cpu=cpu))
+        for snapshot, cpu in ((first, times), (second, later))
     )
-    found = compute_rates(first, second)
-    assert found is not None
-    assert found.node.busy_cores == pytest.approx(cores)
+    rates = compute_rates(first, second)
+    assert rates is not None
+    assert rates.node.busy_cores == pytest.approx(cores)
 
 
 def test_no_rate_for_a_new_cgroup_a_counter_that_fell_or_another_boot() -> None:
@@ -175,9 +174,9 @@ def test_throttled_ratio_is_of_the_periods_that_elapsed() -> None:
     web = pod("web", QoSLevel.SHARED)
     first, second = snapshot(0, [web]), snapshot(1, [web])
 
-    def with_periods(seen, periods: int, throttled: int):  # type: ignore[no-untyped-def]
+    def with_periods(base, periods: int, throttled: int):  # type: ignore[no-untyped-def]
         sample = CgroupSample(path="/web", id=100, periods=periods, throttled_periods=throttled, throttled_ns=0)
-        return msgspec.structs.replace(seen, cgroups={"/web": sample})
+        return msgspec.structs.replace(base, cgroups={"/web": sample})
 
     change = compute_rates(with_periods(first, 100, 10), with_periods(second, 110, 15))
     assert change is not None

@@ -17,9 +17,9 @@ from tests.kernel.real_cgroups import require_writable_cgroups
 
 
 def test_half_of_the_pods_are_online_and_ask_for_four_fifths_of_the_node() -> None:
-    made = simulated_plan(64, 2, 200)
-    online = [service for service in made.services if service.pod.qos.online]
-    assert Counter(service.pod.qos for service in made.services) == {
+    created = simulated_plan(64, 2, 200)
+    online = [service for service in created.services if service.pod.qos.online]
+    assert Counter(service.pod.qos for service in created.services) == {
         QoSLevel.SHARED: 95,
         QoSLevel.DEDICATED: 5,
         QoSLevel.RECLAIMED: 100,
@@ -31,8 +31,8 @@ def test_half_of_the_pods_are_online_and_ask_for_four_fifths_of_the_node() -> No
 
 
 def test_a_plain_tree_has_the_cpus_of_the_node_and_leaves_nothing() -> None:
-    made = simulated_plan(256, 8, 8)
-    with plain_cgroup_tree(made) as hierarchy:
+    created = simulated_plan(256, 8, 8)
+    with plain_cgroup_tree(created) as hierarchy:
         root = hierarchy.primary
         assert (root / "kubepods/web0/cpuset.cpus.effective").read_text() == "0-255\n"
         assert len(list((root / "kubepods").iterdir())) == 8 + 18
@@ -45,24 +45,24 @@ def test_the_p99_of_few_rounds_is_the_slowest() -> None:
 
 
 @pytest.mark.parametrize(("p99", "reason"), [(19.9, "PASS"), (20.0, "MISS")])
-def test_a_goal_is_for_the_p99_of_the_whole_round(p99: float, reason: str) -> None:
+def test_the_goal_is_for_the_p99_of_the_total(p99: float, reason: str) -> None:
     spread, row = LatencySpread(median=1.0, p99=p99), LatencySpread(median=0.5, p99=0.5)
-    found = CycleCostRow(
-        pods=200, cpus=64, numa=2, policy="latency", goal_ms=20.0, rounds=9, whole=spread, cpu=row,
+    result = CycleCostRow(
+        pods=200, cpus=64, numa=2, policy="latency", goal_ms=20.0, rounds=9, total=spread, cpu=row,
         stages=dict.fromkeys((*STAGES, "rest"), row), written=row,
     )  # fmt: skip
-    assert found.reason == reason
-    page = markdown(CycleCostResults(machine=this_machine("v2"), rows=(found,), applied=()))
+    assert result.reason == reason
+    page = markdown(CycleCostResults(machine=this_machine("v2"), rows=(result,), applied=()))
     assert f"| 200 pods, 64 CPUs, 2 NUMA nodes | latency | 1.0, {p99:.1f} | {reason} 20 |" in page
 
 
 @pytest.mark.parametrize(("policy", "written"), [("latency", 0), (SCALING_STAGES, 10), ("canonical", 0)])
-def test_rounds_are_the_agent_s_own_and_all_of_their_time_is_told(policy: str, written: int, tmp_path: Path) -> None:
+def test_stages_of_real_cycles_add_up(policy: str, written: int, tmp_path: Path) -> None:
     row = measure_cycles(20, 16, 2, 20.0, policy, 5)
     assert row.written.median == written
     for stage in ("advise", "place", "decide", "apply"):
         assert row.stages[stage].median > 0
-    assert row.stages["rest"].median < row.whole.median
+    assert row.stages["rest"].median < row.total.median
     results = CycleCostResults(machine=this_machine(detect_hierarchy().mode), rows=(row,), applied=())
     (tmp_path / "cycle_cost.json").write_bytes(msgspec.json.encode(results))
     assert msgspec.json.decode((tmp_path / "cycle_cost.json").read_bytes(), type=CycleCostResults) == results
@@ -72,7 +72,7 @@ def test_rounds_are_the_agent_s_own_and_all_of_their_time_is_told(policy: str, w
 def test_writes_to_real_cgroups_are_measured_and_nothing_is_left() -> None:
     hierarchy = require_writable_cgroups()
     before = set(hierarchy.primary.iterdir())
-    found = {applied.what: applied for applied in measure_apply(hierarchy, 4, 2)}
-    assert len(found) == 5
-    assert {applied.knobs for applied in found.values()} == {4}
+    result = {applied.what: applied for applied in measure_apply(hierarchy, 4, 2)}
+    assert len(result) == 5
+    assert {applied.knobs for applied in result.values()} == {4}
     assert set(hierarchy.primary.iterdir()) == before

@@ -37,25 +37,25 @@ machine_cpu_cores{boot_id="dbd5857b",machine_id="3d12",system_uuid=""} 2
 
 
 def test_every_line_that_is_no_comment_is_a_series_and_a_cgroup_has_those_with_its_path() -> None:
-    found = count_series(OUR_TEXT)
-    assert found.series == 6
-    assert found.cgroups == {"/a": 4, r"/a/b \"c\",cgroup=\"/z\"": 1}
-    assert found.buckets["/a"] == 2
-    assert found.names["/a"] == 3
+    series = count_series(OUR_TEXT)
+    assert series.series == 6
+    assert series.cgroups == {"/a": 4, r"/a/b \"c\",cgroup=\"/z\"": 1}
+    assert series.buckets["/a"] == 2
+    assert series.names["/a"] == 3
 
 
 def test_cadvisor_names_a_cgroup_by_id_and_a_machine_is_none() -> None:
-    found = count_series(CADVISOR_TEXT)
-    assert found.series == 4
-    assert found.cgroups == {"/a": 3}
-    assert found.names == {"/a": 2}
-    assert found.buckets == {"/a": 0}
+    series = count_series(CADVISOR_TEXT)
+    assert series.series == 4
+    assert series.cgroups == {"/a": 3}
+    assert series.names == {"/a": 2}
+    assert series.buckets == {"/a": 0}
 
 
 @given(st.text())
 def test_whatever_a_server_sends_is_counted_or_passed_over(text: str) -> None:
-    found = count_series(text)
-    assert sum(found.cgroups.values()) <= found.series <= text.count("\n") + 1
+    series = count_series(text)
+    assert sum(series.cgroups.values()) <= series.series <= text.count("\n") + 1
 
 
 def row(exporter: str, *, cgroups: int = GOALS_AT, in_pods: bool = False, **given: float) -> ExporterRow:
@@ -84,23 +84,23 @@ CADVISOR_ROW = row(
 KUBELET_ROW = row(KUBELET.name, cgroup_series=101)
 
 
-def judged(*rows: ExporterRow) -> list[str]:
-    return [found.reason for found in evaluate_peers_goals(rows, in_pods=False)]
+def goal_results(*rows: ExporterRow) -> list[str]:
+    return [goal.reason for goal in evaluate_peers_goals(rows, in_pods=False)]
 
 
 def test_a_goal_is_met_at_its_very_bound_and_missed_beyond_it() -> None:
     """CPU 1.75, with 0.25 in BPF, is a fifth of 10; 60 MiB of 120 and 5 us of 10 are halves; one series fewer is fewer."""
-    assert judged(row(DIOPTASE.name), CADVISOR_ROW, KUBELET_ROW) == ["PASS"] * 6 + ["MISS"]
+    assert goal_results(row(DIOPTASE.name), CADVISOR_ROW, KUBELET_ROW) == ["PASS"] * 6 + ["MISS"]
     beyond = row(DIOPTASE.name, cpu_s=1.76, rss_mib=64.1, scrape_ms=101, gzip_ms=50.5, cgroup_series=99)
-    assert judged(beyond, CADVISOR_ROW, KUBELET_ROW) == ["MISS"] * 7
+    assert goal_results(beyond, CADVISOR_ROW, KUBELET_ROW) == ["MISS"] * 7
 
 
-def test_nothing_is_judged_that_was_not_measured() -> None:
-    ours = row(DIOPTASE.name)
-    assert judged() == ["OPEN"] * 7
-    assert judged(ours) == ["OPEN", "OPEN", "PASS", "OPEN", "OPEN", "OPEN", "OPEN"]
+def test_unmeasured_values_are_not_evaluated() -> None:
+    own = row(DIOPTASE.name)
+    assert goal_results() == ["OPEN"] * 7
+    assert goal_results(own) == ["OPEN", "OPEN", "PASS", "OPEN", "OPEN", "OPEN", "OPEN"]
     elsewhere = (row(CADVISOR.name, cgroups=100), row(CADVISOR.name, in_pods=True))
-    assert judged(ours, *elsewhere) == judged(ours)
+    assert goal_results(own, *elsewhere) == goal_results(own)
 
 
 def test_the_page_has_a_line_for_each_row_and_each_goal_of_each_layout_with_its_ratio() -> None:
@@ -110,11 +110,11 @@ def test_the_page_has_a_line_for_each_row_and_each_goal_of_each_layout_with_its_
         machine=machine, settings="as ever", contestants=(("x", "so"),), rows=rows, absent=("y: it is not there",)
     )
     text = markdown(results)
-    ours = (
+    own = (
         "| 1.75 | 1.50 to 2.50 | 0.25 | 60.0 | 20.0 | 100.0 | 4,000 | 50.0 | 160 | 20,000 | 5.0 | 2.5 | 100 | 40 | 40 |"
     )
-    assert f"| 200 side by side | dioptase {ours}" in text
-    assert f"| 200 in pods | dioptase {ours}" in text
+    assert f"| 200 side by side | dioptase {own}" in text
+    assert f"| 200 in pods | dioptase {own}" in text
     assert "| 200 side by side | node_exporter | 1.75 | 1.50 to 2.50 | 0.25 | 60.0 | 20.0 | 100.0 " in text
     assert "| 20,000 | 5.0 | 2.5 |  |  |  |" in text
     cpu = "CPU, in BPF included, at most a fifth of cAdvisor's"
@@ -127,7 +127,9 @@ def test_the_page_has_a_line_for_each_row_and_each_goal_of_each_layout_with_its_
 def test_without_go_cadvisor_is_missing_and_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    reasons = {name: found.reason for name, one in EXPORTERS.items() if (found := missing_reason(one)) is not None}
+    reasons = {
+        name: result.reason for name, exporter in EXPORTERS.items() if (result := missing_reason(exporter)) is not None
+    }
     assert reasons == {
         "cadvisor": "cAdvisor is not built, and go is not installed",
         "kubelet": "cAdvisor is not built, and go is not installed",
@@ -144,11 +146,11 @@ def test_a_quick_run_measures_the_agent_on_containers_in_pods(tmp_path: Path) ->
     if "Device or resource busy" in ran.stderr:
         pytest.skip("a bench runs on this machine now")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    (found,) = msgspec.json.decode((tmp_path / "peers.json").read_bytes(), type=PeersResults).rows
-    assert (found.cgroups, found.in_pods, found.exporter) == (10, True, "dioptase")
-    assert found.cgroup_series >= 49
-    assert found.series >= 2 * 10 * found.cgroup_names, "the pods' own cgroups are exported too"
-    assert 0 < found.cpu_s < 60
-    assert found.gzip_kib < found.scrape_kib / 4
+    (result,) = msgspec.json.decode((tmp_path / "peers.json").read_bytes(), type=PeersResults).rows
+    assert (result.cgroups, result.in_pods, result.exporter) == (10, True, "dioptase")
+    assert result.cgroup_series >= 49
+    assert result.series >= 2 * 10 * result.cgroup_names, "the pods' own cgroups are exported too"
+    assert 0 < result.cpu_s < 60
+    assert result.gzip_kib < result.scrape_kib / 4
     mounts = {*detect_hierarchy().v1.values(), detect_hierarchy().primary}
     assert [mount for mount in mounts if (mount / PARENT).exists()] == []

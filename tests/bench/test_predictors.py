@@ -31,38 +31,40 @@ def two_days(spike: Callable[[int], bool]) -> Trace:
 
 
 def test_a_spike_is_missed_by_the_twelve_forecasts_that_it_follows() -> None:
-    judged = evaluate_method(always(0.42), two_days(lambda index: index == 400))
-    assert judged.evaluated == 576 - 288 - 12
-    assert (judged.missed, judged.by_5, judged.by_10) == (12, 12, 0)
-    assert judged.shortfall == pytest.approx(12 * 0.08)
-    assert judged.lent == pytest.approx(276 * 0.58)
-    assert judged.lendable == pytest.approx(264 * 0.8 + 12 * 0.5)
+    evaluation = evaluate_method(always(0.42), two_days(lambda index: index == 400))
+    assert evaluation.evaluated == 576 - 288 - 12
+    assert (evaluation.missed, evaluation.by_5, evaluation.by_10) == (12, 12, 0)
+    assert evaluation.shortfall == pytest.approx(12 * 0.08)
+    assert evaluation.reclaimable == pytest.approx(276 * 0.58)
+    assert evaluation.lendable == pytest.approx(264 * 0.8 + 12 * 0.5)
 
 
 def test_a_spike_before_the_warm_up_and_one_that_ends_now_are_not_missed() -> None:
     assert evaluate_method(always(0.42), two_days(lambda index: index in (100, 288))).missed == 0
 
 
-def test_no_forecast_lends_nothing_and_misses_nothing() -> None:
-    judged = evaluate_method(always(None), two_days(lambda index: index == 400))
-    assert (judged.missed, judged.lent) == (0, 0.0)
+def test_no_forecast_has_no_headroom_and_no_misses() -> None:
+    evaluation = evaluate_method(always(None), two_days(lambda index: index == 400))
+    assert (evaluation.missed, evaluation.reclaimable) == (0, 0.0)
 
 
-def test_a_trace_of_one_day_is_judged_after_half_of_it() -> None:
+def test_a_trace_of_one_day_is_evaluated_after_half_of_it() -> None:
     trace = Trace(family="f", name="n", step_s=300, used=(0.1,) * 288)
     assert evaluate_method(METHODS["max"], trace).evaluated == 288 - 144 - 12
 
 
 def row(**changes: float) -> PredictorRow:
     values = (
-        dict.fromkeys(PredictorScore.__struct_fields__, 0) | {"evaluated": 100, "lent": 34.0, "missed": 7} | changes
+        dict.fromkeys(PredictorScore.__struct_fields__, 0)
+        | {"evaluated": 100, "reclaimable": 34.0, "missed": 7}
+        | changes
     )
-    return PredictorRow(traces="t", used=0.5, predictor="calibrated", judged=msgspec.convert(values, PredictorScore))
+    return PredictorRow(traces="t", used=0.5, predictor="calibrated", score=PredictorScore(**values))
 
 
 @pytest.mark.parametrize(
     ("changes", "missed_goal"),
-    [({}, None), ({"missed": 8}, "misses"), ({"by_10": 4}, "big"), ({"lent": 33.9}, "lent")],
+    [({}, None), ({"missed": 8}, "misses"), ({"by_10": 4}, "big"), ({"reclaimable": 33.9}, "lent")],
 )
 def test_goals(changes: dict[str, float], missed_goal: str | None) -> None:
     assert [name for name, verdict, _ in goals(row(**changes)) if verdict == "MISS"] == (
@@ -71,14 +73,14 @@ def test_goals(changes: dict[str, float], missed_goal: str | None) -> None:
 
 
 def test_a_node_that_is_more_than_half_used_has_no_goal_for_lending() -> None:
-    busy = msgspec.structs.replace(row(lent=1.0), used=0.51)
+    busy = msgspec.structs.replace(row(reclaimable=1.0), used=0.51)
     assert [name for name, _, _ in goals(busy)] == ["misses", "big"]
     assert len(goal_lines([busy, msgspec.structs.replace(busy, predictor="max")])) == 2
 
 
 def test_sums_add_up_but_states_do_not() -> None:
-    both = sum_scores([row(state_bytes=5).judged, row(state_bytes=3).judged])
-    assert (both.evaluated, both.lent, both.state_bytes) == (200, 68.0, 5)
+    both = sum_scores([row(state_bytes=5).score, row(state_bytes=3).score])
+    assert (both.evaluated, both.reclaimable, both.state_bytes) == (200, 68.0, 5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -103,8 +105,8 @@ def test_a_csv_of_machines_and_nodes_made_of_them(tmp_path: Path) -> None:
 def test_the_bench_runs_and_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--families", "step", "--machines", "1", "--days", "2", "--out", str(tmp_path)]) == 0
     results = msgspec.json.decode((tmp_path / "predictors.json").read_bytes(), type=PredictorsResults)
-    assert [found.predictor for found in results.rows] == list(METHODS)
-    assert {found.judged.evaluated for found in results.rows} == {276}
+    assert [result.predictor for result in results.rows] == list(METHODS)
+    assert {value.score.evaluated for value in results.rows} == {276}
     page = (tmp_path / "predictors.md").read_text()
     printed = capsys.readouterr().out
     for line in goal_lines(results.rows):

@@ -1,4 +1,4 @@
-"""What a page must be for those who do not look at it, or not like everybody: a check of our own, run inside the page.
+"""Accessibility checks of our own, run inside the page.
 
 Each finding is one line that names the element. Nothing here knows the page: it is WCAG 2.2 A and AA as far as a program
 can tell: names, headers of tables, headings, unique ids, order of focus, contrast, size of what is clicked.

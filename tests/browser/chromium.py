@@ -40,7 +40,7 @@ CODES = {"Tab": 9, "Enter": 13, "Escape": 27}
 
 
 class BrowserError(Exception):
-    """The browser did not do what it was asked."""
+    """The browser did not execute a request."""
 
 
 class Browser:
@@ -183,18 +183,18 @@ class Page:
 
     def errors(self) -> list[str]:
         """Everything that the page complained about: exceptions, console errors and warnings, refused resources."""
-        found = []
+        actual = []
         for event in self._browser.events:
             if event.get("sessionId") != self.session:
                 continue
             method, params = event.get("method"), event.get("params", {})
             if method == "Runtime.exceptionThrown":
-                found.append(str(params["exceptionDetails"]))
+                actual.append(str(params["exceptionDetails"]))
             elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
-                found.append(str(params["args"]))
+                actual.append(str(params["args"]))
             elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
-                found.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
-        return found
+                actual.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
+        return actual
 
     def requests(self) -> list[str]:
         """URLs of everything that the page fetched."""

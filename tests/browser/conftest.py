@@ -1,4 +1,4 @@
-"""What every test of the page has: a browser, an agent that shows what it is told to, and a story for it to show."""
+"""Fixtures of the page tests: a browser, an agent that shows given cycles, and a simulated run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.browser.chromium import Browser, chromium
+from tests.browser.chromium import Browser, Page, chromium
+from tests.browser.page_reader import opened
 from tests.builders import colocation_run
 from tests.builders.agent_server import AgentServer
 
@@ -19,11 +20,19 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def agent() -> Iterator[AgentServer]:
-    made = AgentServer()
-    yield made
-    made.close()
+    created = AgentServer()
+    yield created
+    created.close()
 
 
 @pytest.fixture(scope="session")
-def told() -> colocation_run.ColocationRun:
+def reported() -> colocation_run.ColocationRun:
     return colocation_run.simulate_run(240)
+
+
+@pytest.fixture
+def page(browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun) -> Page:
+    """The page of an agent that shows the whole run with its decisions."""
+    agent.journal.all = list(reported.entries)
+    agent.show(reported.rounds)
+    return opened(browser, agent)

@@ -20,10 +20,10 @@ def opened(browser: Browser, agent: AgentServer, width: int = 1440, height: int 
 
 def rows(page: Page, table: str) -> list[list[str]]:
     """Texts of a table's cells, its head included; of its body alone with `#table tbody`."""
-    found: list[list[str]] = page.eval(
+    actual: list[list[str]] = page.eval(
         f"[...document.querySelectorAll('{table} tr')].map(r => [...r.cells].map(c => c.textContent.trim()))"
     )
-    return found
+    return actual
 
 
 def heat_rows(page: Page) -> list[str]:

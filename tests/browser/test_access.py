@@ -1,4 +1,4 @@
-"""The page for those who do not look at it, do not point, or cannot bear movement."""
+"""Accessibility of the page: screen readers, keyboard, and reduced motion."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from api.decision import Cycle
-from api.measurements import ThreadStates
+from api.snapshot import ThreadStates
 from tests.browser.audit import AUDIT
-from tests.browser.chromium import Browser
+from tests.browser.chromium import Browser, Page
 from tests.browser.page_reader import opened
-from tests.builders import colocation_run, four_cpu_node, interference_node
+from tests.builders import four_cpu_node, interference_node
 from tests.builders.agent_server import AgentServer
 
 pytestmark = pytest.mark.browser
@@ -68,39 +68,39 @@ def test_the_audit_finds_what_it_is_there_to_find(browser: Browser, agent: Agent
     )
     page.eval("document.querySelector('.pale').style.color = getComputedStyle(document.body).backgroundColor")
     page.eval("document.querySelector('#veil').style.opacity = 0.5")
-    found = page.eval(AUDIT)
+    actual = page.eval(AUDIT)
     for what in ("id act twice", "h2 is followed by h5", "table#t has no caption", "has no scope: x", "button has no name",
                  "svg is neither hidden nor named", "has a place of its own", "p#act.pale in footer: 1.00",
                  "p.faint in div#veil: "):  # fmt: skip
-        assert any(what in line for line in found), (what, found)
+        assert any(what in line for line in actual), (what, actual)
 
 
 def test_tab_goes_through_the_page_in_its_order_and_is_seen(browser: Browser, agent: AgentServer) -> None:
     agent.show(kinds("pods"))
     page = opened(browser, agent)
     page.eval("document.querySelector('#main').focus()")
-    seen: list[tuple[float, str]] = []
+    observed: list[tuple[float, str]] = []
     for _ in range(60):
         page.press("Tab")
         place, what, outline = page.eval(
             """(() => { const a = document.activeElement, own = getComputedStyle(a);
-            const beside = a.nextElementSibling ? getComputedStyle(a.nextElementSibling) : own;
+            const adjacent = a.nextElementSibling ? getComputedStyle(a.nextElementSibling) : own;
             const order = [...document.querySelectorAll('*')].indexOf(a);
             const what = a.id || a.className || a.name || a.getAttribute('aria-label') || a.textContent;
-            return [order, what, [own, beside].some(s => s.outlineStyle !== 'none')]; })()"""
+            return [order, what, [own, adjacent].some(s => s.outlineStyle !== 'none')]; })()"""
         )
-        if what == "" or (seen and place < seen[-1][0]):
+        if what == "" or (observed and place < observed[-1][0]):
             break
         assert outline, f"the focus on {what} is not seen"
-        seen.append((place, what))
-    stops = [what for _, what in seen]
+        observed.append((place, what))
+    stops = [what for _, what in observed]
     for stop in ("filter", "whose", "metric", "order", "heat-plot"):
         assert stop in stops
     assert stops.index("filter") < stops.index("heat-plot")
-    assert [place for place, _ in seen] == sorted(place for place, _ in seen)
+    assert [place for place, _ in observed] == sorted(place for place, _ in observed)
 
 
-def test_nothing_moves_for_those_who_asked_for_that(browser: Browser, agent: AgentServer) -> None:
+def test_nothing_moves_with_reduced_motion(browser: Browser, agent: AgentServer) -> None:
     agent.show(interference_node.interference_cycles(10))
     page = opened(browser, agent)
     moving = page.eval(
@@ -110,11 +110,7 @@ def test_nothing_moves_for_those_who_asked_for_that(browser: Browser, agent: Age
     assert moving == 0
 
 
-def test_landmarks_and_names_for_readers(
-    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
-) -> None:
-    agent.show(told.rounds)
-    page = opened(browser, agent)
+def test_landmarks_and_names_for_readers(page: Page) -> None:
     nodes = page.call("Accessibility.getFullAXTree")["nodes"]
     roles: dict[str, list[str]] = {}
     for node in nodes:
@@ -122,44 +118,44 @@ def test_landmarks_and_names_for_readers(
     assert len(roles["main"]) == 1
     assert {
         "Decisions",
-        "Run-queue waits",
-        "Who waits",
-        "Who makes them wait",
+        "Run-queue latency",
+        "Run-queue latency by cgroup",
+        "Aggressors",
         "Memory",
         "Threads by state",
         "Workloads",
         "Sources",
-        "Verdict of the latest round",
+        "Result of the latest cycle",
     } <= set(roles["region"])
     assert all(name for role in ("slider", "searchbox", "combobox", "radio", "table") for name in roles.get(role, []))
-    assert len(roles["slider"]) == 9
+    assert len(roles["slider"]) == 10
     heads = page.eval("[...document.querySelectorAll('h1, h2')].map(h => Number(h.tagName[1]))")
     assert all(b - a <= 1 for a, b in pairwise(heads))
 
 
 def busier(finished: Cycle) -> Cycle:
     """The same round with other numbers wherever a test's node always has the same."""
-    seen = finished.snapshot
+    observed = finished.snapshot
     states = ThreadStates(runnable=4, uninterruptible=3, iowait=1, sleeping=5)
     node = msgspec.structs.replace(
-        seen.node,
+        observed.node,
         memory_available_bytes=1 << 30,
-        zones=tuple(msgspec.structs.replace(zone, free=zone.free // 2) for zone in seen.node.zones),
-        kswapd={0: msgspec.structs.replace(seen.node.kswapd[0], wakeups=10**6)},
+        zones=tuple(msgspec.structs.replace(zone, free=zone.free // 2) for zone in observed.node.zones),
+        kswapd={0: msgspec.structs.replace(observed.node.kswapd[0], wakeups=10**6)},
     )
     changed = msgspec.structs.replace(
-        seen,
+        observed,
         node=node,
-        sources=tuple(msgspec.structs.replace(s, ok=False, error="gone", remedy="wait") for s in seen.sources),
-        cgroups={path: msgspec.structs.replace(c, threads_by_state=states) for path, c in seen.cgroups.items()},
+        sources=tuple(msgspec.structs.replace(s, ok=False, error="gone", remedy="wait") for s in observed.sources),
+        cgroups={path: msgspec.structs.replace(c, threads_by_state=states) for path, c in observed.cgroups.items()},
     )
     return msgspec.structs.replace(finished, snapshot=changed)
 
 
-def test_a_new_round_leaves_the_place_of_who_reads(browser: Browser, agent: AgentServer) -> None:
-    """Every number may change; an element that is taken out and made anew takes a screen reader's place with it."""
-    made = interference_node.interference_cycles(40, waves=True)
-    agent.show(made[:39])
+def test_a_new_cycle_keeps_the_readers_place(browser: Browser, agent: AgentServer) -> None:
+    """Every number may change; replacing an element would lose a screen reader's place."""
+    created = interference_node.interference_cycles(40, waves=True)
+    agent.show(created[:39])
     page = opened(browser, agent)
     page.eval("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     page.until("document.querySelectorAll('#latency-chart tbody tr').length === 39")
@@ -180,8 +176,8 @@ def test_a_new_round_leaves_the_place_of_who_reads(browser: Browser, agent: Agen
         }))).observe(document.querySelector('main'), {childList: true, subtree: true}); })()"""
     )
     page.eval("(window.reading = document.querySelector('#blame [tabindex=\"0\"]')).focus()")
-    agent.show([busier(made[39])])
-    page.until("document.querySelector('#live-text').textContent.startsWith('round 40 ')")
+    agent.show([busier(created[39])])
+    page.until("document.querySelector('#live-text').textContent.startsWith('cycle 40 ')")
     assert [place for place in places if page.text(place) == before[place]] == []
     assert page.eval("lost") == []
     assert page.eval("document.activeElement === reading")

@@ -1,4 +1,4 @@
-"""What the page looks like: it fits every width, and its colours can be read and told apart by every eye."""
+"""What the page looks like: it fits every width, and its colours are readable and distinguishable."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.browser.chromium import Browser, Page
 from tests.browser.page_reader import opened
 from tests.builders import colocation_run, interference_node
 from tests.builders.agent_server import AgentServer
+from tests.builders.colocation_run import ColocationRun
 
 pytestmark = pytest.mark.browser
 
@@ -58,14 +59,12 @@ def test_no_panel_lies_over_another(browser: Browser, agent: AgentServer, width:
 
 
 @pytest.mark.parametrize("width", [400, 1000, 1181, 1280])
-def test_no_text_of_a_tile_is_cut(
-    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun, width: int
-) -> None:
+def test_no_text_of_a_tile_is_cut(browser: Browser, agent: AgentServer, reported: ColocationRun, width: int) -> None:
     """Names of pods and cgroups may be of any length, and are cut."""
     for rounds in (
         interference_node.interference_cycles(40, pods=()),
         interference_node.interference_cycles(40),
-        told.rounds,
+        reported.rounds,
     ):
         agent.go_away()
         agent.start()
@@ -79,10 +78,8 @@ def test_no_text_of_a_tile_is_cut(
         page.close()
 
 
-def test_the_core_fits_a_laptop_screen(
-    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
-) -> None:
-    agent.show(told.rounds)
+def test_the_core_fits_a_laptop_screen(browser: Browser, agent: AgentServer, reported: ColocationRun) -> None:
+    agent.show(reported.rounds)
     page = opened(browser, agent, 1366, 650)
     assert page.eval("document.querySelector('.core').getBoundingClientRect().bottom <= innerHeight")
 
@@ -123,8 +120,8 @@ def linear(color: str) -> list[float]:
     return [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
 
 
-def sumprod(one: Sequence[float], other: Sequence[float]) -> float:
-    return sum(a * b for a, b in zip(one, other, strict=True))
+def sumprod(item: Sequence[float], other: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(item, other, strict=True))
 
 
 def times(matrix: Matrix, vector: Sequence[float]) -> list[float]:
@@ -142,9 +139,9 @@ def luminance(color: str) -> float:
     return times(XYZ, linear(color))[1]
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(item: str, other: str) -> float:
     """WCAG 2's ratio, 1 to 21."""
-    low, high = sorted((luminance(one), luminance(other)))
+    low, high = sorted((luminance(item), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
@@ -163,8 +160,8 @@ def test_colours_can_be_read(browser: Browser, agent: AgentServer, scheme: str) 
     inks = ("text", "dim", "online", "batch", "rest", "lent", "wait", "good", "bad", "warn", "brand")
     grounds = ("panel", "raised", "ground")
     colors = palette(page, *inks, *grounds)
-    found = {(ink, ground): contrast(colors[ink], colors[ground]) for ink in inks for ground in grounds}
-    assert {pair: round(ratio, 2) for pair, ratio in found.items() if ratio < 4.5} == {}
+    actual = {(ink, ground): contrast(colors[ink], colors[ground]) for ink in inks for ground in grounds}
+    assert {pair: round(ratio, 2) for pair, ratio in actual.items() if ratio < 4.5} == {}
 
 
 @pytest.mark.parametrize("sight", list(SIGHTS))
@@ -174,6 +171,6 @@ def test_colours_that_meet_differ_for_every_eye(browser: Browser, agent: AgentSe
     page = browser.page(scheme=scheme)
     page.go(agent.url)
     colors = palette(page, "online", "batch", "rest", "wait")
-    for one, other in (("online", "batch"), ("online", "rest"), ("batch", "rest"), ("online", "wait")):
-        distance = dist(lab(colors[one], SIGHTS[sight]), lab(colors[other], SIGHTS[sight]))
-        assert distance > 20, (one, other, distance)
+    for item, other in (("online", "batch"), ("online", "rest"), ("batch", "rest"), ("online", "wait")):
+        distance = dist(lab(colors[item], SIGHTS[sight]), lab(colors[other], SIGHTS[sight]))
+        assert distance > 20, (item, other, distance)

@@ -19,18 +19,18 @@ STEPS = 9
 
 
 def test_colours_of_the_heat_map_are_the_waits(browser: Browser, agent: AgentServer) -> None:
-    made = interference_node.interference_cycles(40)
-    agent.show(made)
+    created = interference_node.interference_cycles(40)
+    agent.show(created)
     page = opened(browser, agent)
     assert heat_rows(page) == ["lab/batch train", BUILD, "shop/web"], "the longest wait first"
     bounds_us = [100, 300, 1e3, 3e3, 1e4, 3e4, 1e5, 1e6]
-    view = build_view(made[-1])
+    view = build_view(created[-1])
     for line, cgroup in enumerate((BATCH, BUILD, WEB)):
         wait = next(c.wait for c in (*view.containers, *view.others) if c.cgroup == cgroup)
         assert wait is not None
         assert wait.p99_us is not None
         step = sum(wait.p99_us >= bound for bound in bounds_us)
-        painted, meant = page.eval(
+        painted, intended = page.eval(
             f"""(() => {{ const canvas = document.querySelector('.heat-plot canvas'), box = canvas.getBoundingClientRect();
             const scale = canvas.width / box.width;
             const at = [canvas.width - 2, Math.round(({line} * 18 + 9) * scale)];
@@ -39,7 +39,7 @@ def test_colours_of_the_heat_map_are_the_waits(browser: Browser, agent: AgentSer
             const want = getComputedStyle(probe).backgroundColor; probe.remove();
             return [`rgb(${{r}}, ${{g}}, ${{b}})`, want]; }})()"""
         )
-        assert painted == meant, cgroup
+        assert painted == intended, cgroup
     page.eval("document.querySelector('#heat details').open = true")
     page.until("document.querySelectorAll('#heat tbody tr').length === 3")
     batch = next(c.wait for c in view.containers if c.cgroup == BATCH)
@@ -54,10 +54,10 @@ def test_the_heat_map_tells_its_values_to_the_keyboard(browser: Browser, agent: 
     page.press("End")
     page.press("ArrowDown")
     page.press("ArrowLeft")
-    said = page.eval("document.querySelector('.heat-plot').getAttribute('aria-valuetext')")
+    message = page.eval("document.querySelector('.heat-plot').getAttribute('aria-valuetext')")
     at = formats.clock(build_view(interference_node.interference_cycles(39)[-1]).wall_time_ms)
-    assert said.startswith(f"{BUILD} at {at}: wait p99 ")
-    assert said.endswith(f"tasks waiting 0.12, waits 20, most because of {BATCH}")
+    assert message.startswith(f"{BUILD} at {at}: wait p99 ")
+    assert message.endswith(f"tasks waiting 0.12, waits 20, most because of {BATCH}")
     hand = page.eval("document.querySelector('#cpu-chart .readout').hidden")
     assert hand is False, "the other charts are at the same moment"
     page.press("Escape")

@@ -1,4 +1,4 @@
-"""Who waits, for whom, and what the kernel says of memory and threads: what the page shows is what can be computed by hand."""
+"""Victims, aggressors, memory and threads on the page, against values that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from tests.builders.interference_node import BATCH, BUILD, HOSTILE, PODS, WEB
 pytestmark = pytest.mark.browser
 
 
-def test_who_waits_for_whom_can_be_computed_by_hand(browser: Browser, agent: AgentServer) -> None:
+def test_the_interference_matrix_can_be_computed_by_hand(browser: Browser, agent: AgentServer) -> None:
     """See the table at the top of tests/builders/interference_node.py."""
-    made = interference_node.interference_cycles(40)
-    agent.show(made)
+    created = interference_node.interference_cycles(40)
+    agent.show(created)
     page = opened(browser, agent)
     assert rows(page, "#blame") == [
-        ["waits ↓ for →", "all waits", "lab/batch train", BUILD, "shop/web", "the rest", "own throttling", "real-time tasks",
-         "other"],
+        ["victim ↓ aggressor →", "all waits", "lab/batch train", BUILD, "shop/web", "the rest", "own throttling",
+         "real-time tasks", "other"],
         ["lab/batch train", "900", "500", "300", "", "", "80", "", "20"],
         ["shop/web", "400", "240", "100", "20", "", "30", "4.0", "6.0"],
         [BUILD, "120", "100", "15", "", "", "", "", "5.0"],
     ]  # fmt: skip
-    views = [build_view(finished) for finished in made]
+    views = [build_view(finished) for finished in created]
     assert page.text("#blame-top") == blame_summary(average_blame(views[-30:]), cgroup_labels(views[-1].containers)), (
         "as top says it"
     )
@@ -60,7 +60,7 @@ def test_the_matrix_is_walked_with_the_arrow_keys(browser: Browser, agent: Agent
     assert page.eval("document.activeElement.textContent") == "6.0"
     assert page.eval("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     agent.show(interference_node.interference_cycles(44)[40:])
-    page.until("document.querySelector('#live-text').textContent.startsWith('round 44 ')")
+    page.until("document.querySelector('#live-text').textContent.startsWith('cycle 44 ')")
     assert page.eval("document.activeElement.textContent") == "6.0", "a new round leaves the place"
     roles = page.eval("document.activeElement.closest('table').getAttribute('role')")
     assert roles == "grid"
@@ -74,13 +74,13 @@ def test_the_filter_governs_all_pictures_and_the_table(browser: Browser, agent: 
     assert [line[0] for line in rows(page, "#blame")[1:]] == ["shop/web"]
     assert [line[0] for line in rows(page, "#workloads")[1:]] == ["shop/web"]
     assert [line[0] for line in rows(page, "#threads")[1:]] == ["shop/web"]
-    assert page.text("#found") == "1 of 8"
-    assert page.eval("document.querySelector('#found').getAttribute('role')") == "status"
+    assert page.text("#matches") == "1 of 8"
+    assert page.eval("document.querySelector('#matches').getAttribute('role')") == "status"
     choose(page, "#filter", "")
     choose(page, "#whose", "others")
     assert set(heat_rows(page)) == {BUILD, *(f"/kubepods/burstable/pod{k:03}" for k in range(5))}
     choose(page, "#filter", "nothing is called so")
-    assert page.text("#no-workloads") == "No cgroup shown here fits this filter; 1 more do and hold less, see /metrics."
+    assert page.text("#no-workloads") == "No cgroup matches this filter; 1 more with lower values, see /metrics."
 
 
 def test_the_table_is_sorted_by_its_heads(browser: Browser, agent: AgentServer) -> None:
@@ -88,12 +88,12 @@ def test_the_table_is_sorted_by_its_heads(browser: Browser, agent: AgentServer) 
     page = opened(browser, agent)
 
     def press(head: str) -> tuple[list[str], Any]:
-        found = (
+        actual = (
             f"[...document.querySelectorAll('#workloads th button')].find(b => b.textContent === {json.dumps(head)})"
         )
-        page.eval(f"{found}.click()")
+        page.eval(f"{actual}.click()")
         return [line[0] for line in rows(page, "#workloads")[1:]], page.eval(
-            f"{found}.parentElement.getAttribute('aria-sort')"
+            f"{actual}.parentElement.getAttribute('aria-sort')"
         )
 
     assert [line[0] for line in rows(page, "#workloads")[1:]] == ["shop/web", "lab/batch", BUILD]
@@ -118,14 +118,14 @@ def test_columns_of_other_resources(
     page = opened(browser, agent)
     page.eval(f"document.querySelector('#columns input[value={columns}]').click()")
     line = next(line for line in rows(page, "#workloads") if line[0] == "lab/batch")
-    for found, meant in zip(line[3:], batch, strict=True):
-        assert meant is None or found == meant
+    for actual, intended in zip(line[3:], batch, strict=True):
+        assert intended is None or actual == intended
 
 
 def test_memory_and_threads_are_the_views(browser: Browser, agent: AgentServer) -> None:
     agent.show(interference_node.interference_cycles(40))
     page = opened(browser, agent)
-    assert page.text("#memory-free") == "2.00 GiB of 8.00 GiB could be had (25 %)"
+    assert page.text("#memory-free") == "2.00 GiB of 8.00 GiB available (25 %)"
     assert (
         page.text("#memory-facts") == "direct reclaim82.0 ms a secondreclaim at limits200 ms a secondrefaults80 pages/s"
     )
@@ -136,27 +136,28 @@ def test_memory_and_threads_are_the_views(browser: Browser, agent: AgentServer) 
     assert page.eval("document.querySelectorAll('#zones [data-state=low]').length") == 1
     assert "train<b> (process 4242) of /batch" in page.text("#oom")
     assert rows(page, "#threads")[1] == ["shop/web", "3", "1", "1", "7", "1.50", ""], "stuck: not for a disk"
-    said = page.eval(
+    message = page.eval(
         """(() => { const plot = document.querySelector('#reclaim-chart .plot'); plot.focus();
         plot.dispatchEvent(new KeyboardEvent('keydown', {key: 'End'})); return plot.getAttribute('aria-valuetext'); })()"""
     )
-    assert said.endswith("direct 82 ms, at limits 200 ms, kswapd 400 ms")
+    assert message.endswith("direct 82 ms, at limits 200 ms, kswapd 400 ms")
 
 
 def test_a_node_without_listed_pods_is_worth_looking_at(browser: Browser, agent: AgentServer) -> None:
-    made = interference_node.interference_cycles(40, pods=())
-    agent.show(made)
+    created = interference_node.interference_cycles(40, pods=())
+    agent.show(created)
     page = opened(browser, agent)
-    assert page.text("#reason") == "No pods are listed: every cgroup is watched, and nothing is decided."
+    assert page.text("#reason") == "No pods are listed: every cgroup is measured, and nothing is decided."
     shown = page.eval(
         "[...document.querySelectorAll('.tile')].filter(t => t.offsetParent).map(t => t.querySelector('dt').textContent)"
     )
     assert shown == [
-        "Node busy", "Longest wait p99", "Tasks waiting for a CPU", "CPU pressure", "Memory free", "Throttled most",
+        "Node busy", "Run-queue latency p99", "Tasks waiting for a CPU", "CPU pressure", "Memory free",
+        "Throttled most",
     ]  # fmt: skip
     assert page.text("#waiting") == formats.cores(1.42)
     assert page.text("#stalled") == "30 %"
-    assert page.text("#wait-who") == BATCH
+    assert page.text("#wait-pod") == BATCH
     assert [line[0] for line in rows(page, "#blame")[1:]] == [BATCH, WEB, BUILD]
     assert rows(page, "#waits-table")[1][:2] == ["all cgroups", formats.integer(30 * 250)]
     assert page.errors() == []
@@ -205,13 +206,13 @@ def test_two_hundred_containers(browser: Browser, agent: AgentServer) -> None:
 def test_what_was_not_measured_is_said_and_not_drawn(browser: Browser, agent: AgentServer) -> None:
     agent.show([four_cpu_node.bare_cycle()])
     page = opened(browser, agent)
-    assert page.text("#no-blame").startswith("Who had the CPU meanwhile is not known")
+    assert page.text("#no-blame").startswith("Aggressors are not measured")
     assert page.text("#heat .empty") == "Nothing has been measured yet."
     assert page.text("#no-threads").startswith("Not measured")
     assert page.text("#no-workloads") == "No cgroup runs, waits, reclaims or holds memory."
     for table in ("#zones", "#kswapd", "#threads"):
         assert page.eval(f"document.querySelector('{table}').hidden") is True
-    assert page.text("#memory-free") == f"{formats.ABSENT} of {formats.ABSENT} could be had"
+    assert page.text("#memory-free") == f"{formats.ABSENT} of {formats.ABSENT} available"
     assert page.errors() == []
 
 

@@ -8,23 +8,21 @@ import msgspec
 import pytest
 
 from api.decision import ActMode, Cycle
-from api.measurements import RunqLatency
-from api.snapshot import CgroupSample
+from api.snapshot import CgroupSample, RunqLatency
 from cli import formats
 from exporters.view.cycle_view import View, build_view
-from tests.browser.chromium import Browser
+from tests.browser.chromium import Browser, Page
 from tests.browser.page_reader import LIVE, opened, rows
 from tests.builders import colocation_run
 from tests.builders.agent_server import AgentServer
+from tests.builders.colocation_run import ColocationRun
 
 pytestmark = pytest.mark.browser
 
 
-def test_headline_numbers_are_the_views(
-    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
-) -> None:
-    agent.show(told.rounds)
-    view = build_view(told.rounds[-1])
+def test_headline_numbers_are_the_views(browser: Browser, agent: AgentServer, reported: ColocationRun) -> None:
+    agent.show(reported.rounds)
+    view = build_view(reported.rounds[-1])
     web = view.containers[0]
     assert web.latency is not None
     assert web.wait is not None
@@ -33,7 +31,7 @@ def test_headline_numbers_are_the_views(
     assert page.text("#policy") == "latency"
     assert page.text("#reason") == view.reason
     assert page.text("#action").endswith(view.action)
-    assert page.text("#live-text") == f"round {view.seq} · {formats.clock(view.wall_time_ms)}"
+    assert page.text("#live-text") == f"cycle {view.seq} · {formats.clock(view.wall_time_ms)}"
     assert page.text("#lent") == formats.cores(view.reclaimable_cores)
     assert page.text("#used") == formats.cores(view.reclaimed_cores)
     assert page.text("#need") == formats.cores(view.requirement_cores)
@@ -45,40 +43,40 @@ def test_headline_numbers_are_the_views(
     )
     assert f"{page.text('#wait')} {page.text('#wait-unit')}" == formats.duration(web.wait.p99_us)
     assert page.text("#wait-note") == f"p50 {formats.duration(web.wait.p50_us)} · target 10 ms"
+    assert web.evaluated_wait is not None
+    assert page.text("#wait-evaluated") == (f"evaluated: {formats.duration(web.evaluated_wait.p99_us)}")
     assert page.errors() == []
 
 
-def test_a_round_without_a_finished_wait_is_told_from_waits_that_nobody_measures(
-    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+def test_a_cycle_without_finished_waits_differs_from_unmeasured_waits(
+    browser: Browser, agent: AgentServer, reported: ColocationRun
 ) -> None:
-    last = told.rounds[-1]
+    last = reported.rounds[-1]
     before = msgspec.structs.replace(last.snapshot, taken_at_ns=last.snapshot.taken_at_ns - 20_000_000)
-    agent.show([*told.rounds[:-1], msgspec.structs.replace(last, previous=before)])
+    agent.show([*reported.rounds[:-1], msgspec.structs.replace(last, previous=before)])
     page = opened(browser, agent)
     assert (page.text("#wait"), page.text("#wait-note")) == (formats.ABSENT, "no wait ended")
 
 
-def test_headroom_is_said_to_hold_what_is_used(
-    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
-) -> None:
+def test_headroom_is_said_to_hold_what_is_used(browser: Browser, agent: AgentServer, reported: ColocationRun) -> None:
     """Nothing comes on top: right after the spike all of the headroom is in use. What is advertised moves slowly."""
-    agent.show(told.rounds[:206])
-    view = build_view(told.rounds[205])
+    agent.show(reported.rounds[:206])
+    view = build_view(reported.rounds[205])
     assert view.headroom is not None
     assert view.reclaimed_cores == view.headroom.cores == view.reclaimable_cores
     assert view.reclaimable_cores < 1
     page = opened(browser, agent)
     assert view.reported_headroom is not None
     assert page.text("#lent-note") == f"headroom {formats.cores(view.headroom.cores)}, use included"
-    assert page.text("#told-note") == f"advertised {formats.cores(view.reported_headroom.cores)}"
+    assert page.text("#reported-note") == f"reported {formats.cores(view.reported_headroom.cores)}"
 
 
 def test_workloads_table_is_the_views(browser: Browser, agent: AgentServer) -> None:
     last = colocation_run.simulate_run(230, others=(colocation_run.LONG,)).rounds[-2:]
     agent.show(last)
     page = opened(browser, agent)
-    found = rows(page, "#workloads tbody")
-    for row, c in zip(found, build_view(last[-1]).containers, strict=True):
+    actual = rows(page, "#workloads tbody")
+    for row, c in zip(actual, build_view(last[-1]).containers, strict=True):
         wait, latency = c.wait, c.latency
         assert row == [
             c.pod, c.container, c.qos, formats.cores(c.cpu_cores), formats.percent(c.throttled_ratio),
@@ -86,17 +84,16 @@ def test_workloads_table_is_the_views(browser: Browser, agent: AgentServer) -> N
             formats.integer(wait.count if wait else None), formats.duration(wait.p50_us if wait else None),
             formats.duration(wait.p99_us if wait else None), formats.milliseconds(latency.p50_ms if latency else None),
             formats.milliseconds(latency.p99_ms if latency else None), formats.integer(latency.per_second if latency else None),
+            formats.duration(c.evaluated_wait.p99_us if c.evaluated_wait else None),
         ]  # fmt: skip
-    assert found[3][3:] == [formats.ABSENT] * 11, "a container whose cgroup is gone has no number at all"
+    assert actual[3][3:] == [formats.ABSENT] * 12, "a container whose cgroup is gone has no number at all"
 
 
-def test_names_are_text_whatever_they_contain(
-    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
-) -> None:
+def test_names_are_text_whatever_they_contain(browser: Browser, agent: AgentServer, reported: ColocationRun) -> None:
     hostile = colocation_run.simulate_run(
         220, others=(colocation_run.HOSTILE,), startup_warnings=("<img src=x onerror=alert(3)> is missing",)
     )
-    agent.journal.all = list(colocation_run.with_every_status(told))
+    agent.journal.all = list(colocation_run.with_every_status(reported))
     agent.show(hostile.rounds)
     page = browser.page()
     page.call(
@@ -122,10 +119,8 @@ def test_names_are_text_whatever_they_contain(
     assert page.errors() == []
 
 
-def test_an_address_with_a_user_and_a_password(
-    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
-) -> None:
-    agent.show(told.rounds[:3])
+def test_an_address_with_a_user_and_a_password(browser: Browser, agent: AgentServer, reported: ColocationRun) -> None:
+    agent.show(reported.rounds[:3])
     page = browser.page()
     page.go(agent.url.replace("//", "//user:secret@"))
     page.until(LIVE)
@@ -136,8 +131,8 @@ def test_before_the_first_round(browser: Browser, agent: AgentServer) -> None:
     page = browser.page()
     page.go(agent.url)
     page.until("document.body.dataset.live === 'away'")
-    assert "no round has finished yet" in page.text("#alert")
-    assert page.text("#reason") == "Waiting for the first round."
+    assert "no cycle has finished yet" in page.text("#alert")
+    assert page.text("#reason") == "Waiting for the first cycle."
 
 
 @pytest.mark.parametrize(
@@ -152,7 +147,7 @@ def test_act_mode_is_always_said(browser: Browser, agent: AgentServer, act: ActM
     entries = page.eval("[...document.querySelectorAll('.entry')].map(e => e.dataset.status)")
     assert set(entries) == ({"dry-run"} if act is ActMode.DRY_RUN else set())
     if act is ActMode.OFF:
-        assert page.text("#reason") == "The agent was told to decide nothing (--act off)."
+        assert page.text("#reason") == "Decisions are switched off (--act off)."
         assert page.text("#no-entries") == "No cgroup was changed yet."
         assert page.text("#lent") == formats.ABSENT
 
@@ -175,16 +170,14 @@ def sums_only(finished: Cycle) -> Cycle:
     )
 
 
-def test_a_source_that_knows_sums_only(
-    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
-) -> None:
-    rounds = [sums_only(finished) for finished in told.rounds[:20]]
+def test_a_source_that_knows_sums_only(browser: Browser, agent: AgentServer, reported: ColocationRun) -> None:
+    rounds = [sums_only(finished) for finished in reported.rounds[:20]]
     agent.show(rounds)
     page = opened(browser, agent)
     wait = build_view(rounds[-1]).containers[0].wait
     assert wait is not None
     assert wait.p99_us is None
-    assert page.text("#wait-name") == "Online run-queue wait, mean"
+    assert page.text("#wait-name") == "Run-queue latency, mean"
     assert f"{page.text('#wait')} {page.text('#wait-unit')}" == formats.duration(wait.mean_us)
     assert "sum of waits only" in page.text("#waits-chart .empty")
     assert rows(page, "#workloads tbody")[0][9] == f"mean {formats.duration(wait.mean_us)}"
@@ -207,9 +200,7 @@ def test_what_is_missing_is_said_with_its_remedy(browser: Browser, agent: AgentS
     assert page.text("#waits-form") == "tp_btf"
 
 
-def test_nothing_comes_from_elsewhere(browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun) -> None:
-    agent.show(told.rounds)
-    page = opened(browser, agent)
+def test_nothing_comes_from_elsewhere(page: Page, agent: AgentServer) -> None:
     urls = page.requests()
     assert len(urls) > 8
     assert all(url.startswith(agent.url) for url in urls), urls

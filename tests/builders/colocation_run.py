@@ -14,15 +14,25 @@ import msgspec
 
 from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.config.config import AgentConfig
-from agent.qrm.decisions.cpu import decide_cpu
+from agent.qrm.decisions.cpu import cpu_requests
+from agent.qrm.decisions.knob_requests import resolve_knob_requests
 from api.cpu import Cpu, Topology
 from api.decision import ActMode, Cycle, Decision, JournalEntry, Outcome, OutcomeStatus
 from api.histogram import BOUNDS_NS, SLOT_COUNT
 from api.knobs import Knob
-from api.measurements import CpuTimes, Pressure, RunqLatency
 from api.pod import Container, Pod
 from api.qos import QoSLevel
-from api.snapshot import CgroupSample, ComponentHealth, NodeSample, RequestLatency, Snapshot
+from api.snapshot import (
+    CgroupSample,
+    ComponentHealth,
+    CpuTimes,
+    NodeSample,
+    Pressure,
+    RequestLatency,
+    RunqLatency,
+    Snapshot,
+)
+from tests.builders.pods import reclaimed, shared
 
 CPUS = 4
 S = 1_000_000_000
@@ -50,14 +60,8 @@ LATENCY_BOUNDS_S = (
     0.5,
 )
 
-WEB = Pod(
-    uid="default/web", namespace="default", name="web", qos=QoSLevel.SHARED,
-    containers=(Container(name="web", cgroup="/dioptase-demo-online", cpu_request_cores=2.0),),
-)  # fmt: skip
-BATCH = Pod(
-    uid="default/batch", namespace="default", name="batch", qos=QoSLevel.RECLAIMED,
-    containers=(Container(name="batch", cgroup="/dioptase-demo-batch"),),
-)  # fmt: skip
+WEB = shared("web", cgroup="/dioptase-demo-online", cpu_request=2.0)
+BATCH = reclaimed("batch", cgroup="/dioptase-demo-batch")
 LONG = Pod(
     uid="team-search/query-frontend", namespace="team-search", name="query-frontend-6f7c9d8b5-x2x7z-blue-canary-eu-west-1",
     qos=QoSLevel.SHARED,
@@ -121,25 +125,25 @@ class Node:
             self.requests[i] += count
         self.request_s += rate * (0.0009 + tail_ms / 40_000)
 
-    def _wait(self, who: str, count: int, *parts: tuple[float, float, float]) -> None:
+    def _wait(self, text: str, count: int, *parts: tuple[float, float, float]) -> None:
         for k, waits in enumerate(spread(count, [b / MS for b in BOUNDS_NS], *parts)):
-            self.slots[who][k] += waits
+            self.slots[text][k] += waits
             middle = BOUNDS_NS[min(k, SLOT_COUNT - 2)]
-            self.wait_ns[who] += waits * middle * 3 // 4
+            self.wait_ns[text] += waits * middle * 3 // 4
 
-    def sample(self, who: str, path: str, cgroup_id: int) -> CgroupSample:
-        batch = who == "batch"
+    def sample(self, text: str, path: str, cgroup_id: int) -> CgroupSample:
+        batch = text == "batch"
         return CgroupSample(
             path=path,
             id=cgroup_id,
-            cpu_usage_ns=self.usage_ns[who],
+            cpu_usage_ns=self.usage_ns[text],
             periods=self.periods if batch else 0,
             throttled_periods=self.throttled_periods if batch else 0,
             throttled_ns=self.throttled_ns if batch else 0,
             threads=8,
             memory_bytes=(23 << 20) + 4096 * 17 if batch else 41 << 20,
             cpu_pressure=Pressure(some_us=self.stalled_us if batch else self.stalled_us // 9, some_avg10=3.2),
-            wait=RunqLatency(sum_ns=self.wait_ns[who], count=sum(self.slots[who]), slots=tuple(self.slots[who])),
+            wait=RunqLatency(sum_ns=self.wait_ns[text], count=sum(self.slots[text]), slots=tuple(self.slots[text])),
         )
 
     def sense(self, t: int, pods: tuple[Pod, ...], sources: tuple[ComponentHealth, ...]) -> Snapshot:
@@ -217,34 +221,33 @@ class ColocationRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate_run(
-    seconds: int = 300, *, act: ActMode = ActMode.ON, others: tuple[Pod, ...] = (), sources: tuple[ComponentHealth, ...] = SOURCES,
-    startup_warnings: tuple[str, ...] = (), config: AgentConfig = CONFIG,
+    seconds: int = 300, *, act: ActMode = ActMode.ON, others: tuple[Pod, ...] = (), sources: tuple[ComponentHealth, ...] =
+    SOURCES, startup_warnings: tuple[str, ...] = (), config: AgentConfig = CONFIG,
 ) -> ColocationRun:  # fmt: skip
     """Let the node live for so long under the agent's advice."""
-    node, known, pods = Node(), PolicyState(), (WEB, BATCH, *others)
+    node, values, pods = Node(), PolicyState(), (WEB, BATCH, *others)
     rounds: list[Cycle] = []
     entries: list[JournalEntry] = []
     for t in range(seconds + 1):
         if t:
             node.pass_second(t)
         snapshot = node.sense(t, pods, sources)
-        judged, known = evaluate_policy(snapshot, config, known, snapshot.taken_at_ns)
-        advice = judged.advice
+        evaluation, values = evaluate_policy(snapshot, config, values, snapshot.taken_at_ns)
+        advice = evaluation.advice
         outcomes: tuple[Outcome, ...] = ()
         if advice is not None and act is not ActMode.OFF:
-            outcomes = tuple(
-                _act(d, node, act)
-                for d in decide_cpu(advice, snapshot, dict.fromkeys(snapshot.cgroups, KNOBS), judged.placement)
-            )
+            knobs = dict.fromkeys(snapshot.cgroups, KNOBS)
+            requests = cpu_requests(advice, snapshot, knobs, evaluation.placement)
+            outcomes = tuple(_act(d, node, act) for d in resolve_knob_requests(requests, snapshot, knobs))
         trigger = "wait" if t == SPIKE_S else "tick"
         finished = Cycle(
             snapshot=snapshot, previous=rounds[-1].snapshot if rounds else None, act=act, trigger=trigger,
-            advice=None if act is ActMode.OFF else advice, memory=judged.memory, outcomes=outcomes,
+            advice=None if act is ActMode.OFF else advice, memory=evaluation.memory, outcomes=outcomes,
             duration_ns=4_200_000, startup_warnings=startup_warnings,
         )  # fmt: skip
         rounds.append(finished)
         for outcome in outcomes:
-            if outcome.status is not OutcomeStatus.UNCHANGED and not _told(entries, outcome):
+            if outcome.status is not OutcomeStatus.UNCHANGED and not _is_repeated(entries, outcome):
                 entries.append(
                     JournalEntry(
                         seq=len(entries) + 1,
@@ -268,7 +271,7 @@ def _act(decision: Decision, node: Node, act: ActMode) -> Outcome:
     return Outcome(decision=decision, status=OutcomeStatus.APPLIED, before=before, after=decision.value)
 
 
-def _told(entries: Sequence[JournalEntry], outcome: Outcome) -> bool:
+def _is_repeated(entries: Sequence[JournalEntry], outcome: Outcome) -> bool:
     """A journal writes the same dry-run down once."""
     same = [e.outcome for e in entries if e.outcome.decision.knob is outcome.decision.knob]
     return bool(same) and outcome.status is OutcomeStatus.DRY_RUN and same[-1].decision.value == outcome.decision.value
@@ -303,14 +306,16 @@ def with_every_status(story: ColocationRun) -> tuple[JournalEntry, ...]:
 
 
 def with_clock_step(story: ColocationRun, seq: int, by_s: int) -> ColocationRun:
-    """The same story, told by a wall clock that was set forwards or back before that round."""
+    """Return the same run with a wall clock that was set forwards or back before that cycle."""
 
-    def told(snapshot: Snapshot) -> Snapshot:
+    def describe(snapshot: Snapshot) -> Snapshot:
         by_ns = by_s * S if snapshot.seq >= seq else 0
         return msgspec.structs.replace(snapshot, wall_time_ns=snapshot.wall_time_ns + by_ns)
 
     rounds = [
-        msgspec.structs.replace(r, snapshot=told(r.snapshot), previous=None if r.previous is None else told(r.previous))
+        msgspec.structs.replace(
+            r, snapshot=describe(r.snapshot), previous=None if r.previous is None else describe(r.previous)
+        )
         for r in story.rounds
     ]
     entries = [
@@ -327,6 +332,6 @@ class MemoryJournal:
         self.all = list(entries)
 
     def entries(
-        self, after: int = 0, limit: int = 200, wanted: Callable[[JournalEntry], bool] | None = None
+        self, after: int = 0, limit: int = 200, expected: Callable[[JournalEntry], bool] | None = None
     ) -> Sequence[JournalEntry]:
-        return [entry for entry in self.all if entry.seq > after and (wanted is None or wanted(entry))][-limit:]
+        return [entry for entry in self.all if entry.seq > after and (expected is None or expected(entry))][-limit:]

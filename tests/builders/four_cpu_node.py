@@ -1,6 +1,6 @@
-"""Rounds with numbers that can be computed by hand, for every test that needs one.
+"""Cycles of a four-CPU node whose numbers can be computed by hand, for every test that needs one.
 
-A node of four CPUs runs one online pod, `default/web`, and one batch pod, `default/batch`. All counters are straight
+The node runs one online pod, `default/web`, and one batch pod, `default/batch`. All counters are straight
 lines through zero: what grows by N a second has the value N * seq in the snapshot of that seq, one second apart.
 
     per second          /web                         /batch
@@ -11,6 +11,8 @@ lines through zero: what grows by N a second has the value N * seq in the snapsh
     run-queue waits     100: 90 of 4-8 us,           50 of 512-1024 us
                         9 of 64-128 us, 1 of 8-16 ms
     requests            200, of which 2 above 50 ms  -
+
+Other counters are zero or absent.
 """
 
 from __future__ import annotations
@@ -23,11 +25,18 @@ from api.cpu import Cpu, Topology
 from api.decision import ActMode, Advice, Cycle, Decision, Outcome, OutcomeStatus, Pool
 from api.histogram import BOUNDS_NS, SLOT_COUNT
 from api.knobs import Knob, Reason
-from api.measurements import CpuTimes, Pressure, RunqLatency
-from api.pod import Container, Pod
-from api.qos import QoSLevel
-from api.snapshot import CgroupSample, ComponentHealth, NodeSample, RequestLatency, Snapshot
+from api.snapshot import (
+    CgroupSample,
+    ComponentHealth,
+    CpuTimes,
+    NodeSample,
+    Pressure,
+    RequestLatency,
+    RunqLatency,
+    Snapshot,
+)
 from exporters.prometheus.families import AgentInfo
+from tests.builders.pods import reclaimed, shared
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -41,21 +50,13 @@ SLOW_WAITS: Mapping[int, int] = {7: 80, 15: 20}
 """An online pod in trouble: p99 is inside 16-33 ms."""
 BATCH_WAITS: Mapping[int, int] = {10: 50}
 
-WEB = Pod(
-    uid="default/web",
-    namespace="default",
-    name="web",
-    qos=QoSLevel.SHARED,
-    containers=(Container(name="web", cgroup="/web", cpu_request_cores=2.0, memory_request_bytes=256 * MIB),),
+WEB = shared(
+    "web",
+    cpu_request=2.0,
+    memory_request=256 * MIB,
     annotations={"dioptase.io/latency-metric": "http_request_duration_seconds"},
 )
-BATCH = Pod(
-    uid="default/batch",
-    namespace="default",
-    name="batch",
-    qos=QoSLevel.RECLAIMED,
-    containers=(Container(name="batch", cgroup="/batch"),),
-)
+BATCH = reclaimed("batch")
 
 
 def topology(cpus: int = 4) -> Topology:
@@ -150,7 +151,7 @@ SOURCES = (
 
 
 def busy_snapshot(seq: int, *, cgroups: int = 0, per_second: Mapping[int, int] = WEB_WAITS) -> Snapshot:
-    """The node at second `seq`, with that many more cgroups `/other-N` that look like /web and that nobody owns."""
+    """Return the node at second `seq`, with this many more cgroups `/other-N`, which resemble /web and belong to no pod."""
     taken_at_ns = seq * S
     others = (CgroupSample(**_fields(web_sample(seq), path=f"/other-{i}", id=1000 + i)) for i in range(cgroups))
     root = CgroupSample(path="/", id=1, cpu_usage_ns=3750 * MS * seq, threads=120)
@@ -174,7 +175,7 @@ def advice(action: str = "grow", reclaimable_cores: float = 2.5) -> Advice:
         policy="latency",
         pools=(Pool(name="share", cpus=(0, 1, 2, 3)), Pool(name="reclaim", cpus=(2, 3))),
         requirement_cores=1.5,
-        headroom=Headroom(cores=0.25, reason=Reason(rule="estimate", text="0.25 cores can be promised")),
+        headroom=Headroom(cores=0.25, reason=Reason(rule="estimate", text="0.25 cores of headroom")),
         reclaimable_cores=reclaimable_cores,
         idle=True,
         action=action,
@@ -219,7 +220,7 @@ ABOUT = AgentInfo(
     otel_dropped_spans=7,
     api_requests={("PATCH", "customnoderesources.v1alpha1.node.katalyst.kubewharf.io", "200"): 12},
     nri_answers={"adjusted": 5, "unchanged": 0, "unknown": 1, "late": 0},
-    obeyed={("AdminQoSConfiguration", "kube-system/all", "1f0c9e6a2b7d"): True},
+    applied_configs={("AdminQoSConfiguration", "kube-system/all", "1f0c9e6a2b7d"): True},
     calls={
         ("made", "runtime.v1.RuntimeService.ListContainers", "OK"): 60,
         ("made", "runtime.v1.RuntimeService.StopContainer", "UNAVAILABLE"): 2,

@@ -1,4 +1,5 @@
-"""The round of tests/builders/four_cpu_node.py on a machine that gives everything: every field of every sample has something to say.
+"""The round of tests/builders/four_cpu_node.py on a machine that gives everything: every field of every sample has
+something to say.
 
 All counters are straight lines through zero here too: N a second have the value N * seq in the snapshot of that seq.
 """
@@ -21,6 +22,7 @@ from api.advice import (
     PoolSize,
     PowerAction,
     PowerActionKind,
+    PowerCap,
     Region,
     RegionAdvice,
     RegionKind,
@@ -40,10 +42,11 @@ from api.eviction import (
 from api.forecast import Forecast, ForecastResource, ForecastScore, PeakForecast
 from api.histogram import BOUNDS_NS, SLOT_COUNT
 from api.knobs import Reason
-from api.measurements import (
+from api.snapshot import (
     Blame,
     BlockIo,
     CgroupLimits,
+    CgroupSample,
     CpuCounters,
     CpuTimes,
     Disk,
@@ -56,26 +59,28 @@ from api.measurements import (
     LoadAverages,
     Machine,
     MemoryZone,
+    NodeSample,
     NumaNode,
     OomVictim,
     ReclaimLatency,
+    Snapshot,
     SocketTraffic,
     ThreadStates,
 )
-from api.snapshot import CgroupSample, NodeSample, Snapshot
 from exporters.prometheus.families import RecordingState
 from tests.builders.four_cpu_node import ABOUT, BATCH, BOOTED_AT_NS, MIB, MS, S, advice, busy_cycle
 
 RICH_ABOUT = msgspec.structs.replace(
-    ABOUT, traced=True, recording=RecordingState(writable=True, size_bytes=5 * MIB, rounds=40, lost_rounds=2)
+    ABOUT, traced=True, recording=RecordingState(writable=True, size_bytes=5 * MIB, cycles=40, lost_cycles=2)
+)
+_CAP_REASON = Reason(
+    rule="power_cap", text="The node draws 100 W of 80 W at alert s0: power is capped to 80 W.", threshold=80
 )
 RICH_NODE = NodeAdvice(
     power=PowerAction(
-        kind=PowerActionKind.CAP, at_ns=S, target_watts=80, current_watts=100,
-        reason=Reason(
-            rule="power_cap", text="The node draws 100 W of 80 W at alert s0: power is capped to 80 W.", threshold=80
-        ),
+        kind=PowerActionKind.CAP, at_ns=S, target_watts=80, current_watts=100, reason=_CAP_REASON
     ),
+    power_cap=PowerCap(target_watts=80, package_watts=60, reason=_CAP_REASON),
     overcommit=OvercommitAdvice(
         cpu_ratio=1.6, memory_ratio=1.17, reason=Reason(rule="overcommit_realtime", text="CPU: 1.60. Memory: 1.17.")
     ),
@@ -99,14 +104,14 @@ RICH_CPU = CpuAdvice(
 )  # fmt: skip
 RICH_REJECTED = {"default/db": Reason(rule="dedicated_needs_numa_binding", text="default/db asks for the impossible.")}
 RICH_CARDS = (
-    NicBandwidth(name="eth0", speed=10_000, egress_capacity=9400, ingress_capacity=9000, promised=500,
+    NicBandwidth(name="eth0", speed=10_000, egress_capacity=9400, ingress_capacity=9000, allocated_mbit=500,
                   pods={"default/web": 500}),
 )  # fmt: skip
 RICH_MEMORY = MemoryAdvice(
     policy="canonical",
     headroom_bytes=3072.0 * MIB,
     headroom_by_numa={0: 3072.0 * MIB},
-    headroom_reason=Reason(rule="memory_headroom_canonical", text="3 GiB are promised.", inputs={"total_bytes": 8192 * MIB}),
+    headroom_reason=Reason(rule="memory_headroom_canonical", text="3 GiB of headroom.", inputs={"total_bytes": 8192 * MIB}),
     provision_by_numa={0: 2048.0 * MIB},
     condition=MemoryCondition(state=MemoryPressure.NO_RISK, reason=Reason(rule="memory_no_risk", text="4 GiB are free.")),
     numa_conditions={
@@ -127,7 +132,7 @@ RICH_EVICTIONS = EvictionResult(
         ),
         EvictionThreshold(
             plugin=MEMORY_PLUGIN, met=ThresholdMet.NOT_MET, scope="SystemMemory", subject="psi",
-            reason=Reason(rule="input_missing", text="memory pressure is not known; nobody is evicted for that."),
+            reason=Reason(rule="input_missing", text="memory pressure is not known; no pod is evicted for that."),
         ),
         EvictionThreshold(
             plugin="rss-overuse-eviction-plugin", met=ThresholdMet.SOFT, scope="rss", value=1.05, observed=1.5, since_ns=S,
@@ -167,7 +172,7 @@ RICH_PROMISE = Headroom(
     cores_by_numa={0: 0.25},
     memory_bytes=3072.0 * MIB,
     memory_by_numa={0: 3072.0 * MIB},
-    reason=Reason(rule="estimate", text="0.25 cores can be promised."),
+    reason=Reason(rule="estimate", text="0.25 cores of headroom."),
 )
 RICH_ADVERTISED = Headroom(
     cores=0.5,
@@ -245,7 +250,7 @@ def full_cgroup(sample: CgroupSample, seconds: int, blame: Blame | None) -> Cgro
         blame=blame,
         throttles=durations(15, 2, seconds),
         threads_by_state=ThreadStates(runnable=3, uninterruptible=2, iowait=1, sleeping=3),
-        load=LoadAverages(one=3.5, five=2.5, fifteen=1.5, runnable_one=3.0, runnable_five=2.0, runnable_fifteen=1.0),
+        load=LoadAverages(load1=3.5, load5=2.5, load15=1.5, runnable1=3.0, runnable5=2.0, runnable15=1.0),
         reclaim=ReclaimLatency(direct=durations(12, 4, seconds), limit=durations(10, 6, seconds),
                         reclaimed_pages=320 * seconds, kswapd_wakeups=seconds),
         oom_kills=seconds,
@@ -319,7 +324,7 @@ def full_snapshot(snapshot: Snapshot) -> Snapshot:
 
 def full_policy_result(finished: Cycle) -> Cycle:
     """The round with something of everything that policies can say."""
-    said = msgspec.structs.replace(
+    changed = msgspec.structs.replace(
         finished.advice or advice(),
         cpu=RICH_CPU,
         rejected=RICH_REJECTED,
@@ -329,7 +334,7 @@ def full_policy_result(finished: Cycle) -> Cycle:
     )
     return msgspec.structs.replace(
         finished,
-        advice=said,
+        advice=changed,
         memory=RICH_MEMORY,
         shadow=RICH_SHADOW,
         evictions=RICH_EVICTIONS,
@@ -340,7 +345,7 @@ def full_policy_result(finished: Cycle) -> Cycle:
 
 
 def full_cycle(seq: int = 2, *, cgroups: int = 0) -> Cycle:
-    """A round of which every row of the catalogue has something to show; `cgroups` more, owned by nobody, like /web."""
+    """Return a cycle with a value for every row of the catalogue; `cgroups` more belong to no pod and resemble /web."""
     finished = busy_cycle(seq, cgroups=cgroups)
     return full_policy_result(
         msgspec.structs.replace(

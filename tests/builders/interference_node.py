@@ -1,6 +1,6 @@
-"""A node on which neighbours wait for one another, for every view of who makes whom wait. No clock, no chance.
+"""A node whose cgroups wait for one another, for every view of run-queue interference. No clock, no random numbers.
 
-All counters grow by the same every second unless `waves` are asked for, so each rate can be computed by hand:
+All counters grow by the same every second unless `waves` is set, so each rate can be computed by hand:
 
     per second            /web               /batch            /system.slice/build
     CPU                   0.8 cores          1.5 cores         0.6 cores
@@ -10,7 +10,7 @@ All counters grow by the same every second unless `waves` are asked for, so each
       because of itself    20 ms             500 ms             15 ms
       own quota            30 ms              80 ms              0
       real-time             4 ms               0                 0
-      not told              6 ms              20 ms              5 ms
+      other                 6 ms              20 ms              5 ms
     direct reclaim         12 ms               0                70 ms
     reclaim at the limit    0                200 ms              0
 
@@ -25,25 +25,28 @@ from math import sin
 from api.cpu import Cpu, Topology
 from api.decision import ActMode, Cycle
 from api.histogram import SLOT_COUNT, slot_of
-from api.measurements import (
+from api.pod import Container, Pod
+from api.qos import QoSLevel
+from api.snapshot import (
     UNLIMITED,
     Blame,
     BlockIo,
     CgroupLimits,
+    CgroupSample,
+    ComponentHealth,
     CpuTimes,
     Durations,
     Kswapd,
     LoadAverages,
     MemoryZone,
+    NodeSample,
     OomVictim,
     Pressure,
     ReclaimLatency,
+    Snapshot,
     SocketTraffic,
     ThreadStates,
 )
-from api.pod import Container, Pod
-from api.qos import QoSLevel
-from api.snapshot import CgroupSample, ComponentHealth, NodeSample, Snapshot
 
 S, MS, MIB = 1_000_000_000, 1_000_000, 1 << 20
 STARTED_AT_NS = 1_795_269_600 * S
@@ -54,7 +57,7 @@ BLAMES: Mapping[str, tuple[Mapping[str, int], int, int, int]] = {
     BATCH: ({BUILD: 300, BATCH: 500}, 80, 0, 20),
     BUILD: ({BATCH: 100, BUILD: 15}, 0, 0, 5),
 }
-"""Milliseconds of a second by culprit; own quota, real-time, not told."""
+"""Milliseconds of a second by aggressor; own quota, real-time tasks, other causes."""
 CORES = {WEB: 0.8, BATCH: 1.5, BUILD: 0.6}
 WAIT_NS = {WEB: 2 * MS, BATCH: 30 * MS, BUILD: 6 * MS}
 """How long each single wait is."""
@@ -100,13 +103,13 @@ def cgroup(path: str, number: int, seconds: float, like: str) -> CgroupSample:
         wait=durations(waited_ms * MS * seconds, WAIT_NS[like]),
         throttles=durations(throttled * MS * seconds, 15 * MS) if throttled else None,
         blame=Blame(
-            by_cgroup={culprit: int(ms * MS * seconds) for culprit, ms in by.items()},
+            by_cgroup={aggressor: int(ms * MS * seconds) for aggressor, ms in by.items()},
             throttled_ns=int(throttled * MS * seconds),
             higher_class_ns=int(higher * MS * seconds),
             other_ns=int(other * MS * seconds),
         ),
         threads_by_state=ThreadStates(runnable=3, uninterruptible=2, iowait=1, sleeping=7),
-        load=LoadAverages(one=1.5, five=1.25, fifteen=1.0, runnable_one=1.0, runnable_five=1.0, runnable_fifteen=1.0),
+        load=LoadAverages(load1=1.5, load5=1.25, load15=1.0, runnable1=1.0, runnable5=1.0, runnable15=1.0),
         reclaim=ReclaimLatency(
             direct=durations(direct_ms * MS * seconds, 2 * MS),
             limit=durations(limit_ms * MS * seconds, 5 * MS),
@@ -180,10 +183,10 @@ def snapshot(t: int, pods: tuple[Pod, ...], more: int, hostile: bool, waves: boo
 def interference_cycles(
     count: int = 60, *, pods: tuple[Pod, ...] = PODS, more: int = 0, hostile: bool = False, waves: bool = False
 ) -> tuple[Cycle, ...]:
-    """So many rounds of an agent that only watches, a second apart; `more` cgroups of no pod run beside them."""
-    made: list[Cycle] = []
+    """Return `count` cycles of an agent that only watches, a second apart; `more` cgroups belong to no pod."""
+    cycles: list[Cycle] = []
     for t in range(count):
-        seen = snapshot(t, pods, more, hostile, waves)
-        before = made[-1].snapshot if made else None
-        made.append(Cycle(snapshot=seen, previous=before, act=ActMode.OFF, trigger="tick", duration_ns=6_300_000))
-    return tuple(made)
+        observed = snapshot(t, pods, more, hostile, waves)
+        before = cycles[-1].snapshot if cycles else None
+        cycles.append(Cycle(snapshot=observed, previous=before, act=ActMode.OFF, trigger="tick", duration_ns=6_300_000))
+    return tuple(cycles)

@@ -38,20 +38,20 @@ def started(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[AgentOptions 
 def test_pods_and_what_may_be_done_with_them(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], kubelet: bool, act: ActMode
 ) -> None:
-    options, said = started(monkeypatch, *words)
-    assert options is not None, said
+    options, text = started(monkeypatch, *words)
+    assert options is not None, text
     assert (options.kubelet, options.act) == (kubelet, act)
     assert options.pods == (Path("pods.yaml") if "--pods" in words else None)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "text"),
     [
-        (("--kubelet", "--pods", "pods.yaml"), "--kubelet and --pods both say which pods there are; choose one"),
+        (("--kubelet", "--pods", "pods.yaml"), "--kubelet and --pods exclude each other: choose one source of pods"),
         (("--act", "on"), "--act on needs --pods or --kubelet"),
     ],
 )
-def test_contradictions_are_refused(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str) -> None:
+def test_contradictions_are_refused(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], text: str) -> None:
     options, output = started(monkeypatch, *words)
     assert options is None
-    assert said in output
+    assert text in output

@@ -44,13 +44,13 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_sources_read_the_same_from_it_as_from_the_machine(archive: Path, tmp_path: Path) -> None:
     captured = Captured(archive, tmp_path)
-    told = captured.snapshot()
+    text = captured.snapshot()
     live_node, live_cgroups = NodeReader(Path("/proc"), live=False), CgroupReader(detect_hierarchy(), limit=20)
     node, cgroups = live_node.read(), live_cgroups.read()
     live_node.close()
     live_cgroups.close()
     for field in ("machine", "sysctl", "cpu_khz"):
-        assert getattr(told.node, field) == getattr(node, field)
+        assert getattr(text.node, field) == getattr(node, field)
     for field in (
         "meminfo",
         "vmstat",
@@ -62,24 +62,24 @@ def test_the_sources_read_the_same_from_it_as_from_the_machine(archive: Path, tm
         "per_cpu",
         "fragmentation",
     ):
-        assert getattr(told.node, field).keys() == getattr(node, field).keys(), field
-    assert told.node.numa[0].distances == node.numa[0].distances
-    assert [zone.managed for zone in told.node.zones] == [zone.managed for zone in node.zones]
-    assert told.node.cpu is not None
+        assert getattr(text.node, field).keys() == getattr(node, field).keys(), field
+    assert text.node.numa[0].distances == node.numa[0].distances
+    assert [zone.managed for zone in text.node.zones] == [zone.managed for zone in node.zones]
+    assert text.node.cpu is not None
     assert node.cpu is not None
-    assert 0 <= node.cpu.total_ns - told.node.cpu.total_ns < 600e9
-    assert told.boot_id == live_node.boot_id
-    assert told.topology == read_topology(Path("/sys"))
-    assert "/" in told.cgroups
-    assert len(told.cgroups) <= 20
-    for path in told.cgroups.keys() & cgroups.keys():
-        before, after = told.cgroups[path], cgroups[path]
+    assert 0 <= node.cpu.total_ns - text.node.cpu.total_ns < 600e9
+    assert text.boot_id == live_node.boot_id
+    assert text.topology == read_topology(Path("/sys"))
+    assert "/" in text.cgroups
+    assert len(text.cgroups) <= 20
+    for path in text.cgroups.keys() & cgroups.keys():
+        before, after = text.cgroups[path], cgroups[path]
         assert before.limits == after.limits
         assert before.memory_stat.keys() == after.memory_stat.keys()
         if before.cpu_usage_ns is not None and after.cpu_usage_ns is not None:
             assert before.cpu_usage_ns <= after.cpu_usage_ns
     assert not [
-        status for status in told.sources if not status.ok and status.name in ("node", "node-files", "cgroup-files")
+        status for status in text.sources if not status.ok and status.name in ("node", "node-files", "cgroup-files")
     ]
 
 
@@ -105,8 +105,8 @@ def test_the_manifest_tells_where_it_is_from(archive: Path, tmp_path: Path) -> N
 
 def test_what_does_not_fit_is_left_out_and_counted() -> None:
     texts = [CapturedFile(Path(f"/proc/{size}"), b"x" * size) for size in (10, 95, 80)]
-    kept, left_out = limit_size(texts, most_bytes=100)
-    assert ([len(text.text or b"") for text in kept], left_out) == ([10, 80], 1)
+    rest, left_out = limit_size(texts, max_bytes=100)
+    assert ([len(text.text or b"") for text in rest], left_out) == ([10, 80], 1)
 
 
 def test_names_of_any_bytes_come_back(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def is_archive(content: bytes) -> bool:
 
 
 @pytest.mark.usefixtures("few")
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     missing, loop = written(str(tmp_path / "none/x.tar.gz")), written(str(tmp_path / "loop"))
     assert (missing.exit_code, loop.exit_code) == (2, 2)
@@ -153,12 +153,12 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["loop"]
 
 
-@pytest.mark.parametrize(("output", "said"), [("", "name a file"), ("/", "is a directory")])
-def test_a_name_that_is_none_is_refused_before_the_work(output: str, said: str) -> None:
+@pytest.mark.parametrize(("output", "text"), [("", "name a file"), ("/", "is a directory")])
+def test_a_name_that_is_none_is_refused_before_the_work(output: str, text: str) -> None:
     result = written(output)
     assert result.exit_code == 2
     assert "'-o' / '--output'" in result.output
-    assert said in result.output
+    assert text in result.output
 
 
 @pytest.mark.usefixtures("few")
@@ -188,7 +188,7 @@ def test_a_pipe_is_written_into_and_a_socket_refused(tmp_path: Path) -> None:
         listener.bind(str(tmp_path / "socket"))
         result = written(str(tmp_path / "socket"))
     assert result.exit_code == 2
-    assert "it is no file, pipe or character device: name a file, or use `-o -`" in result.output
+    assert "it is not a file, pipe or character device: name a file, or use `-o -`" in result.output
     assert (tmp_path / "socket").is_socket()
 
 

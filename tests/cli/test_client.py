@@ -40,12 +40,12 @@ def refusal(url: str) -> Unavailable:
     return caught.value
 
 
-def test_an_authority_that_nobody_knows(secured: tuple[AgentServer, Path]) -> None:
-    found = refusal(f"https://me:secret@localhost:{secured[0].port}")
-    assert "does not answer: " in found.reason
-    assert "certificate verify failed" in found.reason.lower()
-    assert "SSL_CERT_FILE=" in found.remedy
-    assert "kubectl dioptase" in found.remedy
+def test_an_unknown_authority(secured: tuple[AgentServer, Path]) -> None:
+    result = refusal(f"https://me:secret@localhost:{secured[0].port}")
+    assert "does not answer: " in result.reason
+    assert "certificate verify failed" in result.reason.lower()
+    assert "SSL_CERT_FILE=" in result.remedy
+    assert "kubectl dioptase" in result.remedy
 
 
 def test_a_user_and_a_password_that_are_missing_or_wrong(
@@ -54,31 +54,31 @@ def test_a_user_and_a_password_that_are_missing_or_wrong(
     agent, authority = secured
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
     for user in ("", "me:wrong@"):
-        found = refusal(f"https://{user}localhost:{agent.port}")
-        assert "asks for a user and a password" in found.reason
-        assert found.remedy == f"--url https://USER:PASSWORD@localhost:{agent.port}"
+        result = refusal(f"https://{user}localhost:{agent.port}")
+        assert "requires a user and a password" in result.reason
+        assert result.remedy == f"--url https://USER:PASSWORD@localhost:{agent.port}"
     assert AgentClient(f"https://me:secret@localhost:{agent.port}").view().seq == 4
 
 
 def test_plain_http_where_tls_is_spoken(secured: tuple[AgentServer, Path]) -> None:
-    found = refusal(f"http://localhost:{secured[0].port}")
-    assert f"if it has a --web-config with a certificate, ask https://localhost:{secured[0].port}" in found.remedy
-    assert "kubectl dioptase" in found.remedy, "as in the pod of an agent that the chart installed"
+    result = refusal(f"http://localhost:{secured[0].port}")
+    assert f"if it has a --web-config with a certificate, use https://localhost:{secured[0].port}" in result.remedy
+    assert "kubectl dioptase" in result.remedy, "as in the pod of an agent that the chart installed"
 
 
 def test_a_token_that_it_does_not_have() -> None:
-    async def nobodys(_token: str, _path: str) -> bool | None:
+    async def reject(_token: str, _path: str) -> bool | None:
         return None
 
-    agent = AgentServer(tokens=TokenReviewer(nobodys))
-    found = refusal(agent.url)
+    agent = AgentServer(tokens=TokenReviewer(reject))
+    result = refusal(agent.url)
     agent.close()
-    assert found.reason == f"http://127.0.0.1:{agent.port} asks for a token of an account of the cluster"
-    assert "kubectl dioptase" in found.remedy
+    assert result.reason == f"http://127.0.0.1:{agent.port} requires the token of a service account"
+    assert "kubectl dioptase" in result.remedy
 
 
 def test_tls_where_plain_http_is_spoken() -> None:
     agent = AgentServer()
-    found = refusal(f"https://127.0.0.1:{agent.port}")
+    result = refusal(f"https://127.0.0.1:{agent.port}")
     agent.close()
-    assert f"ask http://127.0.0.1:{agent.port}" in found.remedy
+    assert f"use http://127.0.0.1:{agent.port}" in result.remedy

@@ -1,4 +1,4 @@
-"""`dioptase config` against a server: all settings, some of them, and none where nobody answers."""
+"""`dioptase config` against a server: all settings, some of them, and the error without an agent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.agent.dynamic_config.test_merge import ADMIN, fits, reclaim, thing
 from tests.builders.colocation_run import MemoryJournal
 
 OBJECT = thing(reclaim(enableReclaim=False, cpuHeadroomConfig={"utilBasedConfig": {"nonReclaimUtilizationLow": 0.2}}))
-TOLD = effective_configuration(resolve_config(AgentConfig(), {}, {ADMIN: OBJECT}, fits), {}, 5)
+CONFIGURATION = effective_configuration(resolve_config(AgentConfig(), {}, {ADMIN: OBJECT}, fits), {}, 5)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def url() -> Iterator[str]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    server = AgentWebServer(journal=MemoryJournal(()), version="test", configuration=lambda: TOLD)
+    server = AgentWebServer(journal=MemoryJournal(()), version="test", configuration=lambda: CONFIGURATION)
     port = asyncio.run_coroutine_threadsafe(server.start("127.0.0.1", 0), loop).result(10)
     yield f"http://127.0.0.1:{port}"
     asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
@@ -43,12 +43,12 @@ def test_every_setting_has_a_line_and_then_come_the_objects(url: str) -> None:
     lines = call(url).stdout.splitlines()
     names = [".".join(path) for path, _ in setting_leaves(AgentConfig())]
     assert [line.split()[0] for line in lines[: len(names)]] == names
-    said = next(line for line in lines if line.startswith("advisor.enableReclaim "))
-    assert "false  (AdminQoSConfiguration kube-system/all h1: spec.config.reclaimedResourceConfig.enableReclaim" in said
-    assert lines[-2].startswith("AdminQoSConfiguration kube-system/all h1 is obeyed since 1970-01-01")
+    text = next(line for line in lines if line.startswith("advisor.enableReclaim "))
+    assert "false  (AdminQoSConfiguration kube-system/all h1: spec.config.reclaimedResourceConfig.enableReclaim" in text
+    assert lines[-2].startswith("AdminQoSConfiguration kube-system/all h1 applies since 1970-01-01")
     assert lines[-1] == (
-        "  not obeyed: reclaimedResourceConfig.cpuHeadroomConfig.utilBasedConfig.nonReclaimUtilizationLow: "
-        "Katalyst's own agent does not use it either"
+        "  not applied: reclaimedResourceConfig.cpuHeadroomConfig.utilBasedConfig.nonReclaimUtilizationLow: "
+        "Katalyst's own agent ignores it too"
     )
 
 
@@ -64,7 +64,7 @@ def test_a_name_that_is_none_is_said(url: str) -> None:
     assert "there is no setting 'advisor.headrom'" in done.stderr
 
 
-def test_where_nobody_answers_there_is_a_remedy() -> None:
+def test_without_an_agent_there_is_a_remedy() -> None:
     done = call("http://127.0.0.1:1")
     assert done.exit_code == 1
     assert "remedy: start it with dioptase agent" in done.stderr

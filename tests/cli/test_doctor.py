@@ -1,4 +1,4 @@
-"""The table of `dioptase doctor` where nobody looks at it: whole words, a line a finding."""
+"""The table of `dioptase doctor` without a terminal: unbroken words, a line per check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from api.diagnostics import DoctorCheck
 
 
 def test_a_pipe_gets_a_line_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    long = "asked of /kubepods/burstable/" + "x" * 200
+    long = "available in /kubepods/burstable/" + "x" * 200
     findings = (
         DoctorCheck(name="cpu.max", ok=True, detail=long),
         DoctorCheck(name="pressure", ok=False, detail="no /proc/pressure", remedy="boot with psi=1"),
@@ -48,7 +48,7 @@ def test_what_this_machine_lacks_without_need_is_not_said_to_be_there() -> None:
     assert cli.doctor.doctor_summary(there) == "2 checked, nothing that is needed is missing"
 
 
-def test_what_nobody_could_ask_about_is_not_said_to_be_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_checks_without_a_result_are_not_reported_as_present(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     unasked = host_checks._check_knobs(Hierarchy(v1={}, v2=tmp_path), [])
     monkeypatch.setattr(cli.doctor.node, "check_host", lambda _state_dir, **_: unasked)
     monkeypatch.setattr(cli.doctor.kernel, "probe_checks", lambda: (DoctorCheck(name="cpus", ok=True, detail="2"),))

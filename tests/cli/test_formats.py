@@ -6,9 +6,11 @@ import msgspec
 import pytest
 
 from api.decision import OutcomeStatus
-from api.knobs import Knob
+from api.forecast import Forecast
+from api.knobs import Knob, Reason
 from cli import formats
 from tests.builders import colocation_run
+from tests.builders.full_node import FORECASTS
 
 
 @pytest.mark.parametrize(
@@ -113,13 +115,42 @@ def test_ages(seconds: float, text: str) -> None:
     assert formats.age(seconds) == text
 
 
-def test_numbers_that_nothing_is_counted_in_are_still_told() -> None:
-    told = [
+def test_huge_numbers_are_formatted() -> None:
+    messages = [
         formats.cores(1e30),
         formats.integer(1e300),
         formats.percent(1e30),
         formats.duration(-1e40),
         formats.clock(1e30),
     ]
-    assert told == ["1.00e+30", "1.00e+300", "1.00e+32 %", "-1.00e+40 µs", formats.ABSENT]
+    assert messages == ["1.00e+30", "1.00e+300", "1.00e+32 %", "-1.00e+40 µs", formats.ABSENT]
     assert formats.size(10**30) == "9.09e+17 TiB"
+
+
+CPU, MEMORY = FORECASTS
+UNKNOWN = msgspec.structs.replace(
+    CPU,
+    forecast=msgspec.structs.replace(
+        CPU.forecast,
+        peak=None,
+        reason=Reason(rule="no_history", text="Less than 10 minutes of use are known, too little for a forecast."),
+    ),
+)
+MISSED = "the peak exceeded {} of the last day's forecasts, 5.5 % are allowed"
+ALARM = "memory: at most 2.93 GiB within the hour, 1.95 GiB now, not trusted yet; above every forecast within the last hour; "
+
+
+@pytest.mark.parametrize(
+    ("outlook", "text"),
+    [
+        (CPU, f"cpu: at most 2.25 cores within the hour, 1.50 cores now; {MISSED.format('6.3 %')}"),
+        (MEMORY, f"{ALARM}{MISSED.format('25 %')}"),
+        (
+            msgspec.structs.replace(CPU, score=None, used=None),
+            f"cpu: at most 2.25 cores within the hour, {formats.ABSENT} cores now",
+        ),
+        (UNKNOWN, "cpu: Less than 10 minutes of use are known, too little for a forecast."),
+    ],
+)
+def test_a_forecast_in_words(outlook: Forecast, text: str) -> None:
+    assert formats.forecast_text(outlook) == text

@@ -34,15 +34,15 @@ def run(arguments: list[str], redirect: str, script: str = MAIN, **environ: str)
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_output_that_does_not_fit_is_told_in_a_line(full: Path, arguments: list[str]) -> None:
+def test_output_to_a_full_disk_ends_with_one_line(full: Path, arguments: list[str]) -> None:
     done = run(arguments, f">{full}")
-    said = "dioptase: cannot write to standard output: No space left on device\n"
-    assert (done.returncode, done.stderr) == (1, said)
+    text = "dioptase: cannot write to standard output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, text)
 
 
 @pytest.mark.parametrize("redirect", [">&-", ">&- <&-"])
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_output_that_is_closed_is_told_in_a_line(arguments: list[str], redirect: str) -> None:
+def test_closed_output_ends_with_one_line(arguments: list[str], redirect: str) -> None:
     done = run(arguments, redirect)
     assert (done.returncode, done.stderr) == (1, "dioptase: cannot write to standard output: Bad file descriptor\n")
 
@@ -58,14 +58,14 @@ from types import SimpleNamespace
 from api.interfaces import ProbeReading
 from cli import main
 from probes import registry
-class Told:
+class SocketProbe:
     name, form, reads = "sockets", "tp_btf", 0
     def read(self, live, *, complete=True):
         self.reads += 1
         return ProbeReading(node={"procs_running": 1}, cgroups={1: {"größe": self.reads}})
     def problem(self): return None
     def close(self): print("closed", file=sys.stderr)
-row = SimpleNamespace(name="sockets", about="what sockets do", open=Told)
+row = SimpleNamespace(name="sockets", about="what sockets do", open=SocketProbe)
 registry.BY_NAME["sockets"] = row
 main.main(prog_name="dioptase")
 """
@@ -87,9 +87,9 @@ def test_a_terminal_without_our_characters_gets_others_and_json_stays_as_it_is(f
     assert ("größe" in done.stdout) == bool(form)
 
 
-def test_a_lack_of_descriptors_is_told_in_a_line() -> None:
+def test_a_lack_of_descriptors_ends_with_one_line() -> None:
     script = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12)); {MAIN}"
-    done = run(["agent", "--listen", "127.0.0.1:0", "--duration", "1"], "", script)
+    done = run(["agent", "--listen", "127.0.0.1:0", "--duration", "30"], "", script)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "dioptase: Too many open files: raise the limit: ulimit -n 1024"
     assert "Traceback" not in done.stderr

@@ -25,25 +25,25 @@ SAMPLE = Path(__file__).resolve().parents[2] / "demo/recording"
 
 def recorded(directory: Path, rounds: int = 120) -> Path:
     plan = build_node(8, 1, ["bursty"], online=2, seed=3)
-    made = [finished for finished, _, _ in run_simulation(plan, AgentConfig(), seconds=rounds, interval_s=1)]
-    text = segment_header("0.1", "simulated", 0) + b"".join(pack_cycle(finished) for finished in made)
+    created = [finished for finished, _, _ in run_simulation(plan, AgentConfig(), seconds=rounds, interval_s=1)]
+    text = segment_header("0.1", "simulated", 0) + b"".join(pack_cycle(finished) for finished in created)
     (directory / "00000001.dioptase").write_bytes(text)
     return directory
 
 
-def test_a_recording_is_judged_by_every_policy(tmp_path: Path) -> None:
+def test_a_recording_is_evaluated_by_every_policy(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["replay", str(recorded(tmp_path)), "--horizon", "10", "--json"])
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)["policies"]
-    assert list(found) == ["latency", "canonical", "none"]
-    assert {name: policy["score"]["rounds"] for name, policy in found.items()} == dict.fromkeys(found, 118)
-    assert found["none"]["score"]["lent_cores"] == 8.0
-    assert found["canonical"]["score"]["lent_cores"] < found["latency"]["score"]["lent_cores"] == 8.0
-    assert {len(policy["lent"]) for policy in found.values()} == {60}
+    document = json.loads(done.stdout)["policies"]
+    assert list(document) == ["latency", "canonical", "none"]
+    assert {name: policy["score"]["rounds"] for name, policy in document.items()} == dict.fromkeys(document, 118)
+    assert document["none"]["score"]["lent_cores"] == 8.0
+    assert document["canonical"]["score"]["lent_cores"] < document["latency"]["score"]["lent_cores"] == 8.0
+    assert {len(policy["lent"]) for policy in document.values()} == {60}
 
 
-def test_settings_that_evict_are_told_whom_they_would_have_evicted(tmp_path: Path) -> None:
-    """A pod beyond its request for two minutes would have had to leave at 1, 46 and 91 s: that is one pod."""
+def test_settings_that_evict_have_a_number_of_victims(tmp_path: Path) -> None:
+    """A pod above its request for two minutes would have been evicted at 1, 46 and 91 s: that counts as one pod."""
     rounds = [crowded(seq) for seq in range(1, 121)]
     text = segment_header("0.1", "simulated", 0) + b"".join(pack_cycle(finished) for finished in rounds)
     (tmp_path / "00000001.dioptase").write_bytes(text)
@@ -51,8 +51,8 @@ def test_settings_that_evict_are_told_whom_they_would_have_evicted(tmp_path: Pat
     policy.write_text("advisor: {policy: none}\neviction: {plugins: [rss-overuse-eviction-plugin]}\n")
     done = CliRunner().invoke(main, ["replay", str(tmp_path), "--policy", str(policy), "--policy", "none", "--json"])
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)["policies"]
-    assert {name: policy["score"]["victims"] for name, policy in found.items()} == {str(policy): 1, "none": None}
+    document = json.loads(done.stdout)["policies"]
+    assert {name: policy["score"]["victims"] for name, policy in document.items()} == {str(policy): 1, "none": None}
 
 
 def crowded(seq: int) -> Cycle:
@@ -75,39 +75,39 @@ def test_tables_and_lines_fit_a_terminal(tmp_path: Path) -> None:
         main, ["replay", str(recorded(tmp_path)), "--policy", "latency", "--policy", str(policy)]
     )
     assert done.exit_code == 0, done.output
-    assert "promises missed" in done.output
-    assert "lent latency" in done.output
-    lines = [line for line in done.stdout.splitlines() if line.startswith("lent ") and line[-1] in BLOCKS]
+    assert "headroom exceeded" in done.output
+    assert "reclaimable latency" in done.output
+    lines = [line for line in done.stdout.splitlines() if line.startswith("reclaimable ") and line[-1] in BLOCKS]
     assert [line[:-TIMELINE_COLUMNS][-2:] for line in lines] == ["  ", "  "]
 
 
-def test_waits_of_a_recording_are_told_once_and_promises_that_nothing_could_judge_are_named() -> None:
-    """148 s of the demo: the horizon of 600 s judges none of its promises, one of 30 s does."""
+def test_recorded_latencies_are_shown_once_and_a_short_recording_is_reported() -> None:
+    """148 s of the demo: too short for a horizon of 600 s, long enough for one of 30 s."""
     arguments = ["replay", str(SAMPLE), "--policy", "latency", "--policy", "canonical"]
     long, short = (CliRunner().invoke(main, [*arguments, *more]) for more in ([], ["--horizon", "30"]))
-    said, known = (" ".join(done.stdout.split()) for done in (long, short))
-    assert said.count("p99") == 1
-    assert "online waits as recorded: p50 0.04 ms, p99 3.39 ms; under" in said
-    assert "these rounds last 148 s, so no promise could be judged: try a shorter --horizon" in said
-    assert "could be judged" not in known
-    assert "short of its own CPUs: what online pods wanted beyond their own pool" in said
+    text, values = (" ".join(done.stdout.split()) for done in (long, short))
+    assert text.count("p99") == 1
+    assert "online waits as recorded: p50 0.04 ms, p99 3.39 ms; they would differ" in text
+    assert "these cycles last 148 s, too short to compare any headroom: try a shorter --horizon" in text
+    assert "too short to compare" not in values
+    assert "demand above its pool: CPU that online pods needed beyond their own pool" in text
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "text"),
     [
         (["--policy", "bold"], "neither one of latency, canonical, none, forecast, "),
         (["--policy", "broken.yaml"], "unknown field"),
     ],
 )
-def test_policies_that_cannot_be_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+def test_invalid_policies_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], text: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("broken.yaml").write_text("advisor: {polcy: x}\n")
     done = CliRunner().invoke(main, ["replay", str(recorded(tmp_path, 3)), *arguments])
     assert done.exit_code == 2
-    assert said in done.output
+    assert text in done.output
 
 
 def test_settings_that_the_machine_cannot_hold_are_refused_as_the_agent_refuses_them(tmp_path: Path) -> None:
@@ -117,16 +117,16 @@ def test_settings_that_the_machine_cannot_hold_are_refused_as_the_agent_refuses_
     for arguments in (["replay", str(recorded(tmp_path, 3))], ["simulate", "--cpus", "8", "--hours", "0.05"]):
         done = CliRunner().invoke(main, [*arguments, "--policy", str(policy)])
         assert done.exit_code == 2
-        assert "placing.reservedCpuList: CPU 300 is not online here" in done.output
+        assert "placing.reservedCpuList: CPU 300 is not online on this node" in done.output
 
 
 def test_a_recording_without_rounds_says_so(tmp_path: Path) -> None:
     (tmp_path / "00000001.dioptase").write_bytes(segment_header("0.1", "b", 0))
     done = CliRunner().invoke(main, ["replay", str(tmp_path)])
-    assert (done.exit_code, "fewer than two rounds" in done.output) == (1, True)
+    assert (done.exit_code, "fewer than two cycles" in done.output) == (1, True)
 
 
-def test_damage_is_counted_and_passed_over(tmp_path: Path) -> None:
+def test_damaged_places_are_counted_and_skipped(tmp_path: Path) -> None:
     file = recorded(tmp_path) / "00000001.dioptase"
     text = bytearray(file.read_bytes())
     text[len(text) // 2] ^= 0xFF
@@ -152,13 +152,13 @@ def test_a_simulation_takes_the_whole_settings_file(tmp_path: Path) -> None:
     policy = tmp_path / "strict.yaml"
     policy.write_text("eviction: {plugins: [rss-overuse-eviction-plugin]}\n")
     arguments = ["simulate", "--cpus", "4", "--hours", "0.05", "--policy", str(policy), "--policy", "latency", "--json"]
-    found = json.loads(CliRunner().invoke(main, arguments).stdout)["policies"]
-    assert {name: policy["score"]["victims"] for name, policy in found.items()} == {str(policy): 0, "latency": None}
+    result = json.loads(CliRunner().invoke(main, arguments).stdout)["policies"]
+    assert {name: policy["score"]["victims"] for name, policy in result.items()} == {str(policy): 0, "latency": None}
     assert "whose advisor section" not in CliRunner().invoke(main, ["simulate", "--help"]).output
 
 
 def test_a_simulation_says_how_far_it_is_where_no_terminal_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three rounds of 60 s, the first of which nothing is known before: a third each, and each is told."""
+    """Three cycles of 60 s, the first without a predecessor: a third each, and each is printed."""
     monkeypatch.setattr(cli.offline, "PROGRESS_LOG_S", 0.0)
     arguments = ["simulate", "--cpus", "8", "--hours", "0.05", "--interval", "60", "--policy", "none"]
     done = CliRunner().invoke(main, arguments)
@@ -167,21 +167,21 @@ def test_a_simulation_says_how_far_it_is_where_no_terminal_shows_it(monkeypatch:
     assert "online wait p99" in done.stdout
 
 
-def test_a_machine_that_cannot_be_is_refused() -> None:
+def test_an_impossible_machine_is_refused() -> None:
     done = CliRunner().invoke(main, ["simulate", "--cpus", "7", "--numa", "2"])
-    assert (done.exit_code, "7 CPUs cannot be dealt out to 2 NUMA nodes" in done.output) == (2, True)
+    assert (done.exit_code, "7 CPUs cannot be divided among 2 NUMA nodes" in done.output) == (2, True)
 
 
 def test_the_recording_of_the_demo_can_still_be_replayed() -> None:
-    """A while of this product on a real machine, as docs and README tell people to replay it."""
+    """A recording of a real machine, which README and docs use as an example."""
     assert sum(file.stat().st_size for file in SAMPLE.iterdir()) < 5 << 18
     arguments = ["replay", str(SAMPLE), "--policy", "latency", "--policy", "canonical", "--horizon", "10", "--json"]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 0, done.output
     assert "damaged" not in done.stderr
-    found = json.loads(done.stdout)
-    scores = {name: policy["score"] for name, policy in found["policies"].items()}
+    output = json.loads(done.stdout)
+    scores = {name: policy["score"] for name, policy in output["policies"].items()}
     assert min(score["rounds"] for score in scores.values()) >= 120
-    assert scores["canonical"]["lent_cores"] < scores["latency"]["lent_cores"] <= found["node_cpus"]
+    assert scores["canonical"]["lent_cores"] < scores["latency"]["lent_cores"] <= output["node_cpus"]
     assert 0 < scores["canonical"]["batch_cores"] < scores["latency"]["batch_cores"]
     assert scores["canonical"]["short_ms_per_s"] > scores["latency"]["short_ms_per_s"] == 0

@@ -23,7 +23,7 @@ def test_an_address_is_host_and_port(text: str, expected: tuple[str, int]) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "result"),
     [
         ("9102", "is not HOST:PORT"),
         (":9102", "is not HOST:PORT"),
@@ -33,40 +33,40 @@ def test_an_address_is_host_and_port(text: str, expected: tuple[str, int]) -> No
         ("host:" + "9" * 5000, "no port above 65535"),
     ],
 )
-def test_what_is_no_address_is_refused_with_the_reason(text: str, said: str) -> None:
-    with pytest.raises(click.BadParameter, match=said) as caught:
+def test_what_is_no_address_is_refused_with_the_reason(text: str, result: str) -> None:
+    with pytest.raises(click.BadParameter, match=result) as caught:
         parse_listen(text, "--malachite")
     assert "--malachite" in caught.value.format_message()
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "value"),
     [
-        ("nan", "is no number of seconds"),
-        ("inf", "is no number of seconds"),
-        ("10s", "is no number of seconds"),
-        ("", "is no number of seconds"),
-        ("1e999", "is no number of seconds"),
+        ("nan", "is not a number of seconds"),
+        ("inf", "is not a number of seconds"),
+        ("10s", "is not a number of seconds"),
+        ("", "is not a number of seconds"),
+        ("1e999", "is not a number of seconds"),
         ("1e308", "is more than a year"),
         ("1e10", "is more than a year"),
         ("31622401", "is more than a year"),
     ],
 )
-def test_a_time_span_is_a_number_that_ends(text: str, said: str) -> None:
+def test_a_time_span_is_a_number_that_ends(text: str, value: str) -> None:
     @click.command()
     @click.option("--duration", type=Seconds(min=0))
     def command(duration: float) -> None:
         raise AssertionError(duration)
 
     result = CliRunner().invoke(command, ["--duration", text])
-    assert (result.exit_code, said in result.output) == (2, True)
+    assert (result.exit_code, value in result.output) == (2, True)
 
 
 @pytest.mark.parametrize(
     ("words", "near"),
     [(["agnet"], "agent"), (["probe", "blockios"], "blockio"), (["probe", "runqlta"], "runqlat"), (["xyzzy"], "")],
 )
-def test_a_name_that_is_nearly_a_command_is_told_which(words: list[str], near: str) -> None:
+def test_a_misspelt_command_gets_a_suggestion(words: list[str], near: str) -> None:
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2
     assert f"No such command '{words[-1]}'." in result.output

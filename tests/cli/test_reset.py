@@ -14,7 +14,7 @@ from api.knobs import Knob
 from cli.demo import _state_dir
 from cli.reset import reset
 
-GONE = OriginalValue(
+REMOVED = OriginalValue(
     cgroup="/dioptase-test-no-such-cgroup",
     cgroup_id=1,
     knob=Knob.IDLE,
@@ -31,7 +31,7 @@ def test_without_a_state_directory_there_is_nothing_to_do(tmp_path: Path, monkey
     result = CliRunner().invoke(reset, [])
     assert (result.exit_code, result.output) == (
         0,
-        f"Nothing to put back: {tmp_path}/none does not exist. An agent with another --state-dir keeps its own.\n",
+        f"Nothing to restore: {tmp_path}/none does not exist. If the agent had another --state-dir, name it.\n",
     )
     assert not (tmp_path / "none").exists()
 
@@ -41,10 +41,10 @@ def test_what_a_killed_demo_left_is_put_back_too(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("cli.demo.default_state_dir", lambda: tmp_path)
     own, demos = tmp_path / FILE_NAME, _state_dir() / FILE_NAME
     assert demos.parent == tmp_path / "demo"
-    assert CliRunner().invoke(reset, []).output == "Nothing is left to put back.\n"
+    assert CliRunner().invoke(reset, []).output == "Nothing is left to restore.\n"
     demos.parent.mkdir(mode=0o700)
     for path in (own, demos):
-        path.write_bytes(encode_journal(read_boot_id(), [GONE]))
+        path.write_bytes(encode_journal(read_boot_id(), [REMOVED]))
     holder = open_originals(tmp_path, read_boot_id())
     result = CliRunner().invoke(reset, [])
     assert result.exit_code == 1
@@ -52,7 +52,7 @@ def test_what_a_killed_demo_left_is_put_back_too(tmp_path: Path, monkeypatch: py
     assert (own.exists(), demos.exists()) == (True, False)
     holder.close()
     result = CliRunner().invoke(reset, [])
-    assert (result.exit_code, result.output.count("Nothing is left to put back.")) == (0, 2)
+    assert (result.exit_code, result.output.count("Nothing is left to restore.")) == (0, 2)
     assert not own.exists()
 
 
@@ -70,28 +70,28 @@ def test_a_new_demo_does_not_count_the_decisions_of_an_earlier_one(
 
 def test_an_empty_journal_is_all_done(tmp_path: Path) -> None:
     result = run(tmp_path)
-    assert (result.exit_code, result.output) == (0, "Nothing is left to put back.\n")
+    assert (result.exit_code, result.output) == (0, "Nothing is left to restore.\n")
 
 
 def test_cgroups_that_are_gone_need_nothing(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).write_bytes(encode_journal(read_boot_id(), [GONE]))
+    (tmp_path / FILE_NAME).write_bytes(encode_journal(read_boot_id(), [REMOVED]))
     result = run(tmp_path)
     assert result.exit_code == 0
     assert "/dioptase-test-no-such-cgroup  cpu.idle" in result.output
-    assert "cgroup is gone" in result.output
+    assert "cgroup was removed" in result.output
     assert not (tmp_path / FILE_NAME).exists()
-    assert run(tmp_path).output == "Nothing is left to put back.\n"
+    assert run(tmp_path).output == "Nothing is left to restore.\n"
 
 
 def test_originals_of_another_boot_are_dropped_aloud(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).write_bytes(encode_journal("another-boot", [GONE]))
+    (tmp_path / FILE_NAME).write_bytes(encode_journal("another-boot", [REMOVED]))
     result = run(tmp_path)
     assert result.exit_code == 0
     assert "dropped 1 originals of another boot" in result.stderr
 
 
 def test_a_damaged_journal_is_no_success_until_a_person_removed_it(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).write_bytes(encode_journal(read_boot_id(), [GONE])[:-9])
+    (tmp_path / FILE_NAME).write_bytes(encode_journal(read_boot_id(), [REMOVED])[:-9])
     aside = tmp_path / f"{FILE_NAME}.damaged-1"
     for _ in range(2):
         result = run(tmp_path)
@@ -103,7 +103,7 @@ def test_a_damaged_journal_is_no_success_until_a_person_removed_it(tmp_path: Pat
 
 def test_a_state_directory_in_use_is_left_alone(tmp_path: Path) -> None:
     holder = open_originals(tmp_path, read_boot_id())
-    holder.record(GONE)
+    holder.record(REMOVED)
     result = run(tmp_path)
     holder.close()
     assert result.exit_code == 1

@@ -1,12 +1,10 @@
-"""`python -m tests.cluster`: a cluster to work with.
+"""A cluster to work with: `python -m tests.cluster`.
 
-up [--nodes N]    make it; the shell lines that point kubectl and helm at it are printed
-load [--image A]  have its nodes take an archive of images, build/dioptase.tar unless named
-down              remove it, and whatever tests that were killed left behind
-env               print these lines again
-programs          only compile what a cluster consists of
-build             the same with the image of this tree and what installs it
-katalyst          compile the stock Katalyst agent too
+
+up [--nodes N]    create it; prints the shell lines that point kubectl and helm at it
+load [--image A]  import an archive of images on its nodes, build/dioptase.tar by default
+down              remove it, and the remains of killed test runs
+env               print the shell lines again.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ import sys
 import time
 from pathlib import Path
 
-from tests.cluster.binaries import BESIDE, PROGRAMS, Missing, beside, obtain
+from tests.cluster.binaries import EXTRA_PROGRAMS, PROGRAMS, Missing, compiled_program, obtain
 from tests.cluster.cleanup import ClusterNumberTaken, release_abandoned
-from tests.cluster.cluster import Cluster, made
+from tests.cluster.cluster import Cluster, create_cluster
 from tests.cluster.daemons import Late
 from tests.cluster.image_and_chart import ROOT, image_archive
 from tests.cluster.names import Names
@@ -51,24 +49,24 @@ def main(arguments: list[str]) -> int:
 def up(options: argparse.Namespace) -> int:
     nodes: int = options.nodes
     obtain()
-    beside("helm")
+    compiled_program("helm")
     began = time.monotonic()
-    cluster = made(nodes, kept=True)
+    cluster = create_cluster(nodes, retained=True)
     print(f"{nodes} node{'s' * (nodes > 1)} ready after {time.monotonic() - began:.1f} s", flush=True)
     return env(options) if cluster.nodes else 1
 
 
 def down(_options: argparse.Namespace) -> int:
     began = time.monotonic()
-    gone = release_abandoned(also=(0,))
-    what = f"cluster{'s' * (len(gone) > 1)} {', '.join(map(str, gone))} removed" if gone else "there was none"
+    removed = release_abandoned(also=(0,))
+    what = f"cluster{'s' * (len(removed) > 1)} {', '.join(map(str, removed))} removed" if removed else "there was none"
     print(f"{what}, {time.monotonic() - began:.1f} s")
     return 0
 
 
 def env(_options: argparse.Namespace) -> int:
-    cluster = _kept()
-    folders = f"{cluster.programs['kubectl'].parent}:{beside('helm').parent}"
+    cluster = _existing_cluster()
+    folders = f"{cluster.programs['kubectl'].parent}:{compiled_program('helm').parent}"
     print(f"export KUBECONFIG={cluster.kubeconfig}\nexport PATH={folders}:$PATH")
     return 0
 
@@ -77,13 +75,13 @@ def load(options: argparse.Namespace) -> int:
     image: Path = options.image
     if not image.is_file():
         raise Missing(f"there is no {image}: make image")
-    for node in _kept().nodes:
+    for node in _existing_cluster().nodes:
         node.load(image.absolute())
         print(f"{node.name} has {image}", flush=True)
     return 0
 
 
-def _kept() -> Cluster:
+def _existing_cluster() -> Cluster:
     names = Names(0)
     if not names.run.exists():
         raise Missing("there is none: make cluster")
@@ -96,11 +94,11 @@ def programs(_options: argparse.Namespace) -> int:
 
 
 def build(_options: argparse.Namespace) -> int:
-    # Who has a cluster needs no more than to ask it.
+    # With an existing cluster, only requests are needed.
     obtain(("kubectl",) if os.environ.get("KUBECONFIG") else tuple(PROGRAMS))
     if not os.environ.get("KUBECONFIG"):
-        for name in BESIDE:
-            beside(name)
+        for name in EXTRA_PROGRAMS:
+            compiled_program(name)
         image_archive()
     return 0
 
@@ -111,7 +109,7 @@ def katalyst(options: argparse.Namespace) -> int:
 
 
 def _end(number: int, _frame: object) -> None:
-    # What was begun goes, which it does not where a signal ends a process; compilers, too, where this leads a group of its own.
+    # A signal ends a process without its `finally`: end what was started, and compilers too if this leads a process group.
     if os.getpgrp() == os.getpid():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.killpg(0, signal.SIGTERM)

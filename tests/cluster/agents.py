@@ -1,4 +1,4 @@
-"""Our agent on a node: it finds the kubelet, the runtime and their sockets where every node has them."""
+"""Runs `dioptase agent` in a node, where the kubelet, the runtime and their sockets have their usual paths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PORT = 9109
 
 
 class Agent:
-    """One process; `end` waits until it has put everything back."""
+    """One agent process; `end` waits until it has restored everything."""
 
     def __init__(self, node: Node, folder: Path, settings: dict[str, Any], *words: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ class Agent:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """And wait until it has seen a round. Raises Late with what it said."""
+        """Start the process and wait for its first cycle. Raises Late with its log."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.node.words(*self._words),
@@ -44,18 +44,18 @@ class Agent:
         try:
             wait("a round of the agent", lambda: self._process.poll() is not None or self.metrics(), 40)  # type: ignore[union-attr]
         except Late as error:
-            raise Late(f"{error}: {self.said()}") from None
+            raise Late(f"{error}: {self.log_tail()}") from None
         if self._process.poll() is not None:
-            raise Late(f"the agent ended: {self.said()}")
+            raise Late(f"the agent ended: {self.log_tail()}")
 
     def end(self) -> int:
-        """Its exit status."""
+        """Send SIGTERM and return the exit status."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(30)
 
     def kill(self) -> None:
-        """Without a chance to put anything back."""
+        """Kill the process, so that it restores nothing."""
         assert self._process is not None
         self._process.kill()
         self._process.wait(10)
@@ -68,19 +68,19 @@ class Agent:
         if self._process is not None and self._process.poll() is None:
             self.end()
 
-    def said(self) -> str:
+    def log_tail(self) -> str:
         return self.log.read_text(errors="replace")[-3000:]
 
     def ask(self, path: str) -> str:
-        """What its HTTP server answers."""
+        """Return the response of its HTTP server."""
         return self.node.run("busybox", "wget", "-q", "-O", "-", f"http://127.0.0.1:{PORT}{path}")
 
     def source(self, name: str) -> bool | None:
-        """Whether a source is well; None where there is none of that name."""
-        found = [up for key, up in self.metrics().items() if key.startswith(f'dioptase_source_up{{source="{name}"')]
-        return bool(found[0]) if found else None
+        """Return whether a source is healthy; None if there is none of that name."""
+        results = [up for key, up in self.metrics().items() if key.startswith(f'dioptase_source_up{{source="{name}"')]
+        return bool(results[0]) if results else None
 
     def metrics(self) -> dict[str, float]:
-        """Samples by name and labels, as they are written."""
+        """Return the samples of /metrics by name and labels in text format."""
         lines = (line for line in self.ask("/metrics").splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}

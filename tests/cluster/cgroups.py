@@ -1,6 +1,6 @@
-"""The cgroups of nodes: one node of this machine has the usual /kubepods, every other a root of its own, and all of them go.
+"""The cgroups of nodes: one node of this machine has the usual /kubepods, every other one its own root; all are removed.
 
-Hierarchies of version 1, of version 2, and both beside each other: whatever is mounted below the root.
+Works with version 1, version 2 and hybrid hierarchies: whatever is mounted below the root.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from tests.cluster.names import Names
 ROOT = Path("/sys/fs/cgroup")
 USUAL = "kubepods"
 _FILLED = ("cpuset.cpus", "cpuset.mems")
-"""Of version 1: a new cgroup has neither and takes no process before it has both."""
+"""Files of version 1 that a new cgroup needs before it accepts a process."""
 
 
 def prepare(names: Names, node: str, root: Path = ROOT) -> str:
-    """What kubelet is to be told as its `cgroupRoot`: `/` where nobody has the usual place yet."""
-    if _takes_usual(names, root):
+    """Return kubelet's `cgroupRoot`: `/` if the usual place is free."""
+    if _claim_usual(names, root):
         return "/"
     own = names.cgroup(node)
     for hierarchy in hierarchies(root):
-        made = hierarchy / own
-        made.mkdir(exist_ok=True)
+        created = hierarchy / own
+        created.mkdir(exist_ok=True)
         for file in _FILLED:
             if (hierarchy / file).exists():
-                (made / file).write_text((hierarchy / file).read_text())
+                (created / file).write_text((hierarchy / file).read_text())
         if (hierarchy / "cgroup.controllers").exists():
             _delegate(hierarchy)
     return f"/{own}"
 
 
 def hierarchies(root: Path = ROOT) -> list[Path]:
-    """The top of each."""
+    """Return the mount point of each hierarchy."""
     tops = [root, *(path for path in root.iterdir() if path.is_dir() and not path.is_symlink())]
     if (root / "cgroup.procs").exists():
         return [root]
@@ -44,15 +44,15 @@ def hierarchies(root: Path = ROOT) -> list[Path]:
 
 
 def mine(names: Names, root: Path = ROOT) -> list[Path]:
-    """Tops of what belongs to a cluster."""
-    found = [path for hierarchy in hierarchies(root) for path in hierarchy.glob(f"dioptase-{names.number}-*")]
+    """Return the topmost cgroups of a cluster."""
+    results = [path for hierarchy in hierarchies(root) for path in hierarchy.glob(f"dioptase-{names.number}-*")]
     if _owner(names) == str(names.number):
-        found += [hierarchy / USUAL for hierarchy in hierarchies(root) if (hierarchy / USUAL).exists()]
-    return found
+        results += [hierarchy / USUAL for hierarchy in hierarchies(root) if (hierarchy / USUAL).exists()]
+    return results
 
 
 def remove(names: Names, root: Path = ROOT, seconds: float = 30) -> None:
-    """End every process in the cgroups of a cluster, and remove them. Raises OSError where one stays."""
+    """End every process in the cgroups of a cluster and remove the cgroups. Raises OSError if one remains."""
     until = time.monotonic() + seconds
     while tops := mine(names, root):
         for top in tops:
@@ -70,7 +70,7 @@ def remove(names: Names, root: Path = ROOT, seconds: float = 30) -> None:
 
 
 def _below(top: Path) -> Iterator[Path]:
-    """Itself and all below, the deepest first."""
+    """Yield the cgroup and all below it, the deepest first."""
     for folder, _, _ in os.walk(top, topdown=False):
         yield Path(folder)
 
@@ -96,8 +96,8 @@ def _owner(names: Names) -> str:
         return ""
 
 
-def _takes_usual(names: Names, root: Path) -> bool:
-    """Whether the usual place is this cluster's from now on; it has one node there."""
+def _claim_usual(names: Names, root: Path) -> bool:
+    """Claim the usual /kubepods for this cluster; return whether that succeeded. One node can use it."""
     if any((hierarchy / USUAL).exists() for hierarchy in hierarchies(root)):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Clusters come and go: who may have which number, and everything of one removed, found by its names, whoever was killed."""
+"""Numbers of clusters, and removal of everything that belongs to one, found by name even after its process was killed."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from tests.cluster.node import OWN
 
 
 class ClusterNumberTaken(Exception):
-    """The number is another cluster's."""
+    """The number belongs to another cluster."""
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The process that a cluster is for; a cluster is not needed any longer than that."""
+    """The process for which a cluster was created; the cluster is abandoned when it ends."""
 
     pid: int
     started: str
-    """In the kernel's ticks: a number alone may be another process's by now."""
+    """Start time in the kernel's ticks, because process numbers are reused."""
 
     @property
     def alive(self) -> bool:
         return started(self.pid) == self.started
 
 
-def claim(numbers: Iterable[int], *, kept: bool, home: Path = HOME) -> Names:
-    """The first of these numbers that is free, for this process; `kept`, for as long as nobody removes it. Raises Taken.
+def claim(numbers: Iterable[int], *, retained: bool, home: Path = HOME) -> Names:
+    """Claim the first free number for this process; if `retained`, until it is removed. Raises ClusterNumberTaken.
 
-    What was left behind by processes that are gone is removed before.
+    Clusters abandoned by processes that have ended are removed first.
     """
     with _alone(home):
         for number in known_clusters(home):
@@ -53,7 +53,7 @@ def claim(numbers: Iterable[int], *, kept: bool, home: Path = HOME) -> Names:
             new = home / f"new-{number}"
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir()
-            if not kept:
+            if not retained:
                 (new / "owner").write_bytes(msgspec.json.encode(Owner(os.getpid(), started(os.getpid()))))
             new.rename(names.run)
             _make_mount_points(home)
@@ -64,29 +64,29 @@ def claim(numbers: Iterable[int], *, kept: bool, home: Path = HOME) -> Names:
 
 
 def release(names: Names) -> None:
-    """Remove a cluster, and what all of them share if it was the last."""
+    """Remove a cluster, and the shared parts if it was the last one."""
     with _alone(names.home):
         remove_all(names)
 
 
 def release_abandoned(also: Iterable[int] = (), home: Path = HOME) -> list[int]:
-    """The same of every cluster whose process is gone, and of those with these numbers; returns which there were."""
+    """Remove the abandoned clusters and those of these numbers; return the numbers removed."""
     with _alone(home):
-        gone = [number for number in known_clusters(home) if number in also or is_abandoned(Names(number, home))]
-        for number in gone:
+        removed = [number for number in known_clusters(home) if number in also or is_abandoned(Names(number, home))]
+        for number in removed:
             remove_all(Names(number, home))
         _share_nothing(home)
-    return gone
+    return removed
 
 
 def known_clusters(home: Path = HOME) -> list[int]:
-    """Numbers of which there is anything: a folder, a namespace, a bridge or a cable."""
+    """Return the numbers of clusters that have a folder, a namespace, a bridge or a cable."""
     every = [Names(number, home) for number in range(MOST)]
     return [names.number for names in every if names.run.exists() or _spaces(names) or _links(names)]
 
 
 def is_abandoned(names: Names) -> bool:
-    """Whether the one that it was for has ended, or its folder was removed under it."""
+    """Return whether the owner of the cluster has ended or its folder was removed."""
     if not names.run.exists():
         return True
     owner = owner_of(names)
@@ -94,7 +94,7 @@ def is_abandoned(names: Names) -> bool:
 
 
 def owner_of(names: Names) -> Owner | None:
-    """None of one that is kept until somebody removes it."""
+    """Return the owner of a cluster; None if the cluster is retained until it is removed explicitly."""
     try:
         return msgspec.json.decode((names.run / "owner").read_bytes(), type=Owner)
     except FileNotFoundError:
@@ -102,7 +102,7 @@ def owner_of(names: Names) -> Owner | None:
 
 
 def remove_all(names: Names) -> None:
-    """Remove processes, cgroups, namespaces, links, mounts and files of a cluster. What is not there is passed over."""
+    """Remove processes, cgroups, namespaces, links, mounts and files of a cluster, as far as they exist."""
     spaces = _spaces(names)
     _end_all(spaces)
     cgroups.remove(names)
@@ -142,8 +142,8 @@ def _spaces(names: Names) -> list[str]:
 
 
 def _links(names: Names) -> list[str]:
-    ours = (names.bridge, names.link(CONTROL), names.link("node"))
-    return sorted(path.name for path in Path("/sys/class/net").iterdir() if path.name.startswith(ours))
+    own_links = (names.bridge, names.link(CONTROL), names.link("node"))
+    return sorted(path.name for path in Path("/sys/class/net").iterdir() if path.name.startswith(own_links))
 
 
 def _mounts_below(folder: Path) -> list[str]:
@@ -152,25 +152,25 @@ def _mounts_below(folder: Path) -> list[str]:
 
 
 def _make_mount_points(home: Path) -> None:
-    """A node mounts over paths of this machine, so there must be something; what was made for that is written down before."""
-    with (home / "made").open("a") as made:
+    """Create the paths over which nodes mount, after recording which ones are new."""
+    with (home / "made").open("a") as created:
         for path in map(Path, OWN):
             for part in (*reversed(path.parents), path):
                 if not part.exists():
-                    made.write(f"{part}\n")
-                    made.flush()
+                    created.write(f"{part}\n")
+                    created.flush()
                     part.mkdir()
 
 
 def _share_nothing(home: Path) -> None:
-    """Without any cluster there is nothing that they share. Folders go only if they are empty: others may use them by now."""
+    """Remove the shared parts if no cluster is left. Folders are removed only if they are empty: others may use them."""
     if known_clusters(home):
         return
     try:
-        made = (home / "made").read_text().split()
+        text = (home / "made").read_text().split()
     except OSError:
         return
-    for part in reversed(made):
+    for part in reversed(text):
         if part == str(SPACES) and SPACES.exists() and not any(SPACES.iterdir()):
             # iproute2 has mounted it over itself.
             _quietly("umount", part)

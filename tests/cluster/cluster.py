@@ -1,4 +1,4 @@
-"""A cluster as one thing: begun with an API server alone, grown by nodes, asked, hurt, and removed."""
+"""A cluster: started with an API server, extended by nodes, and removed as a whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cluster.node import Node
 from tests.cluster.server import Refused, Server
 
 CONSENT = "dioptase-tests"
-"""A cluster that has a namespace of this name may be changed by tests."""
+"""Namespace whose existence allows tests to change a cluster."""
 # etcd's own way over HTTP, from within its namespace; without `physical` it only promises.
 _COMPACT = """
 import json, sys, urllib.request
@@ -31,11 +31,11 @@ print(revision)
 
 
 class Failed(Exception):
-    """A command did not end well; the text has what it complained of."""
+    """A command failed; the text has its error output."""
 
 
 class Cluster:
-    """One of ours, new or found by its name: nothing is known of it but what its folder says."""
+    """One cluster of the tests, new or existing; its whole state is in its folder."""
 
     def __init__(self, names: Names, programs: Mapping[str, Path]) -> None:
         self.names, self.programs = names, dict(programs)
@@ -44,7 +44,7 @@ class Cluster:
 
     @property
     def kubeconfig(self) -> Path:
-        """An administrator's."""
+        """Return the kubeconfig of an administrator."""
         return self.names.run / "admin.kubeconfig"
 
     @property
@@ -53,18 +53,18 @@ class Cluster:
 
     @property
     def nodes(self) -> list[Node]:
-        """In the order of their names."""
-        found = [name for name in self.daemons.names() if name.startswith("node") and "-" not in name]
-        return [Node(self.names, name, self.programs, self.daemons) for name in found]
+        """Return the nodes, sorted by name."""
+        results = [name for name in self.daemons.names() if name.startswith("node") and "-" not in name]
+        return [Node(self.names, name, self.programs, self.daemons) for name in results]
 
     def begin(self) -> None:
-        """etcd and the API server: no controllers, no nodes."""
+        """Start etcd and the API server, without controllers and nodes."""
         network.lay(self.names)
         self.control.begin()
         self.server.ask("POST", "/api/v1/namespaces", {"metadata": {"name": CONSENT}})
 
     def grow(self, nodes: int) -> None:
-        """Have controllers, scheduler, and that many nodes, all of them ready."""
+        """Start controllers and scheduler if needed, and add nodes until there are `nodes`, all of them ready."""
         self.programs.update(obtain())
         if CONTROLLERS not in self.daemons.names():
             self.control.govern()
@@ -80,24 +80,24 @@ class Cluster:
         self.daemons.wait(CONTROLLERS, lambda: self.server.ask("GET", account), 60)
 
     def ready(self, node: str) -> bool:
-        """Whether a node says so; not there is not ready."""
+        """Return whether a node is ready; False if it does not exist."""
         try:
             conditions = self.server.ask("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]
         except Refused as error:
             if error.status != 404:
                 raise
             return False
-        return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+        return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
-    def kubectl(self, *words: object, said: str | None = None) -> str:
-        """What it prints. Raises Failed."""
+    def kubectl(self, *words: object, text: str | None = None) -> str:
+        """Return the output of kubectl. Raises Failed."""
         command = [str(self.programs["kubectl"]), f"--kubeconfig={self.kubeconfig}", *map(str, words)]
         # Its cache is the cluster's, and no proxy is between.
         settings = {"PATH": self.daemons.path, "HOME": str(self.names.run)}
-        return printed(command, settings, said)
+        return printed(command, settings, text)
 
     def compact(self) -> int:
-        """Have etcd forget everything but what is now; the revision of now."""
+        """Compact etcd to its current revision, and return that revision."""
         space = SPACES / self.names.space(CONTROL_PLANE)
         command = ["nsenter", f"--net={space}", sys.executable, "-c", _COMPACT, ETCD]
         return int(subprocess.run(command, check=True, capture_output=True, text=True, env={}).stdout)
@@ -109,25 +109,25 @@ class Cluster:
         self.control.ready()
 
     def release(self) -> None:
-        """Remove it with everything."""
+        """Remove the cluster with all its parts."""
         cleanup.release(self.names)
 
 
-def printed(command: Sequence[str], settings: Mapping[str, str], said: str | None = None) -> str:
-    """What a command prints. Raises Failed."""
-    done = subprocess.run(command, check=False, capture_output=True, text=True, input=said, env=settings)
+def printed(command: Sequence[str], settings: Mapping[str, str], text: str | None = None) -> str:
+    """Return the output of a command. Raises Failed."""
+    done = subprocess.run(command, check=False, capture_output=True, text=True, input=text, env=settings)
     if done.returncode:
         raise Failed(f"{Path(command[0]).name} {' '.join(command[1:6])}: {done.stderr.strip() or done.returncode}")
     return done.stdout
 
 
-def made(nodes: int, *, kept: bool = False) -> Cluster:
-    """A new cluster, for this process or kept for `make cluster-down`; no node is an API server alone.
+def create_cluster(nodes: int, *, retained: bool = False) -> Cluster:
+    """Return a new cluster, for this process or retained for `make cluster-down`; without nodes it is only an API server.
 
-    Raises Missing, Taken and Late; then nothing is left.
+    Raises Missing, ClusterNumberTaken and Late; then nothing is left.
     """
     programs = obtain(PROGRAMS if nodes else CONTROL)
-    cluster = Cluster(cleanup.claim((0,) if kept else range(1, MOST), kept=kept), programs)
+    cluster = Cluster(cleanup.claim((0,) if retained else range(1, MOST), retained=retained), programs)
     try:
         cluster.begin()
         if nodes:

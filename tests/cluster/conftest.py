@@ -1,6 +1,6 @@
-"""Clusters for tests. One grows as it is asked for more; only who needs exactly two nodes has another.
+"""Clusters for tests. A cluster grows with the requirements of the tests; only tests of exactly two nodes have another one.
 
-Whoever hurts a cluster asks for `ours`, whoever counts on its nodes for `cluster`; each test has a namespace of its own.
+A test that disturbs the cluster uses `own_cluster`, a test that relies on its nodes `cluster`; each test has its own namespace.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from kube.client import KubeClient
 from kube.kubeconfig import load_kubeconfig_access
 from tests.cluster.binaries import Missing
-from tests.cluster.cluster import Cluster, made
+from tests.cluster.cluster import Cluster, create_cluster
 from tests.cluster.daemons import wait
 from tests.cluster.external_cluster import ExternalCluster
 from tests.cluster.server import Server
@@ -23,29 +23,29 @@ from tests.cluster.server import Server
 
 @pytest.fixture(scope="session")
 def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster | ExternalCluster]:
-    """etcd and an API server; what else there is depends on who asked before."""
+    """An API server with etcd; other parts depend on the tests that ran before."""
     if listed := os.environ.get("KUBECONFIG"):
         try:
             yield ExternalCluster(Path(listed), tmp_path_factory.mktemp("kubeconfig"))
         except Missing as error:
             pytest.fail(str(error))
         return
-    cluster = _made(0)
+    cluster = _create_cluster(0)
     yield cluster
     cluster.release()
 
 
 @pytest.fixture(scope="session")
-def ours(api_server: Cluster | ExternalCluster) -> Cluster:
-    """One that may be hurt."""
+def own_cluster(api_server: Cluster | ExternalCluster) -> Cluster:
+    """A cluster that tests may disturb."""
     if isinstance(api_server, ExternalCluster):
-        pytest.skip("hurts the cluster, and that of KUBECONFIG is somebody's: unset KUBECONFIG")
+        pytest.skip("hurts the cluster, and that of KUBECONFIG may be in use: unset KUBECONFIG")
     return api_server
 
 
 @pytest.fixture(scope="session")
 def cluster(api_server: Cluster | ExternalCluster) -> Cluster | ExternalCluster:
-    """With controllers, a scheduler, and one node that is ready."""
+    """A cluster with controllers, a scheduler and one ready node."""
     if isinstance(api_server, Cluster):
         api_server.grow(1)
     return api_server
@@ -53,23 +53,23 @@ def cluster(api_server: Cluster | ExternalCluster) -> Cluster | ExternalCluster:
 
 @pytest.fixture(scope="session")
 def two_nodes() -> Iterator[Cluster]:
-    """One of its own."""
+    """A cluster of exactly two nodes."""
     if os.environ.get("KUBECONFIG"):
         pytest.skip("looks at two nodes from within: unset KUBECONFIG")
-    cluster = _made(2)
+    cluster = _create_cluster(2)
     yield cluster
     cluster.release()
 
 
 @pytest.fixture(scope="session")
 def server(api_server: Cluster | ExternalCluster) -> Server:
-    """To ask without our own client."""
+    """Plain requests to the API server, without the product's client."""
     return api_server.server
 
 
 @pytest.fixture
 def namespace(server: Server) -> Iterator[str]:
-    """An empty one, which goes with all that is in it where there are controllers."""
+    """An empty namespace, deleted with its objects if there are controllers."""
     name = f"test-{uuid.uuid4().hex[:10]}"
     server.ask("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     yield name
@@ -78,7 +78,7 @@ def namespace(server: Server) -> Iterator[str]:
 
 @pytest.fixture
 def workspace(cluster: Cluster | ExternalCluster, server: Server, namespace: str) -> str:
-    """The same, in which pods may be made."""
+    """A namespace in which pods can be created."""
     account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
     # Controllers whose API server was killed several times, by the tests before, look at it again after a minute only.
     wait("the service account", lambda: server.ask("GET", account), 150)
@@ -87,7 +87,7 @@ def workspace(cluster: Cluster | ExternalCluster, server: Server, namespace: str
 
 @pytest.fixture
 async def client(api_server: Cluster | ExternalCluster) -> AsyncIterator[KubeClient]:
-    """Our own, as the agents have it."""
+    """The product's client of the API server."""
     async with KubeClient(
         load_kubeconfig_access([api_server.kubeconfig], lambda _text: None), "dioptase-tests"
     ) as entered:
@@ -103,10 +103,10 @@ def definitions(api_server: Cluster | ExternalCluster) -> Server:
     return api_server.server
 
 
-def _made(nodes: int) -> Cluster:
+def _create_cluster(nodes: int) -> Cluster:
     if os.geteuid() != 0:
         pytest.skip("namespaces and cgroups need root; or name a cluster with KUBECONFIG")
     try:
-        return made(nodes)
+        return create_cluster(nodes)
     except Missing as error:
         pytest.skip(str(error))

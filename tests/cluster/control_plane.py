@@ -16,15 +16,15 @@ API_SERVER, CONTROLLERS, SCHEDULER = "kube-apiserver", "kube-controller-manager"
 
 
 class Control:
-    """Of one cluster; `programs` says where things are."""
+    """The control plane of one cluster; `programs` has the paths of its programs."""
 
     def __init__(self, names: Names, programs: Mapping[str, Path], daemons: Daemons) -> None:
         self._names, self._programs, self._daemons = names, programs, daemons
         self.authority = Authority(names)
 
     def begin(self) -> None:
-        """etcd and the API server, ready to be asked."""
-        self.authority.found()
+        """Start etcd and the API server, ready for requests."""
+        self.authority.create()
         self.authority.kubeconfig("admin")
         # What a crash of this machine would lose is no loss.
         self._start("etcd", "--data-dir", self._names.run / "etcd", "--unsafe-no-fsync", "--listen-client-urls", ETCD,
@@ -33,17 +33,17 @@ class Control:
         self.ready()
 
     def ready(self) -> None:
-        """Wait for the API server. Raises Late with what it said."""
+        """Wait for the API server. Raises Late with its log."""
         server = self.server()
         self._daemons.wait(API_SERVER, lambda: server.text("GET", "/readyz") == "ok", 120)
 
     def server(self) -> Server:
-        """To ask as an administrator."""
+        """Return the API server with an administrator's certificate."""
         pki = self.authority
         return Server(self._names.server, pki.certificate("ca"), pki.certificate("admin"), pki.key("admin"))
 
     def govern(self) -> None:
-        """Controllers and scheduler; of each there is one, so none needs a lease."""
+        """Start controllers and scheduler, one of each, so without leases."""
         pki = self.authority
         admin = self._names.run / "admin.kubeconfig"
         self._start(
@@ -58,7 +58,7 @@ class Control:
         self._daemons.start(name, self._names.space(CONTROL), (self._programs[name], *words))
 
     def _words(self) -> list[str]:
-        """What the API server is told."""
+        """Return the options of the API server."""
         pki, address = self.authority, self._names.address(CONTROL)
         return [
             f"--etcd-servers={ETCD}",

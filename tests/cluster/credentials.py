@@ -1,4 +1,4 @@
-"""Who is who in a cluster: one authority, a certificate for each, and kubeconfig files that name them."""
+"""Credentials of a cluster: one authority, a certificate for each client, and kubeconfig files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-noenc")
 
 
 class Authority:
-    """The cluster's authority, in a folder of its own; every certificate there is signed by it."""
+    """The cluster's certificate authority and the certificates that it signed, in a folder of its own."""
 
     def __init__(self, names: Names) -> None:
         self._names, self.folder = names, names.run / "pki"
 
-    def found(self) -> None:
-        """Make the authority, the control plane's certificates, and the key of service accounts' tokens."""
+    def create(self) -> None:
+        """Create the authority, the control plane's certificates, and the key of service account tokens."""
         self.folder.mkdir(parents=True)
         _openssl("req", "-x509", *_EC, "-keyout", str(self.key("ca")), "-out", str(self.certificate("ca")),
                  "-days", _DAYS, "-subj", "/CN=dioptase-test-cluster")  # fmt: skip
@@ -30,7 +30,7 @@ class Authority:
         _openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(self.key("accounts")))
 
     def issue(self, name: str, subject: str, alternatives: str = "") -> None:
-        """Key and certificate, for a server and a client alike."""
+        """Create a key and a certificate for both servers and clients."""
         request, extensions = self.folder / f"{name}.csr", self.folder / f"{name}.ext"
         extensions.write_text(
             "extendedKeyUsage=serverAuth,clientAuth\n" + (f"subjectAltName={alternatives}\n" if alternatives else "")
@@ -47,20 +47,20 @@ class Authority:
         return self.folder / f"{name}.key"
 
     def kubeconfig(self, name: str, path: Path | None = None) -> Path:
-        """A file that names the cluster and this one of its users; JSON is YAML."""
+        """Write a kubeconfig for this user; JSON is valid YAML."""
         path = path or self._names.run / f"{name}.kubeconfig"
-        one = f"dioptase-{self._names.number}"
+        item = f"dioptase-{self._names.number}"
         cluster = {"server": self._names.server, "certificate-authority": str(self.certificate("ca"))}
         user = {"client-certificate": str(self.certificate(name)), "client-key": str(self.key(name))}
-        said = {
+        text = {
             "apiVersion": "v1",
             "kind": "Config",
-            "current-context": one,
-            "clusters": [{"name": one, "cluster": cluster}],
-            "users": [{"name": one, "user": user}],
-            "contexts": [{"name": one, "context": {"cluster": one, "user": one}}],
+            "current-context": item,
+            "clusters": [{"name": item, "cluster": cluster}],
+            "users": [{"name": item, "user": user}],
+            "contexts": [{"name": item, "context": {"cluster": item, "user": item}}],
         }
-        path.write_text(json.dumps(said))
+        path.write_text(json.dumps(text))
         return path
 
 

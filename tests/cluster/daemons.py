@@ -1,4 +1,4 @@
-"""Programs that run on their own: started in namespaces, known by files, and ended by who they are, not by a number alone."""
+"""Programs that outlive this process: started in namespaces, recorded in files, and ended by identity, not by pid alone."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ import msgspec
 SPACES = Path("/run/netns")
 SYSTEM = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
 PATIENCE = 10 if "DIOPTASE_VM" in os.environ else 1
-"""How many times as long everything is waited for: in a guest every instruction may be translated."""
-# Whoever is killed between the two cannot leave a program without its file: the program's own shell writes it.
+"""Factor of all timeouts: in a guest every instruction may be translated."""
+# The program's own shell writes its file, so that a process killed in between leaves no program without a file.
 _SHELL = 'echo $$ > "$0" && exec "$@"'
 
 
 class Late(Exception):
-    """What should have come did not; the text has the end of what its program said."""
+    """A condition did not hold in time; the text has the end of the program's log."""
 
 
 class Command(msgspec.Struct, frozen=True):
-    """What a daemon was started as."""
+    """The command of a daemon."""
 
     space: str
-    """Of networks; by this it is recognized."""
+    """Network namespace, by which the daemon is recognized."""
     argv: tuple[str, ...]
 
 
 class Daemons:
-    """The daemons of one cluster, one folder with command, process id and log of each. Nothing of them is kept in memory."""
+    """The daemons of one cluster; command, process id and log of each are files in one folder, for other processes too."""
 
     def __init__(self, folder: Path, programs: Mapping[str, Path]) -> None:
         self._folder, self._programs = folder, programs
 
     def start(self, name: str, space: str, argv: Sequence[object]) -> None:
-        """In this network namespace, in a session of its own; it lives on when we end.
+        """Start a daemon in a network namespace and a session of its own; it outlives this process.
 
-        Not by `ip netns exec`: that mounts another /sys, without cgroups.
+        `ip netns exec` is not used, because it mounts another /sys, without cgroups.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         command = Command(space, tuple(map(str, argv)))
@@ -48,7 +48,7 @@ class Daemons:
         self.again(name)
 
     def again(self, name: str) -> None:
-        """Start what was started before with the same words."""
+        """Start a daemon again with its recorded command."""
         command = msgspec.json.decode((self._folder / f"{name}.json").read_bytes(), type=Command)
         pid_file = self._folder / f"{name}.pid"
         pid_file.unlink(missing_ok=True)
@@ -67,9 +67,9 @@ class Daemons:
 
     @property
     def path(self) -> str:
-        """Where they look for programs: ours come before the distribution's."""
-        ours = {str(path.parent): None for path in self._programs.values()}
-        return os.pathsep.join(dict.fromkeys([*ours, *SYSTEM]))
+        """Return the daemons' PATH: compiled programs come before the distribution's."""
+        own = {str(path.parent): None for path in self._programs.values()}
+        return os.pathsep.join(dict.fromkeys([*own, *SYSTEM]))
 
     def names(self) -> list[str]:
         return sorted(path.stem for path in self._folder.glob("*.json"))
@@ -78,13 +78,13 @@ class Daemons:
         return self._folder / f"{name}.log"
 
     def pid(self, name: str) -> int | None:
-        """None if it does not run: the number may be another program's by now, which is not in the daemon's namespace."""
+        """Return the process id; None if the daemon does not run. A process of that number elsewhere is another program's."""
         pid = self._written(name)
         command = msgspec.json.decode((self._folder / f"{name}.json").read_bytes(), type=Command)
         return pid if pid in members(command.space) else None
 
     def end(self, name: str, number: signal.Signals = signal.SIGKILL, seconds: float = 20) -> None:
-        """Send it a signal, and wait until it has ended; killed if it does not. Its children live on."""
+        """Send a signal and wait for the end; kill the daemon after the timeout. Its children live on."""
         pid = self.pid(name)
         if pid is None:
             return
@@ -98,14 +98,14 @@ class Daemons:
             wait(f"the end of {name}", lambda: started(pid) != began, seconds)
 
     def wait(self, name: str, probe: Callable[[], object], seconds: float = 60) -> None:
-        """Until the probe is true and raises nothing. Raises Late with the end of the log, at once if the daemon has ended."""
+        """Wait until the probe is true. Raises Late with the end of the log, at once if the daemon has ended."""
 
         def proceeding() -> object:
-            # Asked before: what ends well in between is no failure.
+            # Checked first: a program that ends successfully in between is no failure.
             runs = self.pid(name) is not None
             try:
-                if found := probe():
-                    return found
+                if result := probe():
+                    return result
             except Exception as error:
                 if runs:
                     raise
@@ -133,7 +133,7 @@ class Daemons:
 
 
 def started(pid: int) -> str:
-    """When a process began, in the kernel's ticks; empty if there is none, or nothing of it but its exit status."""
+    """Return the start time of a process in the kernel's ticks; "" if it does not exist or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -143,12 +143,12 @@ def started(pid: int) -> str:
 
 
 def members(space: str) -> set[int]:
-    """Every process in a network namespace; none where there is no such namespace."""
+    """Return the processes in a network namespace; none if it does not exist."""
     try:
-        wanted = (SPACES / space).stat().st_ino
+        expected = (SPACES / space).stat().st_ino
     except OSError:
         return set()
-    return {int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and _space_of(path) == wanted}
+    return {int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and _space_of(path) == expected}
 
 
 def _space_of(process: Path) -> int | None:
@@ -160,7 +160,7 @@ def _space_of(process: Path) -> int | None:
 
 
 def wait(what: str, probe: Callable[[], object], seconds: float = 60) -> None:
-    """Until the probe is true. Raises Late with what it last raised."""
+    """Wait until the probe is true. Raises Late with the probe's last error."""
     seconds *= PATIENCE
     until, last = time.monotonic() + seconds, ""
     while time.monotonic() < until:

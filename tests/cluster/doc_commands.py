@@ -1,4 +1,4 @@
-"""Pages whose commands are run: fenced blocks, in their order, and what they answered when the page was written.
+"""Runs the fenced commands of a page in their order and compares their output with that of the page.
 
 A block `sh` is one script; `sh until` is repeated until it answers as written, `sh fails` must end badly. The block `text`
 after it is its answer, line by line: `…` stands for anything within a line, and alone on one for any number of lines.
@@ -27,29 +27,31 @@ class Step(NamedTuple):
 
 
 def blocks(page: str) -> list[tuple[int, str, str]]:
-    """Line, kind and text of every fenced block."""
-    return [(page.count("\n", 0, one.start()) + 1, one["kind"].strip(), one["text"]) for one in _FENCE.finditer(page)]
+    """Return line, kind and text of every fenced block."""
+    return [
+        (page.count("\n", 0, item.start()) + 1, item["kind"].strip(), item["text"]) for item in _FENCE.finditer(page)
+    ]
 
 
 def steps(page: str) -> Iterator[Step]:
-    """The commands, each with its answer where it has one."""
-    found = blocks(page)
-    for number, (line, kind, text) in enumerate(found):
+    """Yield the commands, each with its expected output if it has one."""
+    result = blocks(page)
+    for number, (line, kind, text) in enumerate(result):
         if kind.split(" ")[0] == "sh":
-            _, next_kind, next_text = found[number + 1] if number + 1 < len(found) else (0, "", "")
+            _, next_kind, next_text = result[number + 1] if number + 1 < len(result) else (0, "", "")
             yield Step(line, kind[3:], text, next_text if next_kind == "text" else None)
 
 
-def answers(said: str, wanted: str) -> bool:
-    """Whether it is what was written."""
+def answers(text: str, expected: str) -> bool:
+    """Return whether the output is the expected one."""
     parts = []
-    for line in wanted.rstrip("\n").split("\n"):
+    for line in expected.rstrip("\n").split("\n"):
         parts.append("(?:.*\n)*" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + "\n")
-    return re.fullmatch("".join(parts), said if said.endswith("\n") else f"{said}\n") is not None
+    return re.fullmatch("".join(parts), text if text.endswith("\n") else f"{text}\n") is not None
 
 
 def follow(step: Step, settings: Mapping[str, str], folder: Path, seconds: float) -> None:
-    """Do it. Raises AssertionError with what was said last."""
+    """Run one step. Raises AssertionError with the last output."""
     last = [""]
 
     def once() -> bool:

@@ -1,4 +1,4 @@
-"""A cluster that somebody has already, by KUBECONFIG: asked and written to as ours is, but never hurt."""
+"""An existing cluster, found by KUBECONFIG: used like a cluster of the tests, but never disturbed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FILES = {
 
 
 class ExternalCluster:
-    """Tests may change it once it says so: it has a namespace of the name CONSENT. Raises Missing where it has not."""
+    """The cluster of KUBECONFIG, which tests may change if it has the namespace CONSENT. Raises Missing otherwise."""
 
     def __init__(self, kubeconfig: Path, folder: Path) -> None:
         self.kubeconfig, self._folder = kubeconfig, folder
@@ -34,17 +34,17 @@ class ExternalCluster:
                 f"unset KUBECONFIG to have a cluster made here, or kubectl create namespace {CONSENT}"
             ) from None
 
-    def kubectl(self, *words: object, said: str | None = None) -> str:
-        """What it prints. Raises Failed."""
+    def kubectl(self, *words: object, text: str | None = None) -> str:
+        """Return the output of kubectl. Raises Failed."""
         settings: Mapping[str, str] = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
-        return printed([self._kubectl, *map(str, words)], settings, said)
+        return printed([self._kubectl, *map(str, words)], settings, text)
 
     def _server(self) -> Server:
         try:
-            said = json.loads(self.kubectl("config", "view", "--raw", "--flatten", "--minify", "--output=json"))
+            document = json.loads(self.kubectl("config", "view", "--raw", "--flatten", "--minify", "--output=json"))
         except Failed as error:
             raise Missing(f"KUBECONFIG: {error}") from None
-        parts = {"cluster": said["clusters"][0]["cluster"], "user": said["users"][0]["user"]}
+        parts = {"cluster": document["clusters"][0]["cluster"], "user": document["users"][0]["user"]}
         files = {}
         for name, (part, field) in _FILES.items():
             if field not in parts[part]:

@@ -1,6 +1,6 @@
-"""A machine with more CPUs than this one, for programs that only look: one socket, one NUMA node, two threads a core.
+"""A machine with more CPUs than this one, for programs that only read: one socket, one NUMA node, two threads a core.
 
-Its files are copies of this machine's, laid over them in a mount namespace; nobody else sees them.
+Its files are copies of this machine's, bind-mounted over them in a mount namespace of its own.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ exec "$@"
 
 
 def mount_command(tree: Path) -> tuple[str, ...]:
-    """What goes before a command that is to see it."""
+    """Return the prefix of a command that sees these files."""
     return ("unshare", "--mount", "sh", "-c", _MOUNTS, str(tree))
 
 
 def write_topology(tree: Path, cpus: int) -> None:
-    """The files, below an empty folder."""
+    """Write the files below an empty folder."""
     every = f"0-{cpus - 1}\n"
     for cpu in range(cpus):
         there, core = tree / f"cpu/cpu{cpu}", cpu // 2
         pair = f"{core * 2}-{core * 2 + 1}\n"
         _copy(REAL / "cpu/cpu0", there, 3)
-        told = {"core_id": f"{core}\n", "physical_package_id": "0\n"}
-        told |= dict.fromkeys(("thread_siblings_list", "core_cpus_list"), pair)
-        told |= dict.fromkeys(("core_siblings_list", "package_cpus_list"), every)
-        for name, text in told.items():
+        result = {"core_id": f"{core}\n", "physical_package_id": "0\n"}
+        result |= dict.fromkeys(("thread_siblings_list", "core_cpus_list"), pair)
+        result |= dict.fromkeys(("core_siblings_list", "package_cpus_list"), every)
+        for name, text in result.items():
             (there / "topology" / name).write_text(text)
         for cache in (there / "cache").glob("index*"):
             last = (cache / "level").read_text().strip() == "3"
@@ -60,14 +60,14 @@ def _entry(first: str, cpu: int) -> str:
 
 
 def _copy(source: Path, goal: Path, depth: int) -> None:
-    """Plain files, as far as they can be read, and folders so deep."""
+    """Copy the readable files down to this depth."""
     goal.mkdir(parents=True, exist_ok=True)
-    for one in os.scandir(source):
-        if one.is_dir(follow_symlinks=False):
+    for item in os.scandir(source):
+        if item.is_dir(follow_symlinks=False):
             if depth:
-                _copy(Path(one.path), goal / one.name, depth - 1)
-        elif one.is_file(follow_symlinks=False):
+                _copy(Path(item.path), goal / item.name, depth - 1)
+        elif item.is_file(follow_symlinks=False):
             try:
-                (goal / one.name).write_bytes(Path(one.path).read_bytes())
+                (goal / item.name).write_bytes(Path(item.path).read_bytes())
             except OSError:
                 continue  # some cannot be read

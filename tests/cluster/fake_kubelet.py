@@ -13,10 +13,10 @@ CONFIG = b'{"kubeletconfig": {"topologyManagerPolicy": "none", "topologyManagerS
 class PodListHandler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = "/" + self.path.partition("?")[0].strip("/")
-        said = {"/pods": Path(sys.argv[2]).read_bytes(), "/configz": CONFIG}.get(path, b'{"node": {}, "pods": []}')
+        text = {"/pods": Path(sys.argv[2]).read_bytes(), "/configz": CONFIG}.get(path, b'{"node": {}, "pods": []}')
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(said)
+        self.wfile.write(text)
 
     def log_message(self, *_words: object) -> None:
         pass

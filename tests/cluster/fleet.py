@@ -1,4 +1,4 @@
-"""A fleet without nodes: entries of the API server, and behind the addresses of its pods servers of ours, or nobody."""
+"""A fleet without nodes: objects of the API server, with servers of the tests, or nothing, at the addresses of its pods."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.cluster.daemons import wait
 from tests.cluster.server import JSON, MERGE, Server
 
 Request = tuple[str, str, dict[str, Any]]
-"""Method, path and body."""
+"""Method, path and body of a request."""
 
 
 class Agents:
-    """Servers of agents in a thread of their own, and sockets that never answer."""
+    """Agents' HTTP servers in a thread of their own, and sockets that never answer."""
 
     def __init__(self, host: str) -> None:
         self._host, self._loop = host, asyncio.new_event_loop()
@@ -38,15 +38,15 @@ class Agents:
 
     def start(
         self,
-        told: EffectiveConfiguration,
+        configuration: EffectiveConfiguration,
         web_config: WebConfig | None = None,
         *,
         round_: bool = True,
         lacks: tuple[DoctorCheck, ...] = (),
     ) -> int:
-        """One more; its port."""
+        """Start one more server and return its port."""
         server = AgentServer(
-            journal=DecisionJournal(None), version="1.2.3", configuration=lambda: told, checks=lambda: lacks,
+            journal=DecisionJournal(None), version="1.2.3", configuration=lambda: configuration, checks=lambda: lacks,
             web_config=web_config, stale_s=3600,
         )  # fmt: skip
         self._servers.append(server)
@@ -56,12 +56,12 @@ class Agents:
         return port
 
     def silent(self) -> int:
-        """A port that takes connections and says nothing."""
+        """Return a port that accepts connections and never answers."""
         self._sockets.append(socket.create_server((self._host, 0)))
         return int(self._sockets[-1].getsockname()[1])
 
     def closed(self) -> int:
-        """A port that nobody listens at."""
+        """Return a port without a listener."""
         with socket.create_server((self._host, 0)) as listener:
             return int(listener.getsockname()[1])
 
@@ -69,16 +69,16 @@ class Agents:
         for server in self._servers:
             asyncio.run_coroutine_threadsafe(server.stop(), self._loop).result(10)
         # TLS ends with a word of the other side, and a loop that is gone would not hear it.
-        wait("the last word", lambda: not any(one._sock for one in self._loop._transports.values()), 10)
-        for one in self._sockets:
-            one.close()
+        wait("the last word", lambda: not any(item._sock for item in self._loop._transports.values()), 10)
+        for item in self._sockets:
+            item.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
 
 
 class Fleet:
-    """Nodes and agents' pods as the API server has them, all of one label and one namespace."""
+    """Node and pod objects of agents, all with one label and in one namespace."""
 
     def __init__(self, server: Server, host: str, namespace: str) -> None:
         self.server, self.host, self.namespace = server, host, namespace
@@ -92,15 +92,15 @@ class Fleet:
             self.server.ask(method, path, body, MERGE if method == "PATCH" else JSON)
 
     def agent(self, node: str, port: int, scheme: str = "HTTP") -> None:
-        """A node with an agent's pod on it that says to run and is probed there."""
+        """Create a node with a running agent's pod, whose health probe has this port and scheme."""
         for method, path, body in (*self._node(node), *self._pod(node, port, scheme)):
             self.server.ask(method, path, body, MERGE if method == "PATCH" else JSON)
 
     async def many(self, nodes: list[str], port: int, client: KubeClient) -> None:
-        """The same, at once."""
+        """Create nodes with agents' pods concurrently."""
         turns = asyncio.Semaphore(16)
 
-        async def one(node: str) -> None:
+        async def item(node: str) -> None:
             async with turns:
                 for method, path, body in (*self._node(node), *self._pod(node, port, "HTTP")):
                     kind = client_module.MERGE_PATCH_TYPE if method == "PATCH" else client_module.JSON_TYPE
@@ -109,7 +109,7 @@ class Fleet:
                     )
                     await client._answer(request)
 
-        await asyncio.gather(*map(one, nodes))
+        await asyncio.gather(*map(item, nodes))
 
     def _node(self, name: str) -> list[Request]:
         key, value = self.label.split("=")
@@ -127,23 +127,23 @@ class Fleet:
         spec = {"nodeName": self.name(node), "containers": [container], "automountServiceAccountToken": False}
         pods = f"/api/v1/namespaces/{self.namespace}/pods"
         status = {"status": {"phase": "Running", "podIP": self.host, "podIPs": [{"ip": self.host}]}}
-        made = {"metadata": {"name": f"agent-{node}", "labels": labels}, "spec": spec}
-        return [("POST", pods, made), ("PATCH", f"{pods}/agent-{node}/status", status)]
+        created = {"metadata": {"name": f"agent-{node}", "labels": labels}, "spec": spec}
+        return [("POST", pods, created), ("PATCH", f"{pods}/agent-{node}/status", status)]
 
     def remove(self) -> None:
-        """The nodes; pods go first, as no kubelet would ever say that they are gone."""
+        """Delete the pods without grace, because no kubelet confirms their end, and then the nodes."""
         pods = f"/api/v1/namespaces/{self.namespace}/pods"
         self.server.ask("DELETE", pods, {"gracePeriodSeconds": 0})
         self.server.ask("DELETE", f"/api/v1/nodes?labelSelector={self.label}")
 
 
 class Reviewing:
-    """An agent that serves whom the API server knows, as one with exporters.tokenReview does; it is busy at first."""
+    """An agent that reviews tokens at the API server; it answers its first review with 429."""
 
     def __init__(self, server: Server, host: str) -> None:
         self._server, self._host = server, host
-        self.seen: list[tuple[str | None, str]] = []
-        """The Authorization of each request, and who the token was of."""
+        self.requests: list[tuple[str | None, str]] = []
+        """The Authorization header of each request, and the user of its token."""
         self.busy = 1
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -167,7 +167,7 @@ class Reviewing:
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": given}}
         path = "/apis/authentication.k8s.io/v1/tokenreviews"
         user = (await asyncio.to_thread(self._server.ask, "POST", path, review))["status"]["user"]["username"]
-        self.seen.append((request.headers.get("Authorization"), user))
+        self.requests.append((request.headers.get("Authorization"), user))
         return web.Response(body=to_json(build_view(full_cycle())), content_type="application/json")
 
     def close(self) -> None:

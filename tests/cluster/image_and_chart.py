@@ -1,4 +1,4 @@
-"""What is installed with: the image, built once for what it is made of, and helm."""
+"""The image, built once per content, and helm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.cluster.binaries import CACHE, Missing, beside
+from tests.cluster.binaries import CACHE, Missing, compiled_program
 from tests.cluster.cluster import Cluster, printed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,27 +19,27 @@ _FILES = ("deploy/Dockerfile", "deploy/image", "requirements.lock", "pyproject.t
 
 
 def image_archive() -> Path:
-    """The image, as it would be built of this tree; the one before it goes. Raises Missing."""
+    """Return the archive of this tree's image and delete the previous one. Raises Missing."""
     digest = hashlib.sha256()
     files = [ROOT / name for name in _FILES]
     files += sorted(path for name in _CODE for path in (ROOT / name).rglob("*") if _is_code(path))
     for path in files:
         digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
     folder = CACHE.parent / "image"
-    made = folder / f"tested-{digest.hexdigest()[:12]}.tar"
-    if not made.exists():
+    created = folder / f"tested-{digest.hexdigest()[:12]}.tar"
+    if not created.exists():
         for program in ("mmdebstrap", "buildah"):
             if shutil.which(program) is None:
                 raise Missing(f"{program} is not installed: deploy/install-packages image")
         folder.mkdir(parents=True, exist_ok=True)
         print("building the image (minutes on first use)", flush=True)
         try:
-            subprocess.run([ROOT / "deploy/image", made, f"{IMAGE}:{TAG}"], check=True)
+            subprocess.run([ROOT / "deploy/image", created, f"{IMAGE}:{TAG}"], check=True)
         except subprocess.CalledProcessError as error:
             raise Missing(f"the image cannot be built: {error}") from None
-        for old in set(folder.glob("tested-*.tar")) - {made}:
+        for old in set(folder.glob("tested-*.tar")) - {created}:
             old.unlink()
-    return made
+    return created
 
 
 def _is_code(path: Path) -> bool:
@@ -47,7 +47,7 @@ def _is_code(path: Path) -> bool:
 
 
 def helm(cluster: Cluster, *words: object) -> str:
-    """What it prints. Raises Failed."""
+    """Return the output of helm. Raises Failed."""
     folder = cluster.names.run / "helm"
     settings = {"PATH": os.environ["PATH"], "HOME": str(folder), "KUBECONFIG": str(cluster.kubeconfig)}
-    return printed([str(beside("helm")), *map(str, words)], settings)
+    return printed([str(compiled_program("helm")), *map(str, words)], settings)

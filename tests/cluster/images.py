@@ -1,4 +1,4 @@
-"""Images without a registry: Debian's static busybox under a name of ours, as an archive that containerd imports."""
+"""Images without a registry: Debian's static busybox as an archive that containerd imports."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 BUSYBOX = Path("/bin/busybox")
 PAUSE, SHELL = "localhost/pause:1", "localhost/busybox:1"
 IMAGES: Mapping[str, Sequence[str]] = {PAUSE: ("/bin/sleep", "2147483647"), SHELL: ("/bin/sh",)}
-"""What every node has, and what each runs."""
+"""Images of every node, with their commands."""
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _FOLDERS = ("bin", "tmp", "etc", "proc", "sys", "dev")
 
 
 def write(archive: Path, images: Mapping[str, Sequence[str]] = IMAGES) -> None:
-    """All of these images, of one layer, as `docker save` writes them."""
+    """Write these images, which share one layer, in the format of `docker save`."""
     layer = _layer()
     files = {"layer.tar": layer}
     manifest = []

@@ -1,4 +1,4 @@
-"""Katalyst's objects as a person writes them, and where the API server has them."""
+"""Katalyst's objects in JSON, and their paths in the API."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ CNRS = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
 
 
 def within(namespace: str, kind: str) -> str:
-    """All of one kind of configuration in a namespace."""
+    """Return the path of a kind of configuration in a namespace."""
     return f"{CONFIG}/namespaces/{namespace}/{kind}"
 
 
 def a_kcc(name: str = "all", kind: str = ADMINS, **spec: Any) -> dict[str, Any]:
-    """That objects of this kind are configuration."""
+    """Return a KatalystCustomConfig that declares AdminQoSConfigurations as configuration."""
     target = {"group": "config.katalyst.kubewharf.io", "version": "v1alpha1", "resource": kind}
     return _object("KatalystCustomConfig", name, {"targetType": target, **spec})
 
 
 def an_admin(name: str, config: Mapping[str, Any], **spec: Any) -> dict[str, Any]:
-    """Configuration of agents."""
+    """Return an AdminQoSConfiguration."""
     return _object("AdminQoSConfiguration", name, {"config": config, **spec})
 
 
 def lending(report: str) -> dict[str, Any]:
-    """A configuration that differs by one number."""
+    """Return a configuration that differs in one number."""
     return {"reclaimedResourceConfig": {"reservedResourceForReport": {"cpu": report}}}
 
 
@@ -38,29 +38,29 @@ def _object(kind: str, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     return {"apiVersion": api, "kind": kind, "metadata": {"name": name}, "spec": dict(spec)}
 
 
-def told(server: Server, node: str, kind: str = ADMINS) -> str | None:
-    """Which object of a kind a node is told to obey, with its hash; None if none."""
+def configured_object(server: Server, node: str, kind: str = ADMINS) -> str | None:
+    """Return the object of a kind that a node's CNC lists, with its hash; None without one."""
     status = server.ask("GET", f"{CNCS}/{node}").get("status", {})
-    for one in status.get("katalystCustomConfigList", []):
-        if one["configType"]["resource"] == kind:
-            return f"{one['configName']} {one['hash']}"
+    for item in status.get("katalystCustomConfigList", []):
+        if item["configType"]["resource"] == kind:
+            return f"{item['configName']} {item['hash']}"
     return None
 
 
 def valid(server: Server, path: str) -> tuple[str, str, str]:
-    """What an object's condition Valid says: status, reason and message. Raises StopIteration where there is none yet."""
+    """Return status, reason and message of an object's condition Valid. Raises StopIteration if it has none yet."""
     conditions = server.ask("GET", path).get("status", {}).get("conditions", [])
-    one = next(one for one in conditions if one["type"] == "Valid")
-    return one["status"], one["reason"], one["message"]
+    item = next(item for item in conditions if item["type"] == "Valid")
+    return item["status"], item["reason"], item["message"]
 
 
 def change(server: Server, path: str, **spec: Any) -> None:
-    """Fields of its specification."""
+    """Patch fields of an object's specification."""
     server.ask("PATCH", path, {"spec": spec}, MERGE)
 
 
-def gone(server: Server, path: str) -> bool:
-    """Whether there is no such object."""
+def is_deleted(server: Server, path: str) -> bool:
+    """Return whether the object does not exist."""
     try:
         server.ask("GET", path)
     except Refused as error:

@@ -1,7 +1,7 @@
-"""What the parts of one cluster are called, so that everything of it can be found by its name alone, whoever was killed.
+"""Names of the parts of a cluster, so that all parts can be found by name after a killed run.
 
-A cluster has a number. Nothing is looked for that does not carry it, except the cgroup `kubepods`, of which a link says whose
-it is.
+A cluster has a number. Cleanup only considers names with that number, except for the cgroup `kubepods`, whose owner is recorded
+in a link.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 HOME = Path("/tmp/dioptase-cluster")
-"""Short: paths of sockets hold 108 bytes."""
+"""Folder of all clusters; short, because paths of sockets hold 108 bytes."""
 MOST = 8
-"""Clusters at a time. The first is that of `make cluster`; tests take the others."""
+"""Maximum number of clusters. The first is that of `make cluster`; tests use the others."""
 SERVICES, API_SERVICE, DNS_SERVICE = "10.96.0.0/16", "10.96.0.1", "10.96.0.10"
 PODS = "10.88.0.0/16"
 PORT = 6443
@@ -22,14 +22,14 @@ _SPACE = re.compile(r"dioptase-(\d)-[a-z0-9]+")
 
 
 class Names(NamedTuple):
-    """Of one cluster."""
+    """The names of one cluster."""
 
     number: int
     home: Path = HOME
 
     @property
     def run(self) -> Path:
-        """Everything that it writes, but cgroups."""
+        """Return the folder of all files of the cluster."""
         return self.home / str(self.number)
 
     @property
@@ -38,7 +38,7 @@ class Names(NamedTuple):
 
     @property
     def host(self) -> str:
-        """This machine, on the cluster's network."""
+        """Return the address of this machine on the cluster's network."""
         return f"10.89.{self.number}.1"
 
     @property
@@ -46,27 +46,27 @@ class Names(NamedTuple):
         return f"https://{self.address(CONTROL)}:{PORT}"
 
     def space(self, machine: str) -> str:
-        """The network namespace of the control plane, or of `node1` and so on."""
+        """Return the network namespace of the control plane or of a node such as `node1`."""
         return f"dioptase-{self.number}-{machine}"
 
     def link(self, machine: str) -> str:
-        """The end of its cable at the bridge; such names hold 15 bytes."""
+        """Return the interface at the bridge; names of interfaces hold 15 bytes."""
         return f"dio{self.number}{machine}"
 
     def address(self, machine: str) -> str:
         return f"10.89.{self.number}.{2 if machine == CONTROL else 10 + index(machine)}"
 
     def pods(self, node: str) -> str:
-        """The network of its pods."""
+        """Return the network of a node's pods."""
         return f"10.88.{self.number * 16 + index(node)}.0/24"
 
     def cgroup(self, node: str) -> str:
-        """The cgroup below which its pods are, where it is not the one to have the usual /kubepods."""
+        """Return the parent cgroup of a node's pods, if the node does not use the usual /kubepods."""
         return f"dioptase-{self.number}-{node}"
 
 
 def index(node: str) -> int:
-    """1 of `node1`. Raises ValueError for what is no name of a node here."""
+    """Return 1 for `node1`. Raises ValueError for other names."""
     number = int(node.removeprefix("node"))
     if not node.startswith("node") or not 1 <= number <= 9:
         raise ValueError(f"{node!r} is no node: node1 to node9")
@@ -74,6 +74,6 @@ def index(node: str) -> int:
 
 
 def number_of(space: str) -> int | None:
-    """Of which cluster a network namespace is; None if of none."""
-    found = _SPACE.fullmatch(space)
-    return int(found[1]) if found else None
+    """Return the number of the cluster of a network namespace; None if it belongs to none."""
+    result = _SPACE.fullmatch(space)
+    return int(result[1]) if result else None

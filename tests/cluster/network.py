@@ -12,7 +12,7 @@ from tests.cluster.names import CONTROL, Names
 
 
 def lay(names: Names) -> None:
-    """The bridge, and the control plane at it."""
+    """Create the bridge and connect the control plane to it."""
     _ip("link", "add", names.bridge, "type", "bridge")
     _ip("addr", "add", f"{names.host}/24", "dev", names.bridge)
     _ip("link", "set", names.bridge, "up")
@@ -20,11 +20,11 @@ def lay(names: Names) -> None:
 
 
 def add(names: Names, node: str, others: Sequence[str]) -> None:
-    """A node at the bridge, and the ways to its pods for everybody there: no address is translated."""
+    """Connect a node to the bridge and add routes to its pods; no address is translated."""
     _plug(names, node)
-    ours = names.space(node)
+    space = names.space(node)
     subprocess.run(
-        ["ip", "netns", "exec", ours, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"],
+        ["ip", "netns", "exec", space, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"],
         check=True,
         capture_output=True,
     )
@@ -32,7 +32,7 @@ def add(names: Names, node: str, others: Sequence[str]) -> None:
     for machine in (CONTROL, *others):
         _ip("-n", names.space(machine), "route", "add", names.pods(node), "via", names.address(node))
     for other in others:
-        _ip("-n", ours, "route", "add", names.pods(other), "via", names.address(other))
+        _ip("-n", space, "route", "add", names.pods(other), "via", names.address(other))
 
 
 def _plug(names: Names, machine: str) -> None:

@@ -25,7 +25,7 @@ OWN = (
     "/etc/cni",
     "/etc/kubernetes",
 )
-"""Paths that every node has for itself; all others are this machine's."""
+"""Paths of which every node has its own; all others are this machine's."""
 SOCKET = "/run/containerd/containerd.sock"
 # Without CAP_SYS_RESOURCE runc cannot give a sandbox the oom_score_adj of -998 that containerd asks for.
 _CONTAINERD = f"""version = 3
@@ -62,7 +62,7 @@ class Node:
 
     @property
     def kubelet(self) -> str:
-        """Its daemon."""
+        """Return the name of the kubelet's daemon."""
         return f"{self.name}-kubelet"
 
     @property
@@ -71,26 +71,26 @@ class Node:
 
     @property
     def cgroup_root(self) -> str:
-        """What its kubelet calls the root: `/`, where its pods are below /kubepods, or a cgroup of its own."""
+        """Return the kubelet's `cgroupRoot`: `/` if its pods are below /kubepods, or a cgroup of its own."""
         root: str = json.loads((self.folder / "kubelet.json").read_text())["cgroupRoot"]
         return root
 
     def at(self, path: str) -> Path:
-        """Where a path of the node is on this machine, which is the same place if it is none of OWN."""
-        own = any(path == one or path.startswith(f"{one}/") for one in OWN)
+        """Return the path on this machine of a path of the node, which differs only for those of OWN."""
+        own = any(path == item or path.startswith(f"{item}/") for item in OWN)
         return self.folder / "root" / path[1:] if own else Path(path)
 
     def words(self, *words: object) -> list[str]:
-        """A command that runs in the node."""
+        """Return a command that runs in the node."""
         space = SPACES / self._names.space(self.name)
         return ["nsenter", f"--net={space}", *self._mounts(), *map(str, words)]
 
     def run(self, *words: object) -> str:
-        """What a command in the node prints. Raises CalledProcessError."""
+        """Return the output of a command in the node. Raises CalledProcessError."""
         return subprocess.run(self.words(*words), check=True, capture_output=True, text=True).stdout
 
     def begin(self, authority: Authority) -> None:
-        """Everything that runs there; it joins the cluster by itself. Raises Late with what was said."""
+        """Start the node's programs; the kubelet registers the node. Raises Late with a log."""
         for path in OWN:
             self.at(path).mkdir(parents=True)
         self._daemons.start(
@@ -110,11 +110,11 @@ class Node:
         self._begin_proxy(authority)
 
     def load(self, archive: Path) -> None:
-        """Have the images of an archive."""
+        """Import the images of an archive."""
         self._ctr("images", "import", archive)
 
     def tag(self, image: str, name: str) -> None:
-        """Give an image that is there a second name."""
+        """Give an existing image a second name."""
         self._ctr("images", "tag", "--force", image, name)
 
     def _entered(self) -> bool:
@@ -134,7 +134,7 @@ class Node:
         )  # fmt: skip
 
     def _kubelet_config(self, authority: Authority, cgroup_root: str) -> dict[str, object]:
-        """Stock, but for what two kubelets on one machine, swap and cgroups of version 1 need."""
+        """Return the stock configuration, adapted for two kubelets on one machine, swap and cgroups of version 1."""
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -194,8 +194,8 @@ class Node:
         }
         folder = self.at("/etc/cni/net.d")
         folder.mkdir()
-        said = {"cniVersion": "1.0.0", "name": "pods", "plugins": [plugin]}
-        (folder / "10-ptp.conflist").write_text(json.dumps(said))
+        text = {"cniVersion": "1.0.0", "name": "pods", "plugins": [plugin]}
+        (folder / "10-ptp.conflist").write_text(json.dumps(text))
 
     def _mounts(self) -> Sequence[str]:
         return ("nsenter", f"--mount=/proc/{self._daemons.pid(self.name)}/ns/mnt")

@@ -1,4 +1,4 @@
-"""Pods that really run, of a QoS level, and what the kernel holds of them."""
+"""Running pods of a QoS level, and their cgroup files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from tests.cluster.cgroups import ROOT
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.node import Node
-from tests.cluster.objects import a_pod
+from tests.cluster.objects import IDLING, a_pod
 from tests.cluster.server import Server
 
-QOS = "katalyst.kubewharf.io/qos_level"
-IDLING = "trap exit TERM; while :; do sleep 1; done"
 IDLE = "cpu.idle"
 
 
@@ -32,49 +30,48 @@ class Pod:
     @property
     def running(self) -> bool:
         statuses = self.read()["status"].get("containerStatuses", [])
-        return bool(statuses) and all(one["ready"] for one in statuses)
+        return bool(statuses) and all(statuse["ready"] for statuse in statuses)
 
     @property
     def untouched(self) -> bool:
-        """Whether it still is who it was: nothing was restarted, and nobody asked it to leave."""
-        found = self.read()
-        restarts = [one["restartCount"] for one in found["status"]["containerStatuses"]]
-        return not any(restarts) and "deletionTimestamp" not in found["metadata"] and self.running
+        """Whether no container was restarted and the pod is not terminating."""
+        result = self.read()
+        restarts = [item["restartCount"] for item in result["status"]["containerStatuses"]]
+        return not any(restarts) and "deletionTimestamp" not in result["metadata"] and self.running
 
     def cgroups(self, controller: str = "cpu") -> list[Path]:
-        """Its own, and those of its containers: what can be set for it and nobody else."""
+        """Return the cgroups of the pod and of its containers."""
         root = ROOT / controller if (ROOT / controller).exists() else ROOT
-        found = self.read()
-        klass = {"BestEffort": "besteffort", "Burstable": "burstable"}.get(found["status"]["qosClass"], "")
-        pod = root / self._node.cgroup_root.strip("/") / "kubepods" / klass / f"pod{found['metadata']['uid']}"
+        result = self.read()
+        klass = {"BestEffort": "besteffort", "Burstable": "burstable"}.get(result["status"]["qosClass"], "")
+        pod = root / self._node.cgroup_root.strip("/") / "kubepods" / klass / f"pod{result['metadata']['uid']}"
         return [pod, *(each for each in pod.iterdir() if each.is_dir())]
 
     @property
     def idle(self) -> bool:
-        """Whether it has CPU only where nobody else wants to run, wherever that is set."""
+        """Return whether a cgroup of the pod has cpu.idle set."""
         return any((group / IDLE).read_text() == "1\n" for group in self.cgroups())
 
     def knobs(self) -> dict[str, str]:
-        """Everything that could have been written."""
-        files = [file for group in self.cgroups() for file in group.glob("cpu.*") if file.name not in _TOLD]
+        """Return every writable CPU file by cgroup and name."""
+        files = [file for group in self.cgroups() for file in group.glob("cpu.*") if file.name not in _READ_ONLY]
         return {f"{file.parent.name}/{file.name}": file.read_text() for file in sorted(files)}
 
 
-_TOLD = {"cpu.stat", "cpu.stat.local", "cpu.pressure"}
-"""What the kernel says, and nobody sets."""
+_READ_ONLY = {"cpu.stat", "cpu.stat.local", "cpu.pressure"}
+"""Files that only the kernel writes."""
 
 
 def run(
     cluster: Cluster, namespace: str, name: str, level: str, command: str = IDLING,
     annotations: Mapping[str, str] | None = None, resources: Mapping[str, Any] | None = None, node: Node | None = None,
 ) -> Pod:  # fmt: skip
-    """A pod of this level, running; on the first node unless another is named."""
+    """Create a pod of this level and wait until it runs; on the first node by default."""
     node = node or cluster.nodes[0]
-    made = a_pod(name)
-    made["metadata"]["annotations"] = {QOS: level, **(annotations or {})}
-    made["spec"]["nodeName"] = node.name
-    made["spec"]["containers"][0] |= {"command": ["sh", "-c", command], "resources": dict(resources or {})}
-    cluster.server.ask("POST", f"/api/v1/namespaces/{namespace}/pods", made)
+    created = a_pod(name, level, command, resources)
+    created["metadata"]["annotations"] |= annotations or {}
+    created["spec"]["nodeName"] = node.name
+    cluster.server.ask("POST", f"/api/v1/namespaces/{namespace}/pods", created)
     pod = Pod(cluster.server, namespace, name, node)
     wait(f"pod {name}", lambda: pod.running)
     return pod

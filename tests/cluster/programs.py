@@ -1,5 +1,5 @@
-"""Our own programs on a cluster: `dioptase agent` in a node, `dioptase controller` beside the control plane, as daemons that
-can be killed and started again like the cluster's own."""
+"""The product's programs on a cluster: `dioptase agent` on a node, `dioptase controller` next to the control plane, as daemons
+that can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ AGENT_PORT, CONTROLLER_PORT = 9102, 9316
 
 
 class Program:
-    """One of ours under a name, with what it says over HTTP."""
+    """One program of the product as a daemon, with its HTTP server."""
 
     def __init__(self, cluster: Cluster, name: str, url: str) -> None:
         self._daemons, self.name, self.url = cluster.daemons, name, url
 
     def again(self) -> None:
-        """Start it, as it was started before."""
+        """Start it again with the same command."""
         self._daemons.again(self.name)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Send it a signal, and wait until it is gone."""
+        """Send it a signal and wait for its end."""
         self._daemons.end(self.name, number, seconds=60)
 
     @property
@@ -44,7 +44,7 @@ class Program:
         return self._daemons.log(self.name).read_text(errors="replace")
 
     def text(self, path: str) -> str:
-        """What it answers. Raises OSError where it does not."""
+        """Return the response at a path. Raises OSError without one."""
         with urllib.request.urlopen(self.url + path, timeout=10 * PATIENCE) as answer:
             return str(answer.read().decode())
 
@@ -52,7 +52,7 @@ class Program:
         return json.loads(self.text(path))
 
     def wait(self, what: str, probe: Any, seconds: float = 60) -> None:
-        """Raises Late with the end of its log, at once if it has ended."""
+        """Wait until the probe is true. Raises Late with the end of its log, at once if it has ended."""
         self._daemons.wait(self.name, probe, seconds)
 
 
@@ -65,7 +65,7 @@ class Agent(Program):
     ) -> None:  # fmt: skip
         super().__init__(cluster, f"{node.name}-agent", f"http://{node.address}:{AGENT_PORT}")
         self.state = folder / f"{node.name}-state"
-        # Whoever runs it owns its state, and nobody else writes there.
+        # The user that runs it owns its state directory; no other process writes there.
         self.state.mkdir(mode=0o700, exist_ok=True)
         kubelet = {
             "url": f"https://{node.address}:10250", "tokenFile": str(account.token), "caFile": str(account.authority),
@@ -80,7 +80,7 @@ class Agent(Program):
         self._cluster, self._node = cluster, node
 
     def begin(self) -> None:
-        """Start it, and wait for its second round, so that rates are there."""
+        """Start it and wait for its second cycle, which has rates."""
         space = self._cluster.names.space(self._node.name)
         self._daemons.start(self.name, space, self._node.words(*self._words))
         self.ready()
@@ -89,12 +89,12 @@ class Agent(Program):
         self.wait(self.name, lambda: self.view()["seq"] >= 2)
 
     def view(self) -> Any:
-        """The latest round."""
+        """Return the latest cycle."""
         return self.ask("/api/v1/view")
 
     def troubles(self) -> dict[str, str]:
-        """By source, what is wrong with it; those that are well are not there."""
-        return {one["name"]: one["error"] for one in self.view()["sources"] if not one["ok"]}
+        """Return the errors of the failing sources by name."""
+        return {item["name"]: item["error"] for item in self.view()["sources"] if not item["ok"]}
 
 
 class Controller(Program):
@@ -113,7 +113,7 @@ class Controller(Program):
         self._words = (*as_account(account), "controller", "--listen", address, "--config", str(config))
 
     def begin(self) -> None:
-        """Start it, and wait until it is ready: it stands by, or has listed everything."""
+        """Start it and wait until it is ready: on standby, or leading with all objects listed."""
         self._daemons.start(self.name, self._cluster.names.space(CONTROL), self._words)
         self.ready()
 
@@ -122,7 +122,7 @@ class Controller(Program):
 
     @property
     def leads(self) -> bool:
-        """Whether it says so; not if it says nothing."""
+        """Return whether it reports to be the leader; False without an answer."""
         try:
             return "\ndioptase_controller_leading 1.0\n" in self.text("/metrics")
         except OSError:
@@ -130,6 +130,6 @@ class Controller(Program):
 
 
 def as_account(account: Account) -> tuple[str, ...]:
-    """`dioptase` of these sources, as this account."""
+    """Return the command `dioptase` of this tree with the credentials of an account."""
     program = str(Path(sys.executable).with_name("dioptase"))
     return ("env", f"PYTHONPATH={CODE}", f"KUBECONFIG={account.kubeconfig}", program)

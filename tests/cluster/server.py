@@ -1,4 +1,4 @@
-"""The API server as seen by tests: plain requests over the standard library, so that our own client has a peer."""
+"""The API server for tests: plain requests by the standard library, independent of the product's client."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ JSON, MERGE, APPLY = "application/json", "application/merge-patch+json", "applic
 
 
 class Refused(Exception):
-    """The API server said no."""
+    """The API server refused a request."""
 
     def __init__(self, status: int, body: str) -> None:
         self.status, self.body = status, body
         try:
-            self.said: dict[str, Any] = json.loads(body)
+            self.status_body: dict[str, Any] = json.loads(body)
         except ValueError:
-            self.said = {}
-        super().__init__(f"{status}: {self.said.get('message', body[:500])}")
+            self.status_body = {}
+        super().__init__(f"{status}: {self.status_body.get('message', body[:500])}")
 
 
 class Server:
-    """One API server, asked with a client certificate; each request is a connection of its own."""
+    """One API server, with a client certificate; each request uses a new connection."""
 
     def __init__(self, url: str, authority: Path, certificate: Path, key: Path) -> None:
         self._address = urlsplit(url)
@@ -37,15 +37,15 @@ class Server:
     def text(
         self, method: str, path: str, body: Any = None, kind: str = JSON, seconds: float = 30, user: str = ""
     ) -> str:
-        """What it answers, to somebody else if there is a `user`. Raises Refused, and OSError where there is no answer."""
+        """Return the response, optionally as another `user`. Raises Refused, and OSError without a response."""
         connection = http.client.HTTPSConnection(
             str(self._address.hostname), self._address.port, context=self._context, timeout=seconds * PATIENCE
         )
         try:
-            said = None if body is None else json.dumps(body)
+            result = None if body is None else json.dumps(body)
             headers = {"Content-Type": kind, "Accept": "application/json, */*"}
             headers |= {"Impersonate-User": user} if user else {}
-            connection.request(method, path, said, headers)
+            connection.request(method, path, result, headers)
             answer = connection.getresponse()
             content = answer.read().decode()
             if answer.status >= 300:
@@ -55,11 +55,11 @@ class Server:
             connection.close()
 
     def ask(self, method: str, path: str, body: Any = None, kind: str = JSON, seconds: float = 30) -> Any:
-        """The same, decoded."""
+        """Return the decoded response. Raises as `text`."""
         return json.loads(self.text(method, path, body, kind, seconds))
 
     def refusal(self, method: str, path: str, body: Any = None, kind: str = JSON) -> Refused | None:
-        """Ask; why not, where it says no."""
+        """Send a request; return the refusal, or None if it was accepted."""
         try:
             self.text(method, path, body, kind)
         except Refused as error:

@@ -1,4 +1,4 @@
-"""Who our programs are on a cluster: service accounts that may what the chart's roles say, and no more."""
+"""Service accounts of the product's programs on a cluster: exactly the rights that the chart's roles grant."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from tests.cluster.server import Refused
 
 RBAC = "rbac.authorization.k8s.io"
 LENDING = {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]}
-"""What the chart adds with agent.extendedResources."""
+"""Rule that the chart adds with agent.extendedResources."""
 
 
 def shipped(name: str) -> list[tuple[str, Any]]:
-    """Kind and rules of every role of this account, by the chart as everybody has it who sets nothing."""
-    made = [msgspec.yaml.decode(text) for text in chart.KUSTOMIZE_BASE.read_text().split("\n---\n")[1:]]
-    roles = [one for one in made if one["kind"] in ("ClusterRole", "Role") and one["metadata"]["name"] == name]
-    return [(one["kind"], one["rules"]) for one in roles]
+    """Return kind and rules of every role of this account, from the chart with default values."""
+    created = [msgspec.yaml.decode(text) for text in chart.KUSTOMIZE_BASE.read_text().split("\n---\n")[1:]]
+    roles = [item for item in created if item["kind"] in ("ClusterRole", "Role") and item["metadata"]["name"] == name]
+    return [(role["kind"], role["rules"]) for role in roles]
 
 
 class Account:
-    """One service account, made where it is missing, with a token and a kubeconfig file for programs outside of pods."""
+    """One service account, created if missing, with a token and a kubeconfig for programs outside of pods."""
 
     def __init__(
         self, cluster: Cluster, name: str, namespace: str, folder: Path, more: Sequence[Mapping[str, Any]] = ()
     ) -> None:
-        """`more` are rules for all of the cluster."""
+        """Create the account and its roles; `more` are additional rules for the whole cluster."""
         self._cluster, self._name, self._namespace, self._more = cluster, name, namespace, more
         self.token, self.kubeconfig = folder / f"{name}.token", folder / f"{name}.kubeconfig"
         self.authority = cluster.control.authority.certificate("ca")
@@ -40,13 +40,13 @@ class Account:
 
     def _grant(self) -> None:
         self._make("/api/v1", f"namespaces/{self._namespace}/serviceaccounts", self._name, {})
-        who = {"kind": "ServiceAccount", "name": self._name, "namespace": self._namespace}
+        name = {"kind": "ServiceAccount", "name": self._name, "namespace": self._namespace}
         for kind, rules in shipped(self._name):
             where = f"namespaces/{self._namespace}/" if kind == "Role" else ""
             more = self._more if kind == "ClusterRole" else ()
             self._make(f"/apis/{RBAC}/v1", f"{where}{kind.lower()}s", self._role, {"rules": [*rules, *more]})
             what = {"apiGroup": RBAC, "kind": kind, "name": self._role}
-            body = {"subjects": [who], "roleRef": what}
+            body = {"subjects": [name], "roleRef": what}
             self._make(f"/apis/{RBAC}/v1", f"{where}{kind.lower()}bindings", self._role, body)
 
     @property
@@ -54,7 +54,7 @@ class Account:
         return f"{self._name}-{self._namespace}"
 
     def forget(self) -> None:
-        """Remove what is not in its namespace, and so does not go with it."""
+        """Delete the cluster-wide objects, which the deletion of the namespace would leave."""
         for kind in ("clusterrolebindings", "clusterroles"):
             self._cluster.server.ask("DELETE", f"/apis/{RBAC}/v1/{kind}/{self._role}")
 
@@ -67,13 +67,13 @@ class Account:
 
     def _write(self) -> None:
         path = f"/api/v1/namespaces/{self._namespace}/serviceaccounts/{self._name}/token"
-        made = self._cluster.server.ask("POST", path, {"spec": {"expirationSeconds": 3600}})
-        self.token.write_text(made["status"]["token"])
+        created = self._cluster.server.ask("POST", path, {"spec": {"expirationSeconds": 3600}})
+        self.token.write_text(created["status"]["token"])
         cluster = {"server": self._cluster.names.server, "certificate-authority": str(self.authority)}
-        said = {
+        text = {
             "apiVersion": "v1", "kind": "Config", "current-context": "one",
             "clusters": [{"name": "one", "cluster": cluster}],
             "users": [{"name": "one", "user": {"tokenFile": str(self.token)}}],
             "contexts": [{"name": "one", "context": {"cluster": "one", "user": "one", "namespace": self._namespace}}],
         }  # fmt: skip
-        self.kubeconfig.write_text(json.dumps(said))
+        self.kubeconfig.write_text(json.dumps(text))

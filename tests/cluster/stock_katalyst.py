@@ -1,6 +1,6 @@
-"""The stock Katalyst agent and ours beside it: compiled only when it is asked for, run with sockets and state of their own.
+"""The stock Katalyst agent next to dioptase: compiled on demand, with its own sockets and state.
 
-It asks for Malachite at port 9002 of the node: that is where ours answers.
+It reads Malachite at port 9002 of the node, which dioptase serves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.cluster.node import SOCKET
 ROOT = HERE.parents[1]
 NAME, MODULE, PACKAGES = "katalyst-agent", "katalyst", "github.com/kubewharf/katalyst-core/cmd"
 MALACHITE, METRICS = 9002, 9316
-OURS, STAND_IN = "dioptase", "kubelet-stand-in"
+DIOPTASE, STAND_IN = "dioptase", "kubelet-stand-in"
 CNRS = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
 REPORTER, ADVISOR, ORM = "katalyst-agent-reporter", "katalyst-agent-advisor", "katalyst-agent-orm"
 QRM = ("qrm_cpu_plugin", "qrm_memory_plugin")
@@ -32,23 +32,23 @@ MAPPED = ",".join(
 
 
 def obtain_katalyst(cache: Path = CACHE) -> Path:
-    """The program, at the version in modules/katalyst. Raises Missing."""
+    """Return the path of the program, at the version in modules/katalyst. Raises Missing."""
     return compiled(NAME, MODULE, PACKAGES, cache)
 
 
 class Place(NamedTuple):
-    """Where both run."""
+    """The place where both agents run."""
 
     space: str
-    """The network namespace,"""
+    """Name of the network namespace."""
     address: str
-    """its address,"""
+    """Address in the namespace."""
     inside: tuple[str, ...]
-    """and what goes before each command, to see the right files."""
+    """Prefix of each command, for its mount namespace."""
 
 
 class KatalystAndDioptase:
-    """Both agents at one place. `folder` is a short one: sockets are in it."""
+    """Both agents at one place. `folder` has a short path, because it holds sockets."""
 
     def __init__(self, cluster: Cluster, place: Place, program: Path, folder: Path, name: str) -> None:
         self.cluster, self.place, self.folder, self.name = cluster, place, folder, name
@@ -58,29 +58,29 @@ class KatalystAndDioptase:
 
     @property
     def sockets(self) -> dict[str, str]:
-        """Of our settings."""
+        """Return the socket paths of dioptase's settings."""
         return {
             "advisorDir": f"{self.folder}/advisor",
             "pluginDir": f"{self.folder}/plugins",
-            "podResources": f"{self.folder}/pods/ours.sock",
+            "podResources": f"{self.folder}/pods/own_cluster.sock",
         }
 
     def start_ours(self, settings: Mapping[str, Any], *options: str) -> None:
-        """Ours, with Malachite's documents, and these settings beside those of the place."""
-        told = {**settings, "sockets": {**self.sockets, **settings.get("sockets", {})}}
+        """Start dioptase with Malachite's documents and these settings in addition to those of the place."""
+        text = {**settings, "sockets": {**self.sockets, **settings.get("sockets", {})}}
         config = self.folder / "dioptase.json"
-        config.write_text(json.dumps(told))
+        config.write_text(json.dumps(text))
         state = self.folder / "dioptase"
         state.mkdir(mode=0o700, exist_ok=True)
         self.start(
-            OURS, "env", f"PYTHONPATH={ROOT}", f"KUBECONFIG={self.cluster.kubeconfig}", sys.executable, "-c", _RUN,
+            DIOPTASE, "env", f"PYTHONPATH={ROOT}", f"KUBECONFIG={self.cluster.kubeconfig}", sys.executable, "-c", _RUN,
             "agent", "--malachite", f"127.0.0.1:{MALACHITE}", "--listen", f"{self.place.address}:9102",
             "--state-dir", state, "--config", config, *options,
         )  # fmt: skip
-        self.cluster.daemons.wait(OURS, lambda: self.metrics()["dioptase_build_info"], 60)
+        self.cluster.daemons.wait(DIOPTASE, lambda: self.metrics()["dioptase_build_info"], 60)
 
     def start_stock(self, name: str, agents: Sequence[str], *flags: str) -> None:
-        """Theirs, with these of its parts; each such process has a lock and a port of its own."""
+        """Start a Katalyst agent with these parts; each such process has a lock and a port of its own."""
         folder = self.folder
         port = METRICS + len(list(folder.glob("*.lock")))
         (folder / f"{name}.lock").touch()
@@ -98,7 +98,7 @@ class KatalystAndDioptase:
             "--topology-policy-name=none", "--orm-devices-provider=kubelet",
             "--orm-resource-names-map=resource.katalyst.kubewharf.io/reclaimed_millicpu=cpu,"
             "resource.katalyst.kubewharf.io/reclaimed_memory=memory",
-            f"--pod-resources-server-endpoint={folder}/pods/ours.sock",
+            f"--pod-resources-server-endpoint={folder}/pods/own_cluster.sock",
             f"--kubelet-resource-plugin-path={folder}/orm/", f"--checkpoint-manager-directory={folder}/checkpoints",
             f"--state-dir={folder}/state/", f"--qrm-state-dir={folder}/state", *sockets,
             f"--remote-runtime-endpoint=unix://{SOCKET}", f"--pod-notifier-root-path={folder}/notify",
@@ -106,36 +106,36 @@ class KatalystAndDioptase:
         )  # fmt: skip
 
     def start(self, name: str, *words: object) -> None:
-        """A program at the place, as a daemon of the cluster."""
+        """Start a program at the place as a daemon of the cluster."""
         self.cluster.daemons.start(name, self.place.space, (*self.place.inside, *words))
 
     def end(self) -> None:
-        """Whatever runs of it. Theirs does not always end when it is asked to."""
+        """End all programs. Katalyst's do not always exit on SIGTERM."""
         for name in self.cluster.daemons.names():
-            if name in (OURS, STAND_IN) or (self.folder / f"{name}.lock").exists():
+            if name in (DIOPTASE, STAND_IN) or (self.folder / f"{name}.lock").exists():
                 self.cluster.daemons.end(name, signal.SIGTERM, seconds=15)
 
     def metrics(self) -> dict[str, float]:
-        """Of ours, by name and labels as they are written. Raises CalledProcessError."""
+        """Return dioptase's samples by name and labels in text format. Raises CalledProcessError."""
         url = f"http://{self.place.address}:9102/metrics"
         code = f"import urllib.request as u; print(u.urlopen({url!r}, timeout=5).read().decode())"
         words = ["nsenter", f"--net={SPACES / self.place.space}", sys.executable, "-c", code]
-        said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-        pairs = (line.rpartition(" ") for line in said.splitlines() if line and not line.startswith("#"))
-        found = {name: float(value) for name, _space, value in pairs}
-        return found | {
-            name.partition("{")[0]: value for name, value in found.items() if "{" not in name or "build" in name
+        output = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        pairs = (line.rpartition(" ") for line in output.splitlines() if line and not line.startswith("#"))
+        result = {name: float(value) for name, _space, value in pairs}
+        return result | {
+            name.partition("{")[0]: value for name, value in result.items() if "{" not in name or "build" in name
         }
 
     def state(self, kind: str) -> dict[str, Any]:
-        """What their QRM plugin of `cpu` or `memory` has on disk."""
-        found: dict[str, Any] = json.loads((self.folder / f"state/{kind}_plugin_state").read_text())
-        return found
+        """Return the state file of Katalyst's QRM plugin of `cpu` or `memory`."""
+        text: dict[str, Any] = json.loads((self.folder / f"state/{kind}_plugin_state").read_text())
+        return text
 
     def log(self, name: str) -> str:
         return self.cluster.daemons.log(name).read_text(errors="replace")
 
     def cnr(self) -> dict[str, Any]:
-        """What is published of the node. Raises Refused."""
-        found: dict[str, Any] = self.cluster.server.ask("GET", f"{CNRS}/{self.name}")
-        return found
+        """Return the CustomNodeResource of the node. Raises Refused."""
+        result: dict[str, Any] = self.cluster.server.ask("GET", f"{CNRS}/{self.name}")
+        return result

@@ -1,4 +1,4 @@
-"""docs/big-node.md, command by command: a whole cluster in a guest with 48 CPUs, two NUMA nodes and version 2 cgroups."""
+"""Runs the commands of docs/big-node.md: a whole cluster in a guest with 48 CPUs, two NUMA nodes and version 2 cgroups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster import images
 from tests.cluster.cgroups import ROOT, USUAL
-from tests.cluster.cluster import CONSENT, Cluster, made
+from tests.cluster.cluster import CONSENT, Cluster, create_cluster
 from tests.cluster.doc_commands import blocks, follow, steps
 from tests.cluster.names import HOME
 from tests.cluster.programs import CODE, Agent
@@ -31,9 +31,8 @@ COLUMNS = "reclaimed_millicpu | reclaimed_memory | CPUs by pod | memory in use"
 
 
 def patch_early() -> None:
-    """Have the kernel patch now what it patches in its own code when the first cgroup has a quota and the first packet is
-    filtered. Emulated CPUs (seen with QEMU 7.2) may go on for ever with the trap that stands there for a moment: nobody else
-    is in that code yet."""
+    """Make the kernel patch its code now, for the first quota and the first packet filter. Emulated CPUs (QEMU 7.2) may hang
+    in the temporary trap; no other CPU runs that code yet."""
     limited = ROOT / "limited"
     limited.mkdir()
     (limited / "cpu.max").write_text("50000 100000")
@@ -45,14 +44,14 @@ def patch_early() -> None:
 
 @pytest.fixture
 def cluster(capsys: pytest.CaptureFixture[str]) -> Iterator[Cluster]:
-    """One node, in the guest's memory; all of it goes with the guest, but for what its programs said."""
+    """A cluster of one node in the guest's memory; only the logs are copied out."""
     patch_early()
     (ROOT / "system.slice/cpuset.cpus").write_text(SYSTEM_CPUS)
     # The guest's root is an overlay, on which containerd can lay none of its own.
     HOME.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "cluster", HOME], check=True)
     try:
-        made_one = made(1)
+        made_one = create_cluster(1)
         with capsys.disabled():
             print(f"\nnode ready after {uptime()} s", flush=True)
         made_one.kubectl("apply", "--server-side", "-f", CODE / "deploy/crds")
@@ -64,7 +63,7 @@ def cluster(capsys: pytest.CaptureFixture[str]) -> Iterator[Cluster]:
 
 @pytest.fixture
 def agent(cluster: Cluster, tmp_path: Path) -> Agent:
-    """Acting on the node, with the page's settings."""
+    """An agent that acts on the node, with the page's settings."""
     node = cluster.nodes[0]
     archive = tmp_path / "busybox.tar"
     images.write(archive, {BUSYBOX: ()})
@@ -77,46 +76,46 @@ def agent(cluster: Cluster, tmp_path: Path) -> Agent:
 
 
 def row(server: Server, node: str) -> str:
-    """What is so now, as the API server and the kernel have it: a line of a table for people."""
-    lent = resource(server, node)["status"]["resources"]["allocatable"]
-    amounts = [lent[f"resource.katalyst.kubewharf.io/reclaimed_{name}"] for name in ("millicpu", "memory")]
+    """Return the current amounts of the API server and the kernel as a row of a printed table."""
+    reclaimable = resource(server, node)["status"]["resources"]["allocatable"]
+    amounts = [reclaimable[f"resource.katalyst.kubewharf.io/reclaimed_{name}"] for name in ("millicpu", "memory")]
     meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     used_kib = int(meminfo["MemTotal"].split()[0]) - int(meminfo["MemAvailable"].split()[0])
-    pods = ", ".join(f"{name} {cpus}" for name, cpus in sorted(placed(server).items()))
+    pods = ", ".join(f"{name} {cpus}" for name, cpus in sorted(cpus_by_pod(server).items()))
     return " | ".join((*amounts, pods or "none", f"{used_kib >> 10} MiB"))
 
 
 def uptime() -> str:
-    """Seconds since the kernel began."""
+    """Return the seconds since the kernel booted."""
     return Path("/proc/uptime").read_text().split(".")[0]
 
 
 def resident_kib(agent: Agent) -> int:
-    """Memory of its process."""
+    """Return the resident memory of the agent's process."""
     status = Path(f"/proc/{agent.pid}/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0])
 
 
 def resource(server: Server, node: str) -> Any:
-    """The node's CustomNodeResource."""
+    """Return the node's CustomNodeResource."""
     return server.ask("GET", f"/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources/{node}")
 
 
-def placed(server: Server) -> dict[str, str]:
-    """By pod, the CPUs that the kernel gives its container."""
+def cpus_by_pod(server: Server) -> dict[str, str]:
+    """Return the effective CPUs of the pods' containers by pod."""
     pods = server.ask("GET", "/api/v1/namespaces/default/pods")["items"]
     return {pod["metadata"]["name"]: (group(pod) / "cpuset.cpus.effective").read_text().strip() for pod in pods}
 
 
 def group(pod: Any) -> Path:
-    """The cgroup of its container."""
+    """Return the cgroup of the pod's container."""
     container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
-    (found,) = (ROOT / USUAL).glob(f"**/pod{pod['metadata']['uid']}/{container}")
-    return found
+    (result,) = (ROOT / USUAL).glob(f"**/pod{pod['metadata']['uid']}/{container}")
+    return result
 
 
 def zones(node: Any) -> dict[str, str]:
-    """CPUs by socket and NUMA node, as CustomNodeResource has them."""
+    """Return the CPUs by socket and NUMA node in a CustomNodeResource."""
     return {
         f"{socket['name']}/{numa['name']}": numa["resources"]["capacity"]["cpu"]
         for socket in node["status"]["topologyZone"]
@@ -130,17 +129,17 @@ def test_44k_42k_and_40k_on_48_cpus(
     server, node = cluster.server, cluster.nodes[0].name
     path = f"{cluster.programs['kubectl'].parent}:/usr/bin:/bin"
     world = {"PATH": path, "KUBECONFIG": str(cluster.kubeconfig), "NODE": node, "HOME": str(tmp_path)}
-    told = [f"agent ready after {uptime()} s, {resident_kib(agent)} KiB", f"| seconds | line | {COLUMNS} |"]
+    messages = [f"agent ready after {uptime()} s, {resident_kib(agent)} KiB", f"| seconds | line | {COLUMNS} |"]
     for step in steps(PAGE):
         follow(step, world, CODE, 60)
         numbers = row(server, node) if re.match(r"\d+k\n", step.answer or "") else ""
-        told.append(f"| {uptime()} | {step.line} | {numbers} |")
+        messages.append(f"| {uptime()} | {step.line} | {numbers} |")
         with capsys.disabled():
             # What comes late is seen to come.
-            print(*told, sep="\n", flush=True)
-        told.clear()
+            print(*messages, sep="\n", flush=True)
+        messages.clear()
     assert zones(resource(server, node)) == {"0/0": "24", "1/1": "24"}
-    assert placed(server) == {"shared-normal-pod": "0-7", "reclaimed-normal-pod": "8-47"}
+    assert cpus_by_pod(server) == {"shared-normal-pod": "0-7", "reclaimed-normal-pod": "8-47"}
     agent.end()
     # The kubelet sets none, and what a cgroup has not set is what the one above it has.
-    assert placed(server) == {"shared-normal-pod": "0-47", "reclaimed-normal-pod": "0-47"}
+    assert cpus_by_pod(server) == {"shared-normal-pod": "0-47", "reclaimed-normal-pod": "0-47"}

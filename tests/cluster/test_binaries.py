@@ -1,4 +1,4 @@
-"""Programs of a cluster: which are compiled, which are found, and what is said where one is missing."""
+"""Programs of a cluster: which ones are compiled or used from the distribution, and errors for missing ones."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def test_what_kubebuilder_has_is_taken_from_there(tmp_path: Path) -> None:
     for path in (assets / "etcd", assets / "kube-apiserver", cache / key() / "bin/kubectl", *others):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o755)
-    found = obtain(
+    result = obtain(
         ("kube-apiserver", "kubectl"), cache, {"KUBEBUILDER_ASSETS": str(assets), "PATH": str(tmp_path / "bin")}
     )
-    assert found["etcd"] == assets / "etcd"
-    assert found["kube-apiserver"] == assets / "kube-apiserver"
-    assert found["openssl"] == tmp_path / "bin/openssl"
-    assert found["kubectl"] == cache / key() / "bin/kubectl"
+    assert result["etcd"] == assets / "etcd"
+    assert result["kube-apiserver"] == assets / "kube-apiserver"
+    assert result["openssl"] == tmp_path / "bin/openssl"
+    assert result["kubectl"] == cache / key() / "bin/kubectl"
 
 
 def test_a_program_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_a_program_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "version"),
+    ("text", "version"),
     [("go1.24.11\n", (1, 24)), ("go1.9", (1, 9)), ("devel +abc", (0, 0)), ("", (0, 0)), ("go1.26rc1", (0, 0))],
 )
-def test_versions_of_go(said: str, version: tuple[int, int]) -> None:
-    assert version_of(said) == version
+def test_versions_of_go(text: str, version: tuple[int, int]) -> None:
+    assert version_of(text) == version

@@ -1,5 +1,5 @@
-"""The agent on a real node while what it depends on is killed under it, and while it is killed itself: rounds go on, what was
-obeyed stands, nobody is evicted or set otherwise, and everything is put back in the end."""
+"""The agent on a real node while its dependencies, or the agent itself, are killed: cycles continue, applied configuration
+stays, no pod is evicted or changed, and every value is restored at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.cluster.cluster import CONSENT, Cluster
 from tests.cluster.control_plane import API_SERVER
 from tests.cluster.daemons import wait
 from tests.cluster.external_cluster import ExternalCluster
-from tests.cluster.katalyst import ADMINS, CNCS, CNRS, an_admin, gone, within
+from tests.cluster.katalyst import ADMINS, CNCS, CNRS, an_admin, is_deleted, within
 from tests.cluster.pods import Pod, run
 from tests.cluster.programs import Agent
 from tests.cluster.server import MERGE, Server
@@ -35,22 +35,22 @@ _versions = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
-def node(ours: Cluster, cluster: Cluster | ExternalCluster, definitions: Server) -> Iterator[Cluster]:
-    """A cluster with a node that has its CustomNodeConfig, as a controller would make it."""
+def node(own_cluster: Cluster, cluster: Cluster | ExternalCluster, definitions: Server) -> Iterator[Cluster]:
+    """A cluster with a node and the CustomNodeConfig that a controller would create."""
     for path, kind, group in ((CNCS, "CustomNodeConfig", "config"), (CNRS, "CustomNodeResource", "node")):
         head = {"apiVersion": f"{group}.katalyst.kubewharf.io/v1alpha1", "kind": kind, "metadata": {"name": "node1"}}
         refused = definitions.refusal("POST", path, head)
-        assert refused is None or refused.status == 409, refused  # somebody before us had them
-    yield ours
+        assert refused is None or refused.status == 409, refused  # an earlier test created them
+    yield own_cluster
     for path in (CNCS, CNRS):
         definitions.refusal("DELETE", f"{path}/node1")
-    for one in definitions.ask("GET", within(CONSENT, ADMINS))["items"]:
-        definitions.ask("DELETE", f"{within(CONSENT, ADMINS)}/{one['metadata']['name']}")
+    for item in definitions.ask("GET", within(CONSENT, ADMINS))["items"]:
+        definitions.ask("DELETE", f"{within(CONSENT, ADMINS)}/{item['metadata']['name']}")
 
 
 @pytest.fixture(scope="module")
 def pods(node: Cluster) -> Iterator[tuple[Pod, Pod]]:
-    """An online one and a reclaimed one."""
+    """An online pod and a reclaimed pod."""
     account = f"/api/v1/namespaces/{CONSENT}/serviceaccounts/default"
     wait("the service account", lambda: node.server.ask("GET", account))
     limits = {"requests": {"cpu": "200m", "memory": "32Mi"}, "limits": {"cpu": "500m", "memory": "64Mi"}}
@@ -63,36 +63,36 @@ def pods(node: Cluster) -> Iterator[tuple[Pod, Pod]]:
 
 @pytest.fixture(scope="module")
 def agent(node: Cluster, pods: tuple[Pod, Pod], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
-    """Acts."""
+    """An acting agent, which must restore everything at the end."""
     folder = tmp_path_factory.mktemp("agent")
     account = Account(node, "dioptase-agent", CONSENT, folder)
     before = [pod.knobs() for pod in pods]
-    made = Agent(node, node.nodes[0], account, folder, SETTINGS, ("--act", "on"))
-    made.begin()
+    created = Agent(node, node.nodes[0], account, folder, SETTINGS, ("--act", "on"))
+    created.begin()
     wait("the reclaimed pod gives way", lambda: pods[1].idle)
-    yield made
-    made.end()
+    yield created
+    created.end()
     assert [pod.knobs() for pod in pods] == before, "everything is put back"
     account.forget()
 
 
 @pytest.fixture(autouse=True)
-def nobody_left(agent: Agent, pods: tuple[Pod, Pod]) -> Iterator[None]:
-    """Whatever happens, nobody is made to leave and no pod is lost."""
+def no_pod_lost(agent: Agent, pods: tuple[Pod, Pod]) -> Iterator[None]:
+    """Check that no pod was evicted and none was lost."""
     yield
     assert all(pod.untouched for pod in pods)
     assert pods[1].idle
     assert agent.ask("/api/v1/evictions?limit=10") == []
 
 
-def tell(server: Server, config: dict[str, Any], name: str = "all") -> str:
-    """Have the node obey this, as a controller would; the hash that it goes by."""
+def apply_config(server: Server, config: dict[str, Any], name: str = "all") -> str:
+    """Make the node apply this configuration, as a controller would; return its hash."""
     path = f"{within(CONSENT, ADMINS)}/{name}"
-    if gone(server, path):
+    if is_deleted(server, path):
         server.ask("POST", within(CONSENT, ADMINS), an_admin(name, config))
     else:
-        found = server.ask("GET", path)
-        server.ask("PUT", path, {**found, "spec": {"config": config}})
+        result = server.ask("GET", path)
+        server.ask("PUT", path, {**result, "spec": {"config": config}})
     return point_at(server, name)
 
 
@@ -104,7 +104,7 @@ def point_at(server: Server, name: str) -> str:
 
 def point(server: Server, *entries: dict[str, Any], kind: str = ADMINS) -> None:
     target = {"group": "config.katalyst.kubewharf.io", "version": "v1alpha1", "resource": kind}
-    listed = [{"configType": target, **one} for one in entries]
+    listed = [{"configType": target, **entry} for entry in entries]
     server.ask("PATCH", f"{CNCS}/node1/status", {"status": {"katalystCustomConfigList": listed}}, MERGE)
 
 
@@ -113,12 +113,12 @@ def reserved(cores: int | str) -> dict[str, Any]:
 
 
 def setting(agent: Agent, name: str) -> Any:
-    return next(one for one in agent.ask("/api/v1/config")["settings"] if one["name"] == name)
+    return next(item for item in agent.ask("/api/v1/config")["settings"] if item["name"] == name)
 
 
-def obeys(agent: Agent, version: str) -> bool:
+def applies(agent: Agent, version: str) -> bool:
     objects = agent.ask("/api/v1/config")["objects"]
-    return [(one["hash"], one.get("problem", "")) for one in objects] == [(version, "")]
+    return [(item["hash"], item.get("problem", "")) for item in objects] == [(version, "")]
 
 
 def rounds_go_on(agent: Agent, count: int = 3) -> None:
@@ -128,7 +128,7 @@ def rounds_go_on(agent: Agent, count: int = 3) -> None:
 
 @contextmanager
 def watched(pod: Pod) -> Iterator[list[float]]:
-    """Every moment, ten times a second, at which a pod did not give way. By its files alone: the API server may be away."""
+    """Sample the pod's cpu.idle ten times a second; yield the times at which it was not set."""
     files = [group / "cpu.idle" for group in pod.cgroups()]
     ended, moments = threading.Event(), []
 
@@ -148,7 +148,7 @@ def watched(pod: Pod) -> Iterator[list[float]]:
 
 @contextmanager
 def away(node: Cluster) -> Iterator[None]:
-    """Nobody answers at the API server's address."""
+    """Block the API server's address."""
     node.daemons.end(API_SERVER)
     try:
         yield
@@ -158,47 +158,47 @@ def away(node: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.long
-def test_what_was_obeyed_stands_while_the_api_server_is_away_and_for_an_agent_that_starts_meanwhile(
+def test_applied_configuration_stays_while_the_api_server_is_away_also_for_a_new_agent(
     node: Cluster, agent: Agent, pods: tuple[Pod, Pod]
 ) -> None:
-    first = tell(node.server, reserved(1))
-    wait("it is obeyed", lambda: obeys(agent, first))
+    first = apply_config(node.server, reserved(1))
+    wait("it is applied", lambda: applies(agent, first))
     with watched(pods[1]) as moments, away(node):
         rounds_go_on(agent)
-        assert obeys(agent, first)
+        assert applies(agent, first)
         agent.end(signal.SIGKILL)
         agent.again()
         agent.ready()
-        assert obeys(agent, first), "from the state directory"
+        assert applies(agent, first), "from the state directory"
         rounds_go_on(agent)
     assert moments == []
-    second = tell(node.server, reserved(2))
-    wait("it is heard again", lambda: obeys(agent, second))
+    second = apply_config(node.server, reserved(2))
+    wait("it is heard again", lambda: applies(agent, second))
     wait("and reported to", lambda: "cnr" not in agent.troubles())
 
 
 @pytest.mark.long
 def test_a_history_that_is_forgotten_and_an_object_that_is_gone_cost_nothing(node: Cluster, agent: Agent) -> None:
     server = node.server
-    old = tell(server, reserved(1))
-    wait("it is obeyed", lambda: obeys(agent, old))
+    old = apply_config(server, reserved(1))
+    wait("it is applied", lambda: applies(agent, old))
     with away(node):
         pass
     for number in range(20):
         server.ask("PATCH", f"{CNRS}/node1", {"metadata": {"labels": {"version": str(number)}}}, MERGE)
     node.compact()  # the agent's watch would go on from before
     server.ask("DELETE", f"{CNRS}/node1")
-    new = tell(server, reserved(2))
-    wait("what is new is heard", lambda: obeys(agent, new))
+    new = apply_config(server, reserved(2))
+    wait("what is new is heard", lambda: applies(agent, new))
     agent.end(signal.SIGKILL)  # what it wrote is not to be written again for minutes; a new one finds that out at once
     agent.again()
     agent.ready()
-    wait("the object is made anew", lambda: not gone(server, f"{CNRS}/node1"))
+    wait("the object is created again", lambda: not is_deleted(server, f"{CNRS}/node1"))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("program", ["kubelet", "containerd"])
-def test_pods_stay_known_while_who_lists_them_is_away(
+def test_pods_are_retained_while_their_source_is_away(
     node: Cluster, agent: Agent, pods: tuple[Pod, Pod], program: str
 ) -> None:
     source = {"kubelet": "kubelet", "containerd": "container-runtime"}[program]
@@ -208,7 +208,7 @@ def test_pods_stay_known_while_who_lists_them_is_away(
         try:
             wait("it is said", lambda: source in agent.troubles())
             rounds_go_on(agent)
-            listed = {one["pod"] for one in agent.view()["containers"]}
+            listed = {result["pod"] for result in agent.view()["containers"]}
             assert {pod.key for pod in pods} <= listed
         finally:
             node.daemons.again(f"node1-{program}")
@@ -217,7 +217,7 @@ def test_pods_stay_known_while_who_lists_them_is_away(
     assert moments == []
     after = agent.ask("/api/v1/decisions?after=0&limit=500")
     mine = {pod.key for pod in pods}
-    assert [one for one in after[len(before) :] if one["outcome"]["decision"]["pod"] in mine] == []
+    assert [item for item in after[len(before) :] if item["outcome"]["decision"]["pod"] in mine] == []
     node.daemons.wait("node1-kubelet", lambda: node.ready("node1"))
 
 
@@ -282,50 +282,53 @@ def test_hostile_objects_are_refused_by_the_fields_path_and_the_last_good_one_st
     node: Cluster, agent: Agent
 ) -> None:
     server, pid = node.server, agent.pid
-    good = tell(server, reserved(1))
-    wait("it is obeyed", lambda: obeys(agent, good))
-    taken = 0
+    good = apply_config(server, reserved(1))
+    wait("it is applied", lambda: applies(agent, good))
+    samples = 0
     for number, (what, (config, field)) in enumerate(HOSTILE.items()):
         name = f"hostile{number}"
         if refused := server.refusal("POST", within(CONSENT, ADMINS), an_admin(name, config)):
             assert (refused.status, field in str(refused)) == (422, True), f"{what}: {refused}"
             continue
         version = point_at(server, name)
-        taken += 1
-        wait(what, lambda version=version: version in {one["hash"] for one in agent.ask("/api/v1/config")["objects"]})
-        objects = {one["hash"]: one.get("problem", "") for one in agent.ask("/api/v1/config")["objects"]}
+        samples += 1
+        wait(
+            what,
+            lambda version=version: version in {result["hash"] for result in agent.ask("/api/v1/config")["objects"]},
+        )
+        objects = {item["hash"]: item.get("problem", "") for item in agent.ask("/api/v1/config")["objects"]}
         assert field in objects[version], f"{what}: the field's path"
         assert len(objects[version]) < 2000, f"{what}: bounded, whatever it says"
         assert setting(agent, "advisor.reservedForAllocateCores")["hash"] == good, what
-    assert taken > 2, "not all is refused by the definition"
+    assert samples > 2, "not all is refused by the definition"
     point(server, *({"configName": LARGE[:253], "configNamespace": CONSENT, "hash": str(n)} for n in range(2000)))
     wait("no such object is said", lambda: "dynamic-config" in agent.troubles())
     rounds_go_on(agent)
-    good = tell(server, reserved(1))
-    wait("it goes on", lambda: obeys(agent, good), 90)
+    good = apply_config(server, reserved(1))
+    wait("it goes on", lambda: applies(agent, good), 90)
     assert agent.pid == pid
 
 
-def test_a_pod_is_asked_at_the_address_that_the_kubelet_says(node: Cluster, agent: Agent) -> None:
-    asked = {
+def test_a_pod_is_scraped_at_the_address_of_the_kubelet(node: Cluster, agent: Agent) -> None:
+    request = {
         "prometheus.io/scrape": "true",
         "prometheus.io/port": agent.url.rpartition(":")[2].strip("/"),
         "dioptase.io/latency-metric": "x",
     }
-    made = run(node, CONSENT, "asked", "shared_cores", annotations=asked)
-    address = node.server.ask("GET", made.path)["status"]["podIP"]
+    created = run(node, CONSENT, "asked", "shared_cores", annotations=request)
+    address = node.server.ask("GET", created.path)["status"]["podIP"]
     assert ip_address(address).is_loopback is False
 
-    def known() -> bool:
+    def values() -> bool:
         pods = agent.ask("/api/v1/snapshot")["pods"]
-        return [one.get("address") for one in pods if one["name"] == "asked"] == [address]
+        return [pod.get("address") for pod in pods if pod["name"] == "asked"] == [address]
 
-    wait("its address is known", known)
-    wait("and nobody answers there", lambda: "indicator-pods" in agent.troubles())
-    node.server.ask("DELETE", made.path, {"gracePeriodSeconds": 0})
+    wait("its address is known", values)
+    wait("and there is no answer", lambda: "indicator-pods" in agent.troubles())
+    node.server.ask("DELETE", created.path, {"gracePeriodSeconds": 0})
 
 
-def test_hostile_annotations_are_told_by_pod_and_name_and_stop_nobody(node: Cluster, agent: Agent) -> None:
+def test_hostile_annotations_are_reported_by_pod_and_name_without_side_effects(node: Cluster, agent: Agent) -> None:
     pid, prefix = agent.pid, "katalyst.kubewharf.io/"
     hostile = {
         "large": {f"{prefix}memory_enhancement": "[" * 100_000, f"{prefix}cpu_enhancement": "{" * 100_000},
@@ -334,16 +337,16 @@ def test_hostile_annotations_are_told_by_pod_and_name_and_stop_nobody(node: Clus
         "types": {f"{prefix}memory_enhancement": '{"numa_binding": true, "oom_priority": [1]}'},
         "level": {f"{prefix}qos_level": "\\u0000" + "y" * 200_000},
     }  # fmt: skip
-    made = [run(node, CONSENT, name, "reclaimed_cores", annotations=one) for name, one in hostile.items()]
-    keys = {pod.key for pod in made}
-    wait("all are known", lambda: keys <= {one["pod"] for one in agent.view()["containers"]})
-    problems = {one["name"]: json.dumps(one.get("problems", [])) for one in agent.ask("/api/v1/snapshot")["pods"]}
+    created = [run(node, CONSENT, name, "reclaimed_cores", annotations=result) for name, result in hostile.items()]
+    keys = {pod.key for pod in created}
+    wait("all are known", lambda: keys <= {value["pod"] for value in agent.view()["containers"]})
+    problems = {item["name"]: json.dumps(item.get("problems", [])) for item in agent.ask("/api/v1/snapshot")["pods"]}
     for name, written in hostile.items():
         assert any(key in problems[name] for key in written), name
         assert len(problems[name]) < 5000, "bounded, whatever they say"
     assert "pod-annotations" in agent.troubles()
     rounds_go_on(agent)
-    for pod in made:
+    for pod in created:
         node.server.ask("DELETE", pod.path, {"gracePeriodSeconds": 0})
     wait("all is well again", lambda: "pod-annotations" not in agent.troubles())
     assert agent.pid == pid

@@ -1,4 +1,4 @@
-"""Whoever makes a cluster may be killed at any moment: what is left is found and removed, and nothing else."""
+"""A process that creates a cluster may be killed at any time: its remains are found and removed, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.cluster.node import OWN
 
 MAKE = """
 import sys, time
-from tests.cluster.cluster import made
-cluster = made(1)
+from tests.cluster.cluster import create_cluster
+cluster = create_cluster(1)
 cluster.kubectl("run", "web", "--image=localhost/busybox:1", "--image-pull-policy=Never", "--command", "--", "sleep", "987654")
 cluster.kubectl("wait", "--for=condition=Ready", "pod/web", "--timeout=60s")
 print(cluster.names.number, flush=True)
@@ -37,7 +37,7 @@ compiler.wait()
 """
 
 
-def test_compilers_end_with_who_began_them_in_a_session_of_its_own() -> None:
+def test_compilers_end_with_the_process_that_started_them() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", BUILD], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parents[2],
         start_new_session=True,
@@ -87,7 +87,7 @@ def test_a_cluster_without_its_folder_is_abandoned_and_one_that_is_kept_is_not(t
 
 
 def test_only_what_a_cluster_made_is_its_own(tmp_path: Path) -> None:
-    """`kubepods` of somebody else stays, and nobody takes it."""
+    """A foreign `kubepods` stays, and is not used."""
     root = tmp_path / "cgroup"
     for hierarchy in ("cpu", "cpuset"):
         (root / hierarchy).mkdir(parents=True)
@@ -107,15 +107,15 @@ def test_only_what_a_cluster_made_is_its_own(tmp_path: Path) -> None:
 
 
 def traces(number: int) -> list[str]:
-    """Whatever there is of a cluster on this machine."""
+    """Return all traces of a cluster on this machine."""
     names = Names(number)
     run = f"{names.run}/"
-    found = [str(path) for path in cgroups.mine(names)]
-    found += [str(path) for path in SPACES.glob(f"dioptase-{number}-*")] if SPACES.exists() else []
-    found += [
+    results = [str(path) for path in cgroups.mine(names)]
+    results += [str(path) for path in SPACES.glob(f"dioptase-{number}-*")] if SPACES.exists() else []
+    results += [
         path.name for path in Path("/sys/class/net").iterdir() if path.name.startswith((names.bridge, f"dio{number}"))
     ]
-    found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if run in line]
+    results += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if run in line]
     for process in Path("/proc").glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -123,12 +123,12 @@ def traces(number: int) -> list[str]:
         except OSError:
             continue
         if run in words or run in mounts or "987654" in words.split():
-            found.append(f"{process.name}: {words}")
-    return found + [str(names.run)] * names.run.exists()
+            results.append(f"{process.name}: {words}")
+    return results + [str(names.run)] * names.run.exists()
 
 
 def owned(pid: int) -> set[int]:
-    """Clusters of a process, which may have ended."""
+    """Return the clusters of a process, which may have ended."""
     owners = {number: owner_of(Names(number)) for number in known_clusters()}
     return {number for number, owner in owners.items() if owner is not None and owner.pid == pid}
 
@@ -166,10 +166,10 @@ def test_nothing_is_left_of_a_cluster_whose_maker_was_killed(seconds: float | No
 
 @pytest.mark.cluster
 def test_a_new_cluster_takes_away_what_a_killed_one_left(api_server: object) -> None:
-    names = cleanup.claim(range(1, 8), kept=False)
+    names = cleanup.claim(range(1, 8), retained=False)
     (names.run / "owner").write_text('{"pid":1,"started":"0"}')
     subprocess.run(["ip", "netns", "add", names.space("node1")], check=True)
-    again = cleanup.claim([names.number], kept=False)
+    again = cleanup.claim([names.number], retained=False)
     assert again.number == names.number
     assert not (SPACES / names.space("node1")).exists()
     cleanup.release(again)

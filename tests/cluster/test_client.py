@@ -1,11 +1,11 @@
-"""Our client against a real API server: watches that go on, bookmarks, fields with owners, leases, and budgets of pods."""
+"""The product's client and a real API server: resumed watches, bookmarks, field owners, leases, and disruption budgets."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 
 import pytest
 
@@ -15,6 +15,7 @@ from kube.informer import Informer
 from kube.leader_election import LEASE_S, LEASES, LeaderElection
 from kube.objects import PartialObjectMetadata, ResourceType, UnstructuredObject
 from kube.watch import WatchEvent, WatchEventType
+from tests.builders.waiting import until_async
 from tests.cluster.cluster import Cluster
 from tests.cluster.objects import a_map, a_pod
 from tests.cluster.server import APPLY, Refused, Server
@@ -28,13 +29,6 @@ class ConfigMap(PartialObjectMetadata, frozen=True, kw_only=True):
 
 MAPS = ResourceType("", "v1", "configmaps", "ConfigMap", ConfigMap, namespaced=True)
 PODS = ResourceType("", "v1", "pods", "Pod", UnstructuredObject, namespaced=True)
-
-
-async def until(what: str, probe: Callable[[], object], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not probe():
-        assert time.monotonic() < end, what
-        await asyncio.sleep(0.05)
 
 
 @contextlib.asynccontextmanager
@@ -52,7 +46,7 @@ async def test_lists_come_in_pages_and_whole(client: KubeClient, server: Server,
     for number in range(7):
         await client.create(MAPS, a_map(f"m{number}", n=str(number)), namespace)
     listing = await client.list(MAPS, ListScope(namespace=namespace, fields="metadata.name!=kube-root-ca.crt"))
-    assert {key: one.data["n"] for key, one in listing.objects.items()} == {
+    assert {key: item.data["n"] for key, item in listing.objects.items()} == {
         f"{namespace}/m{number}": str(number) for number in range(7)
     }
     assert listing.problems == {}
@@ -65,13 +59,13 @@ async def test_a_watch_tells_every_change_in_order(client: KubeClient, namespace
     await client.merge_patch(MAPS, f"{namespace}/one", {"data": {"a": "2", "b": "3"}})
     await client.merge_patch(MAPS, f"{namespace}/one", {"data": {"a": None}})
     await client.delete(MAPS, f"{namespace}/one")
-    seen = []
+    observed = []
     async with contextlib.aclosing(client.watch(MAPS, since, scope, 30)) as events:
         async for event in events:
-            seen.append((event.what, None if event.object is None else event.object.data))
+            observed.append((event.what, None if event.object is None else event.object.data))
             if event.what is WatchEventType.DELETED:
                 break
-    assert seen == [
+    assert observed == [
         (WatchEventType.ADDED, {"a": "1"}),
         (WatchEventType.MODIFIED, {"a": "2", "b": "3"}),
         (WatchEventType.MODIFIED, {"b": "3"}),
@@ -97,7 +91,7 @@ async def test_a_bookmark_carries_a_quiet_watch_past_what_others_wrote(client: K
 
 
 async def test_a_watch_of_what_is_forgotten_is_refused_as_expired(
-    ours: Cluster, client: KubeClient, namespace: str
+    own_cluster: Cluster, client: KubeClient, namespace: str
 ) -> None:
     since = (await client.list(MAPS, ListScope(namespace=namespace))).resource_version
     for number in range(3):
@@ -105,56 +99,56 @@ async def test_a_watch_of_what_is_forgotten_is_refused_as_expired(
             MAPS, f"{namespace}/{(await client.create(MAPS, a_map(f'm{number}'), namespace)).metadata.name}",
             {"data": {"a": "b"}},
         )  # fmt: skip
-    assert await asyncio.to_thread(ours.compact) > int(since)
-    await asyncio.to_thread(ours.restart_server)
+    assert await asyncio.to_thread(own_cluster.compact) > int(since)
+    await asyncio.to_thread(own_cluster.restart_server)
     with pytest.raises(ApiError) as raised:
         await anext(client.watch(MAPS, since, ListScope(namespace=namespace), 5))
     assert raised.value.expired, raised.value
 
 
 async def test_an_informer_misses_nothing_while_the_server_is_killed_and_the_store_compacted(
-    ours: Cluster, client: KubeClient, server: Server, namespace: str
+    own_cluster: Cluster, client: KubeClient, server: Server, namespace: str
 ) -> None:
     informer = Informer(client, MAPS, ListScope(namespace=namespace, fields="metadata.name!=kube-root-ca.crt"))
-    told: list[tuple[str, bool]] = []
-    informer.listen(lambda change: told.append((change.key.rpartition("/")[2], change.new is not None)))
+    messages: list[tuple[str, bool]] = []
+    informer.listen(lambda change: messages.append((change.key.rpartition("/")[2], change.new is not None)))
     path = f"/api/v1/namespaces/{namespace}/configmaps"
 
     def away() -> None:
-        ours.daemons.end("kube-apiserver")
-        ours.daemons.again("kube-apiserver")
-        ours.control.ready()
+        own_cluster.daemons.end("kube-apiserver")
+        own_cluster.daemons.again("kube-apiserver")
+        own_cluster.control.ready()
         # The informer waits a moment before it comes back: what it is to find out happens meanwhile.
         server.ask("DELETE", f"{path}/goes")
         server.ask("POST", path, a_map("comes"))
-        ours.compact()
+        own_cluster.compact()
 
     async with running(informer.run()):
         await client.create(MAPS, a_map("stays"), namespace)
         await client.create(MAPS, a_map("goes"), namespace)
-        await until("both are known", lambda: len(informer.store) == 2)
+        await until_async(lambda: len(informer.store) == 2, "both are known", 60)
         await asyncio.to_thread(away)
-        await until("the change is known", lambda: f"{namespace}/comes" in informer.store)
-        await until("and the other", lambda: len(informer.store) == 2)
+        await until_async(lambda: f"{namespace}/comes" in informer.store, "the change is known", 60)
+        await until_async(lambda: len(informer.store) == 2, "and the other", 60)
         assert set(informer.store) == {f"{namespace}/stays", f"{namespace}/comes"}
-        assert sorted(told) == [("comes", True), ("goes", False), ("goes", True), ("stays", True)]
+        assert sorted(messages) == [("comes", True), ("goes", False), ("goes", True), ("stays", True)]
 
 
-async def test_an_informer_lists_anew_where_its_version_is_gone(
-    ours: Cluster, client: KubeClient, server: Server, namespace: str
+async def test_an_informer_lists_again_after_410(
+    own_cluster: Cluster, client: KubeClient, server: Server, namespace: str
 ) -> None:
     """It is held back until history is gone, as behind a network that was cut."""
     informer = Informer(client, MAPS, ListScope(namespace=namespace, fields="metadata.name!=kube-root-ca.crt"))
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     async with running(informer.run()):
         await client.create(MAPS, a_map("goes"), namespace)
-        await until("it is known", lambda: len(informer.store) == 1)
+        await until_async(lambda: len(informer.store) == 1, "it is known", 60)
     server.ask("DELETE", f"{path}/goes")
     server.ask("POST", path, a_map("comes"))
-    await asyncio.to_thread(ours.compact)
-    await asyncio.to_thread(ours.restart_server)
+    await asyncio.to_thread(own_cluster.compact)
+    await asyncio.to_thread(own_cluster.restart_server)
     async with running(informer.run()):
-        await until("it has listed", lambda: f"{namespace}/comes" in informer.store)
+        await until_async(lambda: f"{namespace}/comes" in informer.store, "it has listed", 60)
     assert set(informer.store) == {f"{namespace}/comes"}
     assert informer.relists == 1
 
@@ -163,19 +157,19 @@ async def test_a_field_that_another_manager_holds_is_a_conflict_unless_taken(
     client: KubeClient, server: Server, namespace: str
 ) -> None:
     key, path = f"{namespace}/shared", f"/api/v1/namespaces/{namespace}/configmaps/shared"
-    await client.apply(MAPS, key, {"data": {"ours": "1", "both": "1"}}, "dioptase")
-    theirs = {**a_map("shared", both="2"), "metadata": {"name": "shared", "namespace": namespace}}
+    await client.apply(MAPS, key, {"data": {"own_cluster": "1", "both": "1"}}, "dioptase")
+    other = {**a_map("shared", both="2"), "metadata": {"name": "shared", "namespace": namespace}}
     with pytest.raises(Refused) as refused:
-        server.ask("PATCH", f"{path}?fieldManager=kubectl", theirs, APPLY)
+        server.ask("PATCH", f"{path}?fieldManager=kubectl", other, APPLY)
     assert refused.value.status == 409
-    assert [(one["reason"], one["field"]) for one in refused.value.said["details"]["causes"]] == [
+    assert [(result["reason"], result["field"]) for result in refused.value.status_body["details"]["causes"]] == [
         ("FieldManagerConflict", ".data.both")
     ]
-    server.ask("PATCH", f"{path}?fieldManager=kubectl&force=true", theirs, APPLY)
-    # What we do not say any longer, and nobody else holds, goes; what somebody else holds stays.
+    server.ask("PATCH", f"{path}?fieldManager=kubectl&force=true", other, APPLY)
+    # A field that we do not apply any more is removed, unless another manager owns it too.
     after = await client.apply(MAPS, key, {"data": {"both": "3"}}, "dioptase")
     assert after.data == {"both": "3"}
-    managers = {one["manager"]: one["fieldsV1"] for one in server.ask("GET", path)["metadata"]["managedFields"]}
+    managers = {item["manager"]: item["fieldsV1"] for item in server.ask("GET", path)["metadata"]["managedFields"]}
     assert managers["dioptase"] == {"f:data": {"f:both": {}}}
 
 
@@ -213,9 +207,10 @@ async def test_of_two_one_leads_and_the_other_follows_when_it_is_given_back(clie
             at_work.remove(name)
 
     tasks = [
-        asyncio.ensure_future(one.lead(lambda name=name: work(name))) for one, name in zip(elections, "ab", strict=True)
+        asyncio.ensure_future(election.lead(lambda name=name: work(name)))
+        for election, name in zip(elections, "ab", strict=True)
     ]
-    await until("one leads", lambda: at_work)
+    await until_async(lambda: at_work, "one leads", 60)
     await asyncio.sleep(5)
     first = (elections[0].leading and "a") or "b"
     assert at_work == [first]
@@ -224,7 +219,7 @@ async def test_of_two_one_leads_and_the_other_follows_when_it_is_given_back(clie
     leader.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await leader
-    await until("the other leads", lambda: at_work and at_work != [first])
+    await until_async(lambda: at_work and at_work != [first], "the other leads", 60)
     assert time.monotonic() - began < LEASE_S, "it was given back, and not waited for"
     lease = await client.get(LEASES, key)
     assert (lease.spec.holder_identity, lease.spec.lease_transitions, most) == (({"a", "b"} - {first}).pop(), 1, 1)
@@ -235,7 +230,7 @@ async def test_of_two_one_leads_and_the_other_follows_when_it_is_given_back(clie
 
 @pytest.mark.long
 async def test_a_leader_stops_working_while_the_server_is_away_and_leads_again(
-    ours: Cluster, client: KubeClient, namespace: str
+    own_cluster: Cluster, client: KubeClient, namespace: str
 ) -> None:
     at_work = 0
 
@@ -253,24 +248,24 @@ async def test_a_leader_stops_working_while_the_server_is_away_and_leads_again(
             await election.lead(work)
 
     async with running(lead()):
-        await until("it leads", lambda: at_work == 1)
-        await asyncio.to_thread(ours.daemons.end, "kube-apiserver")
+        await until_async(lambda: at_work == 1, "it leads", 60)
+        await asyncio.to_thread(own_cluster.daemons.end, "kube-apiserver")
         try:
-            await until("it has stopped", lambda: at_work == 0, LEASE_S)
+            await until_async(lambda: at_work == 0, "it has stopped", LEASE_S)
         finally:
-            await asyncio.to_thread(ours.daemons.again, "kube-apiserver")
-        await asyncio.to_thread(ours.control.ready)
-        await until("it leads again", lambda: at_work == 1)
+            await asyncio.to_thread(own_cluster.daemons.again, "kube-apiserver")
+        await asyncio.to_thread(own_cluster.control.ready)
+        await until_async(lambda: at_work == 1, "it leads again", 60)
 
 
-async def test_no_server_is_told_apart_from_a_refusal(ours: Cluster, client: KubeClient) -> None:
-    await asyncio.to_thread(ours.daemons.end, "kube-apiserver")
+async def test_an_absent_server_differs_from_a_refusal(own_cluster: Cluster, client: KubeClient) -> None:
+    await asyncio.to_thread(own_cluster.daemons.end, "kube-apiserver")
     try:
         with pytest.raises(ApiUnreachable, match="GET /api/v1/namespaces/default/configmaps/x"):
             await client.get(MAPS, "default/x")
     finally:
-        await asyncio.to_thread(ours.daemons.again, "kube-apiserver")
-    await asyncio.to_thread(ours.control.ready)
+        await asyncio.to_thread(own_cluster.daemons.again, "kube-apiserver")
+    await asyncio.to_thread(own_cluster.control.ready)
     with pytest.raises(ApiError) as raised:
         await client.get(MAPS, "default/x")
     assert raised.value.missing
@@ -285,17 +280,19 @@ async def test_a_pod_that_its_budget_needs_is_not_evicted_and_another_is(
     server.ask("POST", budgets, {"metadata": {"name": "web"}, "spec": spec})
     pods = {name: await client.create(PODS, a_pod(name, app="web"), namespace) for name in ("one", "two")}
     uids = {name: pod.metadata.uid for name, pod in pods.items()}
-    await until(
-        "the budget allows one",
+    await until_async(
         lambda: server.ask("GET", f"{budgets}/web").get("status", {}).get("disruptionsAllowed") == 1,
+        "the budget allows one",
+        60,
     )
     await client.evict(PODS, f"{namespace}/one", uids["one"])
     with pytest.raises(ApiError) as raised:
         await client.evict(PODS, f"{namespace}/two", uids["two"])
     assert (raised.value.status, raised.value.causes) == (429, ("DisruptionBudget",))
-    await until(
-        "only the other is left",
+    await until_async(
         lambda: [pod["metadata"]["name"] for pod in server.ask("GET", PODS.collection(namespace))["items"]] == ["two"],
+        "only the other is left",
+        60,
     )
 
 

@@ -1,5 +1,5 @@
-"""Two replicas of the controller on a real API server, with nodes that are only objects: what they make of them, whom they tell
-what, whom they taint and empty, and that nothing of it is lost when one of them, or the API server, is killed."""
+"""Two replicas of the controller on a real API server, with Node objects without kubelets: configuration, taints and evictions,
+and that nothing is lost when a replica or the API server is killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,20 @@ from controller.kcc.targets import config_hash
 from tests.cluster.cluster import CONSENT, Cluster
 from tests.cluster.control_plane import API_SERVER
 from tests.cluster.daemons import wait
-from tests.cluster.katalyst import ADMINS, CNCS, CNRS, KCCS, a_kcc, an_admin, change, gone, lending, told, valid, within
+from tests.cluster.katalyst import (
+    ADMINS,
+    CNCS,
+    CNRS,
+    KCCS,
+    a_kcc,
+    an_admin,
+    change,
+    configured_object,
+    is_deleted,
+    lending,
+    valid,
+    within,
+)
 from tests.cluster.programs import Controller
 from tests.cluster.server import MERGE, Server
 from tests.cluster.service_accounts import Account
@@ -25,7 +38,7 @@ NODES = "/api/v1/nodes"
 PODS = f"/api/v1/namespaces/{CONSENT}/pods"
 SPOOFED = "spoofed"
 ELSEWHERE = "/api/v1/namespaces/default/pods"
-OURS = {"nodes.test/kind": "object"}
+SELECTED_LABELS = {"nodes.test/kind": "object"}
 SETTINGS = {
     "health": {
         "nodeSelector": "nodes.test/kind=object", "agents": {"agent": "app=agent"}, "namespace": CONSENT,
@@ -37,42 +50,42 @@ TAINT = ("node.kubernetes.io/unschedulable", "NoSchedule", "reclaimed_cores")
 
 @pytest.fixture(scope="module")
 def replicas(
-    ours: Cluster, definitions: Server, tmp_path_factory: pytest.TempPathFactory
+    own_cluster: Cluster, definitions: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[Controller]]:
     folder = tmp_path_factory.mktemp("controllers")
-    account = Account(ours, "dioptase-controller", CONSENT, folder)
-    made = [Controller(ours, account, folder, number, SETTINGS) for number in (1, 2)]
-    for one in made:
-        one.begin()
-    wait("a leader", lambda: leader(made))
-    yield made
-    for one in made:
-        one.end()
+    account = Account(own_cluster, "dioptase-controller", CONSENT, folder)
+    created = [Controller(own_cluster, account, folder, number, SETTINGS) for number in (1, 2)]
+    for item in created:
+        item.begin()
+    wait("a leader", lambda: leader(created))
+    yield created
+    for item in created:
+        item.end()
     account.forget()
 
 
 def leader(replicas: list[Controller]) -> Controller | None:
-    leading = [one for one in replicas if one.leads]
+    leading = [replica for replica in replicas if replica.leads]
     assert len(leading) <= 1
     return leading[0] if leading else None
 
 
 def leading(replicas: list[Controller]) -> Controller:
-    found = leader(replicas)
-    assert found is not None
-    return found
+    result = leader(replicas)
+    assert result is not None
+    return result
 
 
 @contextmanager
 def nodes(server: Server, prefix: str, count: int, **labels: str) -> Iterator[list[str]]:
-    """Nodes that nobody is, with their objects; all are gone afterwards."""
+    """Create Node objects without kubelets; they are deleted at the end."""
     names = [f"{prefix}{number}" for number in range(count)]
     for name in names:
-        server.ask("POST", NODES, {"metadata": {"name": name, "labels": {**OURS, **labels}}})
+        server.ask("POST", NODES, {"metadata": {"name": name, "labels": {**SELECTED_LABELS, **labels}}})
     try:
         for name in names:
-            wait(f"{name}'s objects", lambda name=name: not gone(server, f"{CNCS}/{name}"))
-            wait(f"{name}'s objects", lambda name=name: not gone(server, f"{CNRS}/{name}"))
+            wait(f"{name}'s objects", lambda name=name: not is_deleted(server, f"{CNCS}/{name}"))
+            wait(f"{name}'s objects", lambda name=name: not is_deleted(server, f"{CNRS}/{name}"))
         yield names
     finally:
         for name in names:
@@ -81,24 +94,24 @@ def nodes(server: Server, prefix: str, count: int, **labels: str) -> Iterator[li
 
 @contextmanager
 def configured(server: Server, kcc: dict[str, Any], *objects: dict[str, Any]) -> Iterator[None]:
-    """The kind is configuration, with these objects of it; afterwards nothing of it is left, finalizers included."""
+    """Create a KatalystCustomConfig and these objects; at the end all are deleted, and their finalizers are released."""
     kccs, admins = within(CONSENT, KCCS), within(CONSENT, ADMINS)
     server.ask("POST", kccs, kcc)
     try:
-        for one in objects:
-            server.ask("POST", admins, one)
+        for item in objects:
+            server.ask("POST", admins, item)
         yield
     finally:
-        for one in server.ask("GET", admins)["items"]:
-            server.ask("DELETE", f"{admins}/{one['metadata']['name']}")
+        for item in server.ask("GET", admins)["items"]:
+            server.ask("DELETE", f"{admins}/{item['metadata']['name']}")
         wait("no configuration is left", lambda: not server.ask("GET", admins)["items"])
-        for one in server.ask("GET", kccs)["items"]:
-            server.ask("DELETE", f"{kccs}/{one['metadata']['name']}")
+        for item in server.ask("GET", kccs)["items"]:
+            server.ask("DELETE", f"{kccs}/{item['metadata']['name']}")
         wait("no KatalystCustomConfig is left", lambda: not server.ask("GET", kccs)["items"])
 
 
-def holds(seconds: float, check: Callable[[], bool]) -> None:
-    """It is so all the time."""
+def assert_stays(seconds: float, check: Callable[[], bool]) -> None:
+    """Assert that the check holds all the time."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         assert check()
@@ -106,14 +119,14 @@ def holds(seconds: float, check: Callable[[], bool]) -> None:
 
 
 def taints(server: Server, node: str) -> set[tuple[str, ...]]:
-    found = server.ask("GET", f"{CNRS}/{node}").get("spec", {}).get("taints", [])
-    return {(one["key"], one["effect"], one["qosLevel"]) for one in found}
+    result = server.ask("GET", f"{CNRS}/{node}").get("spec", {}).get("taints", [])
+    return {(item["key"], item["effect"], item["qosLevel"]) for item in result}
 
 
 def a_pod_on(
     server: Server, node: str, name: str, level: str = "reclaimed_cores", pods: str = PODS, **labels: str
 ) -> str:
-    """A pod that nobody runs, on a node that nobody is; its address."""
+    """Create a pod object without a kubelet; return its path."""
     container = {"name": "main", "image": "none", "command": ["none"]}
     annotations = {"katalyst.kubewharf.io/qos_level": level}
     metadata = {"name": name, "labels": labels, "annotations": annotations}
@@ -122,40 +135,41 @@ def a_pod_on(
     return f"{pods}/{name}"
 
 
-def be(server: Server, pod: str, ready: bool) -> None:
+def set_ready(server: Server, pod: str, ready: bool) -> None:
     status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True" if ready else "False"}]}
     server.ask("PATCH", f"{pod}/status", {"status": status}, MERGE)
 
 
 @pytest.fixture
 def pods(server: Server, replicas: list[Controller]) -> Iterator[None]:
-    """What tests put on nodes goes at once."""
+    """Delete the tests' pods without grace at the end."""
     for pods in (PODS, ELSEWHERE):
         account = pods.replace("/pods", "/serviceaccounts")
         refused = server.refusal("POST", account, {"metadata": {"name": "default"}})
         assert refused is None or refused.status == 409  # where there are controllers, they have made it
     yield
     server.refusal("DELETE", f"{ELSEWHERE}/{SPOOFED}", {"gracePeriodSeconds": 0})
-    for one in server.ask("GET", PODS)["items"]:
-        server.ask("DELETE", f"{PODS}/{one['metadata']['name']}", {"gracePeriodSeconds": 0})
+    for item in server.ask("GET", PODS)["items"]:
+        server.ask("DELETE", f"{PODS}/{item['metadata']['name']}", {"gracePeriodSeconds": 0})
 
 
 def test_objects_come_follow_and_go_with_their_node(definitions: Server, replicas: list[Controller]) -> None:
     with nodes(definitions, "follow", 1, zone="a") as (name,):
         uid = definitions.ask("GET", f"{NODES}/{name}")["metadata"]["uid"]
         for path in (f"{CNCS}/{name}", f"{CNRS}/{name}"):
-            found = definitions.ask("GET", path)["metadata"]
-            assert found["labels"] == {**OURS, "zone": "a"}
-            assert [one["uid"] for one in found["ownerReferences"]] == [uid]
+            result = definitions.ask("GET", path)["metadata"]
+            assert result["labels"] == {**SELECTED_LABELS, "zone": "a"}
+            assert [item["uid"] for item in result["ownerReferences"]] == [uid]
         definitions.ask("PATCH", f"{CNRS}/{name}", {"metadata": {"labels": {"own": "1"}}}, MERGE)
         definitions.ask("PATCH", f"{NODES}/{name}", {"metadata": {"labels": {"zone": None, "disk": "ssd"}}}, MERGE)
         for path, more in ((f"{CNCS}/{name}", {}), (f"{CNRS}/{name}", {"own": "1"})):
-            wanted = {**OURS, "disk": "ssd", **more}
+            expected = {**SELECTED_LABELS, "disk": "ssd", **more}
             wait(
-                "labels", lambda path=path, wanted=wanted: definitions.ask("GET", path)["metadata"]["labels"] == wanted
+                "labels",
+                lambda path=path, expected=expected: definitions.ask("GET", path)["metadata"]["labels"] == expected,
             )
     for path in (f"{CNCS}/{name}", f"{CNRS}/{name}"):
-        wait("objects go with their node", lambda path=path: gone(definitions, path))
+        wait("objects go with their node", lambda path=path: is_deleted(definitions, path))
 
 
 def test_a_rollout_reaches_canaries_first_and_stops_when_paused(
@@ -165,24 +179,24 @@ def test_a_rollout_reaches_canaries_first_and_stops_when_paused(
     old, new = f"all {config_hash(first, {})}", f"all {config_hash(second, {})}"
     path = f"{within(CONSENT, ADMINS)}/all"
     # Other tests may have left a node that is one.
-    ours = an_admin("all", first, nodeLabelSelector="nodes.test/kind=object", priority=1)
+    admin = an_admin("all", first, nodeLabelSelector="nodes.test/kind=object", priority=1)
     kcc = a_kcc(nodeLabelSelectorAllowedKeyList=[{"priority": 1, "keyList": ["nodes.test/kind"]}])
-    with nodes(server, "roll", 10) as names, configured(server, kcc, ours):
+    with nodes(server, "roll", 10) as names, configured(server, kcc, admin):
 
         def with_the_new() -> list[str]:
-            return [name for name in names if told(server, name) == new]
+            return [name for name in names if configured_object(server, name) == new]
 
-        wait("everybody is told", lambda: all(told(server, name) == old for name in names))
+        wait("all nodes are updated", lambda: all(configured_object(server, name) == old for name in names))
         change(server, path, config=second, updateStrategy={"rollingUpdate": {"canary": "30%"}})
-        wait("canaries are told", lambda: len(with_the_new()) == 3)
+        wait("canaries are updated", lambda: len(with_the_new()) == 3)
         assert with_the_new() == names[:3], "the first by name"
         wait("the object says so", lambda: server.ask("GET", path)["status"].get("updatedTargetNodes") == 3)
         status = server.ask("GET", path)["status"]
         assert (status["canaryNodes"], status["currentHash"]) == (3, new.split()[1])
         change(server, path, paused=True, updateStrategy={"rollingUpdate": {"canary": 7}})
-        holds(1.5, lambda: len(with_the_new()) == 3)
+        assert_stays(1.5, lambda: len(with_the_new()) == 3)
         change(server, path, paused=False)
-        wait("seven are told", lambda: len(with_the_new()) == 7)
+        wait("seven are updated", lambda: len(with_the_new()) == 7)
 
 
 def test_labels_go_by_priority_and_two_for_one_node_stop_the_kind(
@@ -200,29 +214,32 @@ def test_labels_go_by_priority_and_two_for_one_node_stop_the_kind(
         nodes(server, "other", 1) as (other,),
         configured(server, a_kcc(nodeLabelSelectorAllowedKeyList=allowed), *objects),
     ):
-        wait("the highest priority counts", lambda: all(str(told(server, one)).startswith("more ") for one in names))
-        wait("the others have what is for all", lambda: str(told(server, other)).startswith("everybody "))
-        before = told(server, other)
+        wait(
+            "the highest priority counts",
+            lambda: all(str(configured_object(server, name)).startswith("more ") for name in names),
+        )
+        wait("the others have what is for all", lambda: str(configured_object(server, other)).startswith("everybody "))
+        before = configured_object(server, other)
         server.ask("POST", admins, an_admin("overlap", lending("4"), nodeLabelSelector="disk=ssd", priority=1))
         wait("it is found out", lambda: valid(server, f"{admins}/overlap")[0] == "False")
         status, reason, message = valid(server, f"{admins}/overlap")
         assert (status, reason) == ("False", "ValidateFailed")
         assert "zone" in message
         change(server, f"{admins}/everybody", config=lending("9"))
-        holds(1.5, lambda: told(server, other) == before)
+        assert_stays(1.5, lambda: configured_object(server, other) == before)
         server.ask("DELETE", f"{admins}/overlap")
-        wait("it goes on", lambda: told(server, other) == f"everybody {config_hash(lending('9'), {})}")
+        wait("it goes on", lambda: configured_object(server, other) == f"everybody {config_hash(lending('9'), {})}")
         short = {"nodeNames": [other], "lastDuration": "2s"}
         server.ask("POST", admins, an_admin("short", lending("5"), ephemeralSelector=short))
-        wait("it is before all others", lambda: str(told(server, other)).startswith("short "))
-        wait("for its time", lambda: str(told(server, other)).startswith("everybody "))
-        wait("then it is deleted", lambda: gone(server, f"{admins}/short"))
+        wait("it is before all others", lambda: str(configured_object(server, other)).startswith("short "))
+        wait("for its time", lambda: str(configured_object(server, other)).startswith("everybody "))
+        wait("then it is deleted", lambda: is_deleted(server, f"{admins}/short"))
 
 
 HOSTILE = {
     "a mebibyte for a selector": {"nodeLabelSelector": "zone=" + "a" * (1 << 20)},
     "no selector at all": {"nodeLabelSelector": "((("},
-    "a key nobody allows": {"nodeLabelSelector": "secret=1", "priority": 1},
+    "a key that is not allowed": {"nodeLabelSelector": "secret=1", "priority": 1},
     "a canary that is no number": {"updateStrategy": {"rollingUpdate": {"canary": "NaN%"}}},
     "a time that is none": {"ephemeralSelector": {"nodeNames": ["x"], "lastDuration": "NaNs"}},
     "a priority beyond its type": {"nodeLabelSelector": "zone=a", "priority": 1 << 40},
@@ -233,25 +250,25 @@ def test_hostile_objects_are_refused_by_name_and_the_kind_goes_on_without_them(
     definitions: Server, replicas: list[Controller]
 ) -> None:
     server, admins = definitions, within(CONSENT, ADMINS)
-    pids = [one.pid for one in replicas]
+    pids = [replica.pid for replica in replicas]
     with nodes(server, "hostile", 1) as (name,), configured(server, a_kcc(), an_admin("all", lending("1"))):
-        wait("it is told", lambda: told(server, name) == f"all {config_hash(lending('1'), {})}")
-        taken = {}
+        wait("the node is updated", lambda: configured_object(server, name) == f"all {config_hash(lending('1'), {})}")
+        samples = {}
         for number, (what, spec) in enumerate(HOSTILE.items()):
             refused = server.refusal("POST", admins, an_admin(f"bad{number}", lending("7"), **spec))
             if refused is None:
-                taken[f"{admins}/bad{number}"] = what
+                samples[f"{admins}/bad{number}"] = what
             else:
                 assert (refused.status, "spec." in str(refused)) == (422, True), f"{what}: the field's path"
-        assert len(taken) > 3, "not all is refused by the definition"
-        for path, what in taken.items():
+        assert len(samples) > 3, "not all is refused by the definition"
+        for path, what in samples.items():
             wait(what, lambda path=path: valid(server, path)[0] == "False")
-            assert len(valid(server, path)[2]) < 5000, "what is told of it is bounded, whatever it says"
-        for path in taken:
+            assert len(valid(server, path)[2]) < 5000, "the message is bounded"
+        for path in samples:
             server.ask("DELETE", path)
         change(server, f"{admins}/all", config=lending("8"))
-        wait("the kind goes on", lambda: told(server, name) == f"all {config_hash(lending('8'), {})}")
-    assert [one.pid for one in replicas] == pids
+        wait("the kind goes on", lambda: configured_object(server, name) == f"all {config_hash(lending('8'), {})}")
+    assert [item.pid for item in replicas] == pids
 
 
 def test_a_node_without_its_agent_is_tainted_then_emptied_and_well_again_at_once(
@@ -267,29 +284,29 @@ def test_a_node_without_its_agent_is_tainted_then_emptied_and_well_again_at_once
             "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "kept"}}},
         }
         server.ask("POST", f"/apis/policy/v1/namespaces/{CONSENT}/poddisruptionbudgets", budget)
-        kept = a_pod_on(server, sick, "kept", app="kept")
-        # Of somebody who may make pods, not of whoever installs agents.
+        rest = a_pod_on(server, sick, "kept", app="kept")
+        # Created by a user with the right to create pods, not by an installer of agents.
         spoofed = a_pod_on(server, sick, SPOOFED, "system_cores", ELSEWHERE, app="agent")
-        for pod in (*agents.values(), batch, web, other, kept, spoofed):
-            be(server, pod, ready=True)
+        for pod in (*agents.values(), batch, web, other, rest, spoofed):
+            set_ready(server, pod, ready=True)
         metrics = leading(replicas)
         wait("all agents are well", lambda: "dioptase_lifecycle_unwell_nodes 0.0" in metrics.text("/metrics"))
-        be(server, agents[sick], ready=False)
+        set_ready(server, agents[sick], ready=False)
         wait("the taint", lambda: taints(server, sick) == {TAINT})
         assert "deletionTimestamp" not in server.ask("GET", batch)["metadata"], "first no new ones, later the old ones"
-        wait("who is reclaimed leaves", lambda: "deletionTimestamp" in server.ask("GET", batch)["metadata"])
-        said = metrics.text("/metrics")
-        assert 'dioptase_lifecycle_evictions_total{result="budget"} ' in said
-        for pod in (kept, web, other, agents[sick]):
+        wait("the reclaimed pod is evicted", lambda: "deletionTimestamp" in server.ask("GET", batch)["metadata"])
+        text = metrics.text("/metrics")
+        assert 'dioptase_lifecycle_evictions_total{result="budget"} ' in text
+        for pod in (rest, web, other, agents[sick]):
             assert "deletionTimestamp" not in server.ask("GET", pod)["metadata"], pod
         assert [taints(server, node) for node in well] == [set(), set()]
-        be(server, agents[sick], ready=True)
+        set_ready(server, agents[sick], ready=True)
         wait("the taint goes at once", lambda: not taints(server, sick), 3)
-        # All of them at once is somebody's mistake.
+        # All nodes at once are a configuration error.
         for pod in agents.values():
-            be(server, pod, ready=False)
+            set_ready(server, pod, ready=False)
         wait("a halt", lambda: 'dioptase_lifecycle_halt{reason="full"} 1.0' in metrics.text("/metrics"))
-        holds(6, lambda: not any(taints(server, node) for node in (sick, *well)))
+        assert_stays(6, lambda: not any(taints(server, node) for node in (sick, *well)))
         assert "deletionTimestamp" not in server.ask("GET", other)["metadata"]
         server.ask("DELETE", f"/apis/policy/v1/namespaces/{CONSENT}/poddisruptionbudgets/kept")
 
@@ -297,89 +314,89 @@ def test_a_node_without_its_agent_is_tainted_then_emptied_and_well_again_at_once
 MILLICPU = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
 
 
-def promise(server: Server, node: str, millicpu: str) -> None:
-    """What its agent writes, with what every pod needs."""
+def report_reclaimable(server: Server, node: str, millicpu: str) -> None:
+    """Write a node's capacity and reclaimable CPU, as its agent and kubelet do."""
     amounts = {"pods": "10", "cpu": "8", "memory": "8Gi", MILLICPU: millicpu}
     server.ask("PATCH", f"{NODES}/{node}/status", {"status": {"capacity": amounts, "allocatable": amounts}}, MERGE)
 
 
-def promised(server: Server, node: str) -> list[str | None]:
+def node_millicpu(server: Server, node: str) -> list[str | None]:
     status = server.ask("GET", f"{NODES}/{node}")["status"]
     return [status.get(part, {}).get(MILLICPU) for part in ("capacity", "allocatable")]
 
 
 def a_batch_pod(server: Server, name: str, kind: str) -> Callable[[], str]:
-    """One that the stock scheduler places, on nodes of that kind; says where it is, or why it is nowhere."""
+    """Create a pod for the stock scheduler; return a function that returns its node, or why it is not scheduled."""
     amount = {MILLICPU: "1000"}
     container = {"name": "main", "image": "none", "resources": {"requests": amount, "limits": amount}}
     spec = {
         "containers": [container], "automountServiceAccountToken": False, "nodeSelector": {"kind": kind},
-        # Nobody keeps these nodes' heartbeats.
+        # These nodes have no heartbeats.
         "tolerations": [{"operator": "Exists"}],
     }  # fmt: skip
     annotations = {"katalyst.kubewharf.io/qos_level": "reclaimed_cores"}
     server.ask("POST", PODS, {"metadata": {"name": name, "annotations": annotations}, "spec": spec})
 
     def where() -> str:
-        found = server.ask("GET", f"{PODS}/{name}")
-        why = [one.get("message", "") for one in found["status"].get("conditions", [])]
-        return str(found["spec"].get("nodeName") or " ".join(why))
+        result = server.ask("GET", f"{PODS}/{name}")
+        why = [item.get("message", "") for item in result["status"].get("conditions", [])]
+        return str(result["spec"].get("nodeName") or " ".join(why))
 
     return where
 
 
 def test_a_stock_scheduler_places_no_reclaimed_pod_on_a_node_whose_agent_is_gone(
-    cluster: Cluster, ours: Cluster, definitions: Server, replicas: list[Controller], pods: None
+    cluster: Cluster, own_cluster: Cluster, definitions: Server, replicas: list[Controller], pods: None
 ) -> None:
-    """It goes by the Node, and who was evicted would be back on it at once, to be evicted again."""
+    """The taint goes with the Node; otherwise an evicted pod would return at once and be evicted again."""
     server = definitions
     with nodes(server, "gone", 1, kind="gone") as (sick,), nodes(server, "there", 2) as well:
         agents = {node: a_pod_on(server, node, f"agent-{node}", "system_cores", app="agent") for node in (sick, *well)}
         for pod in agents.values():
-            be(server, pod, ready=True)
+            set_ready(server, pod, ready=True)
         for node in (sick, *well):
-            promise(server, node, "4k")
+            report_reclaimable(server, node, "4k")
         first = a_batch_pod(server, "first", "gone")
         wait("it is placed", lambda: first() == sick)
-        be(server, agents[sick], ready=False)
-        wait("nothing is promised there", lambda: promised(server, sick) == [None, None])
+        set_ready(server, agents[sick], ready=False)
+        wait("the node reports no headroom", lambda: node_millicpu(server, sick) == [None, None])
         assert taints(server, sick) == {TAINT}
-        wait("who is there leaves", lambda: "deletionTimestamp" in server.ask("GET", f"{PODS}/first")["metadata"])
+        wait("the pod on it is evicted", lambda: "deletionTimestamp" in server.ask("GET", f"{PODS}/first")["metadata"])
         server.ask("DELETE", f"{PODS}/first", {"gracePeriodSeconds": 0})
         second = a_batch_pod(server, "second", "gone")
         wait("it is placed nowhere", lambda: f"Insufficient {MILLICPU}" in second())
-        holds(3, lambda: f"Insufficient {MILLICPU}" in second())
-        assert [promised(server, node) for node in well] == [["4k", "4k"]] * 2
-        be(server, agents[sick], ready=True)
+        assert_stays(3, lambda: f"Insufficient {MILLICPU}" in second())
+        assert [node_millicpu(server, node) for node in well] == [["4k", "4k"]] * 2
+        set_ready(server, agents[sick], ready=True)
         wait("the taint goes", lambda: not taints(server, sick))
-        promise(server, sick, "3k")
-        wait("its agent promises anew", lambda: second() == sick)
-        holds(3, lambda: promised(server, sick) == ["3k", "3k"])
+        report_reclaimable(server, sick, "3k")
+        wait("its agent reports headroom again", lambda: second() == sick)
+        assert_stays(3, lambda: node_millicpu(server, sick) == ["3k", "3k"])
 
 
 @pytest.mark.long
 def test_a_leader_killed_with_the_api_server_is_followed_by_the_other_and_nothing_is_lost(
-    ours: Cluster, definitions: Server, replicas: list[Controller], pods: None
+    own_cluster: Cluster, definitions: Server, replicas: list[Controller], pods: None
 ) -> None:
     server = definitions
     with nodes(server, "away", 2) as names, configured(server, a_kcc(), an_admin("all", lending("1"))):
         for name in names:
-            be(server, a_pod_on(server, name, f"agent-{name}", "system_cores", app="agent"), ready=True)
+            set_ready(server, a_pod_on(server, name, f"agent-{name}", "system_cores", app="agent"), ready=True)
         batch = a_pod_on(server, names[0], "batch")
-        wait("it is told", lambda: told(server, names[1]) is not None)
+        wait("the node is updated", lambda: configured_object(server, names[1]) is not None)
         first = leading(replicas)
-        (second,) = [one for one in replicas if one is not first]
+        (second,) = [replica for replica in replicas if replica is not first]
         pid = second.pid
         first.end(signal.SIGKILL)
-        # All watches end, and those that would go on from where they were are told that it is forgotten.
-        ours.compact()
-        ours.daemons.end(API_SERVER)
+        # All watches end; those that would resume get 410 Gone.
+        own_cluster.compact()
+        own_cluster.daemons.end(API_SERVER)
         time.sleep(8)  # longer than both ages of SETTINGS
-        ours.daemons.again(API_SERVER)
-        ours.control.ready()
+        own_cluster.daemons.again(API_SERVER)
+        own_cluster.control.ready()
         change(server, f"{within(CONSENT, ADMINS)}/all", config=lending("2"))
         wait("the other leads", lambda: second.leads, 25)
-        wait("what came between", lambda: told(server, names[1]) == f"all {config_hash(lending('2'), {})}")
+        wait("what came between", lambda: configured_object(server, names[1]) == f"all {config_hash(lending('2'), {})}")
         assert [taints(server, name) for name in names] == [set(), set()]
         assert "deletionTimestamp" not in server.ask("GET", batch)["metadata"]
         assert second.pid == pid
@@ -388,7 +405,7 @@ def test_a_leader_killed_with_the_api_server_is_followed_by_the_other_and_nothin
         assert not first.leads
         second.end(signal.SIGTERM)
         began = time.monotonic()
-        wait("who ends gives the lease back", lambda: first.leads, 25)
+        wait("a stopping replica releases the lease", lambda: first.leads, 25)
         assert time.monotonic() - began < 5, "at once, and not when it has run out"
         second.again()
         second.ready()

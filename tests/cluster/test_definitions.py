@@ -41,31 +41,31 @@ def named(kind: KatalystKind, version: KindVersion, body: dict[str, Any]) -> dic
 
 
 def stored(server: Server, kind: KatalystKind, version: KindVersion, body: dict[str, Any]) -> dict[str, Any]:
-    """The object as it is read after its parts were written: the status by its own way, where it has one."""
+    """Write an object and its status, by the subresource if there is one, and return it as the API server has it."""
     path = collection(kind, version)
-    made = named(kind, version, body)
-    server.ask("POST", path, made)
-    one = f"{path}/{made['metadata']['name']}"
+    created = named(kind, version, body)
+    server.ask("POST", path, created)
+    item = f"{path}/{created['metadata']['name']}"
     if "status" in body:
         try:
-            server.ask("PATCH", f"{one}/status", {"status": body["status"]}, MERGE)
+            server.ask("PATCH", f"{item}/status", {"status": body["status"]}, MERGE)
         except Refused as error:
             if error.status != 404:
                 raise
-    got: dict[str, Any] = server.ask("GET", one)
-    server.ask("DELETE", one)
+    got: dict[str, Any] = server.ask("GET", item)
+    server.ask("DELETE", item)
     return got
 
 
 def missing(sent: Any, got: Any, path: str = "") -> list[str]:
-    """What was sent and did not come back; what the server added, such as defaults, is no loss."""
+    """Return what was sent and is missing in the response; additions of the server, such as defaults, do not count."""
     if isinstance(sent, dict) and isinstance(got, dict):
         absent = [f"{path}.{name}" for name in sent if name not in got]
         return absent + [
-            one for name in sent if name in got for one in missing(sent[name], got[name], f"{path}.{name}")
+            result for name in sent if name in got for result in missing(sent[name], got[name], f"{path}.{name}")
         ]
     if isinstance(sent, list) and isinstance(got, list) and len(sent) == len(got):
-        return [one for n, pair in enumerate(zip(sent, got, strict=True)) for one in missing(*pair, f"{path}[{n}]")]
+        return [item for n, pair in enumerate(zip(sent, got, strict=True)) for item in missing(*pair, f"{path}[{n}]")]
     # A whole number of a great float comes without its exponent.
     return (
         []
@@ -76,11 +76,13 @@ def missing(sent: Any, got: Any, path: str = "") -> list[str]:
 
 def test_the_definitions_are_served_and_none_is_found_fault_with(definitions: Server) -> None:
     for kind in KATALYST_KINDS:
-        made = definitions.ask("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{kind.name}")
-        conditions = {one["type"]: (one["status"], one.get("message", "")) for one in made["status"]["conditions"]}
+        created = definitions.ask("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{kind.name}")
+        conditions = {
+            item["type"]: (item["status"], item.get("message", "")) for item in created["status"]["conditions"]
+        }
         assert conditions.get("NonStructuralSchema", ("False", ""))[0] == "False", conditions
         assert conditions["Established"][0] == conditions["NamesAccepted"][0] == "True", conditions
-        assert made["status"]["storedVersions"] == [kind.versions[-1].name]
+        assert created["status"]["storedVersions"] == [kind.versions[-1].name]
 
 
 def test_they_can_be_applied_again_without_a_change(api_server: Cluster | ExternalCluster, definitions: Server) -> None:
@@ -96,16 +98,16 @@ def test_they_can_be_applied_again_without_a_change(api_server: Cluster | Extern
 def test_kubectl_explains_every_kind(
     api_server: Cluster | ExternalCluster, definitions: Server, kind: KatalystKind, version: KindVersion
 ) -> None:
-    said = api_server.kubectl("explain", kind.name.split(".")[0], f"--api-version={kind.group}/{version.name}")
-    assert f"KIND:       {kind.kind}" in said
-    assert f"VERSION:    {version.name}" in said
+    text = api_server.kubectl("explain", kind.name.split(".")[0], f"--api-version={kind.group}/{version.name}")
+    assert f"KIND:       {kind.kind}" in text
+    assert f"VERSION:    {version.name}" in text
 
 
 def test_a_field_is_explained_by_its_docstring(api_server: Cluster | ExternalCluster, definitions: Server) -> None:
     field = "adminqosconfigurations.spec.config.evictionConfig.cpuPressureEvictionConfig.loadUpperBoundRatio"
-    said = api_server.kubectl("explain", field)
-    assert "FIELD: loadUpperBoundRatio <number>" in said
-    assert "<empty>" not in said
+    text = api_server.kubectl("explain", field)
+    assert "FIELD: loadUpperBoundRatio <number>" in text
+    assert "<empty>" not in text
 
 
 def test_short_names_and_columns_are_known_to_kubectl(
@@ -146,9 +148,9 @@ def test_objects_of_every_shape_are_taken_and_lose_nothing(
     shape = instances({"type": "object", "properties": body, "required": schema.get("required", [])})
 
     @MANY
-    @given(said=shape)
-    def takes(said: dict[str, Any]) -> None:
-        assert missing(said, stored(definitions, kind, version, said)) == []
+    @given(text=shape)
+    def takes(text: dict[str, Any]) -> None:
+        assert missing(text, stored(definitions, kind, version, text)) == []
 
     takes()
 
@@ -191,12 +193,12 @@ def test_what_is_wrong_is_refused_with_its_path(
     version = kind.versions[-1]
     with pytest.raises(Refused) as refused:
         definitions.ask("POST", collection(kind, version), named(kind, version, body))
-    causes = {cause["field"]: cause["message"] for cause in refused.value.said["details"]["causes"]}
+    causes = {cause["field"]: cause["message"] for cause in refused.value.status_body["details"]["causes"]}
     assert refused.value.status == 422
     assert why in causes[path], causes
 
 
-def test_a_field_that_nobody_knows_is_not_kept_and_is_told(definitions: Server) -> None:
+def test_an_unknown_field_is_dropped_and_reported(definitions: Server) -> None:
     (kind,) = (kind for kind in KATALYST_KINDS if kind.plural == "adminqosconfigurations")
     version = kind.versions[-1]
     body = named(kind, version, {"spec": {"config": {"fieldOfTomorrow": 1}}})

@@ -1,4 +1,4 @@
-"""What the eviction manager says to a real API server, which needs no node for that: evictions by uid, and taints."""
+"""Requests of the eviction manager to a real API server without nodes: evictions by uid, and taints."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ OTHERS = {"key": "example.com/reserved", "value": "x", "effect": "NoSchedule"}
 PREFIX = "node.katalyst.kubewharf.io/"
 
 
-def made(server: Server, namespace: str) -> Pod:
-    """A pod that no node runs, for there is none; also the account that every pod needs."""
+def create_pod(server: Server, namespace: str) -> Pod:
+    """Create a pod that no node runs, and the account that every pod needs."""
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     try:
         server.ask("POST", accounts, {"metadata": {"name": "default"}})
@@ -41,34 +41,34 @@ def made(server: Server, namespace: str) -> Pod:
 async def test_only_the_pod_that_was_meant_leaves_with_the_grace_that_was_meant(
     client: KubeClient, server: Server, namespace: str, form: Any
 ) -> None:
-    batch, way = made(server, namespace), ApiEvictionMethod(client, form)
+    batch, method = create_pod(server, namespace), ApiEvictionMethod(client, form)
     before = msgspec.structs.replace(batch, uid="00000000-0000-0000-0000-000000000000")
-    assert (await way.ask(before, 5)).result is MethodResult.GONE
-    seen = await way.look(batch)
-    assert seen is not None
-    assert (seen.gone, seen.told) == (False, False), "its namesake is not there, and it is left alone"
-    assert (await way.ask(batch, 60)).result is MethodResult.ASKED
-    seen = await way.look(batch)
-    assert seen is not None
-    assert (seen.gone, seen.told, seen.grace_s) == (False, True, 60)
+    assert (await method.evict(before, 5)).result is MethodResult.ABSENT
+    observed = await method.observe(batch)
+    assert observed is not None
+    assert (observed.absent, observed.terminating) == (False, False), "its namesake is not there, and it is left alone"
+    assert (await method.evict(batch, 60)).result is MethodResult.REQUESTED
+    observed = await method.observe(batch)
+    assert observed is not None
+    assert (observed.absent, observed.terminating, observed.grace_s) == (False, True, 60)
     # Again with less: nothing is lost by asking twice, and the shorter grace counts.
-    assert (await way.ask(batch, 0)).result is MethodResult.ASKED
-    seen = await way.look(batch)
-    assert seen is not None
-    assert (seen.told, seen.grace_s) == (True, 1)
+    assert (await method.evict(batch, 0)).result is MethodResult.REQUESTED
+    observed = await method.observe(batch)
+    assert observed is not None
+    assert (observed.terminating, observed.grace_s) == (True, 1)
     server.ask("DELETE", f"/api/v1/namespaces/{namespace}/pods/batch?gracePeriodSeconds=0")
-    seen = await way.look(batch)
-    assert seen is not None
-    assert seen.gone
-    assert (await way.ask(batch, 5)).result is MethodResult.GONE
+    observed = await method.observe(batch)
+    assert observed is not None
+    assert observed.absent
+    assert (await method.evict(batch, 5)).result is MethodResult.ABSENT
 
 
 async def test_a_namespace_that_is_none_and_a_pod_that_never_was(client: KubeClient, namespace: str) -> None:
-    way = ApiEvictionMethod(client, "eviction")
-    nobody = Pod(uid="u", namespace=namespace, name="never", qos=QoSLevel.RECLAIMED, containers=())
-    assert (await way.ask(nobody, None)).result is MethodResult.GONE
-    strange = msgspec.structs.replace(nobody, name="Never_Was")
-    assert (await way.ask(strange, None)).held in (None, EvictionBlock.REFUSED)
+    method = ApiEvictionMethod(client, "eviction")
+    pod = Pod(uid="u", namespace=namespace, name="never", qos=QoSLevel.RECLAIMED, containers=())
+    assert (await method.evict(pod, None)).result is MethodResult.ABSENT
+    strange = msgspec.structs.replace(pod, name="Never_Was")
+    assert (await method.evict(strange, None)).block in (None, EvictionBlock.REFUSED)
 
 
 def in_force(*names: str) -> Any:
@@ -78,24 +78,24 @@ def in_force(*names: str) -> Any:
     return msgspec.structs.replace(busy_cycle(), evictions=EvictionResult(conditions=tuple(shown)))
 
 
-async def test_taints_of_the_node_come_and_go_beside_those_of_others(client: KubeClient, server: Server) -> None:
+async def test_taints_of_the_node_come_and_go_next_to_those_of_others(client: KubeClient, server: Server) -> None:
     path = "/api/v1/nodes/taint-test"
     server.ask("POST", "/api/v1/nodes", {"metadata": {"name": "taint-test"}, "spec": {"taints": [OTHERS]}})
 
     def keys() -> list[str]:
         # A node that says nothing is not ready, where there are controllers that tell.
-        found = [one["key"] for one in server.ask("GET", path)["spec"].get("taints", [])]
-        return [key for key in found if not key.startswith("node.kubernetes.io/")]
+        results = [item["key"] for item in server.ask("GET", path)["spec"].get("taints", [])]
+        return [key for key in results if not key.startswith("node.kubernetes.io/")]
 
     try:
         taints = NodeTaints(client, "taint-test")
         taints.publish(in_force("MemoryPressure", "CPUPressure", "not a name"))
-        await taints.look(0)
+        await taints.sync(0)
         assert taints.problem() is None
         assert keys() == [OTHERS["key"], f"{PREFIX}CPUPressure", f"{PREFIX}MemoryPressure"]
         server.ask("PATCH", path, {"metadata": {"labels": {"changed": "meanwhile"}}}, MERGE)
         taints.publish(in_force("CPUPressure"))
-        await taints.look(10)
+        await taints.sync(10)
         assert keys() == [OTHERS["key"], f"{PREFIX}CPUPressure"]
         await taints.withdraw()
         assert keys() == [OTHERS["key"]]

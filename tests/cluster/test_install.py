@@ -1,4 +1,4 @@
-"""The chart on a real cluster: installed, looked at from all sides, upgraded, rolled back, and taken away again."""
+"""The chart on a real cluster: installed, checked, upgraded, rolled back and uninstalled."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ AGENT, CONTROLLER = f"{RELEASE}-agent", f"{RELEASE}-controller"
 CONFIG, NODE = "config.katalyst.kubewharf.io", "node.katalyst.kubewharf.io"
 CGROUPS = Path("/sys/fs/cgroup")
 KNOBS = ("cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.idle", "cpu.weight", "cpu.max", "cpuset.cpus")
-QOS = "katalyst.kubewharf.io/qos_level"
 # Bits of CAP_PERFMON and CAP_BPF: include/uapi/linux/capability.h.
 CAPABILITIES = 1 << 38 | 1 << 39
 RARE = {
     AuditedRequest("", "events", "create"): "only when a pod is evicted",
     AuditedRequest("", "pods/eviction", "create"): "only when a pod has to leave, or 20 minutes after an agent is gone",
     AuditedRequest("", "pods", "get"): "only of a pod that has to leave",
+    AuditedRequest("policy", "poddisruptionbudgets", "list"): "only for candidates of an external eviction plugin",
     AuditedRequest(
         "", "nodes", "get"
     ): "only before a node is tainted, or objects of one are deleted that is no longer listed",
@@ -50,7 +50,7 @@ RARE = {
     AuditedRequest("", "nodes/status", "patch"): "of the controller, only where an agent has been gone for long",
     AuditedRequest(
         "", "nodes/finalizers", "update"
-    ): "asked for by API servers with OwnerReferencesPermissionEnforcement",
+    ): "required by API servers with OwnerReferencesPermissionEnforcement",
     AuditedRequest("", "nodes/pods", "get"): "the kubelet asks for the agent, which is another user's request",
     AuditedRequest("", "nodes/configz", "get"): "the same",
     AuditedRequest(NODE, "customnoderesources", "get"): "only where the agent puts taints on it",
@@ -59,11 +59,11 @@ RARE = {
     AuditedRequest(CONFIG, "customnodeconfigs", "delete"): "only once its node is gone",
     AuditedRequest(CONFIG, "customnodeconfigs", "create"): "an apply asks for it where the object is missing",
 }
-"""What is granted and not asked for in this run, with the reason; `kinds` of configuration are all as the one that is tried."""
+"""Rights that are granted and not used in this run, with the reason. Of the kinds of configuration only one is used."""
 
 
 class Installed(NamedTuple):
-    """One release, and what was there before it."""
+    """One release, and the knobs before it."""
 
     cluster: Cluster
     server: Server
@@ -75,7 +75,7 @@ class Installed(NamedTuple):
         return helm(self.cluster, "--namespace", NAMESPACE, *words)
 
     def upgrade(self, *sets: str) -> None:
-        words = [word for one in sets for word in ("--set", one)]
+        words = [word for item in sets for word in ("--set", item)]
         self.helm("upgrade", "--install", RELEASE, CHART, "--values", self.values, *words)
         self.settled()
 
@@ -101,7 +101,7 @@ class Installed(NamedTuple):
         return first["status"]["podIP"], 9102 if component == "agent" else 9316
 
     def get(self, path: str, token: str = "", component: str = "agent") -> tuple[int, str]:
-        """Over TLS, believing in the authority of the chart's Secret and the name in the certificate."""
+        """Request a path over TLS, verified by the authority in the chart's Secret and the name in the certificate."""
         secret = self.server.ask("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/{RELEASE}-tls")["data"]
         context = ssl.create_default_context(cadata=base64.b64decode(secret["ca.crt"]).decode())
         with socket.create_connection(self.address(component), 10) as plain:
@@ -110,20 +110,20 @@ class Installed(NamedTuple):
             connection.sock = wrapped
             connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
             answer = connection.getresponse()
-            said = answer.read().decode()
+            text = answer.read().decode()
             connection.close()
-        return answer.status, said
+        return answer.status, text
 
     def sources(self) -> dict[str, float]:
-        said = self.get("/metrics", self.token("reader"))[1]
+        text = self.get("/metrics", self.token("reader"))[1]
         return {
             name: float(value)
-            for name, value in re.findall(r'^dioptase_source_up\{source="([^"]+)".*\} (\S+)', said, re.M)
+            for name, value in re.findall(r'^dioptase_source_up\{source="([^"]+)".*\} (\S+)', text, re.M)
         }
 
 
 def knobs(cluster: Cluster) -> dict[str, str]:
-    """What every cgroup of the node's pods is set to."""
+    """Return the knobs of every cgroup of the node's pods."""
     below = cluster.nodes[0].cgroup_root.strip("/")
     tops = [CGROUPS / controller / below / "kubepods" for controller in ("cpu", "cpuset", "")]
     return {
@@ -134,33 +134,31 @@ def knobs(cluster: Cluster) -> dict[str, str]:
 def running(server: Server, namespace: str, name: str) -> bool:
     pod = server.ask("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
     return bool(
-        pod["status"].get("phase") == "Running" and all(one["ready"] for one in pod["status"]["containerStatuses"])
+        pod["status"].get("phase") == "Running" and all(item["ready"] for item in pod["status"]["containerStatuses"])
     )
 
 
 @pytest.fixture(scope="module")
-def installed(ours: Cluster, server: Server) -> Iterator[Installed]:
-    """After two pods were there, an online one and a batch one; all tests here share it, in their order."""
+def installed(own_cluster: Cluster, server: Server) -> Iterator[Installed]:
+    """The release on a node with an online and a batch pod; all tests here share it, in their order."""
     try:
         image = image_archive()
     except Missing as error:
         pytest.skip(str(error))
-    ours.grow(1)
-    ours.nodes[0].load(image)
-    state = ours.names.run / "state"
+    own_cluster.grow(1)
+    own_cluster.nodes[0].load(image)
+    state = own_cluster.names.run / "state"
     for name in (NAMESPACE, "installed"):
         labels = {"pod-security.kubernetes.io/enforce": "privileged"} if name == NAMESPACE else {}
         server.ask("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}})
     wait("accounts", lambda: server.ask("GET", "/api/v1/namespaces/installed/serviceaccounts/default"))
     for name in ("reader", "stranger"):
         server.ask("POST", "/api/v1/namespaces/installed/serviceaccounts", {"metadata": {"name": name}})
-    ours.kubectl(
+    own_cluster.kubectl(
         "create", "clusterrolebinding", "reader", f"--clusterrole={RELEASE}-reader", "--serviceaccount=installed:reader"
     )
     for name, level in (("web", "shared_cores"), ("batch", "reclaimed_cores")):
-        pod = a_pod(name)
-        pod["metadata"]["annotations"] = {QOS: level}
-        server.ask("POST", "/api/v1/namespaces/installed/pods", pod)
+        server.ask("POST", "/api/v1/namespaces/installed/pods", a_pod(name, level))
     for name in ("web", "batch"):
         wait(f"the pod {name}", lambda name=name: running(server, "installed", name))
     values = {
@@ -169,22 +167,22 @@ def installed(ours: Cluster, server: Server) -> Iterator[Installed]:
             "stateDir": str(state),
             "extendedResources": True,
             "settings": {
-                "kubelet": {"cgroupRoot": ours.nodes[0].cgroup_root},
+                "kubelet": {"cgroupRoot": own_cluster.nodes[0].cgroup_root},
                 # Minutes on a real node.
                 "report": {"periodS": 1, "windowS": 3},
             },
         },
         "metrics": {"scrapers": [{"name": "scraper", "namespace": "installed"}]},
     }
-    one = Installed(ours, server, "installed", state, knobs(ours))
-    one.values.write_text(json.dumps(values))
+    item = Installed(own_cluster, server, "installed", state, knobs(own_cluster))
+    item.values.write_text(json.dumps(values))
     server.ask("POST", "/api/v1/namespaces/installed/serviceaccounts", {"metadata": {"name": "scraper"}})
-    one.upgrade()
-    yield one
-    one.helm("uninstall", RELEASE, "--ignore-not-found", "--wait", "--timeout=240s")
-    unconfigured(one)
-    ours.kubectl("delete", "namespace", NAMESPACE, "installed", "--timeout=60s")
-    ours.kubectl("delete", "clusterrolebinding", "reader")
+    item.upgrade()
+    yield item
+    item.helm("uninstall", RELEASE, "--ignore-not-found", "--wait", "--timeout=240s")
+    unconfigured(item)
+    own_cluster.kubectl("delete", "namespace", NAMESPACE, "installed", "--timeout=60s")
+    own_cluster.kubectl("delete", "clusterrolebinding", "reader")
 
 
 def test_agent_and_controller_do_their_work_with_the_shipped_roles(installed: Installed) -> None:
@@ -206,12 +204,12 @@ def test_agent_and_controller_do_their_work_with_the_shipped_roles(installed: In
     assert 'source="kubelet-managers",detail="cpu none, memory none"' in metrics
 
     def reported() -> dict[str, Any]:
-        found: dict[str, Any] = installed.server.ask("GET", f"/apis/{NODE}/v1alpha1/customnoderesources/node1")
-        return found["status"]["resources"]["allocatable"]  # type: ignore[no-any-return]
+        result: dict[str, Any] = installed.server.ask("GET", f"/apis/{NODE}/v1alpha1/customnoderesources/node1")
+        return result["status"]["resources"]["allocatable"]  # type: ignore[no-any-return]
 
     wait("the report", reported, 60)
-    lent = reported()
-    assert int(lent["resource.katalyst.kubewharf.io/reclaimed_millicpu"]) >= 250
+    reclaimable = reported()
+    assert int(reclaimable["resource.katalyst.kubewharf.io/reclaimed_millicpu"]) >= 250
     lease = installed.server.ask("GET", f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{CONTROLLER}")
     assert lease["spec"]["holderIdentity"].startswith(f"{CONTROLLER}-")
     pods = installed.server.ask("GET", f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
@@ -244,10 +242,10 @@ def test_the_page_of_a_node_comes_whole_through_the_api_server(installed: Instal
 
 
 def all_well(installed: Installed) -> bool:
-    """Whether no source has anything to complain of. Raises AssertionError with what it is."""
-    status, said = installed.get("/readyz", installed.token("reader"))
-    if status != 200 or json.loads(said)["failed"]:
-        raise AssertionError(said)
+    """Return whether every source is healthy. Raises AssertionError with the failures."""
+    status, text = installed.get("/readyz", installed.token("reader"))
+    if status != 200 or json.loads(text)["failed"]:
+        raise AssertionError(text)
     return True
 
 
@@ -257,10 +255,10 @@ def test_the_batch_pod_is_acted_on(installed: Installed) -> None:
         lambda: any(installed.knobs().get(path, text) != text for path, text in installed.before.items()),
         60,
     )
-    status, said = installed.get("/api/v1/decisions", installed.token("reader"))
+    status, result = installed.get("/api/v1/decisions", installed.token("reader"))
     assert status == 200
-    assert '"applied"' in said
-    assert f"{NAMESPACE}/{AGENT}" not in said, "it leaves itself alone"
+    assert '"applied"' in result
+    assert f"{NAMESPACE}/{AGENT}" not in result, "it leaves itself alone"
 
 
 def test_the_agent_has_no_more_than_it_says(installed: Installed) -> None:
@@ -280,7 +278,7 @@ def execute(installed: Installed, what: str, *words: str) -> str:
 
 
 def process_status(cluster: Cluster, component: str, name: str) -> dict[str, str]:
-    """/proc/PID/status of the process that runs `dioptase COMPONENT` in a pod."""
+    """Return /proc/PID/status of the process that runs `dioptase COMPONENT` in a pod."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
@@ -296,15 +294,15 @@ def process_status(cluster: Cluster, component: str, name: str) -> dict[str, str
 def test_metrics_are_for_those_whose_token_may_have_them(installed: Installed, component: str) -> None:
     family = "dioptase_build_info" if component == "agent" else "dioptase_controller_leading"
     for account in ("reader", "scraper"):
-        status, said = installed.get("/metrics", installed.token(account), component)
-        assert (status, family in said) == (200, True)
-    status, said = installed.get("/metrics", installed.token("stranger"), component)
-    assert (status, "may not get /metrics" in said) == (403, True)
+        status, text = installed.get("/metrics", installed.token(account), component)
+        assert (status, family in text) == (200, True)
+    status, text = installed.get("/metrics", installed.token("stranger"), component)
+    assert (status, "may not get /metrics" in text) == (403, True)
     wait("the pause", lambda: installed.get("/metrics", "eyJ.bad.token", component)[0] == 401, 5)
     assert installed.get("/metrics", "", component)[0] == 401
     assert [installed.get(path, "", component)[0] for path in ("/healthz", "/readyz")] == [200, 200]
     if component == "agent":
-        # Who may scrape may not look at everything else; after a bad token, new ones wait.
+        # The right to scrape does not include other data; after a bad token, new ones have to wait.
         scraper = installed.token("scraper")
         wait("the pause", lambda: installed.get("/api/v1/snapshot", scraper)[0] == 403, 5)
         assert installed.get("/api/v1/snapshot", installed.token("reader"))[0] == 200
@@ -316,15 +314,15 @@ def test_helm_asks_them_too(installed: Installed) -> None:
 
 def granted(installed: Installed, account: str) -> set[AuditedRequest]:
     roles = "/apis/rbac.authorization.k8s.io/v1"
-    found = rules(installed.server, f"{roles}/clusterroles/{account}")
+    result = rules(installed.server, f"{roles}/clusterroles/{account}")
     if account == CONTROLLER:
-        found |= rules(installed.server, f"{roles}/namespaces/{NAMESPACE}/roles/{account}")
-    return found
+        result |= rules(installed.server, f"{roles}/namespaces/{NAMESPACE}/roles/{account}")
+    return result
 
 
 @pytest.fixture(scope="module")
 def configured(installed: Installed) -> None:
-    """An object of configuration is there, and the agent obeys it."""
+    """A configuration object that the agent applies."""
     kcc = {
         "apiVersion": f"{CONFIG}/v1alpha1",
         "kind": "KatalystCustomConfig",
@@ -349,24 +347,24 @@ def test_configuration_is_rolled_out_to_the_agent(installed: Installed, configur
 
 
 def unconfigured(installed: Installed) -> None:
-    """Take the configuration back, which finalizers would keep for ever if nobody looked after them."""
+    """Remove the configuration, which finalizers would retain without the controller."""
     for kind in ("adminqosconfigurations", "katalystcustomconfigs"):
         installed.cluster.kubectl("--namespace", "installed", "delete", kind, "--all", "--timeout=30s")
 
 
 def reserve(installed: Installed) -> float:
-    told = json.loads(installed.get("/api/v1/config", installed.token("reader"))[1])
-    return float(next(one["value"] for one in told["settings"] if one["name"] == "report.reservedCores"))
+    document = json.loads(installed.get("/api/v1/config", installed.token("reader"))[1])
+    return float(next(item["value"] for item in document["settings"] if item["name"] == "report.reservedCores"))
 
 
 KINDS = "(authconfigurations|irqtuning.*|memorybandwidth.*|powermanagement.*|strategygroup.*|transparentmemory.*)"
-"""Asked for as adminqosconfigurations are, once a KatalystCustomConfig names them."""
+"""Kinds that are requested like adminqosconfigurations once a KatalystCustomConfig names them."""
 
 
 @pytest.mark.parametrize("account", [AGENT, CONTROLLER])
 def test_every_right_is_used_or_it_is_known_why_not(installed: Installed, account: str) -> None:
     rights = granted(installed, account)
-    used = {entry.asked for entry in audit.entries(installed.cluster.names.run, f"{NAMESPACE}/{account}")}
+    used = {entry.request for entry in audit.entries(installed.cluster.names.run, f"{NAMESPACE}/{account}")}
     assert used <= rights
     idle = {right for right in rights - used if not re.match(KINDS, right.resource)}
     unknown = (
@@ -388,8 +386,8 @@ def test_a_right_that_is_taken_away_is_missed_by_name(installed: Installed) -> N
     try:
 
         def missed() -> bool:
-            status, said = installed.get("/metrics", installed.token("reader"))
-            return status == 503 and 'cannot create resource \\"tokenreviews\\"' in said
+            status, text = installed.get("/metrics", installed.token("reader"))
+            return status == 503 and 'cannot create resource \\"tokenreviews\\"' in text
 
         wait("the refusal", missed, 10)
         assert installed.get("/readyz")[0] == 200
@@ -405,7 +403,7 @@ def test_upgrade_and_rollback_keep_what_was_remembered(installed: Installed, con
     installed.upgrade("agent.settings.intervalS=2")
     assert setting(installed, "intervalS") == "2"
     assert installed.server.ask("GET", secret)["data"] == certificate
-    # Of the cluster's configuration, too, which it had before it asked for it.
+    # Includes the cluster's configuration, which existed before the installation.
     assert reserve(installed) == 0.125
     assert (installed.state / "dynamic_config").exists()
     second = journal(installed)
@@ -424,23 +422,23 @@ def journal(installed: Installed) -> list[str]:
 def setting(installed: Installed, name: str) -> Any:
     token = installed.token("reader")
     wait("the page", lambda: installed.get("/api/v1/config", token)[0] == 200, 20)
-    told = json.loads(installed.get("/api/v1/config", token)[1])
-    return next(one["value"] for one in told["settings"] if one["name"] == name)
+    document = json.loads(installed.get("/api/v1/config", token)[1])
+    return next(item["value"] for item in document["settings"] if item["name"] == name)
 
 
 TAINT = {"key": "node.katalyst.kubewharf.io/MemoryPressure", "effect": "NoSchedule"}
 LINUX = {"kubernetes.io/os": "linux"}
 UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "qosLevel": "reclaimed_cores"}
-LENT = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
+RECLAIMED_MILLICPU = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
 CNRS = f"/apis/{NODE}/v1alpha1/customnoderesources"
 
 
 @pytest.fixture
 def dead(installed: Installed) -> Iterator[str]:
-    """A node whose agent went without a word: what it wrote, and what the controller wrote of it, is there."""
+    """A node whose agent vanished; what the agent and the controller wrote still exists."""
     name, server = "dead", installed.server
     server.ask("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": LINUX}, "spec": {"taints": [TAINT]}})
-    server.ask("PATCH", f"/api/v1/nodes/{name}/status", {"status": {"capacity": {LENT: "4k"}}}, MERGE)
+    server.ask("PATCH", f"/api/v1/nodes/{name}/status", {"status": {"capacity": {RECLAIMED_MILLICPU: "4k"}}}, MERGE)
     wait("its object", lambda: server.refusal("GET", f"{CNRS}/{name}") is None, 20)
     server.ask("PATCH", f"{CNRS}/{name}", {"spec": {"taints": [UNSCHEDULABLE]}}, MERGE)
     yield name
@@ -449,7 +447,7 @@ def dead(installed: Installed) -> Iterator[str]:
 
 
 @pytest.mark.long
-def test_after_uninstall_every_cgroup_is_as_it_was_and_nothing_is_promised(
+def test_after_uninstall_every_cgroup_is_as_it_was_and_no_headroom_is_reported(
     installed: Installed, configured: None, dead: str
 ) -> None:
     wait(
@@ -457,20 +455,27 @@ def test_after_uninstall_every_cgroup_is_as_it_was_and_nothing_is_promised(
         lambda: any(installed.knobs().get(path, text) != text for path, text in installed.before.items()),
         60,
     )
-    wait("what is lent", lambda: LENT in installed.server.ask("GET", "/api/v1/nodes/node1")["status"]["capacity"], 60)
+    wait(
+        "what is lent",
+        lambda: RECLAIMED_MILLICPU in installed.server.ask("GET", "/api/v1/nodes/node1")["status"]["capacity"],
+        60,
+    )
     held = f"/apis/{CONFIG}/v1alpha1/namespaces/installed"
     finalizers = installed.server.ask("GET", f"{held}/katalystcustomconfigs/adminqos")["metadata"]["finalizers"]
     assert len(finalizers) == 1
     installed.helm("uninstall", RELEASE, "--wait", "--timeout=240s")
 
     for node in ("node1", dead):
-        found = installed.server.ask("GET", f"/api/v1/nodes/{node}")
-        assert not [one for one in found["spec"].get("taints", ()) if one["key"] == TAINT["key"]]
-        assert LENT not in {**found["status"].get("capacity", {}), **found["status"].get("allocatable", {})}
+        result = installed.server.ask("GET", f"/api/v1/nodes/{node}")
+        assert not [item for item in result["spec"].get("taints", ()) if item["key"] == TAINT["key"]]
+        assert RECLAIMED_MILLICPU not in {
+            **result["status"].get("capacity", {}),
+            **result["status"].get("allocatable", {}),
+        }
         reported = installed.server.ask("GET", f"{CNRS}/{node}")
         assert not reported["spec"].get("taints")
         assert not reported.get("status", {}).get("resources", {}).get("allocatable")
-    # Nobody is left to see to finalizers, and there is nothing to see to.
+    # No controller is left to remove finalizers, and there are none.
     unconfigured(installed)
     pods = installed.server.ask("GET", f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
     assert [pod["metadata"]["name"] for pod in pods] == []
@@ -488,15 +493,17 @@ def test_after_uninstall_every_cgroup_is_as_it_was_and_nothing_is_promised(
 
 
 @pytest.mark.long
-def test_who_takes_it_back_had_no_right_too_many_and_is_gone(installed: Installed) -> None:
+def test_the_withdrawing_account_used_all_its_rights_and_is_deleted(installed: Installed) -> None:
     account = f"{RELEASE}-withdraw"
-    made = installed.helm("template", RELEASE, CHART, "--show-only=templates/withdraw.yaml")
+    created = installed.helm("template", RELEASE, CHART, "--show-only=templates/withdraw.yaml")
     roles = [
-        one for one in map(msgspec.yaml.decode, made.split("\n---\n")) if one and one["kind"] in ("Role", "ClusterRole")
+        item
+        for item in map(msgspec.yaml.decode, created.split("\n---\n"))
+        if item and item["kind"] in ("Role", "ClusterRole")
     ]
     rights = {right for role in roles for right in granted_by(role["rules"])}
     entries = list(audit.entries(installed.cluster.names.run, f"{NAMESPACE}/{account}"))
-    used = {entry.asked for entry in entries}
+    used = {entry.request for entry in entries}
     assert used
     assert used <= rights
     assert [entry for entry in entries if entry.status == 403] == []
@@ -505,6 +512,6 @@ def test_who_takes_it_back_had_no_right_too_many_and_is_gone(installed: Installe
     assert idle <= {AuditedRequest("", "nodes/status", "patch")}
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     for path in (f"{rbac}/clusterroles/{account}", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{account}"):
-        gone = installed.server.refusal("GET", path)
-        assert gone is not None
-        assert gone.status == 404
+        removed = installed.server.refusal("GET", path)
+        assert removed is not None
+        assert removed.status == 404

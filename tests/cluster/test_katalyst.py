@@ -1,8 +1,8 @@
-"""The stock Katalyst agent as a peer, over the real sockets: its QRM plugins obey our advisor, our QRM obeys its advisor, its
-reporter publishes what it learns from ours.
+"""The stock Katalyst agent as a peer over the real sockets: its QRM plugins apply dioptase's advice, dioptase's QRM applies
+Katalyst's advice, and Katalyst's reporter publishes data of dioptase's reporter plugin.
 
-Its CPU plugin does not start on fewer CPUs than it keeps for reclaimed pods, so both see a machine of eight, whose pods
-nobody runs. What it does to cgroups is not looked at here.
+Katalyst's CPU plugin does not start on fewer CPUs than it reserves for reclaimed pods, so both see a machine of eight CPUs,
+whose pods do not run. Katalyst's writes to cgroups are not checked here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.server import Server
 from tests.cluster.side_by_side import ADVISED, CPUS, NODE, ROOT_FLAG, found_by_orm, stand, start_ours
-from tests.cluster.stock_katalyst import ADVISOR, CNRS, ORM, OURS, QRM, REPORTER, KatalystAndDioptase, obtain_katalyst
+from tests.cluster.stock_katalyst import (
+    ADVISOR,
+    CNRS,
+    DIOPTASE,
+    ORM,
+    QRM,
+    REPORTER,
+    KatalystAndDioptase,
+    obtain_katalyst,
+)
 
 pytestmark = pytest.mark.katalyst
 
@@ -34,12 +43,12 @@ def program() -> Path:
 
 
 @pytest.fixture
-def beside(ours: Cluster, definitions: Server, program: Path) -> Iterator[KatalystAndDioptase]:
-    with stand(ours, program) as made:
-        yield made
+def side_by_side(own_cluster: Cluster, definitions: Server, program: Path) -> Iterator[KatalystAndDioptase]:
+    with stand(own_cluster, program) as created:
+        yield created
 
 
-THEIRS = {
+KATALYST_ONLY = {
     "": "its CPU flags have no name",
     "nbw": "-1 of a card that has no speed; ours leaves out what is not known",
     "cis": "instruction sets",
@@ -51,18 +60,20 @@ OURS_ALONE = {"cpu_codename": "theirs comes with metrics, which its reporter can
 
 
 def properties(cnr: dict[str, Any]) -> dict[str, Any]:
-    """Values by name; a quantity is a number, however it is written."""
+    """Return the properties' values by name, quantities as numbers."""
     listed = cnr["spec"]["nodeResourceProperties"]
     return {
-        one["propertyName"]: number(one["propertyQuantity"]) if "propertyQuantity" in one else one.get("propertyValues")
-        for one in listed
+        item["propertyName"]: number(item["propertyQuantity"])
+        if "propertyQuantity" in item
+        else item.get("propertyValues")
+        for item in listed
     }
 
 
-def comparable(found: dict[str, Any], names: Set[str]) -> dict[str, Any]:
-    """Those of these names, without what docs/katalyst-differences.md says of them. The cluster's network has other indices and
-    addresses than the cards of the machine, which both see."""
-    values = {name: found[name] for name in names}
+def comparable(result: dict[str, Any], names: Set[str]) -> dict[str, Any]:
+    """Return the properties of these names, without the differences in docs/katalyst-differences.md and without indices and
+    addresses of network cards, which differ in the cluster's network namespace."""
+    values = {name: result[name] for name in names}
     if "cis" in values:
         values["cis"] = sorted(set(values["cis"]) - {"avx512"})
     if "topology" in values:
@@ -76,92 +87,92 @@ def number(quantity: str) -> int:
 
 
 def zones(cnr: dict[str, Any]) -> set[tuple[str, str]]:
-    """Types and names of the tree's zones, down to NUMA nodes."""
+    """Return types and names of the zones, down to NUMA nodes."""
     sockets = cnr["status"]["topologyZone"]
-    return {(zone["type"], zone["name"]) for one in sockets for zone in (one, *one["children"])}
+    return {(zone["type"], zone["name"]) for socket in sockets for zone in (socket, *socket["children"])}
 
 
 def amounts(cnr: dict[str, Any], what: str) -> dict[str, int]:
-    """CPU and memory of the one NUMA node; memory to an eighth, because this machine's comes and goes."""
+    """Return CPU and memory of the single NUMA node; memory is rounded, because this machine's use varies."""
     (socket,) = cnr["status"]["topologyZone"]
-    found = socket["children"][0]["resources"][what]
-    return {"cpu": number(found["cpu"]), "memory in 4 GiB": round(number(found["memory"]) / (4 << 30))}
+    result = socket["children"][0]["resources"][what]
+    return {"cpu": number(result["cpu"]), "memory in 4 GiB": round(number(result["memory"]) / (4 << 30))}
 
 
-def pools(beside: KatalystAndDioptase) -> dict[str, int]:
-    """CPUs of share and reclaim, as ours has them."""
-    told = beside.metrics()
-    return {name: int(told[f'dioptase_pool_cpus{{pool="{name}"}}']) for name in ("share", "reclaim")}
+def pools(side_by_side: KatalystAndDioptase) -> dict[str, int]:
+    """Return dioptase's sizes of the pools share and reclaim."""
+    metrics = side_by_side.metrics()
+    return {name: int(metrics[f'dioptase_pool_cpus{{pool="{name}"}}']) for name in ("share", "reclaim")}
 
 
 def size(text: str) -> int:
-    """CPUs of a list in the kernel's syntax."""
+    """Return the number of CPUs in a list."""
     parts = [part.split("-") for part in text.split(",") if part]
     return sum(int(part[-1]) - int(part[0]) + 1 for part in parts)
 
 
-def given(beside: KatalystAndDioptase) -> dict[str, int]:
-    """CPUs of share and reclaim, as their CPU plugin has them on disk."""
-    entries = beside.state("cpu")["pod_entries"]
+def given(side_by_side: KatalystAndDioptase) -> dict[str, int]:
+    """Return the sizes of share and reclaim in the state file of Katalyst's CPU plugin."""
+    entries = side_by_side.state("cpu")["pod_entries"]
     return {name: size(entries[name][""]["allocation_result"]) for name in ("share", "reclaim") if name in entries}
 
 
-def owners(beside: KatalystAndDioptase) -> dict[str, str]:
-    """Pools of the pods that its ORM had it admit."""
-    entries = beside.state("cpu")["pod_entries"].values()
-    return {one["main"]["pod_name"]: one["main"]["owner_pool_name"] for one in entries if "main" in one}
+def owners(side_by_side: KatalystAndDioptase) -> dict[str, str]:
+    """Return the pools of the pods that Katalyst's ORM admitted."""
+    entries = side_by_side.state("cpu")["pod_entries"].values()
+    return {entry["main"]["pod_name"]: entry["main"]["owner_pool_name"] for entry in entries if "main" in entry}
 
 
-def test_a_stock_qrm_plugin_obeys_our_advisor(beside: KatalystAndDioptase) -> None:
-    start_ours(beside, serve=["advisor"])
-    beside.start_stock("katalyst-qrm", [ORM, *QRM], *ADVISED, ROOT_FLAG, found_by_orm(beside))
-    asked = 'dioptase_advice_age_seconds{direction="given",resource="%s"}'
-    wait("advice", lambda: {asked % kind for kind in ("cpu", "memory")} <= beside.metrics().keys(), 60)
-    wait("their pools", lambda: given(beside) == pools(beside), 30)
+def test_a_stock_qrm_plugin_applies_our_advice(side_by_side: KatalystAndDioptase) -> None:
+    start_ours(side_by_side, serve=["advisor"])
+    side_by_side.start_stock("katalyst-qrm", [ORM, *QRM], *ADVISED, ROOT_FLAG, found_by_orm(side_by_side))
+    request = 'dioptase_advice_age_seconds{direction="given",resource="%s"}'
+    wait("advice", lambda: {request % kind for kind in ("cpu", "memory")} <= side_by_side.metrics().keys(), 60)
+    wait("their pools", lambda: given(side_by_side) == pools(side_by_side), 30)
     # Its own rule would have put every CPU that no request needs into reclaim: 7 of 8.
-    assert given(beside) == pools(beside) != {"share": 1, "reclaim": 7}
-    assert sum(given(beside).values()) == CPUS
-    wait("its pods", lambda: owners(beside) == {"web": "share", "batch": "reclaim"}, 60)
-    told = beside.metrics()
-    assert told['dioptase_protocol_peers{role="qrm-plugin"}'] == 2
-    refused = [name for name in told if "calls_total" in name and "GetAdvice" in name and 'code="OK"' not in name]
+    assert given(side_by_side) == pools(side_by_side) != {"share": 1, "reclaim": 7}
+    assert sum(given(side_by_side).values()) == CPUS
+    wait("its pods", lambda: owners(side_by_side) == {"web": "share", "batch": "reclaim"}, 60)
+    metrics = side_by_side.metrics()
+    assert metrics['dioptase_protocol_peers{role="qrm-plugin"}'] == 2
+    refused = [name for name in metrics if "calls_total" in name and "GetAdvice" in name and 'code="OK"' not in name]
     assert refused == []
     for complaint in ("get advice from cpu advisor failed", "handle control knob failed"):
-        assert complaint not in beside.log("katalyst-qrm")
+        assert complaint not in side_by_side.log("katalyst-qrm")
 
 
-def test_our_qrm_obeys_a_stock_advisor(beside: KatalystAndDioptase) -> None:
-    start_ours(beside, take=["cpu", "memory"])
-    alone = pools(beside)
-    beside.start_stock("katalyst-advisor", [ADVISOR], ROOT_FLAG)
+def test_our_qrm_applies_the_advice_of_a_stock_advisor(side_by_side: KatalystAndDioptase) -> None:
+    start_ours(side_by_side, take=["cpu", "memory"])
+    alone = pools(side_by_side)
+    side_by_side.start_stock("katalyst-advisor", [ADVISOR], ROOT_FLAG)
     trusted = 'dioptase_protocol_peers{role="advisor"}'
-    wait("both to be trusted", lambda: beside.metrics()[trusted] == 2, 90)
-    # Its share pool has 4 CPUs at least; ours was told 2.
-    wait("their sizes", lambda: pools(beside) != alone, 30)
+    wait("both to be trusted", lambda: side_by_side.metrics()[trusted] == 2, 90)
+    # Its share pool has 4 CPUs at least; ours received 2.
+    wait("their sizes", lambda: pools(side_by_side) != alone, 30)
     assert alone == {"share": 2, "reclaim": 6}
-    assert pools(beside) == {"share": 4, "reclaim": 4}
+    assert pools(side_by_side) == {"share": 4, "reclaim": 4}
 
 
-def test_a_stock_reporter_publishes_what_ours_tells(beside: KatalystAndDioptase, definitions: Server) -> None:
+def test_a_stock_reporter_publishes_what_ours_tells(side_by_side: KatalystAndDioptase, definitions: Server) -> None:
     """With metrics it waits for those before it lets them begin, so it runs without: what it says comes by our socket."""
-    start_ours(beside, "--node", NODE, serve=["pod-resources"])
-    wait("our zones", lambda: beside.cnr()["status"]["topologyZone"], 30)
-    mine = beside.cnr()
-    beside.cluster.daemons.end(OURS, signal.SIGTERM)
-    definitions.ask("DELETE", f"{CNRS}/{beside.name}")
-    start_ours(beside, serve=["pod-resources"])
-    beside.start_stock("katalyst-reporter", [REPORTER], "--enable-metrics-fetcher=false")
-    wait("their zones", lambda: beside.cnr()["status"]["topologyZone"], 60)
-    found = beside.cnr()
-    ours, theirs = properties(mine), properties(found)
-    both = ours.keys() & theirs.keys()
-    assert comparable(ours, both) == comparable(theirs, both)
+    start_ours(side_by_side, "--node", NODE, serve=["pod-resources"])
+    wait("our zones", lambda: side_by_side.cnr()["status"]["topologyZone"], 30)
+    mine = side_by_side.cnr()
+    side_by_side.cluster.daemons.end(DIOPTASE, signal.SIGTERM)
+    definitions.ask("DELETE", f"{CNRS}/{side_by_side.name}")
+    start_ours(side_by_side, serve=["pod-resources"])
+    side_by_side.start_stock("katalyst-reporter", [REPORTER], "--enable-metrics-fetcher=false")
+    wait("their zones", lambda: side_by_side.cnr()["status"]["topologyZone"], 60)
+    result = side_by_side.cnr()
+    own_cluster, other = properties(mine), properties(result)
+    both = own_cluster.keys() & other.keys()
+    assert comparable(own_cluster, both) == comparable(other, both)
     assert both >= {"numa", "cpu", "memory"}
-    assert theirs.keys() - both <= THEIRS.keys()
-    assert ours.keys() - both <= OURS_ALONE.keys()
-    assert zones(mine) == zones(found) == {("Socket", "0"), ("Numa", "0")}
+    assert other.keys() - both <= KATALYST_ONLY.keys()
+    assert own_cluster.keys() - both <= OURS_ALONE.keys()
+    assert zones(mine) == zones(result) == {("Socket", "0"), ("Numa", "0")}
     for what in ("capacity", "allocatable"):
-        assert amounts(mine, what) == amounts(found, what)
+        assert amounts(mine, what) == amounts(result, what)
         assert amounts(mine, what)["cpu"] == CPUS
-    assert mine["status"]["topologyPolicy"].lower() == found["status"]["topologyPolicy"].lower()
-    definitions.ask("DELETE", f"{CNRS}/{beside.name}")
+    assert mine["status"]["topologyPolicy"].lower() == result["status"]["topologyPolicy"].lower()
+    definitions.ask("DELETE", f"{CNRS}/{side_by_side.name}")

@@ -1,5 +1,5 @@
-"""Acting on a stock kubelet: what policies decide is in the kernel's files, from a container's first instruction on; what
-others reset is repaired and counted; and everything is put back at the end."""
+"""Acting on a stock kubelet: limits hold from a container's first instruction on, external changes are repaired and counted,
+and everything is restored at the end."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.external_cluster import ExternalCluster
 from tests.cluster.node import SOCKET, Node
-from tests.cluster.objects import a_pod
+from tests.cluster.objects import IDLING, a_pod
 from tests.cluster.server import Server
 
 pytestmark = pytest.mark.cluster
-KATALYST = "katalyst.kubewharf.io"
-QOS, MEMORY = f"{KATALYST}/qos_level", f"{KATALYST}/memory_enhancement"
+MEMORY = "katalyst.kubewharf.io/memory_enhancement"
 V1 = Path("/sys/fs/cgroup/cpu").exists()
 CPUS = Path("/sys/devices/system/cpu/online").read_text().strip()
 ALL = set(parse_cpu_list(CPUS))
@@ -47,7 +46,6 @@ NO_NRI = {"kubelet": {"nriSocket": ""}}
 FILES = ("cpuset/cpuset.cpus", "cpu/cpu.shares", "cpu/cpu.cfs_quota_us")
 # What its own first instructions find; the files are those of its own cgroup.
 TELL = "cat " + " ".join(f"/sys/fs/cgroup/{file}" for file in FILES)
-STAY = "trap exit TERM; while :; do sleep 1; done"
 LEVELS = {
     "web": ("shared_cores", "burstable", {"cpu": "200m"}),
     "db": ("dedicated_cores", "", {"cpu": "1", "memory": "32Mi"}),
@@ -57,28 +55,26 @@ LEVELS = {
 
 
 class Pods:
-    """Those of one test, on one node."""
+    """The pods of one test, on one node."""
 
     def __init__(self, node: Node, server: Server, namespace: str, cluster: Cluster) -> None:
         self.node, self._server, self._namespace, self._cluster = node, server, namespace, cluster
         self._uids: dict[str, str] = {}
 
     def run(self, name: str) -> None:
-        """And wait until it runs: it is of the level that its name up to a number has in LEVELS."""
+        """Create a pod and wait until it runs; its name, without a number at the end, selects its level in LEVELS."""
         level, qos, requests = LEVELS[name.rstrip("0123456789")]
-        pod = a_pod(name)
-        pod["metadata"]["annotations"] = {QOS: level}
-        container = pod["spec"]["containers"][0]
-        container |= {"command": ["sh", "-c", f"{TELL}; {STAY}"], "resources": {"requests": requests}}
-        if not qos:  # Guaranteed
-            container["resources"]["limits"] = requests
+        guaranteed = not qos
+        resources = {"requests": requests, **({"limits": requests} if guaranteed else {})}
+        pod = a_pod(name, level, f"{TELL}; {IDLING}", resources)
+        if guaranteed:
             pod["metadata"]["annotations"][MEMORY] = '{"numa_binding": "true"}'
         path = f"/api/v1/namespaces/{self._namespace}/pods"
         self._uids[name] = self._server.ask("POST", path, pod)["metadata"]["uid"]
         wait(f"pod {name}", lambda: self._server.ask("GET", f"{path}/{name}")["status"]["phase"] == "Running")
 
-    def told(self, name: str) -> list[str]:
-        """List of CPUs, shares and quota as its first instructions found them."""
+    def read_output(self, name: str) -> list[str]:
+        """Return CPUs, shares and quota as the container's first instructions read them."""
         logs = ("logs", "--namespace", self._namespace, name)
         wait(f"what {name} says", lambda: self._cluster.kubectl(*logs).count("\n") >= len(FILES))
         return self._cluster.kubectl(*logs).split()
@@ -88,11 +84,11 @@ class Pods:
         parts = [self.node.cgroup_root.strip("/"), "kubepods", LEVELS[name.rstrip("0123456789")][1]]
         pod = Path("/sys/fs/cgroup", controller, *filter(None, parts), f"pod{self._uids[name]}")
         # The sandbox has a cgroup too, with the one program that sleeps for ever.
-        (found,) = (path for path in pod.iterdir() if path.is_dir() and _runs(path, b"sh"))
-        return found / knob
+        (result,) = (path for path in pod.iterdir() if path.is_dir() and _runs(path, b"sh"))
+        return result / knob
 
     def lives(self, name: str) -> bool:
-        """Whether its container runs now."""
+        """Return whether the container runs."""
         try:
             return self.file(name, FILES[0]).exists()
         except (ValueError, OSError):
@@ -105,7 +101,7 @@ class Pods:
         return self.file(name, FILES[0]).parent.name
 
     def cpus(self, name: str) -> set[int]:
-        """Those that it may use now."""
+        """Return the CPUs that the pod may use."""
         return set(parse_cpu_list(self.now(name)[0]))
 
 
@@ -119,22 +115,34 @@ def with_sections(*documents: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def node(ours: Cluster, cluster: Cluster | ExternalCluster) -> Node:
+def node(own_cluster: Cluster, cluster: Cluster | ExternalCluster) -> Node:
     if not V1:
         pytest.skip("reads files of version 1; tests/vm has version 2")
-    return ours.nodes[0]
+    return own_cluster.nodes[0]
 
 
 @pytest.fixture
-def pods(node: Node, server: Server, workspace: str, ours: Cluster) -> Iterator[Pods]:
-    yield Pods(node, server, workspace, ours)
+def pods(node: Node, server: Server, workspace: str, own_cluster: Cluster) -> Iterator[Pods]:
+    yield Pods(node, server, workspace, own_cluster)
     # The next test's pods have the node for themselves.
-    ours.kubectl("delete", "pods", "--namespace", workspace, "--all", "--grace-period=0", "--force", "--wait=true")
+    own_cluster.kubectl(
+        "delete", "pods", "--namespace", workspace, "--all", "--grace-period=0", "--force", "--wait=true"
+    )
 
 
-def apart(pods: Pods, one: str, other: str) -> bool:
-    """Whether their CPUs are disjoint."""
-    return not pods.cpus(one) & pods.cpus(other)
+@contextmanager
+def agent_with(pods: Pods, tmp_path: Path, settings: dict[str, Any], *names: str) -> Iterator[Agent]:
+    """Run an agent, and start these pods once its NRI plugin is registered."""
+    with Agent(pods.node, tmp_path, settings) as agent:
+        wait("the NRI plugin", lambda: agent.source("nri"))
+        for name in names:
+            pods.run(name)
+        yield agent
+
+
+def apart(pods: Pods, text: str, other: str) -> bool:
+    """Return whether the CPUs of two pods are disjoint."""
+    return not pods.cpus(text) & pods.cpus(other)
 
 
 def repairs(agent: Agent) -> float:
@@ -142,55 +150,46 @@ def repairs(agent: Agent) -> float:
 
 
 def test_limits_hold_before_the_first_instruction_and_are_put_back(pods: Pods, tmp_path: Path) -> None:
-    with Agent(pods.node, tmp_path, CANONICAL) as agent:
-        wait("the runtime's questions", lambda: agent.source("nri"))
-        pods.run("web")
-        pods.run("batch")
-        assert pods.told("web")[0] == pods.now("web")[0]
-        assert pods.told("batch")[0] == pods.now("batch")[0]
+    with agent_with(pods, tmp_path, CANONICAL, "web", "batch") as agent:
+        assert pods.read_output("web")[0] == pods.now("web")[0]
+        assert pods.read_output("batch")[0] == pods.now("batch")[0]
         assert apart(pods, "web", "batch")
         pods.run("db")
-        alone = set(parse_cpu_list(pods.told("db")[0]))
+        alone = set(parse_cpu_list(pods.read_output("db")[0]))
         assert len(alone) == 1, "dedicated: the others have to go, and go within a round"
         wait("the others", lambda: apart(pods, "db", "web") and apart(pods, "db", "batch") and pods.cpus("db") == alone)
         assert agent.end() == 0
-        said = agent.said()
+        text = agent.log_tail()
     assert [pods.now(name)[0] for name in ("web", "batch", "db")] == [CPUS] * 3
-    made = re.findall(r"pod\S+: cpuset\.cpus (\S+) -> (\S+) \(applied\) put back", said)
-    assert all(after == CPUS for _, after in made), "nothing was taken back while it ran"
-    # Whoever changes a container through the runtime from now on has it write all that it believes.
+    created = re.findall(r"pod\S+: cpuset\.cpus (\S+) -> (\S+) \(applied\) Restored the value", text)
+    assert all(after == CPUS for _, after in created), "nothing was taken back while it ran"
+    # From now on, updating a container through the runtime makes the runtime write all values that it has.
     for name in ("web", "batch", "db"):
         pods.node.run(*_update(pods, name, cpu_shares=64))
     assert [pods.now(name)[:2] for name in ("web", "batch", "db")] == [[CPUS, "64"]] * 3
 
 
-def test_a_dedicated_pod_keeps_its_cpus_while_it_is_started_anew(pods: Pods, tmp_path: Path) -> None:
-    with Agent(pods.node, tmp_path, CANONICAL) as agent:
-        wait("the runtime's questions", lambda: agent.source("nri"))
-        pods.run("batch")
-        pods.run("db")
+def test_a_dedicated_pod_keeps_its_cpus_while_it_is_restarted(pods: Pods, tmp_path: Path) -> None:
+    with agent_with(pods, tmp_path, CANONICAL, "batch", "db"):
         wait("the others", lambda: apart(pods, "db", "batch"))
-        alone, seen = pods.cpus("db"), set[int]()
+        alone, observed = pods.cpus("db"), set[int]()
         for life in (1, 2):  # the second time the kubelet waits for ten seconds, in which there is no container
             before = pods.id("db")
             pid = int(pods.file("db", "cpu/cgroup.procs").read_text().split()[0])
             os.kill(pid, signal.SIGKILL)
 
             def again(before: str = before) -> bool:
-                seen.update(pods.cpus("batch"))
+                observed.update(pods.cpus("batch"))
                 return pods.lives("db") and pods.id("db") != before
 
             wait(f"life {life + 1}", again, 60)
-            assert set(parse_cpu_list(pods.told("db")[0])) == pods.cpus("db") == alone
-        assert not seen & alone, "nobody else's meanwhile"
+            assert set(parse_cpu_list(pods.read_output("db")[0])) == pods.cpus("db") == alone
+        assert not observed & alone, "exclusive in the meantime"
 
 
 def test_what_only_the_runtime_knows_of_a_killed_agent_is_put_back_by_the_next(pods: Pods, tmp_path: Path) -> None:
-    with Agent(pods.node, tmp_path, CANONICAL) as agent:
-        wait("the runtime's questions", lambda: agent.source("nri"))
-        pods.run("web")
-        pods.run("batch")
-        given = pods.told("batch")[0]
+    with agent_with(pods, tmp_path, CANONICAL, "web", "batch") as agent:
+        given = pods.read_output("batch")[0]
         assert given == pods.now("batch")[0] != CPUS
         agent.kill()
         (agent.state / "originals.json").unlink()  # as if it had been killed before its first round
@@ -198,13 +197,13 @@ def test_what_only_the_runtime_knows_of_a_killed_agent_is_put_back_by_the_next(p
         wait("the runtime's word", lambda: agent.source("nri"))
         wait("a round", lambda: agent.source("kubelet"))
         assert agent.end() == 0
-        assert "counts for nothing" not in agent.said()
+        assert "NRI: annotation" not in agent.log_tail()
     assert pods.now("batch")[0] == CPUS
 
 
 @contextmanager
 def another_plugin(node: Node, index: str, **cpu: Any) -> Iterator[None]:
-    """One that sets this of every container that is made."""
+    """Register another NRI plugin, which sets these CPU fields of every new container."""
 
     def synchronized(request: Any) -> nri.SynchronizeResponse:
         there.set()
@@ -243,36 +242,33 @@ def test_two_plugins_that_set_the_same_keep_no_pod_from_starting(pods: Pods, tmp
     with Agent(pods.node, tmp_path, {"intervalS": 0.5}) as agent, another_plugin(pods.node, "10", shares=shares):
         wait("the runtime's questions", lambda: agent.source("nri"))
         pods.run("batch")
-        assert pods.told("batch")[1] == "4", "at the second try, as the other one wants it"
+        assert pods.read_output("batch")[1] == "4", "at the second try, as the other one wants it"
         assert agent.metrics()['dioptase_nri_containers_total{answer="refused"}'] == 1
         idle = pods.file("batch", "cpu/cpu.idle")
         wait("cpu.idle", lambda: idle.read_text().strip() == "1")
 
 
-def test_lists_of_another_plugin_stay_and_nobody_is_refused(pods: Pods, tmp_path: Path) -> None:
+def test_lists_of_another_plugin_stay_and_no_container_is_rejected(pods: Pods, tmp_path: Path) -> None:
     with Agent(pods.node, tmp_path, CANONICAL) as agent, another_plugin(pods.node, "98", cpus="1"):
         wait("the runtime's questions", lambda: agent.source("nri"))
         pods.run("web")
-        assert pods.told("web")[0] == "1"
+        assert pods.read_output("web")[0] == "1"
         assert agent.metrics()['dioptase_nri_containers_total{answer="refused"}'] == 0
 
 
 def test_system_pods_have_the_reserved_cpus(pods: Pods, tmp_path: Path) -> None:
     reserved = {"placing": {"rampUpS": 0, "reservedCpuList": "0"}}
-    with Agent(pods.node, tmp_path, with_sections(CANONICAL, reserved)) as agent:
-        wait("the runtime's questions", lambda: agent.source("nri"))
-        pods.run("log")
-        pods.run("batch")
-        assert pods.told("log")[0] == "0"
-        assert set(parse_cpu_list(pods.told("batch")[0])) < ALL - {0} or len(ALL) == 2
+    with agent_with(pods, tmp_path, with_sections(CANONICAL, reserved), "log", "batch"):
+        assert pods.read_output("log")[0] == "0"
+        assert set(parse_cpu_list(pods.read_output("batch")[0])) < ALL - {0} or len(ALL) == 2
         assert apart(pods, "log", "batch")
 
 
-def test_without_nri_a_round_gives_them_the_same_and_repairs_what_somebody_resets(pods: Pods, tmp_path: Path) -> None:
+def test_without_nri_a_round_gives_them_the_same_and_repairs_external_changes(pods: Pods, tmp_path: Path) -> None:
     with Agent(pods.node, tmp_path, with_sections(CANONICAL, NO_NRI)) as agent:
         pods.run("web")
         pods.run("batch")
-        assert (pods.told("batch")[0], agent.source("nri")) == (CPUS, None), "a while as the kubelet made it"
+        assert (pods.read_output("batch")[0], agent.source("nri")) == (CPUS, None), "a while as the kubelet made it"
         wait("the round", lambda: apart(pods, "web", "batch"))
         before, given = repairs(agent), pods.now("batch")[0]
         # As the kubelet does when it changes a container: all that the runtime knows of it is written again.
@@ -289,11 +285,8 @@ def test_without_nri_a_round_gives_them_the_same_and_repairs_what_somebody_reset
 
 
 def test_latency_makes_batch_work_yield_from_its_first_instruction_on(pods: Pods, tmp_path: Path) -> None:
-    with Agent(pods.node, tmp_path, {"intervalS": 0.5}) as agent:
-        wait("the runtime's questions", lambda: agent.source("nri"))
-        pods.run("web")
-        pods.run("batch")
-        assert pods.told("batch")[:2] == [CPUS, "10"], "the least weight until cpu.idle can be set"
+    with agent_with(pods, tmp_path, {"intervalS": 0.5}, "web", "batch") as agent:
+        assert pods.read_output("batch")[:2] == [CPUS, "10"], "the least weight until cpu.idle can be set"
         idle = pods.file("batch", "cpu/cpu.idle")
         wait("cpu.idle", lambda: idle.read_text().strip() == "1")
         root = idle.parents[2]
@@ -304,7 +297,7 @@ def test_latency_makes_batch_work_yield_from_its_first_instruction_on(pods: Pods
         assert pods.now("web")[1] == "512", "of online pods nothing is decided"
         assert agent.end() == 0
     assert idle.read_text().strip() == "0"
-    assert (pods.now("batch")[1], pods.now("web")[1]) == ("2", "512"), "as the kubelet had asked for"
+    assert (pods.now("batch")[1], pods.now("web")[1]) == ("2", "512"), "as the kubelet requested"
 
 
 @pytest.mark.long
@@ -322,21 +315,19 @@ def test_the_runtime_may_be_the_writer_and_then_knows_what_it_wrote(pods: Pods, 
 
 
 @pytest.mark.long
-def test_containerd_may_be_started_anew(pods: Pods, tmp_path: Path, ours: Cluster) -> None:
-    with Agent(pods.node, tmp_path, CANONICAL) as agent:
-        wait("the runtime's questions", lambda: agent.source("nri"))
-        pods.run("web")
-        ours.daemons.end(pods.node.containerd)
+def test_containerd_may_be_restarted(pods: Pods, tmp_path: Path, own_cluster: Cluster) -> None:
+    with agent_with(pods, tmp_path, CANONICAL, "web") as agent:
+        own_cluster.daemons.end(pods.node.containerd)
         wait("the loss", lambda: agent.source("nri") is False)
-        ours.daemons.again(pods.node.containerd)
+        own_cluster.daemons.again(pods.node.containerd)
         wait("the runtime's questions", lambda: agent.source("nri"), 30)
-        wait("the node", lambda: ours.ready(pods.node.name))
+        wait("the node", lambda: own_cluster.ready(pods.node.name))
         pods.run("batch")
-        assert set(parse_cpu_list(pods.told("batch")[0])) < ALL
+        assert set(parse_cpu_list(pods.read_output("batch")[0])) < ALL
 
 
 @pytest.mark.long
-def test_nobody_fights_a_static_cpu_manager(pods: Pods, tmp_path: Path) -> None:
+def test_there_is_no_conflict_with_a_static_cpu_manager(pods: Pods, tmp_path: Path) -> None:
     """A file is believed that says more than the kubelet: its own is put where another one is said to have its directory."""
     kubelet = tmp_path / "kubelet"
     kubelet.mkdir()
@@ -349,7 +340,7 @@ def test_nobody_fights_a_static_cpu_manager(pods: Pods, tmp_path: Path) -> None:
         assert agent.source("kubelet-managers") is False
         pods.run("web")
         pods.run("batch")
-        cpus, weight, quota = pods.told("batch")
+        cpus, weight, quota = pods.read_output("batch")
         assert (cpus, weight) == (CPUS, "10")
         assert 0 < int(quota) < len(ALL) * 100_000
         wait("its quota", lambda: 0 < int(pods.now("batch")[2]) < len(ALL) * 100_000)
@@ -371,20 +362,20 @@ def test_doctor_says_what_can_be_talked_to(pods: Pods, tmp_path: Path) -> None:
         "--config",
         agent.config,
     )
-    found = json.loads(pods.node.run("sh", "-c", '"$@" || true', "sh", *words))
-    by_name = {check["name"]: check for check in found}
+    document = json.loads(pods.node.run("sh", "-c", '"$@" || true', "sh", *words))
+    by_name = {check["name"]: check for check in document}
     assert {name: by_name[name]["ok"] for name in ("kubelet", "container runtime", "optional: NRI")} == {
         "kubelet": True,
         "container runtime": True,
         "optional: NRI": True,
     }
-    assert "containers are made with their limits" in by_name["optional: NRI"]["detail"]
+    assert "containers start with their limits" in by_name["optional: NRI"]["detail"]
     for manager in ("CPU", "memory"):
         assert by_name[f"kubelet's {manager} manager"]["detail"].startswith("none, as ")
 
 
 def _update(pods: Pods, name: str, **linux: object) -> tuple[str, ...]:
-    """A command that changes a container as the kubelet does, when it runs in the node."""
+    """Return a command for the node that updates a container as the kubelet does."""
     code = """
 import asyncio, sys
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""`kubectl dioptase` through a real API server: agents that answer, over HTTP and TLS, and those that cannot be reached.
+"""`kubectl dioptase` through a real API server: agents that answer, over HTTP and TLS, and unreachable ones.
 
-The pods are entries of the API server alone; behind their addresses are servers of ours on this machine, or nobody.
+The pods are objects of the API server; at their addresses are servers on this machine, or nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LACKS = DoctorCheck(name="pressure", ok=False, detail="no /proc/pressure", remed
 PASSWORD = "$2b$04$cVWp4XaNU8a4v1uMRum2SO026BWLIoQMD/TXg5uZV.0P.uO8m3YEm"
 
 
-def told(interval_s: float = 1.0) -> EffectiveConfiguration:
+def effective_config(interval_s: float = 1.0) -> EffectiveConfiguration:
     config = msgspec.structs.replace(AgentConfig(), interval_s=interval_s)
     return effective_configuration(
         resolve_config(config, {}, {}, lambda _config: ""), {} if interval_s == 1 else {"intervalS": interval_s}, 5
@@ -53,40 +53,40 @@ def told(interval_s: float = 1.0) -> EffectiveConfiguration:
 
 @pytest.fixture
 def account(server: Server, namespace: str) -> None:
-    """What the controllers would make."""
+    """The service account that the controllers would create."""
     with suppress(Refused):  # it is there already where there are controllers
         server.ask("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": "default"}})
 
 
 @pytest.fixture
-def agents(ours: Cluster) -> Iterator[Agents]:
-    made = Agents(ours.names.host)
-    yield made
-    made.close()
+def agents(own_cluster: Cluster) -> Iterator[Agents]:
+    created = Agents(own_cluster.names.host)
+    yield created
+    created.close()
 
 
 @pytest.fixture
-def fleet(ours: Cluster, server: Server, namespace: str, account: None) -> Iterator[Fleet]:
-    made = Fleet(server, ours.names.host, namespace)
-    yield made
-    made.remove()
+def fleet(own_cluster: Cluster, server: Server, namespace: str, account: None) -> Iterator[Fleet]:
+    created = Fleet(server, own_cluster.names.host, namespace)
+    yield created
+    created.remove()
 
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def call(ours: Cluster, fleet: Fleet) -> Call:
-    """The plugin on the nodes of the fleet."""
+def call(own_cluster: Cluster, fleet: Fleet) -> Call:
+    """Run the plugin on the nodes of the fleet."""
 
     def called(*words: str, namespace: str = fleet.namespace) -> subprocess.CompletedProcess[str]:
-        return run(*words, "--kubeconfig", str(ours.kubeconfig), "-n", namespace, "-l", fleet.label)
+        return run(*words, "--kubeconfig", str(own_cluster.kubeconfig), "-n", namespace, "-l", fleet.label)
 
     return called
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    """The plugin, by itself."""
+    """Run the plugin."""
     return subprocess.run(
         [sys.executable, "-c", PLUGIN, *words], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
         env={**os.environ, "TZ": "UTC"},
@@ -95,24 +95,28 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def mixed(agents: Agents, fleet: Fleet, definitions: Server, tmp_path: Path) -> Fleet:
-    """Eight nodes, of which three answer."""
+    """Eight nodes, three of which have an answering agent."""
     authority = Authority(tmp_path)
     authority.issue("server")
     (tmp_path / "tls.yml").write_text("tls_server_config: {cert_file: server.crt, key_file: server.key}\n")
     (tmp_path / "users.yml").write_text(f"basic_auth_users: {{me: {PASSWORD}}}\n")
-    fleet.agent("a-plain", agents.start(told()))
-    fleet.agent("b-secure", agents.start(told(), WebConfig(tmp_path / "tls.yml", check_yaml), lacks=(LACKS,)), "HTTPS")
-    fleet.agent("c-other", agents.start(told(2.0), lacks=(LACKS,)))
+    fleet.agent("a-plain", agents.start(effective_config()))
+    fleet.agent(
+        "b-secure",
+        agents.start(effective_config(), WebConfig(tmp_path / "tls.yml", check_yaml), lacks=(LACKS,)),
+        "HTTPS",
+    )
+    fleet.agent("c-other", agents.start(effective_config(2.0), lacks=(LACKS,)))
     fleet.agent("d-closed", agents.closed())
     fleet.agent("e-silent", agents.silent())
-    fleet.agent("f-locked", agents.start(told(), WebConfig(tmp_path / "users.yml", check_yaml)))
-    fleet.agent("g-early", agents.start(told(), round_=False))
+    fleet.agent("f-locked", agents.start(effective_config(), WebConfig(tmp_path / "users.yml", check_yaml)))
+    fleet.agent("g-early", agents.start(effective_config(), round_=False))
     fleet.node("h-none")
     return fleet
 
 
 def steady(fleet: Fleet, text: str) -> str:
-    """Without what is another at every run, and as wide as it was."""
+    """Replace names that differ between runs by others of the same width."""
     text = (
         text.replace(f"-{fleet.label[-4:]}", "-0000")
         .replace(fleet.host, "10.0.0.10")
@@ -129,9 +133,9 @@ def steady(fleet: Fleet, text: str) -> str:
         (("config", "--differing", "--request-timeout", "1"), 0),
         (("doctor", "--request-timeout", "2"), 1),
     ],
-    ids=lambda one: one[0] if isinstance(one, tuple) else "",
+    ids=lambda item: item[0] if isinstance(item, tuple) else "",
 )
-def test_whoever_cannot_be_reached_has_a_row_with_the_reason(
+def test_an_unreachable_node_has_a_row_with_the_reason(
     mixed: Fleet, call: Call, golden: Callable[[str, str], None], words: tuple[str, ...], status: int
 ) -> None:
     done = call(*words)
@@ -146,9 +150,9 @@ def test_one_node_explains_itself(mixed: Fleet, call: Call) -> None:
     assert done.stdout.startswith("Pool share has CPUs 0-3\n")
     nothing = call("explain", mixed.name("b-secure"), "nonsense")
     assert (nothing.returncode, nothing.stdout) == (1, "")
-    assert "Nothing is known about 'nonsense'" in nothing.stderr
+    assert "There is no data on 'nonsense'" in nothing.stderr
     for node, complaint in (
-        ("d-closed", "connection refused\n  remedy: it has to listen where the control plane reaches its node"),
+        ("d-closed", "connection refused\n  remedy: let it listen at an address that the control plane reaches"),
         ("h-none", "no agent runs here\n  remedy: kubectl dioptase doctor"),
         ("z-unknown", "there is no node"),
     ):
@@ -157,15 +161,15 @@ def test_one_node_explains_itself(mixed: Fleet, call: Call) -> None:
         assert complaint in done.stderr
 
 
-def test_a_wrong_scheme_is_told(fleet: Fleet, agents: Agents, call: Call, tmp_path: Path) -> None:
+def test_a_wrong_scheme_is_reported(fleet: Fleet, agents: Agents, call: Call, tmp_path: Path) -> None:
     Authority(tmp_path).issue("server")
     (tmp_path / "tls.yml").write_text("tls_server_config: {cert_file: server.crt, key_file: server.key}\n")
-    fleet.agent("a", agents.start(told(), WebConfig(tmp_path / "tls.yml", check_yaml)), "HTTP")
-    fleet.agent("b", agents.start(told()), "HTTPS")
+    fleet.agent("a", agents.start(effective_config(), WebConfig(tmp_path / "tls.yml", check_yaml)), "HTTP")
+    fleet.agent("b", agents.start(effective_config()), "HTTPS")
     rows = json.loads(call("top", "-o", "json").stdout)
-    said = [row["problem"].partition("cannot reach it: ")[2] for row in rows]
-    assert said == ["EOF", "tls: first record does not look like a TLS handshake"]
-    assert all("over TLS if its probe says HTTPS" in row["remedy"] for row in rows)
+    texts = [row["problem"].partition("cannot reach it: ")[2] for row in rows]
+    assert texts == ["EOF", "tls: first record does not look like a TLS handshake"]
+    assert all("with TLS if its probe uses HTTPS" in row["remedy"] for row in rows)
 
 
 def test_json_has_the_numbers(mixed: Fleet, call: Call) -> None:
@@ -174,9 +178,9 @@ def test_json_has_the_numbers(mixed: Fleet, call: Call) -> None:
     )
     assert [(row.get("lent_cores"), row["allocatable_cores"]) for row in rows] == [(2.5, 7.8), (None, 7.8)]
     assert "connection refused" in rows[1]["problem"]
-    said = json.loads(call("config", "intervalS", "-o", "json", "--request-timeout", "1").stdout)
-    assert [(one["value"], len(one["nodes"])) for one in said["settings"][0]["values"]] == [("1", 3), ("2", 1)]
-    assert len(said["silent"]) == 4
+    output = json.loads(call("config", "intervalS", "-o", "json", "--request-timeout", "1").stdout)
+    assert [(item["value"], len(item["nodes"])) for item in output["settings"][0]["values"]] == [("1", 3), ("2", 1)]
+    assert len(output["silent"]) == 4
 
 
 def test_a_namespace_without_agents_is_named(fleet: Fleet, call: Call) -> None:
@@ -187,7 +191,7 @@ def test_a_namespace_without_agents_is_named(fleet: Fleet, call: Call) -> None:
 
 @pytest.mark.long
 async def test_two_hundred_nodes_take_seconds(fleet: Fleet, agents: Agents, call: Call, client: KubeClient) -> None:
-    port = agents.start(told())
+    port = agents.start(effective_config())
     names = [f"n{number:03}" for number in range(MANY)]
     await fleet.many(names, port, client)
     began = time.monotonic()
@@ -201,10 +205,10 @@ async def test_two_hundred_nodes_take_seconds(fleet: Fleet, agents: Agents, call
 
 
 @pytest.fixture
-def reviewing(server: Server, ours: Cluster) -> Iterator[Reviewing]:
-    made = Reviewing(server, ours.names.host)
-    yield made
-    made.close()
+def reviewing(server: Server, own_cluster: Cluster) -> Iterator[Reviewing]:
+    created = Reviewing(server, own_cluster.names.host)
+    yield created
+    created.close()
 
 
 def test_an_agent_that_wants_a_token_gets_one_of_the_account_that_looks(
@@ -214,24 +218,24 @@ def test_an_agent_that_wants_a_token_gets_one_of_the_account_that_looks(
     fleet.agent("b", reviewing.port)
     done = call("top")
     assert done.returncode == 1
-    assert f"you get none of account {fleet.namespace}/dioptase-reader: 404" in done.stdout
+    assert f"you may not create one of account {fleet.namespace}/dioptase-reader: 404" in done.stdout
     accounts = f"/api/v1/namespaces/{fleet.namespace}/serviceaccounts"
     server.ask("POST", accounts, {"metadata": {"name": "dioptase-reader"}})
     done = call("top")
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("on, grow") == 2
     viewer = f"system:serviceaccount:{fleet.namespace}:dioptase-reader"
-    assert reviewing.seen == [(None, viewer)] * 2, "and the API server passed nobody's own credentials on"
+    assert reviewing.requests == [(None, viewer)] * 2, "and the API server passed on no credentials of a user"
 
 
-def test_what_a_person_needs_to_be_allowed(fleet: Fleet, agents: Agents, ours: Cluster, server: Server) -> None:
-    fleet.agent("a", agents.start(told()))
+def test_what_a_person_needs_to_be_allowed(fleet: Fleet, agents: Agents, own_cluster: Cluster, server: Server) -> None:
+    fleet.agent("a", agents.start(effective_config()))
     base = f"/api/v1/namespaces/{fleet.namespace}/serviceaccounts"
     server.ask("POST", base, {"metadata": {"name": "person"}})
     token = server.ask("POST", f"{base}/person/token", {"spec": {"expirationSeconds": 600}})["status"]["token"]
-    config = json.loads(ours.kubeconfig.read_text())
+    config = json.loads(own_cluster.kubeconfig.read_text())
     config["users"][0]["user"] = {"token": token}
-    path = ours.names.run / "person.kubeconfig"
+    path = own_cluster.names.run / "person.kubeconfig"
     path.write_text(json.dumps(config))
 
     def called(*words: str) -> subprocess.CompletedProcess[str]:
@@ -247,27 +251,27 @@ def test_what_a_person_needs_to_be_allowed(fleet: Fleet, agents: Agents, ours: C
         body = {"metadata": {"name": name}, "subjects": [subject], "roleRef": reference}
         server.ask("POST", f"{roles}/rolebindings", body)
 
-    assert "let somebody give you the right to list pods" in called().stderr
+    assert "ask an administrator for the right to list pods" in called().stderr
     grant({"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]})
-    wait("the role", lambda: "you may not ask it" in called().stdout)
+    wait("the role", lambda: "you may not reach it" in called().stdout)
     grant({"apiGroups": [""], "resources": ["pods/proxy"], "verbs": ["get"]})
     wait("the role", lambda: called().returncode == 0)
     assert "on, grow" in called().stdout, "nodes may not be listed, so those of the agents are shown"
     assert "nodes cannot be listed" in called("-l", fleet.label).stderr
 
 
-def test_kubectl_finds_it(fleet: Fleet, agents: Agents, ours: Cluster, tmp_path: Path) -> None:
-    fleet.agent("a", agents.start(told()))
+def test_kubectl_finds_it(fleet: Fleet, agents: Agents, own_cluster: Cluster, tmp_path: Path) -> None:
+    fleet.agent("a", agents.start(effective_config()))
     program = tmp_path / "kubectl-dioptase"
     program.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{PLUGIN}' \"$@\"\n")
     program.chmod(0o755)
     words = [
-        ours.programs["kubectl"],
+        own_cluster.programs["kubectl"],
         "dioptase",
         "-n",
         fleet.namespace,
         "--kubeconfig",
-        ours.kubeconfig,
+        own_cluster.kubeconfig,
         "-l",
         fleet.label,
         "top",
@@ -279,8 +283,8 @@ def test_kubectl_finds_it(fleet: Fleet, agents: Agents, ours: Cluster, tmp_path:
     assert helped.stdout.startswith("Usage: kubectl dioptase top ")
 
 
-def test_an_agent_in_a_pod_of_a_real_node_is_asked(
-    ours: Cluster, cluster: Cluster | ExternalCluster, server: Server, workspace: str, tmp_path: Path
+def test_an_agent_in_a_pod_of_a_real_node_answers(
+    own_cluster: Cluster, cluster: Cluster | ExternalCluster, server: Server, workspace: str, tmp_path: Path
 ) -> None:
     """The code is this machine's, by hostPath, and so is its root: what an image has is tested with the image."""
     pod = a_pod("agent", **{"app.kubernetes.io/name": "dioptase", "app.kubernetes.io/component": "agent"})
@@ -293,17 +297,17 @@ def test_an_agent_in_a_pod_of_a_real_node_is_asked(
         "readinessProbe": {"httpGet": {"path": "/healthz", "port": 9102}, "periodSeconds": 1},
     }
     server.ask("POST", f"/api/v1/namespaces/{workspace}/pods", pod)
-    base = ["--kubeconfig", str(ours.kubeconfig), "-n", workspace, "--node", "node1"]
+    base = ["--kubeconfig", str(own_cluster.kubeconfig), "-n", workspace, "--node", "node1"]
 
     def row() -> dict[str, Any]:
-        (found,) = json.loads(run("top", "-o", "json", *base).stdout)
-        return dict(found)
+        (output,) = json.loads(run("top", "-o", "json", *base).stdout)
+        return dict(output)
 
     wait("the agent", lambda: row().get("busy_cores") is not None, 120)
     assert row()["cpus"] == os.cpu_count()
     assert row()["allocatable_cores"] == pytest.approx(row()["cpus"] - 0.1), "the kubelet keeps 100m back"
-    said = run("config", "intervalS", *base)
-    assert said.stdout.split() == ["intervalS", "1", "(default)"]
-    found = json.loads(run("doctor", "-o", "json", *base).stdout)
-    assert [one["ok"] for one in found if one["name"] == "agent"] == [True]
-    assert "Now: round" in run("explain", "node1", *base).stdout
+    text = run("config", "intervalS", *base)
+    assert text.stdout.split() == ["intervalS", "1", "(default)"]
+    output = json.loads(run("doctor", "-o", "json", *base).stdout)
+    assert [item["ok"] for item in output if item["name"] == "agent"] == [True]
+    assert "Now: cycle" in run("explain", "node1", *base).stdout

@@ -1,4 +1,4 @@
-"""The product without helm, as docs/install.md has it: command by command, on a real node."""
+"""Runs the commands of docs/install.md for an installation without helm, on a real node."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ CNR = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources/node1"
 
 
 @pytest.fixture
-def world(ours: Cluster, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A node that has the image under the name that is in the base, and a folder like that of this repository."""
+def world(own_cluster: Cluster, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A node with the image under the name in the kustomize base, and a copy of the repository's files."""
     try:
         image = image_archive()
     except Missing as error:
         pytest.skip(str(error))
-    ours.grow(1)
-    ours.nodes[0].load(image)
-    ours.nodes[0].tag(f"{IMAGE}:{TAG}", f"{IMAGE}:0.1.0")
+    own_cluster.grow(1)
+    own_cluster.nodes[0].load(image)
+    own_cluster.nodes[0].tag(f"{IMAGE}:{TAG}", f"{IMAGE}:0.1.0")
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
-    path = f"{Path(sys.executable).parent}:{ours.programs['kubectl'].parent}:/usr/bin:/bin"
-    yield {"PATH": path, "KUBECONFIG": str(ours.kubeconfig), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    ours.kubectl("delete", "-k", chart.KUSTOMIZE_BASE.parent, "--ignore-not-found", "--timeout=60s")
+    path = f"{Path(sys.executable).parent}:{own_cluster.programs['kubectl'].parent}:/usr/bin:/bin"
+    yield {"PATH": path, "KUBECONFIG": str(own_cluster.kubeconfig), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    own_cluster.kubectl("delete", "-k", chart.KUSTOMIZE_BASE.parent, "--ignore-not-found", "--timeout=60s")
 
 
-def test_whoever_follows_the_page_has_it_and_then_has_it_not(
-    ours: Cluster, server: Server, world: dict[str, str], tmp_path: Path
+def test_the_commands_of_the_page_install_and_uninstall(
+    own_cluster: Cluster, server: Server, world: dict[str, str], tmp_path: Path
 ) -> None:
     install, uninstall = steps(PAGE)
     follow(install, world, tmp_path, 0)
 
     def reported() -> bool:
-        managers = {one["manager"] for one in server.ask("GET", CNR)["metadata"]["managedFields"]}
+        managers = {item["manager"] for item in server.ask("GET", CNR)["metadata"]["managedFields"]}
         return {"dioptase-agent", "dioptase-lifecycle"} <= managers
 
     wait("both at work", reported, 60)
     follow(uninstall, world, tmp_path, 0)
     for path in ("/api/v1/namespaces/dioptase", "/apis/rbac.authorization.k8s.io/v1/clusterroles/dioptase-agent"):
-        gone = server.refusal("GET", path)
-        assert gone is not None
-        assert gone.status == 404
+        removed = server.refusal("GET", path)
+        assert removed is not None
+        assert removed.status == 404

@@ -1,4 +1,4 @@
-"""The policy that holds an agent to its own node, against a real API server, with a token as the agent's pod is given."""
+"""The admission policy that restricts an agent to its own node, on a real API server, with a token of the agent's pod."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ NAMESPACE, AGENT, POLICY = "test-own-node", "dioptase-agent", "dioptase-agent-ow
 NODES = ("own-node-here", "own-node-there")
 CNR = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
 Ask = Callable[[str, str, object], tuple[int, str]]
-"""With the agent's token: status and message of a patch, by path, kind and body."""
+"""Sends a patch with the agent's token, given path, kind and body; returns status and message."""
 
 
 @pytest.fixture(scope="module")
-def policy(ours: Cluster, definitions: Server) -> Iterator[Server]:
-    """The chart's policy and the agent's role are in force, and there are two nodes, of which each has an object."""
+def policy(own_cluster: Cluster, definitions: Server) -> Iterator[Server]:
+    """The API server with the chart's policy, the agent's role and two nodes."""
     templates = [f"--show-only=templates/agent-{name}.yaml" for name in ("rbac", "policy")]
     values = ("--set", "agent.extendedResources=true")
-    made = helm(ours, "template", "dioptase", CHART, "--namespace", NAMESPACE, *templates, *values)
+    created = helm(own_cluster, "template", "dioptase", CHART, "--namespace", NAMESPACE, *templates, *values)
     definitions.ask("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-    ours.kubectl("apply", "-f", "-", said=made)
+    own_cluster.kubectl("apply", "-f", "-", text=created)
     for name in NODES:
         definitions.ask("POST", "/api/v1/nodes", {"metadata": {"name": name}})
     yield definitions
     for name in NODES:
         definitions.refusal("DELETE", f"{CNR}/{name}")
         definitions.ask("DELETE", f"/api/v1/nodes/{name}")
-    ours.kubectl("delete", "-f", "-", said=made)
+    own_cluster.kubectl("delete", "-f", "-", text=created)
     definitions.ask("DELETE", f"/api/v1/namespaces/{NAMESPACE}")
 
 
 def asker(cluster: Cluster, server: Server, bound: object) -> Ask:
-    """Somebody with a token of the agent's account."""
+    """Return a client with a token of the agent's account."""
     path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{AGENT}/token"
     token = server.ask(
         "POST", path, {"spec": {"expirationSeconds": 600, **({"boundObjectRef": bound} if bound else {})}}
@@ -57,24 +57,26 @@ def asker(cluster: Cluster, server: Server, bound: object) -> Ask:
         headers = {"Authorization": f"Bearer {token['status']['token']}", "Content-Type": kind}
         connection.request("PATCH", path, json.dumps(body), headers)
         answer = connection.getresponse()
-        said: dict[str, Any] = json.loads(answer.read())
+        document: dict[str, Any] = json.loads(answer.read())
         connection.close()
-        return answer.status, said.get("message", "")
+        return answer.status, document.get("message", "")
 
     return ask
 
 
 @pytest.fixture(scope="module")
-def agent(ours: Cluster, policy: Server) -> Ask:
-    """The agent of the first node: its pod is there, if nobody runs it."""
+def agent(own_cluster: Cluster, policy: Server) -> Ask:
+    """The agent of the first node: its pod object exists, without a kubelet."""
     pod = a_pod("agent")
     pod["spec"] |= {"serviceAccountName": AGENT, "nodeName": NODES[0]}
-    made = policy.ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
-    return asker(ours, policy, {"kind": "Pod", "apiVersion": "v1", "name": "agent", "uid": made["metadata"]["uid"]})
+    created = policy.ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
+    return asker(
+        own_cluster, policy, {"kind": "Pod", "apiVersion": "v1", "name": "agent", "uid": created["metadata"]["uid"]}
+    )
 
 
 def writes(node: str) -> list[tuple[str, str, object]]:
-    """What an agent writes, of this node."""
+    """Return the writes of an agent to the objects of a node."""
     query = "?fieldManager=dioptase-agent&force=true"
     cnr = {
         "apiVersion": "node.katalyst.kubewharf.io/v1alpha1",
@@ -93,26 +95,28 @@ def writes(node: str) -> list[tuple[str, str, object]]:
 
 def test_an_agent_writes_of_its_own_node_and_of_no_other(agent: Ask, policy: Server) -> None:
     here, there = NODES
-    said = f"ValidatingAdmissionPolicy '{POLICY}' with binding '{POLICY}' denied request: "
-    said += f"the agent of node {here} may not write of {there}"
+    text = f"ValidatingAdmissionPolicy '{POLICY}' with binding '{POLICY}' denied request: "
+    text += f"the agent of node {here} may not write of {there}"
 
     def held() -> bool:
         # The API server takes its time with a new policy.
-        return said in agent(*writes(there)[0])[1]
+        return text in agent(*writes(there)[0])[1]
 
     wait("the policy", held, 30)
     # What is patched below its root has to be there.
     kind = {"apiVersion": "node.katalyst.kubewharf.io/v1alpha1", "kind": "CustomNodeResource"}
     policy.refusal("POST", CNR, kind | {"metadata": {"name": there}})
-    assert [status for status, _ in (agent(*one) for one in writes(here))] in ([201, 200, 200, 200], [200] * 4)
-    refused = [agent(*one) for one in writes(there)]
-    assert [(status, said in message) for status, message in refused] == [(403, True)] * 4
+    assert [status for status, _ in (agent(*item) for item in writes(here))] in ([201, 200, 200, 200], [200] * 4)
+    refused = [agent(*write) for write in writes(there)]
+    assert [(status, text in message) for status, message in refused] == [(403, True)] * 4
 
 
-def test_a_token_of_the_agent_that_is_of_no_pod_writes_nothing(agent: Ask, ours: Cluster, policy: Server) -> None:
+def test_a_token_of_the_agent_that_is_of_no_pod_writes_nothing(
+    agent: Ask, own_cluster: Cluster, policy: Server
+) -> None:
     wait("the policy", lambda: agent(*writes(NODES[1])[0])[0] == 403, 30)
-    status, said = asker(ours, policy, None)(*writes(NODES[0])[2])
-    assert (status, "the token of this agent is of no pod, and so of no node" in said) == (403, True)
+    status, text = asker(own_cluster, policy, None)(*writes(NODES[0])[2])
+    assert (status, "the token of this agent is of no pod, and so of no node" in text) == (403, True)
 
 
 def test_others_are_not_held_to_it(agent: Ask, policy: Server) -> None:

@@ -1,4 +1,4 @@
-"""docs/quick-start.md, command by command, on a real node: whoever follows the page sees what it says."""
+"""Runs the commands of docs/quick-start.md on a real node and compares their outputs with the page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUSYBOX = "docker.io/library/busybox:1.36"
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted", "same"),
+    ("text", "expected", "same"),
     [
         ("1500\n", "1500\n", True),
         ("1500", "1500\n", True),
@@ -35,39 +35,39 @@ BUSYBOX = "docker.io/library/busybox:1.36"
         ("a.c\n", "abc\n", False),
     ],
 )
-def test_an_answer_is_as_written_or_not(said: str, wanted: str, same: bool) -> None:
-    assert answers(said, wanted) is same
+def test_an_answer_is_as_written_or_not(text: str, expected: str, same: bool) -> None:
+    assert answers(text, expected) is same
 
 
 @pytest.fixture
 def world(
-    ours: Cluster, cluster: Cluster | ExternalCluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    own_cluster: Cluster, cluster: Cluster | ExternalCluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, str]]:
-    """What the page supposes: a node with an image, the two programs, and the shell's variables."""
-    node = ours.nodes[0]
+    """The page's prerequisites: a node with an image, the two programs, and the shell's variables."""
+    node = own_cluster.nodes[0]
     archive = tmp_path / "busybox.tar"
     images.write(archive, {BUSYBOX: ()})
     node.load(archive)
     settings = next(text for _, kind, text in blocks(PAGE) if kind == "yaml")
     folder = tmp_path_factory.mktemp("quick")
-    ours.kubectl("apply", "--server-side", "-f", CODE / "deploy/crds")
-    controller = Controller(ours, Account(ours, "dioptase-controller", CONSENT, folder), folder, 5)
-    account = Account(ours, "dioptase-agent", CONSENT, folder, (LENDING,))
-    agent = Agent(ours, node, account, folder, msgspec.yaml.decode(settings), ("--act", "on"))
-    for one in (controller, agent):
-        one.begin()
-    path = f"{Path(sys.executable).parent}:{ours.programs['kubectl'].parent}:/usr/bin:/bin"
+    own_cluster.kubectl("apply", "--server-side", "-f", CODE / "deploy/crds")
+    controller = Controller(own_cluster, Account(own_cluster, "dioptase-controller", CONSENT, folder), folder, 5)
+    account = Account(own_cluster, "dioptase-agent", CONSENT, folder, (LENDING,))
+    agent = Agent(own_cluster, node, account, folder, msgspec.yaml.decode(settings), ("--act", "on"))
+    for item in (controller, agent):
+        item.begin()
+    path = f"{Path(sys.executable).parent}:{own_cluster.programs['kubectl'].parent}:/usr/bin:/bin"
     yield {
-        "PATH": path, "KUBECONFIG": str(ours.kubeconfig), "NODE": node.name, "AGENT": agent.url,
+        "PATH": path, "KUBECONFIG": str(own_cluster.kubeconfig), "NODE": node.name, "AGENT": agent.url,
         "HOME": str(tmp_path), "PYTHONPATH": str(CODE),
     }  # fmt: skip
-    for one in (agent, controller):
-        one.end()
+    for item in (agent, controller):
+        item.end()
 
 
 @pytest.mark.cluster
 @pytest.mark.long
-def test_whoever_follows_the_page_sees_what_it_says(world: dict[str, str]) -> None:
+def test_the_commands_of_the_page_have_the_outputs_of_the_page(world: dict[str, str]) -> None:
     listed = list(steps(PAGE))
     assert len(listed) > 10
     for step in listed:

@@ -1,15 +1,13 @@
-"""What nodes say of themselves to a real API server, and what a stock scheduler makes of it."""
+"""Reports of nodes to a real API server, and their effect on a stock scheduler."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from agent.reporter.cnr_inputs import CnrInputs
 from agent.reporter.cnr_writer import FIELD_MANAGER, CnrWriter
 from agent.reporter.extended_resources import ExtendedResources
 from agent.sensors.pods.kubelet_client import KubeletClient
+from agent.sensors.pods.kubelet_configuration import KubeletConfigPoller
 from api.advice import Headroom
 from api.decision import ActMode, Cycle
 from api.katalyst.cnr import CustomNodeResourceStatus
@@ -32,12 +31,13 @@ from kube.client import KubeClient
 from tests.agent.katalyst.test_reporter_plugins import killed, plugin
 from tests.agent.reporter import two_socket_server
 from tests.agent.reporter.test_cnr import ADVERTISED, advice, finished
+from tests.builders.waiting import until, until_async
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.external_cluster import ExternalCluster
 from tests.cluster.objects import a_pod
 from tests.cluster.server import Refused, Server
-from tests.live.agent_process import Agent, eventually
+from tests.live.agent_process import Agent
 
 pytestmark = pytest.mark.cluster
 CNRS = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
@@ -47,26 +47,19 @@ def a_name() -> str:
     return f"test-{uuid.uuid4().hex[:10]}"
 
 
-async def until(what: Callable[[], bool], look: Callable[[], Any], seconds: float = 30) -> None:
-    async with asyncio.timeout(seconds):
-        while not what():
-            await look()
-            await asyncio.sleep(0.05)
-
-
 def this_machine() -> dict[str, Any]:
-    """Zones as util-linux and the kernel's own files say that they are."""
+    """Return the zones according to util-linux and the kernel's files."""
     listed = subprocess.run(["lscpu", "-p=CPU,SOCKET,NODE"], check=True, capture_output=True, text=True).stdout
     cpus = [[int(word or 0) for word in line.split(",")] for line in listed.splitlines() if not line.startswith("#")]
     return {
         f"Socket/{socket}": {
             f"Numa/{node}": {
-                "cpu": str(sum(one[2] == node for one in cpus)),
+                "cpu": str(sum(result[2] == node for result in cpus)),
                 "memory": str(int(_first(f"/sys/devices/system/node/node{node}/meminfo", "MemTotal:")) * 1024),
             }
-            for node in {one[2] for one in cpus if one[1] == socket}
+            for node in {item[2] for item in cpus if item[1] == socket}
         }
-        for socket in {one[1] for one in cpus}
+        for socket in {cpu[1] for cpu in cpus}
     }
 
 
@@ -84,27 +77,27 @@ async def test_an_agent_says_what_this_machine_is_and_what_its_plugins_say(
     process = await plugin(tmp_path / "a.sock", "a", "7")
     with Agent(*options, env={"KUBECONFIG": str(api_server.kubeconfig)}) as agent:
 
-        def said() -> bool:
+        def text_of() -> bool:
             try:
-                whole = definitions.ask("GET", f"{CNRS}/{name}")
+                total = definitions.ask("GET", f"{CNRS}/{name}")
             except Refused:
                 return False
-            names = {one["propertyName"] for one in whole["spec"]["nodeResourceProperties"]}
-            return "status" in whole and {"rack", "cis"} <= names
+            names = {entry["propertyName"] for entry in total["spec"]["nodeResourceProperties"]}
+            return "status" in total and {"rack", "cis"} <= names
 
-        eventually(f"the agent reports: {agent.log}", said, 60)
-        found = definitions.ask("GET", f"{CNRS}/{name}")
+        until(text_of, lambda: f"the agent reports: {agent.log}", 60)
+        result = definitions.ask("GET", f"{CNRS}/{name}")
         assert agent.end() == 0
     await killed(process)
     zones = {
         f"{socket['type']}/{socket['name']}": {
             f"{numa['type']}/{numa['name']}": numa["resources"]["capacity"] for numa in socket["children"]
         }
-        for socket in found["status"]["topologyZone"]
+        for socket in result["status"]["topologyZone"]
     }
     assert zones == this_machine()
-    assert found["status"]["topologyPolicy"] == "None"
-    properties = {one["propertyName"]: one for one in found["spec"]["nodeResourceProperties"]}
+    assert result["status"]["topologyPolicy"] == "None"
+    properties = {item["propertyName"]: item for item in result["spec"]["nodeResourceProperties"]}
     assert properties["cpu"]["propertyQuantity"] == str(os.cpu_count())
     assert properties["memory"]["propertyQuantity"] == str(int(_first("/proc/meminfo", "MemTotal:")) * 1024)
     assert properties["rack"]["propertyValues"] == ["7"]
@@ -112,7 +105,8 @@ async def test_an_agent_says_what_this_machine_is_and_what_its_plugins_say(
     assert properties["cpu_flags"]["propertyValues"] == [flags.partition(":")[2].strip().replace(" ", ",")]
     assert ("avx2" in properties["cis"]["propertyValues"]) == ("avx2" in Path("/proc/cpuinfo").read_text().split())
     managers = {
-        (one["manager"], one["operation"], one.get("subresource")) for one in found["metadata"]["managedFields"]
+        (value["manager"], value["operation"], value.get("subresource"))
+        for value in result["metadata"]["managedFields"]
     }
     assert managers == {(FIELD_MANAGER, "Apply", None), (FIELD_MANAGER, "Apply", "status")}
     definitions.ask("DELETE", f"{CNRS}/{name}")
@@ -122,33 +116,33 @@ async def test_what_a_plugin_says_is_gone_after_it_was_killed(
     definitions: Server, client: KubeClient, tmp_path: Path
 ) -> None:
     name = a_name()
-    reporters = ReporterPlugins(tmp_path, lambda: None, forget_s=2)
-    writer = CnrWriter(client, name, metrics=False, beside=lambda: CnrInputs(fields=reporters.fields()))
+    reporters = ReporterPlugins(tmp_path, lambda: None, retention_s=2)
+    writer = CnrWriter(client, name, metrics=False, inputs=lambda: CnrInputs(fields=reporters.fields()))
     writer.publish(finished(evictions=None))
     clock = [time.monotonic()]
 
     async def look() -> None:
         clock[0] += 5
-        await reporters.look()
-        await writer.look(clock[0])
+        await reporters.scan()
+        await writer.sync(clock[0])
 
     def racks() -> list[str]:
         try:
-            found = definitions.ask("GET", f"{CNRS}/{name}")
+            result = definitions.ask("GET", f"{CNRS}/{name}")
         except Refused:
             return ["no object"]
-        listed = found["spec"]["nodeResourceProperties"]
-        return [one["propertyValues"][0] for one in listed if one["propertyName"] == "rack"]
+        listed = result["spec"]["nodeResourceProperties"]
+        return [item["propertyValues"][0] for item in listed if item["propertyName"] == "rack"]
 
     process = await plugin(tmp_path / "a.sock", "a", "7")
     try:
-        await until(lambda: racks() == ["7"], look)
+        await until_async(lambda: racks() == ["7"], step=look)
         assert (writer.problem(), reporters.problem()) == (None, None)
         process.send_signal(signal.SIGSTOP)
         await look()
         assert racks() == ["7"], "it may only be slow"
         await killed(process)
-        await until(lambda: racks() == [], look)
+        await until_async(lambda: racks() == [], step=look)
         assert reporters.problem() is not None
     finally:
         reporters.close()
@@ -158,7 +152,7 @@ async def test_what_a_plugin_says_is_gone_after_it_was_killed(
     definitions.ask("DELETE", f"{CNRS}/{name}")
 
 
-async def test_who_holds_a_field_of_ours_is_named(
+async def test_the_manager_of_a_conflicting_field_is_named(
     definitions: Server, client: KubeClient, api_server: Cluster | ExternalCluster
 ) -> None:
     name = a_name()
@@ -169,20 +163,20 @@ async def test_who_holds_a_field_of_ours_is_named(
     }
     definitions.ask("POST", CNRS, head)
     body = json.dumps({**head, "status": {"topologyPolicy": "NumericPodLevel"}})
-    words = ("apply", "--server-side", "--subresource=status", "--field-manager=somebody", "-f", "-")
-    api_server.kubectl(*words, said=body)
+    words = ("apply", "--server-side", "--subresource=status", "--field-manager=another", "-f", "-")
+    api_server.kubectl(*words, text=body)
     writer, now_s = CnrWriter(client, name, metrics=False), time.monotonic()
     writer.publish(finished(evictions=None))
-    await writer.look(now_s)
+    await writer.sync(now_s)
     problem = writer.problem()
     assert problem is not None
     assert problem.reason == (
-        f"CustomNodeResource {name}: others wrote what this agent writes, and it took that over: "
-        ".status.topologyPolicy by somebody"
+        f"CustomNodeResource {name}: fields of other managers were overwritten by this agent: "
+        ".status.topologyPolicy by another"
     )
     assert definitions.ask("GET", f"{CNRS}/{name}")["status"]["topologyPolicy"] == "None"
-    await writer.look(now_s + 451)
-    assert writer.problem() is None, "it was said once, and somebody does not say it again"
+    await writer.sync(now_s + 451)
+    assert writer.problem() is None, "it was reported once, and the other manager does not write again"
     definitions.ask("DELETE", f"{CNRS}/{name}")
 
 
@@ -190,15 +184,15 @@ async def test_a_server_of_48_cores_is_taken_as_it_is(definitions: Server, clien
     name = a_name()
     two_socket_server.lay(tmp_path)
     writer = CnrWriter(client, name, metrics=False)
-    one = Cycle(
+    cycle = Cycle(
         snapshot=two_socket_server.snapshot(tmp_path),
         previous=None,
         act=ActMode.ON,
         trigger="tick",
         advice=advice(ADVERTISED),
     )
-    writer.publish(one)
-    await writer.look(time.monotonic())
+    writer.publish(cycle)
+    await writer.sync(time.monotonic())
     assert writer.problem() is None
     status = msgspec.convert(definitions.ask("GET", f"{CNRS}/{name}")["status"], CustomNodeResourceStatus)
     sockets = status.topology_zone or ()
@@ -208,30 +202,28 @@ async def test_a_server_of_48_cores_is_taken_as_it_is(definitions: Server, clien
 
 
 def asking_for(name: str, millicores: int) -> dict[str, Any]:
-    pod = a_pod(name)
     amounts = {RECLAIMED_CPU: str(millicores), RECLAIMED_MEMORY: "1Gi"}
-    pod["spec"]["containers"][0]["resources"] = {"requests": amounts, "limits": amounts}
-    return pod
+    return a_pod(name, resources={"requests": amounts, "limits": amounts})
 
 
-async def test_a_stock_scheduler_goes_by_what_is_lent(
+async def test_a_stock_scheduler_places_by_reported_headroom(
     cluster: Cluster | ExternalCluster, server: Server, client: KubeClient, workspace: str
 ) -> None:
     node = server.ask("GET", "/api/v1/nodes")["items"][0]["metadata"]["name"]
     extended, now_s = ExtendedResources(client, node), time.monotonic()
     pods = f"/api/v1/namespaces/{workspace}/pods"
 
-    def lend(cores: float) -> None:
-        extended.publish(finished(_lent(cores)))
+    def reclaim(cores: float) -> None:
+        extended.publish(finished(_headroom(cores)))
 
     def scheduled(name: str) -> tuple[str, str]:
         conditions = server.ask("GET", f"{pods}/{name}")["status"].get("conditions", [])
-        one = next((one for one in conditions if one["type"] == "PodScheduled"), {})
-        return one.get("status", ""), one.get("message", "")
+        item = next((item for item in conditions if item["type"] == "PodScheduled"), {})
+        return item.get("status", ""), item.get("message", "")
 
     try:
-        lend(5.123)
-        await extended.look(now_s)
+        reclaim(5.123)
+        await extended.sync(now_s)
         assert extended.problem() is None
         server.ask("POST", pods, asking_for("fits", 5000))
         wait("it is placed", lambda: scheduled("fits")[0] == "True")
@@ -239,26 +231,30 @@ async def test_a_stock_scheduler_goes_by_what_is_lent(
         wait("it waits", lambda: scheduled("waits")[0] == "False")
         assert f"Insufficient {RECLAIMED_CPU}" in scheduled("waits")[1]
         wait("the kubelet runs it", lambda: server.ask("GET", f"{pods}/fits")["status"]["phase"] == "Running", 60)
-        lend(6.0)
-        await extended.look(now_s + 10)
+        reclaim(6.0)
+        await extended.sync(now_s + 10)
         assert extended.problem() is None
         allocatable = server.ask("GET", f"/api/v1/nodes/{node}")["status"]["allocatable"]
         assert allocatable[RECLAIMED_CPU] == "6k", "the API server writes quantities its own way"
-        # There is more, and nobody had to touch the pod. The agent goes on to look meanwhile, as it does.
-        await until(lambda: scheduled("waits")[0] == "True", lambda: extended.look(time.monotonic()), 90)
+        # There is more, and the pod need not be touched. The agent keeps syncing meanwhile.
+        await until_async(
+            lambda: scheduled("waits")[0] == "True", seconds=90, step=lambda: extended.sync(time.monotonic())
+        )
     finally:
         await extended.withdraw()
     allocatable = server.ask("GET", f"/api/v1/nodes/{node}")["status"]["allocatable"]
     assert RECLAIMED_CPU not in allocatable
 
 
-def _lent(cores: float) -> Headroom:
+def _headroom(cores: float) -> Headroom:
     return msgspec.structs.replace(ADVERTISED, cores=cores)
 
 
-async def test_a_real_kubelet_says_its_policy_and_who_has_what(ours: Cluster, cluster: Cluster, server: Server) -> None:
-    (node,) = ours.nodes
-    pki = ours.control.authority
+async def test_a_real_kubelet_reports_its_policy_and_assignments(
+    own_cluster: Cluster, cluster: Cluster, server: Server
+) -> None:
+    (node,) = own_cluster.nodes
+    pki = own_cluster.control.authority
     config = KubeletConfig(
         url=f"https://{node.address}:10250",
         ca_file=str(pki.certificate("ca")),
@@ -268,16 +264,18 @@ async def test_a_real_kubelet_says_its_policy_and_who_has_what(ours: Cluster, cl
     )
     shares = PodResourcesListerClient(node.at("/var/lib/kubelet/pod-resources/kubelet.sock"))
     async with KubeletClient(config, "/configz") as kubelet:
-        around = CnrInputCollector((Path("/proc"), Path("/sys")), CnrInputs(), kubelet, shares)
+        configuration = KubeletConfigPoller(kubelet)
+        around = CnrInputCollector((Path("/proc"), Path("/sys")), CnrInputs(), configuration, shares)
         try:
-            await around.look()
+            await configuration.poll()
+            await around.poll()
         finally:
             await shares.close()
     assert around.problem() is None
-    beside = around.beside
-    assert beside.policy == "None"
-    assert beside.node is not None
+    other = around.inputs
+    assert other.policy == "None"
+    assert other.node is not None
     # Without a CPU manager every CPU may be anybody's, and no device is there.
-    assert set(beside.node.cpus) <= set(range(os.cpu_count() or 1))
-    assert beside.node.devices == ()
-    assert beside.hardware.flags
+    assert set(other.node.cpus) <= set(range(os.cpu_count() or 1))
+    assert other.node.devices == ()
+    assert other.hardware.flags

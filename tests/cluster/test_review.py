@@ -1,4 +1,4 @@
-"""Tokens reviewed by a real API server, which needs no nodes for it."""
+"""Reviews of tokens by a real API server without nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cluster
 
 
 def account(server: Server, namespace: str, name: str, paths: list[str]) -> str:
-    """A token of a new service account that may get these paths."""
+    """Return a token of a new service account that may get these paths."""
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     server.ask("POST", accounts, {"metadata": {"name": name}})
     rbac, named = "rbac.authorization.k8s.io", {"name": f"{namespace}-{name}"}
@@ -41,20 +41,20 @@ def account(server: Server, namespace: str, name: str, paths: list[str]) -> str:
 async def test_an_account_may_what_its_roles_say(client: KubeClient, server: Server, namespace: str) -> None:
     scraper = account(server, namespace, "scraper", ["/metrics"])
     viewer = account(server, namespace, "viewer", ["/metrics", "/dioptase/*"])
-    nobody = account(server, namespace, "nobody", [])
+    no_match = account(server, namespace, "nobody", [])
     expected = {
         (scraper, "/metrics"): True,
         (scraper, authorization_path("/api/v1/view")): False,
         (viewer, authorization_path("/api/v1/view")): True,
         (viewer, authorization_path("/")): True,
-        # Whom nobody gave any right has this one, by the cluster's own role for discovery.
-        (nobody, "/api/v1/view"): True,
-        (nobody, authorization_path("/api/v1/view")): False,
-        (nobody, "/metrics"): False,
+        # Every authenticated user has this right, by the cluster's own role for discovery.
+        (no_match, "/api/v1/view"): True,
+        (no_match, authorization_path("/api/v1/view")): False,
+        (no_match, "/metrics"): False,
         ("eyJhbGciOiJSUzI1NiJ9.e30.c2ln", "/metrics"): None,
         ("garbage", "/metrics"): None,
     }
-    assert {asked: await review_token(client, *asked) for asked in expected} == expected
+    assert {request: await review_token(client, *request) for request in expected} == expected
 
 
 @pytest.mark.long
@@ -64,14 +64,14 @@ async def test_a_token_of_an_account_that_is_gone_is_nobodys(
     token = account(server, namespace, "gone", ["/metrics"])
     assert await review_token(client, token, "/metrics") is True
     server.ask("DELETE", f"/api/v1/namespaces/{namespace}/serviceaccounts/gone")
-    # The API server itself remembers whom it knew for ten seconds.
+    # The API server itself caches authenticated tokens for ten seconds.
     until = time.monotonic() + 30
     while await review_token(client, token, "/metrics") is not None:
         assert time.monotonic() < until
         await asyncio.sleep(0.5)
 
 
-async def test_who_may_not_ask_is_told_what_is_missing(
+async def test_an_account_without_the_right_gets_the_missing_right(
     api_server: Cluster | ExternalCluster, server: Server, namespace: str, tmp_path: Path
 ) -> None:
     token = account(server, namespace, "poor", [])
@@ -87,7 +87,7 @@ async def test_who_may_not_ask_is_told_what_is_missing(
     assert "system:auth-delegator" in raised.value.remedy
 
 
-async def test_where_nobody_listens_that_is_said() -> None:
+async def test_an_unreachable_server_is_reported() -> None:
     async with KubeClient(ApiAccess("http://127.0.0.1:1", ApiCredentials()), "dioptase-tests") as client:
         with pytest.raises(Unavailable, match="the API server is not there"):
             await review_token(client, "token", "/metrics")

@@ -1,4 +1,4 @@
-"""The chart's roles and values against a real API server, which needs no nodes for it: no right too many, no value unseen."""
+"""The chart's roles and values on a real API server without nodes: no superfluous right, no unchecked value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from deploy import chart
 from tests.cluster.audit import AuditedRequest
-from tests.cluster.binaries import beside
+from tests.cluster.binaries import compiled_program
 from tests.cluster.cluster import Cluster, Failed
 from tests.cluster.daemons import wait
 from tests.cluster.image_and_chart import CHART, IMAGE, ROOT, helm
@@ -36,12 +36,12 @@ NAMESPACED = ("leases", "events", "pods", "pods/eviction")
 
 
 def rules(server: Server, path: str) -> set[AuditedRequest]:
-    """Every verb on every resource that a role grants."""
+    """Return every verb on every resource that a role grants."""
     return granted_by(server.ask("GET", path)["rules"])
 
 
 def granted_by(rules: Iterable[Mapping[str, Sequence[str]]]) -> set[AuditedRequest]:
-    """The same of its rules."""
+    """Return every verb on every resource that these rules grant."""
     return {
         AuditedRequest(group, resource, verb)
         for rule in rules
@@ -52,11 +52,11 @@ def granted_by(rules: Iterable[Mapping[str, Sequence[str]]]) -> set[AuditedReque
 
 
 @pytest.fixture(scope="module")
-def rights(ours: Cluster, definitions: Server) -> Iterator[Mapping[str, set[AuditedRequest]]]:
-    """By component, what the chart's roles grant as the API server has them."""
+def rights(own_cluster: Cluster, definitions: Server) -> Iterator[Mapping[str, set[AuditedRequest]]]:
+    """Return the rights of the chart's roles by component."""
     templates = [f"--show-only=templates/{name}-rbac.yaml" for name in ("agent", "controller")]
-    made = helm(
-        ours,
+    created = helm(
+        own_cluster,
         "template",
         f"{RELEASE}-dioptase",
         CHART,
@@ -67,42 +67,44 @@ def rights(ours: Cluster, definitions: Server) -> Iterator[Mapping[str, set[Audi
         "agent.extendedResources=true",
     )
     definitions.ask("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-    ours.kubectl("apply", "-f", "-", said=made)
+    own_cluster.kubectl("apply", "-f", "-", text=created)
     root, name = f"/apis/{RBAC}/v1", f"{RELEASE}-dioptase"
     yield {
         "agent": rules(definitions, f"{root}/clusterroles/{name}-agent"),
         "controller": rules(definitions, f"{root}/clusterroles/{name}-controller")
         | rules(definitions, f"{root}/namespaces/{NAMESPACE}/roles/{name}-controller"),
     }
-    ours.kubectl("delete", "-f", "-", said=made)
+    own_cluster.kubectl("delete", "-f", "-", text=created)
     definitions.ask("DELETE", f"/api/v1/namespaces/{NAMESPACE}")
 
 
 @pytest.mark.parametrize("component", ["agent", "controller"])
 def test_without_any_one_of_its_rights_the_request_is_refused(
-    ours: Cluster, definitions: Server, rights: Mapping[str, set[AuditedRequest]], component: str
+    own_cluster: Cluster, definitions: Server, rights: Mapping[str, set[AuditedRequest]], component: str
 ) -> None:
-    """For each right somebody who has all others, and the very request."""
-    wanted = sorted(rights[component])
-    assert len(wanted) == {"agent": 20, "controller": 68}[component]
-    users = {missing: f"less-{component}-{number}" for number, missing in enumerate(wanted)}
-    items = [part for missing, user in users.items() for part in role_of(user, component, set(wanted) - {missing})]
-    ours.kubectl("create", "-f", "-", said=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    """For each right: an account with all other rights, and the request that needs it."""
+    expected = sorted(rights[component])
+    assert len(expected) == {"agent": 20, "controller": 68}[component]
+    users = {missing: f"less-{component}-{number}" for number, missing in enumerate(expected)}
+    items = [part for missing, user in users.items() for part in role_of(user, component, set(expected) - {missing})]
+    own_cluster.kubectl("create", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
     try:
-        last = wanted[-1]
-        wait("the last role", lambda: allowed(definitions, users[last], wanted[0]))
+        last = expected[-1]
+        wait("the last role", lambda: allowed(definitions, users[last], expected[0]))
         for number, user in enumerate(users.values()):
-            assert allowed(definitions, user, wanted[number - 1]), "what is not missing is there"
+            assert allowed(definitions, user, expected[number - 1]), "what is not missing is there"
         assert [missing for missing, user in users.items() if not refused(definitions, user, missing)] == []
     finally:
-        ours.kubectl("delete", "clusterroles,clusterrolebindings", "-l", f"less={component}")
+        own_cluster.kubectl("delete", "clusterroles,clusterrolebindings", "-l", f"less={component}")
 
 
 def role_of(user: str, component: str, granted: set[AuditedRequest]) -> list[dict[str, object]]:
-    """A role that grants this, and its binding to a user."""
+    """Create a role that grants this right, and bind it to a user."""
     meta = {"name": user, "labels": {"less": component}}
-    said = [{"apiGroups": [one.group], "resources": [one.resource], "verbs": [one.verb]} for one in sorted(granted)]
-    role = {"apiVersion": f"{RBAC}/v1", "kind": "ClusterRole", "metadata": meta, "rules": said}
+    texts = [
+        {"apiGroups": [item.group], "resources": [item.resource], "verbs": [item.verb]} for item in sorted(granted)
+    ]
+    role = {"apiVersion": f"{RBAC}/v1", "kind": "ClusterRole", "metadata": meta, "rules": texts}
     binding = {
         "apiVersion": f"{RBAC}/v1",
         "kind": "ClusterRoleBinding",
@@ -114,12 +116,12 @@ def role_of(user: str, component: str, granted: set[AuditedRequest]) -> list[dic
 
 
 def allowed(server: Server, user: str, right: AuditedRequest) -> bool:
-    """Whether somebody may, as the API server's authorizer has it."""
+    """Return whether an account has a right, according to the API server's authorizer."""
     resource, _, subresource = right.resource.partition("/")
-    wanted = {"group": right.group, "resource": resource, "subresource": subresource, "verb": right.verb}
+    expected = {"group": right.group, "resource": resource, "subresource": subresource, "verb": right.verb}
     spec = {
         "user": user,
-        "resourceAttributes": {**wanted, "namespace": NAMESPACE if right.resource in NAMESPACED else ""},
+        "resourceAttributes": {**expected, "namespace": NAMESPACE if right.resource in NAMESPACED else ""},
     }
     return bool(
         server.ask("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", {"spec": spec})["status"]["allowed"]
@@ -127,7 +129,8 @@ def allowed(server: Server, user: str, right: AuditedRequest) -> bool:
 
 
 def refused(server: Server, user: str, right: AuditedRequest) -> bool:
-    """Whether the API server refuses the request itself, by name. What others ask on our behalf is asked as they do."""
+    """Return whether the API server refuses the request for a missing right. Requests that other components send for the
+    product are sent as they do."""
     if right.resource in ("nodes/pods", "nodes/configz", "nodes/finalizers"):
         return not allowed(server, user, right)
     plural, _, subresource = right.resource.partition("/")
@@ -157,50 +160,56 @@ def refused(server: Server, user: str, right: AuditedRequest) -> bool:
         ("metrics.scrapers[0].name=a", "/metrics/scrapers/0"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_with_its_path(ours: Cluster, value: str, path: str) -> None:
+def test_a_value_that_cannot_be_is_refused_with_its_path(own_cluster: Cluster, value: str, path: str) -> None:
     with pytest.raises(Failed, match=re.escape(path)):
-        helm(ours, "template", "x", CHART, "--set", value)
+        helm(own_cluster, "template", "x", CHART, "--set", value)
 
 
-def test_all_pods_but_those_of_agents_are_of_the_level_restricted(ours: Cluster, namespace: str) -> None:
+def test_all_pods_but_those_of_agents_are_of_the_level_restricted(own_cluster: Cluster, namespace: str) -> None:
     """As a namespace has it that enforces this level."""
     level = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
-    ours.server.ask("PATCH", f"/api/v1/namespaces/{namespace}", level, MERGE)
+    own_cluster.server.ask("PATCH", f"/api/v1/namespaces/{namespace}", level, MERGE)
     with contextlib.suppress(Refused):
-        ours.server.ask("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": "default"}})
-    made = helm(ours, "template", "x", CHART, "--namespace", namespace)
-    objects = [msgspec.yaml.decode(text) for text in made.split("\n---\n")]
+        own_cluster.server.ask(
+            "POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": "default"}}
+        )
+    created = helm(own_cluster, "template", "x", CHART, "--namespace", namespace)
+    objects = [msgspec.yaml.decode(text) for text in created.split("\n---\n")]
     specs = {
-        one["kind"]: one["spec"] if one["kind"] == "Pod" else one["spec"]["template"]["spec"]
-        for one in objects
-        if one and one["kind"] in ("DaemonSet", "Deployment", "Job", "Pod")
+        item["kind"]: item["spec"] if item["kind"] == "Pod" else item["spec"]["template"]["spec"]
+        for item in objects
+        if item and item["kind"] in ("DaemonSet", "Deployment", "Job", "Pod")
     }
     refused = {}
     for kind, spec in specs.items():
         spec.pop("serviceAccountName", None)
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": kind.lower()}, "spec": spec}
         spec["restartPolicy"] = "Never"
-        refused[kind] = ours.server.refusal("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", pod)
+        refused[kind] = own_cluster.server.refusal("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", pod)
     assert {kind for kind, error in refused.items() if error is None} == {"Deployment", "Job", "Pod"}
     assert 'violates PodSecurity "restricted:latest": host namespaces' in str(refused["DaemonSet"])
 
 
-def test_the_controller_looks_for_agents_where_the_daemonset_has_them(ours: Cluster) -> None:
+def test_the_controller_looks_for_agents_where_the_daemonset_has_them(own_cluster: Cluster) -> None:
     role = "agent.nodeSelector.node-role\\.kubernetes\\.io/worker="
-    made = helm(ours, "template", "x", CHART, "--set-string", f"{role},agent.nodeSelector.pool=batch")
-    assert "nodeSelector: kubernetes.io/os=linux,node-role.kubernetes.io/worker=,pool=batch\n" in made
+    created = helm(own_cluster, "template", "x", CHART, "--set-string", f"{role},agent.nodeSelector.pool=batch")
+    assert "nodeSelector: kubernetes.io/os=linux,node-role.kubernetes.io/worker=,pool=batch\n" in created
 
 
 @pytest.mark.parametrize(("act", "mounted"), [("on", True), ("dry-run", False)])
-def test_only_an_agent_that_acts_sees_where_the_runtime_takes_plugins(ours: Cluster, act: str, mounted: bool) -> None:
-    made = helm(ours, "template", "x", CHART, "--set", f"agent.act={act},agent.nriDir=/run/other")
-    assert (made.count("path: /run/other, type: DirectoryOrCreate"), made.count("mountPath: /var/run/nri,")) == (
+def test_only_an_agent_that_acts_sees_where_the_runtime_takes_plugins(
+    own_cluster: Cluster, act: str, mounted: bool
+) -> None:
+    created = helm(own_cluster, "template", "x", CHART, "--set", f"agent.act={act},agent.nriDir=/run/other")
+    assert (created.count("path: /run/other, type: DirectoryOrCreate"), created.count("mountPath: /var/run/nri,")) == (
         mounted,
         mounted,
     )
 
 
-def test_definitions_that_helm_made_are_changed_by_the_command_of_the_page(ours: Cluster, tmp_path: Path) -> None:
+def test_definitions_that_helm_made_are_changed_by_the_command_of_the_page(
+    own_cluster: Cluster, tmp_path: Path
+) -> None:
     """Of an older release: helm never changes them, and holds their fields."""
     name = "nodeovercommitconfigs.overcommit.katalyst.kubewharf.io"
     definition = msgspec.yaml.decode(
@@ -211,25 +220,25 @@ def test_definitions_that_helm_made_are_changed_by_the_command_of_the_page(ours:
     (older / "crds").mkdir(parents=True)
     (older / "crds/one.yaml").write_bytes(msgspec.yaml.encode(definition))
     (older / "Chart.yaml").write_text("{apiVersion: v2, name: older, version: 0.0.1}")
-    ours.kubectl("delete", "crd", name, "--ignore-not-found", "--timeout=60s")
-    helm(ours, "install", "older", older)
+    own_cluster.kubectl("delete", "crd", name, "--ignore-not-found", "--timeout=60s")
+    helm(own_cluster, "install", "older", older)
     try:
         with pytest.raises(Failed, match='conflict with "helm"'):
-            ours.kubectl("apply", "--server-side", "-f", ROOT / "deploy/crds")
+            own_cluster.kubectl("apply", "--server-side", "-f", ROOT / "deploy/crds")
         _, upgrading = chart.INSTALL_DOCUMENT.read_text().split("## Without Helm")[0].split("## Upgrading")
         (command,) = re.findall(r"^kubectl (apply .*) -f deploy/crds$", upgrading, re.M)
-        ours.kubectl(*command.split(), "-f", ROOT / "deploy/crds")
-        made = ours.server.ask("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
-        assert [one["name"] for one in made["spec"]["versions"][0]["additionalPrinterColumns"]] == [
-            one["name"] for one in columns
+        own_cluster.kubectl(*command.split(), "-f", ROOT / "deploy/crds")
+        created = own_cluster.server.ask("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+        assert [item["name"] for item in created["spec"]["versions"][0]["additionalPrinterColumns"]] == [
+            column["name"] for column in columns
         ]
     finally:
-        helm(ours, "uninstall", "older")
+        helm(own_cluster, "uninstall", "older")
 
 
-def test_the_kustomize_base_is_the_chart(ours: Cluster) -> None:
-    assert chart.KUSTOMIZE_BASE.read_text() == chart.render_base(str(beside("helm")))
-    shown = ours.kubectl("kustomize", chart.KUSTOMIZE_BASE.parent)
+def test_the_kustomize_base_is_the_chart(own_cluster: Cluster) -> None:
+    assert chart.KUSTOMIZE_BASE.read_text() == chart.render_base(str(compiled_program("helm")))
+    shown = own_cluster.kubectl("kustomize", chart.KUSTOMIZE_BASE.parent)
     assert shown.count("\nkind: ") == chart.KUSTOMIZE_BASE.read_text().count("\nkind: ") + 1
     assert f"image: {IMAGE}:0.1.0" in shown
 
@@ -243,11 +252,13 @@ def test_the_kustomize_base_is_the_chart(ours: Cluster) -> None:
         (("agent.extendedResources=true", "agent.settings.report.extendedResources=false"), False),
     ],
 )
-def test_who_writes_the_nodes_capacity_may(ours: Cluster, values: tuple[str, ...], *, granted: bool) -> None:
-    """By the value or by the setting: what the agent is told to write is what its role lets it write."""
+def test_the_writer_of_the_nodes_capacity_has_the_right(
+    own_cluster: Cluster, values: tuple[str, ...], *, granted: bool
+) -> None:
+    """By value or by setting: the agent's role allows exactly what the agent is configured to write."""
     chosen = [word for value in values for word in ("--set", value)]
-    made = helm(ours, "template", "x", CHART, *chosen, "--show-only", "templates/agent-rbac.yaml")
-    role = next(one for one in map(msgspec.yaml.decode, made.split("\n---\n")) if one["kind"] == "ClusterRole")
+    created = helm(own_cluster, "template", "x", CHART, *chosen, "--show-only", "templates/agent-rbac.yaml")
+    role = next(item for item in map(msgspec.yaml.decode, created.split("\n---\n")) if item["kind"] == "ClusterRole")
     assert any("nodes/status" in rule["resources"] for rule in role["rules"]) == granted
     assert (LENDING in role["rules"]) == granted
 
@@ -275,24 +286,29 @@ NOTHING = {
 
 @pytest.mark.parametrize(("values", "kinds"), [(EVERYTHING, 19), (NOTHING, 10)], ids=["everything", "nothing"])
 def test_whatever_is_chosen_is_taken_by_the_api_server(
-    ours: Cluster, namespace: str, tmp_path: Path, values: object, kinds: int
+    own_cluster: Cluster, namespace: str, tmp_path: Path, values: object, kinds: int
 ) -> None:
     """Field by field, but for the Prometheus operator's kinds, which hold our own rules and dashboards unchanged."""
     (tmp_path / "values.json").write_text(json.dumps(values))
     with contextlib.suppress(Refused):
         # Controllers make it, where there are any.
-        ours.server.ask("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": "default"}})
-    made = helm(ours, "template", "x", CHART, "--namespace", namespace, "--values", tmp_path / "values.json")
-    objects = [msgspec.yaml.decode(text) for text in made.split("\n---\n") if not re.fullmatch(r"(#.*\n|\s)*", text)]
-    assert len({one["kind"] for one in objects}) == kinds
-    ours_alone = [one for one in objects if "monitoring.coreos.com" not in one["apiVersion"]]
+        own_cluster.server.ask(
+            "POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": "default"}}
+        )
+    created = helm(own_cluster, "template", "x", CHART, "--namespace", namespace, "--values", tmp_path / "values.json")
+    objects = [msgspec.yaml.decode(text) for text in created.split("\n---\n") if not re.fullmatch(r"(#.*\n|\s)*", text)]
+    assert len({output["kind"] for output in objects}) == kinds
+    ours_alone = [item for item in objects if "monitoring.coreos.com" not in item["apiVersion"]]
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": ours_alone})
-    said = ours.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", said=listed)
-    assert said.count("(server dry run)") == len(ours_alone)
-    for rule in (one for one in objects if one["kind"] == "PrometheusRule"):
+    result = own_cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", text=listed)
+    assert result.count("(server dry run)") == len(ours_alone)
+    for rule in (value for value in objects if value["kind"] == "PrometheusRule"):
         assert rule["spec"] == msgspec.yaml.decode((ROOT / "dashboards/rules.yaml").read_bytes())
     boards = {
-        name: text for one in objects if "dashboard" in one["metadata"]["name"] for name, text in one["data"].items()
+        name: text
+        for entry in objects
+        if "dashboard" in entry["metadata"]["name"]
+        for name, text in entry["data"].items()
     }
     there = {path.name: path.read_text() for path in (ROOT / "dashboards").glob("*.json")}
     assert boards == (there if values is EVERYTHING else {})

@@ -1,4 +1,4 @@
-"""Two nodes, each with an agent of its own: each obeys what is for it, reports itself, and touches nobody else's pods."""
+"""Two nodes, each with its own agent, which applies its own configuration, reports itself, and writes only its own pods."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def threshold(times: float) -> dict[str, Any]:
 
 @pytest.fixture
 def agents(two_nodes: Cluster, tmp_path: Path) -> Iterator[list[Agent]]:
-    """One on each node, and the controller."""
+    """An agent on each node, and the controller."""
     two_nodes.kubectl("apply", "--server-side", "-f", CODE / "deploy/crds")
     two_nodes.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", CODE / "deploy/crds")
     controller = Controller(two_nodes, Account(two_nodes, "dioptase-controller", CONSENT, tmp_path), tmp_path)
     account = Account(two_nodes, "dioptase-agent", CONSENT, tmp_path)
-    made = [Agent(two_nodes, node, account, tmp_path, SETTINGS, ("--act", "on")) for node in two_nodes.nodes]
+    created = [Agent(two_nodes, node, account, tmp_path, SETTINGS, ("--act", "on")) for node in two_nodes.nodes]
     controller.begin()
-    for one in made:
-        one.begin()
-    yield made
-    for one in (*made, controller):
-        one.end()
+    for item in created:
+        item.begin()
+    yield created
+    for item in (*created, controller):
+        item.end()
 
 
-def obeyed(agent: Agent) -> tuple[str, str]:
-    """Value and object of the setting."""
-    found = next(one for one in agent.ask("/api/v1/config")["settings"] if one["name"] == SETTING)
-    return found["value"], found.get("object", "")
+def applied_setting(agent: Agent) -> tuple[str, str]:
+    """Return value and object of the setting."""
+    result = next(item for item in agent.ask("/api/v1/config")["settings"] if item["name"] == SETTING)
+    return result["value"], result.get("object", "")
 
 
 @pytest.mark.long
-def test_each_obeys_its_own_configuration_and_touches_its_own_pods(two_nodes: Cluster, agents: list[Agent]) -> None:
+def test_each_applies_its_own_configuration_to_its_own_pods(two_nodes: Cluster, agents: list[Agent]) -> None:
     server, admins, kccs = two_nodes.server, within(CONSENT, ADMINS), within(CONSENT, KCCS)
     wait("accounts", lambda: server.ask("GET", f"/api/v1/namespaces/{CONSENT}/serviceaccounts/default"))
     pods = [
@@ -60,25 +60,25 @@ def test_each_obeys_its_own_configuration_and_touches_its_own_pods(two_nodes: Cl
     server.ask("POST", admins, an_admin("everybody", threshold(3)))
     server.ask("POST", admins, an_admin("small", threshold(2), nodeLabelSelector="kind=small", priority=1))
     first, second = agents
-    wait("node1 obeys what is for all", lambda: obeyed(first) == ("3", f"{CONSENT}/everybody"))
-    wait("node2 obeys what is for it", lambda: obeyed(second) == ("2", f"{CONSENT}/small"))
+    wait("node1 applies the object for all", lambda: applied_setting(first) == ("3", f"{CONSENT}/everybody"))
+    wait("node2 applies its own object", lambda: applied_setting(second) == ("2", f"{CONSENT}/small"))
     server.ask("PATCH", "/api/v1/nodes/node2", {"metadata": {"labels": {"kind": None}}}, MERGE)
-    wait("a label that goes is another configuration", lambda: obeyed(second) == ("3", f"{CONSENT}/everybody"))
+    wait("a label that goes is another configuration", lambda: applied_setting(second) == ("3", f"{CONSENT}/everybody"))
     for node in ("node1", "node2"):
         wait(
             "it reports itself", lambda node=node: "resources" in server.ask("GET", f"{CNRS}/{node}").get("status", {})
         )
     wait("both pods give way", lambda: all(pod.idle for pod in pods))
     keys = {pod.key for pod in pods}
-    seen = [{one["pod"] for one in agent.view()["containers"]} & keys for agent in agents]
-    assert seen == [{pod.key} for pod in pods]
+    observed = [{item["pod"] for item in agent.view()["containers"]} & keys for agent in agents]
+    assert observed == [{pod.key} for pod in pods]
     first.end()
     assert [pod.idle for pod in pods] == [False, True]
     first.again()
     first.ready()
-    for one in ("everybody", "small"):
-        server.ask("DELETE", f"{admins}/{one}")
+    for item in ("everybody", "small"):
+        server.ask("DELETE", f"{admins}/{item}")
     server.ask("DELETE", f"{kccs}/all")
-    wait("nobody obeys anything", lambda: [obeyed(agent) for agent in agents] == [("5", "")] * 2)
+    wait("both have default values", lambda: [applied_setting(agent) for agent in agents] == [("5", "")] * 2)
     for pod in pods:
         server.ask("DELETE", pod.path)

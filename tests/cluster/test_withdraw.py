@@ -1,5 +1,5 @@
-"""`dioptase withdraw` on a real API server, as an account that may what docs/controller.md says: who ran is ended first, and of
-what agents and controllers wrote nothing stays but the objects."""
+"""`dioptase withdraw` on a real API server, with the rights in docs/controller.md: it ends the writers first, and removes all
+that agents and controllers wrote, except the objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from controller.kcc.ownership import FINALIZER as KCC_FINALIZER
 from controller.kcc.targets import FINALIZER
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
-from tests.cluster.katalyst import ADMINS, CNRS, KCCS, a_kcc, an_admin, gone, lending, within
+from tests.cluster.katalyst import ADMINS, CNRS, KCCS, a_kcc, an_admin, is_deleted, lending, within
 from tests.cluster.objects import a_pod
 from tests.cluster.programs import as_account
 from tests.cluster.server import MERGE, Server
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.cluster
 NODE = "/api/v1/nodes/withdrawn"
 CNR = f"{CNRS}/withdrawn"
 MILLICPU = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
-THEIRS = {"key": "theirs", "effect": "NoSchedule"}
+FOREIGN_TAINT = {"key": "theirs", "effect": "NoSchedule"}
 PRESSURE = {"key": "node.katalyst.kubewharf.io/MemoryPressure", "effect": "NoSchedule"}
-GONE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "qosLevel": "reclaimed_cores"}
+UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "qosLevel": "reclaimed_cores"}
 CONFIGURATIONS = [
     KCCS, ADMINS, "authconfigurations", "irqtuningconfigurations", "memorybandwidthconfigurations",
     "powermanagementconfigurations", "strategygroupconfigurations", "strategygroups",
@@ -35,7 +35,7 @@ OTHERS = "tests.example.org/kept"
 
 
 class Withdrawing(Account):
-    """An account that may what docs/controller.md says of the command, and no more."""
+    """An account with exactly the rights in docs/controller.md."""
 
     def _grant(self) -> None:
         super()._grant()
@@ -47,15 +47,15 @@ class Withdrawing(Account):
             ("node.katalyst.kubewharf.io", ["customnoderesources/status"], ["patch"]),
             ("config.katalyst.kubewharf.io", CONFIGURATIONS, ["list", "patch"]),
         ]
-        said = [{"apiGroups": [group], "resources": kinds, "verbs": verbs} for group, kinds, verbs in rules]
-        who = {"kind": "ServiceAccount", "name": self._name, "namespace": self._namespace}
+        texts = [{"apiGroups": [group], "resources": kinds, "verbs": verbs} for group, kinds, verbs in rules]
+        name = {"kind": "ServiceAccount", "name": self._name, "namespace": self._namespace}
         what = {"apiGroup": RBAC, "kind": "ClusterRole", "name": self._role}
-        self._make(f"/apis/{RBAC}/v1", "clusterroles", self._role, {"rules": said})
-        self._make(f"/apis/{RBAC}/v1", "clusterrolebindings", self._role, {"subjects": [who], "roleRef": what})
+        self._make(f"/apis/{RBAC}/v1", "clusterroles", self._role, {"rules": texts})
+        self._make(f"/apis/{RBAC}/v1", "clusterrolebindings", self._role, {"subjects": [name], "roleRef": what})
 
 
 def workload(kind: str) -> dict[str, Any]:
-    """One that runs on every node, or once."""
+    """Return a DaemonSet or a Deployment."""
     template = a_pod(kind.lower(), app=kind)
     return {
         "metadata": {"name": kind.lower()},
@@ -73,38 +73,43 @@ def withdraw(account: Account, *options: str) -> subprocess.CompletedProcess[str
 
 
 def taints(server: Server, path: str) -> list[str]:
-    return [one["key"] for one in server.ask("GET", path)["spec"].get("taints", [])]
+    return [item["key"] for item in server.ask("GET", path)["spec"].get("taints", [])]
 
 
 def test_nothing_stays_but_the_objects(
-    cluster: Cluster, ours: Cluster, definitions: Server, workspace: str, tmp_path: Path
+    cluster: Cluster, own_cluster: Cluster, definitions: Server, workspace: str, tmp_path: Path
 ) -> None:
-    server, account = definitions, Withdrawing(ours, "withdraw", workspace, tmp_path)
+    server, account = definitions, Withdrawing(own_cluster, "withdraw", workspace, tmp_path)
     apps = f"/apis/apps/v1/namespaces/{workspace}"
     for kind in ("DaemonSet", "Deployment"):
         server.ask("POST", f"{apps}/{kind.lower()}s", workload(kind))
     pods = f"/api/v1/namespaces/{workspace}/pods"
-    wait("both run", lambda: [one["status"]["phase"] for one in server.ask("GET", pods)["items"]] == ["Running"] * 2)
+    wait("both run", lambda: [item["status"]["phase"] for item in server.ask("GET", pods)["items"]] == ["Running"] * 2)
     amounts = {"cpu": "8", MILLICPU: "4000"}
-    server.ask("POST", "/api/v1/nodes", {"metadata": {"name": "withdrawn"}, "spec": {"taints": [THEIRS, PRESSURE]}})
+    server.ask(
+        "POST", "/api/v1/nodes", {"metadata": {"name": "withdrawn"}, "spec": {"taints": [FOREIGN_TAINT, PRESSURE]}}
+    )
     server.ask("PATCH", f"{NODE}/status", {"status": {"capacity": amounts, "allocatable": amounts}}, MERGE)
     server.ask("POST", CNRS, {
         "apiVersion": "node.katalyst.kubewharf.io/v1alpha1", "kind": "CustomNodeResource",
         "metadata": {"name": "withdrawn"},
-        "spec": {"taints": [{**PRESSURE, "qosLevel": "reclaimed_cores"}, GONE]},
+        "spec": {"taints": [{**PRESSURE, "qosLevel": "reclaimed_cores"}, UNSCHEDULABLE]},
     })  # fmt: skip
     status = {"resources": {"allocatable": {MILLICPU: "4000"}}, "topologyPolicy": "None"}
     server.ask("PATCH", f"{CNR}/status", {"status": status}, MERGE)
     kccs, admins = within(workspace, KCCS), within(workspace, ADMINS)
-    for path, made, finalizer in ((kccs, a_kcc(), KCC_FINALIZER), (admins, an_admin("all", lending("1")), FINALIZER)):
-        made["metadata"]["finalizers"] = [OTHERS, finalizer]
-        server.ask("POST", path, made)
+    for path, created, finalizer in (
+        (kccs, a_kcc(), KCC_FINALIZER),
+        (admins, an_admin("all", lending("1")), FINALIZER),
+    ):
+        created["metadata"]["finalizers"] = [OTHERS, finalizer]
+        server.ask("POST", path, created)
     try:
         ended = withdraw(account, *(f"--stop={kind}/{workspace}/{kind}" for kind in ("daemonset", "deployment")))
         assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
         assert server.ask("GET", pods)["items"] == [], "they have ended, and were waited for"
         for kind in ("daemonset", "deployment"):
-            assert gone(server, f"{apps}/{kind}s/{kind}")
+            assert is_deleted(server, f"{apps}/{kind}s/{kind}")
         assert "theirs" in taints(server, NODE)
         assert PRESSURE["key"] not in taints(server, NODE)
         for part in ("capacity", "allocatable"):

@@ -1,4 +1,4 @@
-"""Files that somebody replaced by something that never answers."""
+"""Files replaced by a FIFO or a device that never ends."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ async def test_a_call_is_answered_refused_unknown_late_or_a_bug(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = await serve_on_socket(tmp_path / "a.sock", (SERVICE,))
-    peer = GrpcClient(server.path, ADVISOR, timeout_s=0.3, words={"supports_get_advice": "true"})
+    peer = GrpcClient(server.path, ADVISOR, timeout_s=0.3, metadata={"supports_get_advice": "true"})
     assert await peer.call("RemovePod", svc.RemovePodRequest(pod_uid="u")) == svc.RemovePodResponse()
     with pytest.raises(CallRefused, match=r"RemovePod failed: pod_uid is empty; name a pod \(words: true\)"):
         await peer.call("RemovePod", svc.RemovePodRequest())
@@ -78,7 +78,7 @@ async def test_a_stream_gives_what_came_before_it_broke(tmp_path: Path) -> None:
 
 async def test_a_peer_that_is_gone_is_said_and_found_again(tmp_path: Path) -> None:
     peer = GrpcClient(tmp_path / "a.sock", ADVISOR, timeout_s=5)
-    with pytest.raises(Unavailable, match=r"a\.sock: AdvisorService\.RemovePod: nobody answers"):
+    with pytest.raises(Unavailable, match=r"a\.sock: AdvisorService\.RemovePod: no server answers"):
         await peer.call("RemovePod", svc.RemovePodRequest(pod_uid="u"))
     server = await serve_on_socket(tmp_path / "a.sock", (SERVICE,))
     for _attempt in range(100):
@@ -98,7 +98,7 @@ async def test_a_peer_that_accepts_and_says_nothing_costs_one_deadline(tmp_path:
         mute.bind(str(tmp_path / "a.sock"))
         mute.listen()
         peer = GrpcClient(tmp_path / "a.sock", ADVISOR, timeout_s=0.3)
-        with pytest.raises(Unavailable, match=r"did not answer within 0\.3 s|nobody answers"):
+        with pytest.raises(Unavailable, match=r"did not answer within 0\.3 s|no server answers"):
             await peer.call("RemovePod", svc.RemovePodRequest(pod_uid="u"))
         await peer.close()
 
@@ -130,7 +130,7 @@ async def test_an_answer_that_is_no_message_is_said_and_the_next_is_understood(t
     """A peer that serves a service of that name with other messages: gRPC itself is content with it."""
     answers = [b"\xff\xff\xff\xff\x07", b""]
 
-    async def one(_request: bytes, _context: object) -> bytes:
+    async def invalid_response(_request: bytes, _context: object) -> bytes:
         return answers.pop(0)
 
     async def many(_request: bytes, _context: object) -> AsyncIterator[bytes]:
@@ -139,19 +139,19 @@ async def test_an_answer_that_is_no_message_is_said_and_the_next_is_understood(t
 
     server = grpc.aio.server()
     methods = {
-        "RemovePod": grpc.unary_unary_rpc_method_handler(one),
+        "RemovePod": grpc.unary_unary_rpc_method_handler(invalid_response),
         "ListAndWatch": grpc.unary_stream_rpc_method_handler(many),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(ADVISOR.full_name, methods),))
     server.add_insecure_port(f"unix:{tmp_path}/a.sock")
     await server.start()
     peer = GrpcClient(tmp_path / "a.sock", ADVISOR)
-    with pytest.raises(Unavailable, match=r"a\.sock: AdvisorService\.RemovePod was answered with garbage"):
+    with pytest.raises(Unavailable, match=r"a\.sock: the response of AdvisorService\.RemovePod cannot be decoded"):
         await peer.call("RemovePod", svc.RemovePodRequest(pod_uid="u"))
     assert await peer.call("RemovePod", svc.RemovePodRequest(pod_uid="u")) == svc.RemovePodResponse()
     stream = peer.stream("ListAndWatch", svc.Empty())
     assert (await anext(stream)).extra_entries[0].cgroup_path == "/a"
-    with pytest.raises(Unavailable, match=r"AdvisorService\.ListAndWatch was answered with garbage"):
+    with pytest.raises(Unavailable, match=r"AdvisorService\.ListAndWatch cannot be decoded"):
         await anext(stream)
     assert CALL_COUNTS["made", f"{ADVISOR.full_name}.RemovePod", "DATA_LOSS"] == 1
     await peer.close()
@@ -186,7 +186,8 @@ async def test_what_a_killed_process_left_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     code = (
         "import asyncio, sys\nfrom pathlib import Path\nfrom common.grpc_unix import serve_on_socket\n"
-        "async def main():\n    await serve_on_socket(Path(sys.argv[1]), ())\n    print('up', flush=True)\n    await asyncio.sleep(60)\n"
+        "async def main():\n    await serve_on_socket(Path(sys.argv[1]), ())\n"
+        "    print('up', flush=True)\n    await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
@@ -203,7 +204,7 @@ async def test_what_a_killed_process_left_is_taken_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("x" * 90, "longer than the path of a socket may be"), ("plain", "is no socket")]
+    ("name", "text"), [("x" * 90, "longer than a socket path may be"), ("plain", "is not a socket")]
 )
 async def test_a_place_where_no_socket_can_be_is_named(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / "plain").write_text("mine")

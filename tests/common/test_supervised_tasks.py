@@ -1,4 +1,4 @@
-"""Work that a bug ends is begun again, later each time, and seen until it has gone on for a while."""
+"""A task that fails by a bug is restarted with backoff and reported until it has recovered."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Clock:
         return self.now
 
 
-async def test_it_is_begun_again_and_each_bug_is_in_the_log_once_with_where_it_was(
+async def test_a_failed_task_is_restarted_and_each_bug_is_logged_once_with_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock, work = Clock(), Work(ZeroDivisionError("a"), ZeroDivisionError("a"), KeyError("b"), ZeroDivisionError("a"))
@@ -53,7 +53,7 @@ async def test_it_is_begun_again_and_each_bug_is_in_the_log_once_with_where_it_w
             await work.goes_on.wait()
         problem = tending.problem()
         assert problem is not None
-        assert problem.reason == "cnr ended by a bug, and was begun again: ZeroDivisionError: a"
+        assert problem.reason == "cnr failed because of a bug and was restarted: ZeroDivisionError: a"
         logged = [record for record in caplog.records if record.levelno == logging.ERROR]
         assert [type(record.exc_info[1]).__name__ for record in logged if record.exc_info and record.exc_info[1]] == [
             "ZeroDivisionError",
@@ -67,7 +67,7 @@ async def test_it_is_begun_again_and_each_bug_is_in_the_log_once_with_where_it_w
     assert (work.began, work.left) == (5, 5), "and is over once the stack is left"
 
 
-async def test_what_comes_to_an_end_by_itself_is_begun_again_and_the_others_are_left_alone() -> None:
+async def test_a_task_that_returns_is_restarted_without_affecting_others() -> None:
     short, long = Work(None), Work()
     async with AsyncExitStack() as stack:
         tending = SupervisedTasks(stack, SOON)
@@ -77,7 +77,7 @@ async def test_what_comes_to_an_end_by_itself_is_begun_again_and_the_others_are_
             await short.goes_on.wait()
         problem = tending.problem()
         assert problem is not None
-        assert problem.reason == "short ended by a bug, and was begun again: it came to an end"
+        assert problem.reason == "short failed because of a bug and was restarted: it returned"
         assert (short.began, long.began) == (2, 1)
 
 
@@ -97,8 +97,8 @@ async def test_waits_grow_from_failure_to_failure() -> None:
     assert waits == [1, 2, 3, 4]
 
 
-async def test_what_was_cancelled_inside_work_does_not_end_it_unseen(caplog: pytest.LogCaptureFixture) -> None:
-    """Somebody else cancels what the work waits for, and not the work."""
+async def test_a_cancelled_inner_task_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """The awaited task is cancelled, not the supervised one."""
     began = 0
     goes_on = asyncio.Event()
 
@@ -119,12 +119,12 @@ async def test_what_was_cancelled_inside_work_does_not_end_it_unseen(caplog: pyt
             await goes_on.wait()
         problem = tending.problem()
         assert problem is not None
-        assert problem.reason == "cnr ended by a bug, and was begun again: CancelledError"
-    assert began == 3, "once the stack is left it is not begun again"
+        assert problem.reason == "cnr failed because of a bug and was restarted: CancelledError"
+    assert began == 3, "it is not restarted after the stack is closed"
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
 
 
-async def test_work_that_is_being_begun_again_ends_with_the_stack() -> None:
+async def test_a_task_in_backoff_ends_with_the_stack() -> None:
     work = Work(KeyError("x"))
     async with asyncio.timeout(20), AsyncExitStack() as stack:
         SupervisedTasks(stack, Backoff(first_s=1000, max_s=1000)).begin("work", work.run)

@@ -52,7 +52,7 @@ def misfits(kind: Any, depth: int = 0) -> Iterator[tuple[Any, str]]:
         yield from misfits(args[0], depth)
     elif origin in (Union, UnionType):
         for part in args:
-            yield from (found for found in misfits(part, depth) if found[1])
+            yield from (misfit for misfit in misfits(part, depth) if misfit[1])
         wrongs: tuple[Any, ...] = ([], 5)
         yield next(each for each in wrongs if not fits(each, kind)), ""
     else:
@@ -88,7 +88,7 @@ def test_what_is_wrong_is_said_of_the_very_place(kind: Any) -> None:
     for document, place in misfits(kind):
         with pytest.raises(msgspec.ValidationError) as raised:
             msgspec.convert(document, kind)
-        said = describe_validation_error(raised.value, document, kind)
-        assert said.startswith(f"{place.lstrip('.') or 'top level'}: Expected "), (said, document)
+        description = describe_validation_error(raised.value, document, kind)
+        assert description.startswith(f"{place.lstrip('.') or 'top level'}: Expected "), (description, document)
         places += 1
     assert places >= len(msgspec.structs.fields(kind))

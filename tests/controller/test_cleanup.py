@@ -1,4 +1,4 @@
-"""What is taken back of each kind of object, and how the command says what is wrong; on a real API server: tests/cluster."""
+"""Fields removed from each kind of object, and errors of the command; on a real API server: tests/cluster."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from controller.cleanup import (
 )
 from controller.kcc.ownership import FINALIZER as KCC_FINALIZER
 from controller.kcc.targets import FINALIZER, LEGACY_FINALIZERS
-from controller.kinds import ControllerCnrSpec, ControllerNode, ControllerNodeSpec, ControllerNodeStatus
+from controller.kinds import ControllerNode, ControllerNodeStatus
 from controller.lifecycle.health_policy import with_own_taint
-from kube.objects import KubeMetadata, PartialObjectMetadata
-from tests.kube.test_client import asking, says
+from kube.objects import KubeMetadata, PartialObjectMetadata, TaintsSpec
+from tests.builders.api_server import client_of, status_response
 
 META = KubeMetadata(name="n1", resource_version="7")
 AS_OF = {"resourceVersion": "7"}
 PRESSURE = {"key": "node.katalyst.kubewharf.io/MemoryPressure", "effect": "NoSchedule"}
-THEIRS = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "extra": "1"}
+FOREIGN_TAINT = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "extra": "1"}
 MILLICPU, MEMORY = (f"resource.katalyst.kubewharf.io/reclaimed_{name}" for name in ("millicpu", "memory"))
 
 
 @pytest.mark.parametrize(
-    ("finalizers", "kept"),
+    ("finalizers", "expected"),
     [
         ((), None),
         (("someone/else",), None),
@@ -46,19 +46,21 @@ MILLICPU, MEMORY = (f"resource.katalyst.kubewharf.io/reclaimed_{name}" for name 
         ((*LEGACY_FINALIZERS, FINALIZER), []),
     ],
 )
-def test_finalizers_of_others_stay(finalizers: tuple[str, ...], kept: list[str] | None) -> None:
-    found = PartialObjectMetadata(
+def test_finalizers_of_other_owners_stay(finalizers: tuple[str, ...], expected: list[str] | None) -> None:
+    object_ = PartialObjectMetadata(
         metadata=KubeMetadata(name="all", namespace="kat", resource_version="7", finalizers=finalizers)
     )
-    assert configuration_steps(found) == ([] if kept is None else [({"metadata": {**AS_OF, "finalizers": kept}}, "")])
+    assert configuration_steps(object_) == (
+        [] if expected is None else [({"metadata": {**AS_OF, "finalizers": expected}}, "")]
+    )
 
 
 @pytest.mark.parametrize(
     ("taints", "status", "steps"),
     [
         ((), {}, []),
-        ((THEIRS,), {"conditions": [{}], "topologyPolicy": "None"}, []),
-        ((PRESSURE, THEIRS), {}, [({"metadata": AS_OF, "spec": {"taints": [THEIRS]}}, "")]),
+        ((FOREIGN_TAINT,), {"conditions": [{}], "topologyPolicy": "None"}, []),
+        ((PRESSURE, FOREIGN_TAINT), {}, [({"metadata": AS_OF, "spec": {"taints": [FOREIGN_TAINT]}}, "")]),
         (tuple(with_own_taint(ReportedCnr(), 0)), {}, [({"metadata": AS_OF, "spec": {"taints": []}}, "")]),
         (
             (),
@@ -67,28 +69,28 @@ def test_finalizers_of_others_stay(finalizers: tuple[str, ...], kept: list[str] 
         ),
     ],
 )
-def test_of_a_custom_node_resource(
+def test_steps_of_a_custom_node_resource(
     taints: tuple[Mapping[str, Any], ...], status: Mapping[str, Any], steps: list[Any]
 ) -> None:
-    assert cnr_steps(ReportedCnr(metadata=META, spec=ControllerCnrSpec(taints=taints), status=status)) == steps
+    assert cnr_steps(ReportedCnr(metadata=META, spec=TaintsSpec(taints=taints), status=status)) == steps
 
 
-def test_of_a_node() -> None:
-    whole = {MILLICPU: "4000", MEMORY: "1", "cpu": "8"}
-    found = ControllerNode(
+def test_steps_of_a_node() -> None:
+    resources = {MILLICPU: "4000", MEMORY: "1", "cpu": "8"}
+    object_ = ControllerNode(
         metadata=META,
-        spec=ControllerNodeSpec(taints=(THEIRS, PRESSURE)),
-        status=ControllerNodeStatus(capacity=whole, allocatable={"cpu": "8", MILLICPU: "0"}),
+        spec=TaintsSpec(taints=(FOREIGN_TAINT, PRESSURE)),
+        status=ControllerNodeStatus(capacity=resources, allocatable={"cpu": "8", MILLICPU: "0"}),
     )
     nothing = {MILLICPU: None, MEMORY: None}
-    assert node_steps(found) == [
-        ({"metadata": AS_OF, "spec": {"taints": [THEIRS]}}, ""),
+    assert node_steps(object_) == [
+        ({"metadata": AS_OF, "spec": {"taints": [FOREIGN_TAINT]}}, ""),
         ({"status": {"capacity": nothing, "allocatable": nothing}}, "status"),
     ]
     assert node_steps(ControllerNode(metadata=META, status=ControllerNodeStatus(capacity={"cpu": "8"}))) == []
 
 
-def test_every_kind_of_configuration_is_looked_through() -> None:
+def test_every_configuration_kind_is_cleaned_up() -> None:
     group = "config.katalyst.kubewharf.io"
     kinds = {kind.plural for kind in KATALYST_KINDS if kind.group == group and kind.plural != "customnodeconfigs"}
     looked = [resource.plural for resource, _ in cleanup_steps()]
@@ -98,47 +100,49 @@ def test_every_kind_of_configuration_is_looked_through() -> None:
 @pytest.mark.parametrize(
     "text", ["", "daemonset", "daemonset/a", "daemonset/a/b/c", "pod/a/b", "daemonset/a/..", "deployment//a"]
 )
-def test_what_names_no_workload(text: str) -> None:
+def test_an_invalid_workload_is_rejected(text: str) -> None:
     with pytest.raises(ValueError):
         parse_workload(text)
 
 
-def test_what_names_one() -> None:
+def test_a_workload_has_a_resource_and_a_key() -> None:
     resource, key = parse_workload("daemonset/dioptase/dioptase-agent")
     assert resource.path(key) == "/apis/apps/v1/namespaces/dioptase/daemonsets/dioptase-agent"
 
 
 @pytest.mark.parametrize(
-    ("options", "status", "said"),
+    ("options", "status", "message"),
     [
         (
             ["--stop", "pod/a/b"],
             2,
-            "--stop: 'pod/a/b' is none; write daemonset/NAMESPACE/NAME or deployment/NAMESPACE/NAME",
+            "--stop: 'pod/a/b' is invalid; write daemonset/NAMESPACE/NAME or deployment/NAMESPACE/NAME",
         ),
-        (["--timeout", "nan"], 2, "no number of seconds"),
+        (["--timeout", "nan"], 2, "not a number of seconds"),
         ([], 1, "kubeconfig: current-context: is not set"),
     ],
 )
-def test_the_command_says_what_is_wrong(tmp_path: Path, options: list[str], status: int, said: str) -> None:
+def test_the_command_reports_invalid_options(tmp_path: Path, options: list[str], status: int, message: str) -> None:
     (tmp_path / "kubeconfig").write_text("{}")
     result = CliRunner().invoke(command, options, env={"KUBECONFIG": str(tmp_path / "kubeconfig")})
     assert result.exit_code == status
-    assert said in result.output
+    assert message in result.output
 
 
 @pytest.mark.parametrize(("served", "left"), [(True, 10), (False, 0)])
-async def test_a_kind_that_is_not_installed_has_nothing_and_a_proxys_404_is_told(served: bool, left: int) -> None:
-    """Of the API server's own kinds there is a Node; its list of groups has ours, or not."""
+async def test_a_missing_kind_is_skipped_and_a_404_of_a_proxy_is_reported(served: bool, left: int) -> None:
+    """The API server has no Node, and its list of groups has Katalyst's or not."""
     groups = [{"versions": [{"groupVersion": f"{name}.katalyst.kubewharf.io/v1alpha1"}]} for name in ("config", "node")]
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.path == "/api/v1/nodes":
-            return says(200, '{"metadata": {"resourceVersion": "1"}, "items": []}')
+            return status_response(200, '{"metadata": {"resourceVersion": "1"}, "items": []}')
         if request.path == "/apis":
-            return says(200, json.dumps({"kind": "APIGroupList", "groups": groups if served else []}))
-        return says(404, "404 page not found\n")
+            return status_response(200, json.dumps({"kind": "APIGroupList", "groups": groups if served else []}))
+        return status_response(404, "404 page not found\n")
 
-    async with asking(answer) as client:
-        told = [each for resource, steps in cleanup_steps() for each in await _clean_resource(client, resource, steps)]
-    assert len(told) == left
+    async with client_of(answer) as client:
+        failures = [
+            each for resource, steps in cleanup_steps() for each in await _clean_resource(client, resource, steps)
+        ]
+    assert len(failures) == left

@@ -48,7 +48,7 @@ def test_matching(text: str, labels: dict[str, str], expected: bool) -> None:
      "a/b/c=d", "a=b;c=d", "A/x=b", "a" * 64 + "=b", "a=" + "b" * 64, "a=b," * 2000],
     ids=lambda text: text[:12],
 )  # fmt: skip
-def test_what_is_no_selector(text: str) -> None:
+def test_an_invalid_selector_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"selector|comma|label"):
         parse_selector(text)
 
@@ -60,7 +60,7 @@ def test_any_text_is_a_selector_or_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "expected"),
+    ("first", "second", "expected"),
     [
         ("l=aa", "l=bb", False),
         ("l=aa", "l!=bb", True),
@@ -77,17 +77,17 @@ def test_any_text_is_a_selector_or_refused(text: str) -> None:
         ("l1=aa,l2=x", "l1=aa,l2=y", False),
     ],
 )
-def test_overlap(one: str, other: str, expected: bool) -> None:
-    assert selectors_overlap(parse_selector(one), parse_selector(other)) is expected
-    assert selectors_overlap(parse_selector(other), parse_selector(one)) is expected
+def test_overlap(first: str, second: str, expected: bool) -> None:
+    assert selectors_overlap(parse_selector(first), parse_selector(second)) is expected
+    assert selectors_overlap(parse_selector(second), parse_selector(first)) is expected
 
 
 TERMS = st.sampled_from(["a=x", "a!=x", "a in (x,y)", "a notin (x,y)", "a", "!a", "b=x", "b!=y", "b in (y,z)", "!b"])
 
 
 @given(st.lists(TERMS, max_size=3), st.lists(TERMS, max_size=3))
-def test_selectors_overlap_exactly_when_some_labels_match_both(one: list[str], other: list[str]) -> None:
-    first, second = parse_selector(",".join(one)), parse_selector(",".join(other))
+def test_selectors_overlap_exactly_when_some_labels_match_both(first: list[str], second: list[str]) -> None:
+    first, second = parse_selector(",".join(first)), parse_selector(",".join(second))
     values = (None, "x", "y", "z", "w")
     nodes = [{k: v for k, v in (("a", a), ("b", b)) if v is not None} for a, b in product(values, values)]
     assert selectors_overlap(first, second) is any(first.matches(labels) and second.matches(labels) for labels in nodes)

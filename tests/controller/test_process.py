@@ -1,4 +1,4 @@
-"""The controller as a process: its settings, its options, what it says over HTTP, and how it ends without a cluster."""
+"""The controller as a process: settings, options, HTTP endpoints, and errors without a cluster."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from kube.work_queue import WorkQueue
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("health: {taintAfter: 5}", "health: Object contains unknown field `taintAfter`, did you mean `taintAfterS`?"),
         ("controllers: [kcc, spd]", "controllers[1]: Invalid enum value 'spd', choose from kcc, lifecycle"),
@@ -39,19 +39,19 @@ from kube.work_queue import WorkQueue
         ("health: {disruptionThreshold: 20}", "health.disruptionThreshold: Expected `float` <= 1.0"),
         (
             "health: {taintAfterS: 60, evictAfterS: 30}",
-            "health: evictAfterS is 30 and taintAfterS 60: pods that leave before new ones are kept away come back; give",
+            "health: evictAfterS is 30 and taintAfterS 60: pods evicted before the taint would come back; set",
         ),
         ("health: {nodeSelector: a>b}", "health: nodeSelector: 'a>b' is no part of a selector"),
         ("health: {agents: {mine: 'a b'}}", "health: agents.mine: 'a b' is no part of a selector"),
-        ("health: {agents: {mine: ''}}", "health: agents.mine: it is empty and would take any pod for the agent"),
+        ("health: {agents: {mine: ''}}", "health: agents.mine: it is empty and would match every pod"),
         ("a: 1\na: 2", "line 2: key 'a' is there twice: remove one"),
         ("- 1", "top level: Expected `object`, got `array`"),
     ],
 )  # fmt: skip
-def test_settings_that_cannot_hold_are_refused_by_field(text: str, said: str) -> None:
+def test_invalid_settings_are_rejected_by_field(text: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_settings(text, check_yaml, describe_validation_error)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 def test_settings() -> None:
@@ -70,7 +70,7 @@ def test_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "status", "said"),
+    ("options", "status", "message"),
     [
         (["--config", "missing.yaml"], 2, "missing.yaml: cannot be read: No such file or directory"),
         (["--config", "bad.yaml"], 2, "bad.yaml: health.taintPerS: Expected `float`, got `str`"),
@@ -78,18 +78,18 @@ def test_settings() -> None:
         ([], 1, "kubeconfig: current-context: is not set"),
     ],
 )
-def test_the_command_says_what_is_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], status: int, said: str
+def test_the_command_reports_invalid_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], status: int, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.yaml").write_text("health: {taintPerS: fast}")
     (tmp_path / "kubeconfig").write_text("{}")
     result = CliRunner().invoke(controller, options, env={"KUBECONFIG": str(tmp_path / "kubeconfig")})
     assert result.exit_code == status
-    assert said in result.output
+    assert message in result.output
 
 
-async def test_what_it_says_over_http() -> None:
+async def test_health_readiness_and_metrics_over_http() -> None:
     tally = MetricValues()
     tally.count("dioptase_lifecycle_evictions_total", "budget")
     tally.count("dioptase_lifecycle_evictions_total", "budget")
@@ -108,20 +108,20 @@ async def test_what_it_says_over_http() -> None:
         listener = HttpListener(build_application(exposition, lambda: waiting[0]))
         ((host, port),) = await listener.open("127.0.0.1", 0, "--listen")
         async with aiohttp.ClientSession(f"http://{host}:{port}") as session:
-            seen = {}
+            responses = {}
             for path in ("/healthz", "/readyz", "/metrics"):
                 async with session.get(path) as answer:
-                    seen[path] = (answer.status, await answer.text())
+                    responses[path] = (answer.status, await answer.text())
             waiting[0] = ""
             async with session.get("/readyz") as answer:
                 assert answer.status == 200
             async with session.get("/metrics", headers={"Accept": "application/openmetrics-text"}) as answer:
                 assert (await answer.text()).endswith("# EOF\n")
         await listener.close()
-    assert (seen["/healthz"], seen["/readyz"]) == ((200, "ok\n"), (503, "nodes.v1\n"))
+    assert (responses["/healthz"], responses["/readyz"]) == ((200, "ok\n"), (503, "nodes.v1\n"))
     samples = {
         (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(seen["/metrics"][1])
+        for family in text_string_to_metric_families(responses["/metrics"][1])
         for sample in family.samples
         if sample.name in CONTROLLER_METRICS_BY_NAME
     }
@@ -137,19 +137,19 @@ async def test_what_it_says_over_http() -> None:
     }
 
 
-async def test_metrics_are_for_those_who_are_admitted_and_health_is_for_all() -> None:
-    asked = []
+async def test_metrics_need_authorization_and_health_does_not() -> None:
+    requests = []
 
-    async def admit(said: str, path: str, address: str) -> tuple[int, str, str] | None:
-        asked.append((said, path, address))
-        return None if said == "Bearer good" else (401, "who is that", "say it")
+    async def admit(message: str, path: str, address: str) -> tuple[int, str, str] | None:
+        requests.append((message, path, address))
+        return None if message == "Bearer good" else (401, "unknown token", "send another")
 
     async with KubeClient(ApiAccess("http://127.0.0.1:1", ApiCredentials()), "test") as client:
         listener = HttpListener(build_application(ControllerExposition(MetricValues(), client), lambda: "", admit))
         ((host, port),) = await listener.open("127.0.0.1", 0, "--listen")
         async with aiohttp.ClientSession(f"http://{host}:{port}") as session:
             async with session.get("/metrics") as answer:
-                assert (answer.status, await answer.text()) == (401, "who is that: say it\n")
+                assert (answer.status, await answer.text()) == (401, "unknown token: send another\n")
                 assert answer.headers["WWW-Authenticate"] == 'Bearer realm="dioptase"'
             async with session.get("/metrics", headers={"Authorization": "Bearer good"}) as answer:
                 assert answer.status == 200
@@ -157,10 +157,10 @@ async def test_metrics_are_for_those_who_are_admitted_and_health_is_for_all() ->
                 async with session.get(path) as answer:
                     assert answer.status == 200
         await listener.close()
-    assert asked == [("", "/metrics", "127.0.0.1"), ("Bearer good", "/metrics", "127.0.0.1")]
+    assert requests == [("", "/metrics", "127.0.0.1"), ("Bearer good", "/metrics", "127.0.0.1")]
 
 
-async def test_work_goes_on_whatever_becomes_of_one_key(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_key_that_fails_is_retried_and_does_not_end_the_worker(caplog: pytest.LogCaptureFixture) -> None:
     tally, over = MetricValues(), asyncio.Event()
     queue: WorkQueue[str] = WorkQueue(asyncio.get_running_loop().time, pace=Backoff(first_s=0.001, max_s=0.001))
     looked: list[str] = []
@@ -194,7 +194,7 @@ def test_rows_are_wellformed() -> None:
         assert msgspec.structs.replace(metric, help=metric.help.strip()) == metric
 
 
-async def test_one_object_that_cannot_be_written_does_not_keep_the_others_from_it() -> None:
+async def test_all_requests_are_sent_before_the_first_error_is_raised() -> None:
     written: list[int] = []
 
     async def write(number: int) -> None:

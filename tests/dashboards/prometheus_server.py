@@ -6,19 +6,20 @@ import json
 import re
 import socket
 import subprocess
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from api.metrics import CONTROLLER_METRICS
+from tests.builders import waiting
 
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
 PATIENCE_S = 60
+until = partial(waiting.until, seconds=PATIENCE_S)
 OF_CONTROLLER = re.compile("|".join(metric.name for metric in CONTROLLER_METRICS))
 COMPARISON = re.compile(r" (==|!=|<=|>=|<|>) ")
 Labels = dict[str, str]
@@ -59,15 +60,15 @@ def panel_queries() -> Iterator[tuple[str, str]]:
 
 
 def every_query(*, of_controller: bool = False) -> list[tuple[str, str]]:
-    """What agents, or else the controller, must have an answer to, ready to be asked: variables filled in as Grafana's "All"
-    does, and of a rule's condition both sides, whether it holds or not (`> bool`); what it excepts (`unless`) is asked where
-    it is recorded."""
-    asked = [(name, filled(expr)) for name, expr in panel_queries()]
+    """Return the queries that agents (or the controller) must answer, with variables replaced as Grafana's "All" does. Of a
+    rule's condition both sides are queried, whether it holds or not (`> bool`); its exception (`unless`) only if it is a
+    recorded series."""
+    request = [(name, filled(expr)) for name, expr in panel_queries()]
     for rule in rules():
         condition, _, excepted = rule.expr.partition("unless on ")
         assert not excepted or "dioptase:" in excepted, f"an exception that is not recorded: {rule.expr}"
-        asked.append((rule.record or rule.alert, COMPARISON.sub(r" \1 bool ", condition)))
-    return [(name, expr) for name, expr in asked if bool(OF_CONTROLLER.search(expr)) == of_controller]
+        request.append((rule.record or rule.alert, COMPARISON.sub(r" \1 bool ", condition)))
+    return [(name, expr) for name, expr in request if bool(OF_CONTROLLER.search(expr)) == of_controller]
 
 
 def filled(expr: str) -> str:
@@ -76,15 +77,6 @@ def filled(expr: str) -> str:
     expr = expr.replace("[$__rate_interval]", "[15s]")
     assert not re.search(r"\$[a-zA-Z_]", expr), f"a variable that this test does not know: {expr}"
     return expr
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """What the condition gives once it gives something."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.2)
-    return found
 
 
 class Prometheus:
@@ -120,7 +112,7 @@ class Prometheus:
 def prometheus(binary: str, target: str, directory: Path, *options: str, scrape: str = "") -> Iterator[Prometheus]:
     """A Prometheus that scrapes HOST:PORT, or several with commas between, every second as job `dioptase`, and evaluates our
     rules; `scrape` are more lines."""
-    target = ", ".join(f'"{one}"' for one in target.split(","))
+    target = ", ".join(f'"{item}"' for item in target.split(","))
     (directory / "prometheus.yml").write_text(f"""
 global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
 rule_files: [{DASHBOARDS / "rules.yaml"}]

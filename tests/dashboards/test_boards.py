@@ -16,7 +16,7 @@ from dashboards.panels import Board
 from tests.dashboards.prometheus_server import DASHBOARDS, committed, panel_queries, rules
 
 METRIC = re.compile(r"\b(?:dioptase|process)_[a-z0-9_]+")
-KNOWN = {metric.name for metric in (*AGENT_METRICS, *CONTROLLER_METRICS)} | {
+KNOWN_METRICS = {metric.name for metric in (*AGENT_METRICS, *CONTROLLER_METRICS)} | {
     "process_cpu_seconds_total",
     "process_resident_memory_bytes",
 }
@@ -24,8 +24,8 @@ BOARDS = build.boards()
 
 
 def panels(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(path.read_text())["panels"]
-    return found
+    text: list[dict[str, Any]] = json.loads(path.read_text())["panels"]
+    return text
 
 
 def test_there_is_a_file_for_every_board_and_no_other() -> None:
@@ -44,19 +44,19 @@ def test_making_them_again_makes_the_same() -> None:
 
 @pytest.mark.parametrize("path", committed(), ids=lambda path: path.stem)
 def test_panels_have_ids_places_and_explanations_of_their_own(path: Path) -> None:
-    found = panels(path)
-    assert len({panel["id"] for panel in found}) == len(found)
+    result = panels(path)
+    assert len({panel["id"] for panel in result}) == len(result)
     cells = [
         (x, y)
-        for panel in found
+        for panel in result
         for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
         for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
     ]
     assert len(set(cells)) == len(cells), "panels overlap"
     assert max(x for x, _ in cells) < 24
-    titles = [panel["title"] for panel in found if panel["type"] != "row"]
+    titles = [panel["title"] for panel in result if panel["type"] != "row"]
     assert len(set(titles)) == len(titles), "two panels of a board are called the same"
-    assert [panel["title"] for panel in found if panel["type"] != "row" and not panel["description"]] == []
+    assert [panel["title"] for panel in result if panel["type"] != "row" and not panel["description"]] == []
 
 
 @pytest.mark.parametrize("path", committed(), ids=lambda path: path.stem)
@@ -73,18 +73,18 @@ def test_every_variable_of_a_query_is_one_of_the_board(path: Path) -> None:
     assert declared - used <= {"datasource"}, "a variable that chooses nothing"
 
 
-def test_every_metric_that_is_asked_for_is_in_the_catalogue() -> None:
-    asked = [expr for _, expr in panel_queries()] + [rule.expr for rule in rules()]
-    names = {re.sub(r"_(bucket|sum|count)$", "", name) for expr in asked for name in METRIC.findall(expr)}
+def test_every_queried_metric_is_in_the_catalogue() -> None:
+    request = [expr for _, expr in panel_queries()] + [rule.expr for rule in rules()]
+    names = {re.sub(r"_(bucket|sum|count)$", "", name) for expr in request for name in METRIC.findall(expr)}
     recorded = {rule.record.partition(":")[0] for rule in rules() if rule.record}
-    assert names - recorded <= KNOWN
+    assert names - recorded <= KNOWN_METRICS
     assert "dioptase_cgroup_runq_wait_seconds" in names
 
 
-def test_what_is_of_one_node_is_told_apart_by_job_and_instance() -> None:
+def test_series_of_nodes_are_grouped_by_job_and_instance() -> None:
     """Two jobs may scrape the same address; a match on the instance alone fails there, and a sum counts twice."""
-    asked = [*panel_queries(), *((rule.record or rule.alert, rule.expr) for rule in rules())]
-    groups = {(name, group) for name, expr in asked for group in re.findall(r"\b(?:by|on) \(([^)]*)\)", expr)}
+    requests = [*panel_queries(), *((rule.record or rule.alert, rule.expr) for rule in rules())]
+    groups = {(name, group) for name, expr in requests for group in re.findall(r"\b(?:by|on) \(([^)]*)\)", expr)}
     # The fleet's are sums over nodes, or of the controller, of which one replica at a time has something to say.
     of_nodes = {(name, group) for name, group in groups if not name.startswith(("fleet: ", "DioptaseControllerIdle"))}
     assert {

@@ -31,27 +31,29 @@ from tests.dashboards.test_queries import suffering
 pytestmark = pytest.mark.prometheus
 FEED_EVERY_S = 0.2
 NODES = ResourceType("", "v1", "nodes", "Node", PartialObjectMetadata)
-REFUSING = msgspec.structs.replace(RICH_ABOUT, obeyed={("AdminQoSConfiguration", "kube-system/all", "new"): False})
+REFUSING = msgspec.structs.replace(
+    RICH_ABOUT, applied_configs={("AdminQoSConfiguration", "kube-system/all", "new"): False}
+)
 KCC = ("adminqosconfigurations", "kube-system/all")
 
 
 def tally() -> MetricValues:
-    """A rollout to 10 of 100 nodes that stopped at 7, beside one that went through; two agents are gone."""
-    made = MetricValues()
+    """A rollout to 10 of 100 nodes that stopped at 7, and a complete one; two agents are missing."""
+    values = MetricValues()
     done = ("evictionconfigurations", "kube-system/all")
     for what, number in (("target", 100), ("canary", 10), ("updated", 7)):
-        made.set(f"dioptase_kcc_{what}_nodes", [(KCC, number), (done, 100)])
-    made.set("dioptase_kcc_invalid_objects", [(("adminqosconfigurations",), 0)])
-    made.set("dioptase_controller_leading", [((), 1)])
-    made.set("dioptase_lifecycle_agents", [(("dioptase", "ready"), 98), (("dioptase", "not_found"), 2)])
-    made.set("dioptase_lifecycle_unwell_nodes", [((), 2)])
-    made.set(
+        values.set(f"dioptase_kcc_{what}_nodes", [(KCC, number), (done, 100)])
+    values.set("dioptase_kcc_invalid_objects", [(("adminqosconfigurations",), 0)])
+    values.set("dioptase_controller_leading", [((), 1)])
+    values.set("dioptase_lifecycle_agents", [(("dioptase", "ready"), 98), (("dioptase", "not_found"), 2)])
+    values.set("dioptase_lifecycle_unwell_nodes", [((), 2)])
+    values.set(
         "dioptase_lifecycle_halt", [((reason,), reason == "none") for reason in ("none", "partial", "full", "stale")]
     )
-    made.count("dioptase_controller_reconciles_total", "kcc", "done")
-    made.count("dioptase_lifecycle_evictions_total", "evicted")
-    made.count("dioptase_lifecycle_taints_total", "taint", "done")
-    return made
+    values.count("dioptase_controller_reconciles_total", "kcc", "done")
+    values.count("dioptase_lifecycle_evictions_total", "evicted")
+    values.count("dioptase_lifecycle_taints_total", "taint", "done")
+    return values
 
 
 class Feed:
@@ -87,7 +89,7 @@ class Feed:
         client.requests["GET", "nodes.v1", "200"] = 5
         exposition = ControllerExposition(tally(), client)
         informer = Informer(client, NODES)
-        informer._heard()
+        informer._record_message()
         queue: WorkQueue[str] = WorkQueue(lambda: 0.0)
         exposition.watch([informer], {"kcc": queue})
         listener = HttpListener(build_application(exposition, lambda: ""))
@@ -98,12 +100,12 @@ class Feed:
 
 @pytest.fixture(scope="module")
 def feed() -> Iterator[Feed]:
-    made = Feed()
-    thread = threading.Thread(target=lambda: asyncio.run(made.run()))
+    created = Feed()
+    thread = threading.Thread(target=lambda: asyncio.run(created.run()))
     thread.start()
-    assert made.ready.wait(30)
-    yield made
-    made.stop.set()
+    assert created.ready.wait(30)
+    yield created
+    created.stop.set()
     thread.join()
 
 
@@ -140,8 +142,8 @@ def test_every_query_of_the_controllers_is_answered_with_data(scraped: Prometheu
 def test_the_fleet_is_the_sum_of_its_nodes(scraped: Prometheus) -> None:
     assert scraped.value(panel("Agents that answer")) == 2
     assert scraped.value(panel("Lent by all")) == 5.0
-    one = scraped.query("dioptase_reclaim_lent_cores")
-    assert [value for _, value in one] == [2.5, 2.5]
+    item = scraped.query("dioptase_reclaim_lent_cores")
+    assert [value for _, value in item] == [2.5, 2.5]
     # 2.25 cores of 2.5 on each, in steps of a second of which a window may catch one more or one less.
     until(lambda: 0.63 < scraped.value(panel("Used of what is lent")) < 1.17)
     assert scraped.value(panel("Nodes without a ready agent")) == 2
@@ -149,21 +151,21 @@ def test_the_fleet_is_the_sum_of_its_nodes(scraped: Prometheus) -> None:
 
 
 def test_the_worst_nodes_are_nodes(scraped: Prometheus, feed: Feed) -> None:
-    for title in ("Most harm", "Longest waits beside the target", "Least lent", "Most lent and unused"):
-        found = scraped.query(panel(title))
-        assert sorted(labels["instance"] for labels, _ in found) == sorted(feed.agents), title
+    for title in ("Most harm", "Longest waits relative to the target", "Least lent", "Most lent and unused"):
+        result = scraped.query(panel(title))
+        assert sorted(labels["instance"] for labels, _ in result) == sorted(feed.agents), title
     assert {value for _, value in scraped.query(panel("Least lent"))} == {2.5 / 4}
     # 26 ms over a target of 5 ms: the 99th is 19/20 through the slot from 16.384 to 32.768 ms.
-    waits = {round(value, 3) for _, value in scraped.query(panel("Longest waits beside the target"))}
+    waits = {round(value, 3) for _, value in scraped.query(panel("Longest waits relative to the target"))}
     assert waits == {round((0.016384 + 0.95 * 0.016384) / RICH_ABOUT.runq_latency_target_s, 3)}
 
 
 def test_versions_and_hashes_are_counted(scraped: Prometheus) -> None:
     versions = {labels["version"]: value for labels, value in scraped.query(panel("Versions"))}
     assert versions == {"1.0": 1, "1.1": 1}
-    obeying = {labels["hash"]: value for labels, value in scraped.query(panel("Nodes by configuration"))}
-    assert obeying == {"1f0c9e6a2b7d": 1}
-    refusing = {labels["hash"]: value for labels, value in scraped.query(panel("Nodes that cannot obey"))}
+    applying = {labels["hash"]: value for labels, value in scraped.query(panel("Nodes by configuration"))}
+    assert applying == {"1f0c9e6a2b7d": 1}
+    refusing = {labels["hash"]: value for labels, value in scraped.query(panel("Nodes that cannot apply it"))}
     assert refusing == {"1f0c9e6a2b7d": 0, "new": 1}
 
 
@@ -171,9 +173,9 @@ def test_alerts_of_the_fleet_are_pending_for_what_is_wrong(scraped: Prometheus) 
     def pending(name: str) -> list[dict[str, str]]:
         return [labels for labels, _ in until(lambda: scraped.query(f'ALERTS{{alertname="{name}"}}'))]
 
-    assert [(one["state"], one["agent"]) for one in pending("DioptaseAgentMissing")] == [("not_found", "dioptase")]
-    assert [one["resource"] for one in pending("DioptaseRolloutStuck")] == [KCC[0]]
-    assert [one["hash"] for one in pending("DioptaseConfigurationRefused")] == ["new"]
+    assert [(item["state"], item["agent"]) for item in pending("DioptaseAgentMissing")] == [("not_found", "dioptase")]
+    assert [result["resource"] for result in pending("DioptaseRolloutStuck")] == [KCC[0]]
+    assert [value["hash"] for value in pending("DioptaseConfigurationRefused")] == ["new"]
     for name in ("DioptaseFleetLendsNothing", "DioptaseControllerIdle"):
         assert scraped.query(f'ALERTS{{alertname="{name}"}}') == []
 

@@ -1,6 +1,6 @@
 """Every query of the dashboards and of the rules is answered with data by a real Prometheus, and some with known numbers.
 
-`target` is what Prometheus scrapes: here a Server that is fed rounds in which online pods suffer beside batch work.
+`target` is what Prometheus scrapes: here a Server that is fed cycles in which online pods wait for batch work.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FEED_EVERY_S = 0.2
 
 
 def suffering(seq: int) -> Cycle:
-    """A round as of now: the counters of second `seq`, the clock of this machine."""
+    """A cycle as of now: the counters of second `seq`, the clock of this machine."""
     finished = busy_cycle(seq, per_second=SLOW_WAITS)
     snapshot = msgspec.structs.replace(full_snapshot(finished.snapshot), wall_time_ns=time.time_ns())
     return full_policy_result(msgspec.structs.replace(finished, snapshot=snapshot))

@@ -1,6 +1,6 @@
-"""Stands in for `dioptase agent` where only its outside matters: answers over HTTP, notes how it was ended.
+"""A stub of `dioptase agent`: answers over HTTP and records how it was ended.
 
-STUB_DIES_AFTER seconds it exits with code 7; STUB_BREAKS a knob on SIGTERM instead of putting it back.
+It exits with code 7 after STUB_DIES_AFTER seconds, and on SIGTERM changes the file STUB_BREAKS instead of restoring it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body.encode())
 
     def log_message(self, *args: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 def main() -> None:

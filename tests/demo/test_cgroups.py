@@ -20,9 +20,9 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 @pytest.fixture
 def hierarchy() -> Iterator[Hierarchy]:
-    found = require_writable_cgroups()
-    yield found
-    for mount in {*found.v1.values(), *([found.v2] if found.v2 else [])}:
+    actual = require_writable_cgroups()
+    yield actual
+    for mount in {*actual.v1.values(), *([actual.v2] if actual.v2 else [])}:
         for name in names():
             if (mount / name).exists():
                 (mount / name).rmdir()
@@ -44,16 +44,16 @@ def end(process: subprocess.Popen[bytes]) -> None:
 @pytest.mark.kernel
 def test_cgroups_are_made_everywhere_and_removed_with_nothing_left(hierarchy: Hierarchy) -> None:
     groups = make(hierarchy)
-    made = [directory for name in names() for directory in groups.directories(name)]
-    assert made[0].parent == hierarchy.primary
-    assert all(directory.is_dir() for directory in made)
+    created = [directory for name in names() for directory in groups.directories(name)]
+    assert created[0].parent == hierarchy.primary
+    assert all(directory.is_dir() for directory in created)
     if hierarchy.mode != "v2":
         assert hierarchy.v1["cpuset"] in groups.mounts
-        assert all((d / "cpuset.cpus").read_text().strip() for d in made if (d / "cpuset.cpus").exists())
+        assert all((d / "cpuset.cpus").read_text().strip() for d in created if (d / "cpuset.cpus").exists())
     assert groups.knobs >= 4
     assert groups.changed_knobs() == {}
     groups.remove()
-    assert not any(directory.exists() for directory in made)
+    assert not any(directory.exists() for directory in created)
 
 
 @pytest.mark.kernel
@@ -67,8 +67,8 @@ def test_a_process_is_inside_before_its_program_starts(hierarchy: Hierarchy, tmp
         end(process)
         groups.remove()
     joined = [line.split(":")[1] for line in out.read_text().splitlines() if line.endswith(f":/{names()[0]}")]
-    wanted = {"v2": 1, "v1": len(groups.mounts), "hybrid": len(groups.mounts)}[hierarchy.mode]
-    assert len(joined) == wanted, out.read_text()
+    expected = {"v2": 1, "v1": len(groups.mounts), "hybrid": len(groups.mounts)}[hierarchy.mode]
+    assert len(joined) == expected, out.read_text()
 
 
 @pytest.mark.kernel
@@ -98,7 +98,7 @@ def test_a_second_demo_is_refused_while_the_first_one_runs(hierarchy: Hierarchy)
 
 
 @pytest.mark.kernel
-def test_somebody_elses_process_is_left_alone_and_named(hierarchy: Hierarchy) -> None:
+def test_a_foreign_process_is_left_alone_and_named(hierarchy: Hierarchy) -> None:
     directory = hierarchy.primary / names()[1]
     directory.mkdir()
     process = launch_in_cgroups(SLEEP, procs=[directory / "cgroup.procs"])
@@ -114,7 +114,7 @@ def test_somebody_elses_process_is_left_alone_and_named(hierarchy: Hierarchy) ->
 
 
 @pytest.mark.kernel
-def test_leftovers_of_a_killed_demo_are_made_anew(hierarchy: Hierarchy, tmp_path: Path) -> None:
+def test_cgroups_of_a_killed_demo_are_created_again(hierarchy: Hierarchy, tmp_path: Path) -> None:
     directory = hierarchy.primary / names()[1]
     directory.mkdir()
     (directory / "cpu.idle").write_text("1")
@@ -171,7 +171,7 @@ def test_version_2_without_a_cpu_controller_is_unavailable_with_a_remedy(tmp_pat
     assert (root / "cgroup.subtree_control").read_text() == ""
 
 
-def test_whoever_loses_the_race_for_the_lock_touches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losing_the_race_for_the_lock_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between mkdir and lock another demo may take the directory for a leftover and make its own."""
 
     def raced(descriptor: int, _: int) -> None:
@@ -186,6 +186,6 @@ def test_whoever_loses_the_race_for_the_lock_touches_nothing(tmp_path: Path, mon
 
 
 def test_a_tree_that_cannot_be_written_is_unavailable_with_a_remedy() -> None:
-    with pytest.raises(Unavailable, match="cgroups cannot be made: /proc/a: ") as caught:
+    with pytest.raises(Unavailable, match="cgroups cannot be created: /proc/a: ") as caught:
         DemoCgroups.make({"cpu": Path("/proc")}, None, ("a", "b"))
     assert "root" in caught.value.remedy

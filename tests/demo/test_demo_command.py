@@ -18,7 +18,8 @@ import pytest
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from cli.agent_process import free_port, is_port_free
 from demo.launch import ROOT
-from tests.demo.test_workloads import eventually, mentioning
+from tests.builders.waiting import until
+from tests.demo.test_workloads import mentioning
 from tests.kernel.real_cgroups import require_writable_cgroups
 
 ONLINE, BATCH = (f"dioptase-test-demo-{os.getpid()}-{name}" for name in ("online", "batch"))
@@ -68,10 +69,10 @@ class Demo:
 
 @pytest.fixture
 def hierarchy() -> Iterator[Hierarchy]:
-    found = require_writable_cgroups()
-    yield found
-    assert not (found.primary / ONLINE).exists()
-    assert not (found.primary / BATCH).exists()
+    actual = require_writable_cgroups()
+    yield actual
+    assert not (actual.primary / ONLINE).exists()
+    assert not (actual.primary / BATCH).exists()
 
 
 @pytest.mark.kernel
@@ -81,18 +82,18 @@ def test_a_run_ends_by_itself_and_leaves_a_summary_and_nothing_else(hierarchy: H
     assert code == 0, text
     act, *_, pods_end, _request, last = demo.note.read_text().splitlines()
     assert (act, last) == ("on", "SIGTERM")
-    assert demo.rounds.is_dir(), "the agent is told where to record"
+    assert demo.rounds.is_dir(), "the agent records to the given directory"
     assert pods_end.strip() == f"cgroup: /{BATCH}"
     assert re.search(r"applied +demo/batch +cpu\.idle .*\(batch gives way\)", text)
     assert "changes        1 (cpu.idle 1)" in text
     assert re.search(r"CPU lent +1\.25 of \d+ cores on average, of which the batch job used 1\.00", text)
-    assert re.search(r"cgroups +put back \(\d+ values compared, none differs\) and removed", text)
-    alone, beside = (
-        re.search(rf"^{name} +([\d,]+) +(\d+) .* ([\d,]+)$", text, re.M) for name in ("alone", "beside batch")
+    assert re.search(r"cgroups +restored \(\d+ values compared, none differs\) and removed", text)
+    alone, adjacent = (
+        re.search(rf"^{name} +([\d,]+) +(\d+) .* ([\d,]+)$", text, re.M) for name in ("alone", "with batch")
     )
     assert alone is not None
-    assert beside is not None, text
-    answered, lost, units = (int(number.replace(",", "")) for number in beside.groups())
+    assert adjacent is not None, text
+    answered, lost, units = (int(number.replace(",", "")) for number in adjacent.groups())
     assert answered > 100
     assert lost == 0
     assert units > 100
@@ -105,7 +106,7 @@ def test_a_run_ends_by_itself_and_leaves_a_summary_and_nothing_else(hierarchy: H
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_like_the_duration_does(hierarchy: Hierarchy, tmp_path: Path, signum: signal.Signals) -> None:
     demo = Demo(tmp_path, 0)
-    assert eventually(lambda: (hierarchy.primary / BATCH).exists() and demo.note.exists())
+    until(lambda: (hierarchy.primary / BATCH).exists() and demo.note.exists())
     demo.process.send_signal(signum)
     code, text = demo.output()
     assert code == 0, text
@@ -116,12 +117,12 @@ def test_a_signal_ends_it_like_the_duration_does(hierarchy: Hierarchy, tmp_path:
 
 
 @pytest.mark.kernel
-def test_after_kill_9_nobody_is_left_and_the_next_demo_starts_cleanly(hierarchy: Hierarchy, tmp_path: Path) -> None:
+def test_after_kill_9_no_process_is_left_and_the_next_demo_starts(hierarchy: Hierarchy, tmp_path: Path) -> None:
     demo = Demo(tmp_path, 0)
-    assert eventually(demo.note.exists)
+    until(demo.note.exists)
     demo.process.kill()
     demo.output()
-    assert eventually(lambda: not mentioning(demo.mark)), mentioning(demo.mark)
+    until(lambda: not mentioning(demo.mark), lambda: mentioning(demo.mark))
     assert demo.note.read_text().endswith("SIGTERM\n")
     assert (hierarchy.primary / ONLINE).exists()
     code, text = Demo(tmp_path, 3).output()
@@ -153,22 +154,22 @@ def test_in_a_terminal_it_shows_the_live_view_until_q(hierarchy: Hierarchy, tmp_
     termios.tcsetwinsize(terminal, (40, 120))
     demo = Demo(tmp_path, 30, terminal=terminal)
     os.close(terminal)
-    seen = b""
+    observed = b""
     pressed = False
     while True:
         try:
-            seen += os.read(main, 65536)
+            observed += os.read(main, 65536)
         except OSError:  # the last process with this terminal has ended
             break
-        if b"1.25" in seen and not pressed:
+        if b"1.25" in observed and not pressed:
             pressed = os.write(main, b"q") == 1
     os.close(main)
-    assert demo.process.wait(30) == 0, seen
-    entered, left = seen.find(b"\x1b[?1049h"), seen.rfind(b"\x1b[?1049l")
+    assert demo.process.wait(30) == 0, observed
+    entered, left = observed.find(b"\x1b[?1049h"), observed.rfind(b"\x1b[?1049l")
     assert 0 < entered < left
-    assert b"1.25" in seen[entered:left]
-    assert b"ending: asked to" in seen[left:]
-    assert b"none differs" in seen[left:]
+    assert b"1.25" in observed[entered:left]
+    assert b"ending: requested by the user" in observed[left:]
+    assert b"none differs" in observed[left:]
 
 
 @pytest.mark.kernel
@@ -176,7 +177,7 @@ def test_a_second_demo_is_refused_with_a_remedy(hierarchy: Hierarchy, tmp_path: 
     (tmp_path / "other").mkdir()
     demo = Demo(tmp_path, 0)
     try:
-        assert eventually(demo.note.exists)
+        until(demo.note.exists)
         code, text = Demo(tmp_path / "other", 3).output()
     finally:
         demo.process.terminate()
@@ -195,12 +196,12 @@ def test_without_writable_cgroups_it_runs_dry_and_says_so(hierarchy: Hierarchy, 
     if "unshare" in text or "mount:" in text:
         pytest.skip(f"no mount namespace of our own here: {text.splitlines()[0]}")
     assert code == 0, text
-    assert "! cgroups cannot be made" in text
+    assert "! cgroups cannot be created" in text
     assert "Read-only file system" in text
     assert "! remedy: run as root" in text
     assert demo_act(tmp_path) == "dry-run"
-    assert "none were made, none touched" in text
-    assert re.search(r"^beside batch +[\d,]{3,} ", text, re.M), text
+    assert "none were created or changed" in text
+    assert re.search(r"^with batch +[\d,]{3,} ", text, re.M), text
 
 
 def demo_act(tmp_path: Path) -> str:

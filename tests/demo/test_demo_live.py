@@ -15,7 +15,7 @@ from tests.kernel.real_cgroups import require_writable_cgroups
 pytestmark = pytest.mark.live
 
 
-def test_the_demo_lends_the_node_says_why_and_puts_everything_back(tmp_path: Path) -> None:
+def test_the_demo_reclaims_cpu_explains_it_and_restores_everything(tmp_path: Path) -> None:
     hierarchy = require_writable_cgroups()
     command = [str(Path(sys.executable).with_name("dioptase")), "demo", "--duration", "15"]
     ran = subprocess.run(
@@ -24,18 +24,18 @@ def test_the_demo_lends_the_node_says_why_and_puts_everything_back(tmp_path: Pat
     )  # fmt: skip
     text = ran.stdout + ran.stderr
     if "another demo is running" in text:
-        pytest.skip("somebody runs dioptase demo on this machine now")
+        pytest.skip("another dioptase demo is running on this machine")
     assert ran.returncode == 0, text
     assert re.search(r"applied +demo/batch +cpu\.idle", text), text
     changes = re.search(r"^changes +(\d+) \(.*cpu\.idle 1", text, re.M)
     assert changes is not None, text
     assert int(changes[1]) == len(re.findall(r" applied +demo/", text))
-    lent = re.search(r"^CPU lent +([\d.]+) of (\d+) cores .* used ([\d.]+)$", text, re.M)
-    assert lent is not None, text
-    assert 0 < float(lent[3]) <= float(lent[2])
-    beside = re.search(r"^beside batch +([\d,]+) +(\d+) .* ([\d,]+)$", text, re.M)
-    assert beside is not None, text
-    assert int(beside[1].replace(",", "")) > 1000
-    assert int(beside[3].replace(",", "")) > 100
+    reclaimable = re.search(r"^CPU lent +([\d.]+) of (\d+) cores .* used ([\d.]+)$", text, re.M)
+    assert reclaimable is not None, text
+    assert 0 < float(reclaimable[3]) <= float(reclaimable[2])
+    adjacent = re.search(r"^with batch +([\d,]+) +(\d+) .* ([\d,]+)$", text, re.M)
+    assert adjacent is not None, text
+    assert int(adjacent[1].replace(",", "")) > 1000
+    assert int(adjacent[3].replace(",", "")) > 100
     assert "none differs) and removed" in text
     assert not list(hierarchy.primary.glob("dioptase-demo-*"))

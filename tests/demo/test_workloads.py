@@ -1,4 +1,4 @@
-"""The real processes: what they cost, what they count, and that none of them outlives whoever started it."""
+"""The real processes: what they cost, what they count, and that none of them outlives its parent."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from demo.launch import ROOT, launch_in_cgroups, module_command
 from demo.online import bind_service, pieces_for
 from demo.schedule import ConstantRate
 from demo.workloads import MAX_RATE, DemoWorkloads, WorkloadSize, demo_wave, size_for
+from tests.builders.waiting import until
 
 pytestmark = pytest.mark.kernel
 SMALL = WorkloadSize(cpus=1, service_us=500, workers=2, burners=2)
@@ -35,26 +34,17 @@ time.sleep(600)
 """
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def mentioning(text: str) -> set[int]:
     """Living processes whose environment has `text`: every descendant of a parent that had it."""
-    found = set()
+    actual = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 if text.encode() in (entry / "environ").read_bytes():
-                    found.add(int(entry.name))
+                    actual.add(int(entry.name))
             except OSError:
                 continue
-    return found
+    return actual
 
 
 def test_a_node_of_any_size_gets_a_load_that_one_client_can_send() -> None:
@@ -106,7 +96,7 @@ def test_memory_burners_hold_memory_and_page_cache_and_leave_nothing(tmp_path: P
     loads = DemoWorkloads(SMALL, tmp_path)
     try:
         loads.start_batch(memory=True)
-        assert eventually(lambda: min(loads.batch.values()) > 2 * ARENA_MIB)
+        until(lambda: min(loads.batch.values()) > 2 * ARENA_MIB)
         workers = _workers(loads.process("batch").pid)
         largest = max(memory_kib_of(pid, "VmHWM") for pid in workers)
         assert largest >= (ARENA_MIB << 10) * 0.9
@@ -123,13 +113,13 @@ def _cpu_ns(pid: int) -> int:
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
 
 
-def test_burners_count_what_they_do_and_run_idle_when_told(tmp_path: Path) -> None:
+def test_burners_count_their_units_and_can_run_idle(tmp_path: Path) -> None:
     loads = DemoWorkloads(SMALL, tmp_path)
     try:
         loads.start_batch(idle=True)
-        assert eventually(lambda: min(loads.batch.values()) > 10)
+        until(lambda: min(loads.batch.values()) > 10)
         before = loads.units()
-        assert eventually(lambda: loads.units() > before)
+        until(lambda: loads.units() > before)
         workers = _workers(loads.process("batch").pid)
         assert [os.sched_getscheduler(pid) for pid in workers] == [os.SCHED_IDLE] * 2
         assert loads.ended() is None
@@ -141,16 +131,16 @@ def test_a_worker_that_dies_ends_its_job_visibly(tmp_path: Path) -> None:
     loads = DemoWorkloads(SMALL, tmp_path)
     try:
         loads.start_batch()
-        assert eventually(lambda: min(loads.batch.values()) > 0)
+        until(lambda: min(loads.batch.values()) > 0)
         os.kill(_workers(loads.process("batch").pid)[0], signal.SIGKILL)
-        assert eventually(lambda: loads.ended() is not None)
+        until(lambda: loads.ended() is not None)
         assert loads.ended() == "the batch process ended by itself with exit code 1"
     finally:
         loads.close()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_nobody_outlives_a_parent_that_is_killed(tmp_path: Path, signum: int) -> None:
+def test_no_process_outlives_a_killed_parent(tmp_path: Path, signum: int) -> None:
     mark = f"DIOPTASE_TEST={tmp_path}"
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "DIOPTASE_TEST": str(tmp_path)}
     argv = [sys.executable, "-c", PARENT, str(tmp_path)]
@@ -158,13 +148,13 @@ def test_nobody_outlives_a_parent_that_is_killed(tmp_path: Path, signum: int) ->
         try:
             assert parent.stdout is not None
             assert parent.stdout.readline() == b"running\n"
-            assert eventually(lambda: len(mentioning(mark)) == 1 + (1 + 2) + (1 + 2) + 1)
+            until(lambda: len(mentioning(mark)) == 1 + (1 + 2) + (1 + 2) + 1)
         finally:
             parent.send_signal(signum)
-    assert eventually(lambda: not mentioning(mark)), f"left behind: {mentioning(mark)}"
+    until(lambda: not mentioning(mark), lambda: f"left behind: {mentioning(mark)}")
 
 
-def test_the_signal_for_the_end_is_the_one_asked_for(tmp_path: Path) -> None:
+def test_the_end_signal_is_the_requested_one(tmp_path: Path) -> None:
     """What must put things back itself gets SIGTERM, not SIGKILL, when its parent is gone."""
     out, ready = tmp_path / "out", tmp_path / "ready"
     child = (
@@ -177,9 +167,9 @@ def test_the_signal_for_the_end_is_the_one_asked_for(tmp_path: Path) -> None:
         f"launch_in_cgroups([sys.executable, '-c', {child!r}, {str(out)!r}, {str(ready)!r}], end_signal=15); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", parent], env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
-        assert eventually(ready.exists)
+        until(ready.exists)
         process.kill()
-    assert eventually(lambda: out.exists() and out.read_text() == "put back")
+    until(lambda: out.exists() and out.read_text() == "put back")
 
 
 def test_our_modules_start_from_a_directory_with_a_namesake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

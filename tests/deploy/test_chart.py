@@ -53,26 +53,28 @@ def leaves(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[s
 
 def test_the_schema_knows_every_value_and_no_other() -> None:
     schema = json.loads((chart.CHART_DIR / "values.schema.json").read_text())
-    known = dict(leaves(schema))
+    schema_paths = dict(leaves(schema))
     documented = {path for path, _, _ in chart.values_rows(VALUES)}
-    assert documented <= known.keys()
-    inner = {path for path, below in known.items() if not any(other.startswith(f"{path}.") for other in known)}
-    assert {path for path in inner if "$ref" in known[path] or known[path].get("type") != "object"} - {
+    assert documented <= schema_paths.keys()
+    inner = {
+        path for path, below in schema_paths.items() if not any(other.startswith(f"{path}.") for other in schema_paths)
+    }
+    assert {path for path in inner if "$ref" in schema_paths[path] or schema_paths[path].get("type") != "object"} - {
         "global"
     } <= documented
-    sections = [below for path, below in known.items() if below.get("properties")]
+    sections = [below for path, below in schema_paths.items() if below.get("properties")]
     assert sections
     assert all(below["additionalProperties"] is False for below in sections)
 
 
 def test_the_chart_is_of_the_version_that_it_installs() -> None:
-    said = msgspec.yaml.decode((chart.CHART_DIR / "Chart.yaml").read_bytes())
-    assert said["appVersion"] == VERSION
+    output = msgspec.yaml.decode((chart.CHART_DIR / "Chart.yaml").read_bytes())
+    assert output["appVersion"] == VERSION
     assert f"newTag: {VERSION}" in (chart.KUSTOMIZE_BASE.parent / "kustomization.yaml").read_text()
 
 
 def test_the_image_is_built_under_the_name_that_the_base_asks_for(tmp_path: Path) -> None:
-    """By the script itself; what it calls for the long work only makes the files that were asked for."""
+    """Runs the script itself; stubs of the slow programs only create the requested files."""
     script = (
         '#!/bin/sh\nfor last; do :; done\nlast=${last#docker-archive:}\ncase $last in *.tar*) : >"${last%%:*}";; esac\n'
     )
@@ -82,16 +84,21 @@ def test_the_image_is_built_under_the_name_that_the_base_asks_for(tmp_path: Path
         program.chmod(0o755)
     settings = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_CACHE_HOME": str(tmp_path)}
     command = [ROOT / "deploy/image", tmp_path / "made.tar"]
-    said = subprocess.run(command, cwd=tmp_path, env=settings, check=True, capture_output=True, text=True).stdout
-    assert said.splitlines()[-1] == f"localhost/dioptase:{VERSION} in {tmp_path}/made.tar"
-    asked = re.findall(r"image: (\S+)", chart.KUSTOMIZE_BASE.read_text())
-    assert asked == [f"localhost/dioptase:{VERSION}"] * 2
+    output = subprocess.run(command, cwd=tmp_path, env=settings, check=True, capture_output=True, text=True).stdout
+    assert output.splitlines()[-1] == f"localhost/dioptase:{VERSION} in {tmp_path}/made.tar"
+    images = re.findall(r"image: (\S+)", chart.KUSTOMIZE_BASE.read_text())
+    assert images == [f"localhost/dioptase:{VERSION}"] * 2
 
 
 def test_the_settings_that_the_chart_makes_are_settings() -> None:
     """As the base has them, which is what helm made of the templates."""
-    made = (msgspec.yaml.decode(one) for one in chart.KUSTOMIZE_BASE.read_text().split("\n---\n"))
-    texts = {name: text for one in made if one and one["kind"] == "ConfigMap" for name, text in one["data"].items()}
+    manifests = (msgspec.yaml.decode(manifest) for manifest in chart.KUSTOMIZE_BASE.read_text().split("\n---\n"))
+    texts = {
+        name: text
+        for manifest in manifests
+        if manifest and manifest["kind"] == "ConfigMap"
+        for name, text in manifest["data"].items()
+    }
     config = agent_settings(texts["agent.yaml"].encode(), "agent.yaml")
     assert config.exporters.token_review
     controller = controller_settings(texts["controller.yaml"], check_yaml, describe_validation_error)
@@ -99,16 +106,16 @@ def test_the_settings_that_the_chart_makes_are_settings() -> None:
     assert controller.health.node_selector == "kubernetes.io/os=linux", "the nodes that have an agent"
 
 
-def test_whoever_ends_by_an_error_leaves_its_words_in_the_pods_status() -> None:
-    made = [msgspec.yaml.decode(one) for one in chart.KUSTOMIZE_BASE.read_text().split("\n---\n")]
-    kept = {
-        one["kind"]: [
-            container["terminationMessagePolicy"] for container in one["spec"]["template"]["spec"]["containers"]
+def test_the_last_log_lines_of_a_failed_container_are_in_the_pods_status() -> None:
+    manifests = [msgspec.yaml.decode(manifest) for manifest in chart.KUSTOMIZE_BASE.read_text().split("\n---\n")]
+    policies = {
+        manifest["kind"]: [
+            container["terminationMessagePolicy"] for container in manifest["spec"]["template"]["spec"]["containers"]
         ]
-        for one in made
-        if one and one["kind"] in ("DaemonSet", "Deployment")
+        for manifest in manifests
+        if manifest and manifest["kind"] in ("DaemonSet", "Deployment")
     }
-    assert kept == {"DaemonSet": ["FallbackToLogsOnError"], "Deployment": ["FallbackToLogsOnError"]}
+    assert policies == {"DaemonSet": ["FallbackToLogsOnError"], "Deployment": ["FallbackToLogsOnError"]}
 
 
 def test_every_host_path_has_its_reason_and_nothing_is_privileged() -> None:

@@ -1,4 +1,4 @@
-"""Cgroups that wait for one another on one CPU, and what the blame probe says of a window of time in which they do."""
+"""Cgroups that wait for each other on one CPU, and the blame that the probe measures in an interval."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
-from api.measurements import Blame, RunqLatency
-from probes.cgroup_table import ROOT_CGROUP_ID
+from api.snapshot import Blame, RunqLatency
+from probes.per_cgroup_probe import ROOT_CGROUP_ID
 from probes.runqlat import RunqLatencyProbe
-from tests.kernel.open_probes import LAST_CPU, PINNED, eventually
+from tests.builders.waiting import until
+from tests.kernel.open_probes import LAST_CPU, PINNED
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 MS = 1_000_000
 FORMS = ("tp_btf", "raw_tp")
 WINDOW_S = 3.0
 SHARES = 16 * 1024
-"""Weight of every cgroup here, so that they have their CPU nearly for themselves however busy the machine is."""
+"""Weight of every cgroup here, so that they get nearly all of their CPU on a busy machine too."""
 NOTHING = Blame(by_cgroup={}, throttled_ns=0, higher_class_ns=0, other_ns=0)
 
 
 class Shot(NamedTuple):
-    """Everything of some cgroups at one moment, by path."""
+    """Readings of some cgroups at one moment, by path."""
 
     blames: Mapping[str, Blame]
     waits: Mapping[str, RunqLatency]
@@ -32,7 +33,7 @@ class Shot(NamedTuple):
     throttled_ns: Mapping[str, int]
     at_ns: int
     late_ns: int = 0
-    """How far apart what it has of one moment may be: from before the arrival that was waited for until all was read."""
+    """Maximum distance between the readings: from before the awaited arrival until the last one."""
 
 
 def live(*groups: TestCgroup) -> dict[int, str]:
@@ -41,7 +42,7 @@ def live(*groups: TestCgroup) -> dict[int, str]:
 
 def shoot(source: RunqLatencyProbe, groups: Sequence[TestCgroup]) -> Shot:
     listed = live(*groups)
-    blames, waits = source.blames(listed), source.read(listed)
+    blames, waits = source.read_blame(listed), source.read(listed)
     return Shot(
         {group.path: blames[group.id] for group in groups},
         {group.path: waits[group.id] for group in groups},
@@ -58,7 +59,7 @@ def usage_ns(group: TestCgroup) -> int:
 
 
 def throttled_ns(group: TestCgroup) -> int:
-    """Of its own quota; groups below are throttled with it, and their files do not say so."""
+    """Return the time throttled by the group's own quota; files of groups below do not include it."""
     return 1000 * _stat(group, "throttled_usec") if group.hierarchy.mode == "v2" else _stat(group, "throttled_time")
 
 
@@ -75,7 +76,7 @@ def weigh(group: TestCgroup, shares: int) -> None:
 
 
 def limit(group: TestCgroup, quota_us: int = 20_000, period_us: int = 100_000) -> None:
-    """A negative quota is none."""
+    """Set the quota; a negative one removes it."""
     if group.hierarchy.mode == "v2":
         group.file("cpu", "cpu.max").write_text(f"{quota_us if quota_us > 0 else 'max'} {period_us}\n")
         return
@@ -101,7 +102,7 @@ def parts(blame: Blame) -> int:
 
 
 class Watched(NamedTuple):
-    """What a window of time brought."""
+    """Growth of the readings within an interval."""
 
     before: Shot
     after: Shot
@@ -124,8 +125,8 @@ class Watched(NamedTuple):
 
 
 def watch(source: RunqLatencyProbe, groups: Sequence[TestCgroup], *, also: Sequence[TestCgroup] = ()) -> Watched:
-    """A window of time once all groups wait for each other; `also` are groups without tasks of their own."""
-    assert eventually(lambda: all(source.read(live(*groups))[group.id].count > 20 for group in groups))
+    """Measure an interval once all groups wait for each other; `also` are groups without tasks of their own."""
+    until(lambda: all(source.read(live(*groups))[group.id].count > 20 for group in groups))
     time.sleep(0.5)
     before = shoot_at_arrival(source, [*groups, *also])
     time.sleep(WINDOW_S)
@@ -133,7 +134,7 @@ def watch(source: RunqLatencyProbe, groups: Sequence[TestCgroup], *, also: Seque
 
 
 def shoot_at_arrival(source: RunqLatencyProbe, groups: Sequence[TestCgroup]) -> Shot:
-    """Just after a task of the first group has come in: what others took of the wait that goes on is not counted yet."""
+    """Read just after a task of the first group got the CPU: a wait in progress is not counted yet."""
     first = groups[0]
 
     def arrivals() -> int:

@@ -1,4 +1,4 @@
-"""The actuator on a real cgroup with odd values in every knob, for the tests of what it does there."""
+"""Fixtures of the actuator on a real cgroup with odd values in every knob."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ from tests.kernel.real_cgroups import cgroup, require_writable_cgroups
 
 @pytest.fixture
 def hierarchy() -> Hierarchy:
-    found = require_writable_cgroups()
-    if (os.cpu_count() or 1) < 2:
-        pytest.skip("needs two CPUs to move a cpuset from one to the other")
-    return found
+    return require_writable_cgroups()
 
 
 @pytest.fixture
 def batch(hierarchy: Hierarchy) -> Iterator[KnobCgroup]:
-    with cgroup(hierarchy, "act") as made:
-        knobbed = KnobCgroup(made)
+    with cgroup(hierarchy, "act") as group:
+        knobbed = KnobCgroup(group)
         knobbed.put(ODD[knobbed.version])
         yield knobbed
 
 
 @pytest.fixture
 def files(hierarchy: Hierarchy) -> Iterator[KnobWriter]:
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("needs two CPUs to move a cpuset from one to the other")
     opened = KnobWriter(hierarchy)
     yield opened
     opened.close()
@@ -54,8 +53,8 @@ def actuator(files: KnobWriter, originals: OriginalsJournal) -> Actuator:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is tested with a probe's first form too: one source of C, attached otherwise. Whether the forms agree on the
-    same load is tested apart from that, here and in guests."""
+    """Mark the tests of later forms of a probe whose first form is tested too: they share their C source. Whether the forms
+    agree on the same load is tested separately, here and in guests."""
     names = {item.nodeid for item in items}
     for item in items:
         for form in ("raw_tp", "classic"):

@@ -1,6 +1,6 @@
-"""Processes that act or reset and are killed before the n-th system call that leaves something behind.
+"""Processes that act or reset and are killed before the n-th system call that changes files.
 
-Killed before such a call is killed after the one before it, so all n together are every state that can survive.
+Before one such call is after the previous one, so all n together cover every state that a kill can leave.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from cli.reset import reset
 
 CALLS = ("mkdir", "open", "write", "fsync", "rename", "unlink")
 CHANGES = os.O_CREAT | os.O_TRUNC
-"""Opening a file matters only with one of these."""
+"""Flags of `open` that change files."""
 _context = get_context("forkserver")
 _context.set_forkserver_preload([__name__])
 
 
 class SyscallKiller:
-    """Counts calls of this process and ends it with SIGKILL before the n-th; 0 lets it live. Remembers what it saw."""
+    """Counts the calls of this process, records them, and kills it before the n-th; 0 never kills."""
 
     def __init__(self, last: int) -> None:
         self.last, self.count = last, 0
         self.names: dict[int, str] = {}
-        self.seen: list[tuple[str, str]] = []
+        self.calls: list[tuple[str, str]] = []
         for name in CALLS:
             setattr(os, name, self._counted(name, getattr(os, name)))
 
@@ -52,14 +52,14 @@ class SyscallKiller:
             if name == "open":
                 self.names[result] = path
             else:
-                self.seen.append((name, Path(path).name))
+                self.calls.append((name, Path(path).name))
             return result
 
         return counted
 
 
 def act(last: int, state: Path, rounds: Sequence[Sequence[Decision]], trace: Path | None = None) -> None:
-    """What the agent does in these rounds, up to its end without a farewell."""
+    """Apply these cycles as the agent does, without a shutdown."""
     files = KnobWriter(detect_hierarchy())
     fate = SyscallKiller(last)
     actuator = Actuator(files, open_originals(state, read_boot_id()), ActMode.ON)
@@ -67,19 +67,19 @@ def act(last: int, state: Path, rounds: Sequence[Sequence[Decision]], trace: Pat
     if failed:
         sys.exit(f"not applied: {failed}")
     if trace is not None:
-        trace.write_text("\n".join(f"{call} {name}" for call, name in fate.seen))
+        trace.write_text("\n".join(f"{call} {name}" for call, name in fate.calls))
     os._exit(0)
 
 
 def run_reset(last: int, state: Path) -> None:
-    """`dioptase reset`."""
+    """Run `dioptase reset`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     SyscallKiller(last)
     sys.exit(reset.main(["--state-dir", str(state)], standalone_mode=False))
 
 
 def run_to_exit(work: Callable[..., None], *args: object) -> int | None:
-    """Exit code of that work in a process of its own, negative for a signal."""
+    """Run the work in a process of its own and return its exit code, negative for a signal."""
     process = _context.Process(target=work, args=args)
     process.start()
     process.join()
@@ -87,7 +87,7 @@ def run_to_exit(work: Callable[..., None], *args: object) -> int | None:
 
 
 class ReplayedSensor:
-    """A sensor that shows what it was given, and the last of it for ever."""
+    """A sensor that returns given snapshots, and then always the last one."""
 
     def __init__(self, snapshots: Sequence[Snapshot]) -> None:
         self._snapshots = list(snapshots)
@@ -97,7 +97,7 @@ class ReplayedSensor:
 
 
 def run_cycles(last: int, state: Path, config: AgentConfig, snapshots: Sequence[Snapshot]) -> None:
-    """Whole rounds of the agent over these snapshots, up to its end without a farewell."""
+    """Run whole cycles of the agent on these snapshots, without a shutdown."""
     files = KnobWriter(detect_hierarchy())
     sensor: Any = ReplayedSensor(snapshots)
     SyscallKiller(last)

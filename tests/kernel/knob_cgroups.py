@@ -1,4 +1,4 @@
-"""Real cgroups with odd values in every knob, for the tests that change knobs and want them back bit for bit."""
+"""Real cgroups with odd values in every knob, for tests that compare knobs bit for bit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ODD = {
         "memory.max": "134217728\n",
     },
 }
-"""Values that no default and no decision of these tests equals."""
+"""Values that differ from every default and from every decision of these tests."""
 FILES = {
     "v1": (*ODD["v1"], "cpu.idle"),
     "v2": (*ODD["v2"], "cpu.idle"),
@@ -36,27 +36,27 @@ VERDICT = Reason(rule="wait_above_target", text="online pods waited 9 ms, which 
 
 
 class KnobCgroup:
-    """A real cgroup that can show and take the raw text of every knob's file."""
+    """A real cgroup with the raw text of every knob's file."""
 
-    def __init__(self, made: TestCgroup) -> None:
-        self.made, self.path = made, made.path
-        self.version = "v2" if made.hierarchy.mode == "v2" else "v1"
+    def __init__(self, group: TestCgroup) -> None:
+        self.cgroup, self.path = group, group.path
+        self.version = "v2" if group.hierarchy.mode == "v2" else "v1"
 
     @property
     def id(self) -> int:
-        return self.made.id
+        return self.cgroup.id
 
     def texts(self) -> dict[str, str]:
-        return {name: self.made.file(name.split(".")[0], name).read_text() for name in FILES[self.version]}
+        return {name: self.cgroup.file(name.split(".")[0], name).read_text() for name in FILES[self.version]}
 
     def put(self, texts: Mapping[str, str]) -> None:
-        """Write these raw texts, whatever is there: not idle first, because that resets the weight."""
-        self.made.file("cpu", "cpu.idle").write_text("0\n")
+        """Write these raw texts; cpu.idle comes last, because it resets the weight."""
+        self.cgroup.file("cpu", "cpu.idle").write_text("0\n")
         if "cpu.cfs_quota_us" in texts:
-            self.made.file("cpu", "cpu.cfs_quota_us").write_text("-1\n")
+            self.cgroup.file("cpu", "cpu.cfs_quota_us").write_text("-1\n")
         for name, text in texts.items():
             if name != "cpu.idle":
-                self.made.file(name.split(".")[0], name).write_text(text)
+                self.cgroup.file(name.split(".")[0], name).write_text(text)
 
     def decide(self, knob: Knob, value: str, cgroup_id: int | None = None) -> Decision:
         return Decision(
@@ -69,15 +69,15 @@ class KnobCgroup:
         )
 
 
-def give_controllers(made: TestCgroup) -> None:
-    """Version 2 has knobs only in children of a group that hands its controllers down."""
-    if made.hierarchy.mode == "v2" and made.hierarchy.v2 is not None:
-        (made.hierarchy.v2 / made.path.lstrip("/") / "cgroup.subtree_control").write_text("+cpu +cpuset +memory")
+def give_controllers(group: TestCgroup) -> None:
+    """Enable all controllers for the children of a cgroup, as version 2 requires."""
+    if group.hierarchy.mode == "v2" and group.hierarchy.v2 is not None:
+        (group.hierarchy.v2 / group.path.lstrip("/") / "cgroup.subtree_control").write_text("+cpu +cpuset +memory")
 
 
 @contextmanager
 def nested(hierarchy: Hierarchy, name: str) -> Iterator[tuple[KnobCgroup, KnobCgroup]]:
-    """A cgroup and one inside it, with odd values."""
+    """Yield a cgroup and one inside it, with odd values."""
     with ExitStack() as stack:
         outer = stack.enter_context(cgroup(hierarchy, name))
         give_controllers(outer)

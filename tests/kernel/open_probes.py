@@ -1,15 +1,14 @@
-"""Opening probes in tests, and what their results are held against."""
+"""Opens probes in tests, and reads what their results are compared with."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -17,36 +16,20 @@ from api.interfaces import Probe, Unavailable
 from probes import bpf
 from probes.remedies import REMEDIES
 from probes.runqlat import RunqLatencyProbe, open_runqlat
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import JOIN, TestCgroup, require_root
-from tests.live.agent_process import PATIENCE_S
 
 PINNED = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
-"""A program that takes all that it is given of one CPU."""
+"""A program that uses all the time it gets on one CPU."""
 ROOT = Path(__file__).resolve().parents[2]
 LAST_CPU = max(os.sched_getaffinity(0))
 _MACHINE = ("permission", "no_bpf", "btf", "bcc")
-"""Kinds of refusal that no form of a probe can help."""
-P = TypeVar("P", bound=Probe)
-
-
-@contextmanager
-def probe(*forms: str) -> Iterator[RunqLatencyProbe]:
-    """The probe in the first of these forms; a skip where the machine, not the form, is the reason that it cannot run."""
-    require_root()
-    try:
-        source = open_runqlat(forms=forms)
-    except Unavailable as error:
-        if error.remedy != REMEDIES["refused"]:
-            pytest.skip(f"probes cannot run here: {error.reason}; {error.remedy}")
-        raise
-    try:
-        yield source
-    finally:
-        source.close()
+"""Kinds of refusal that concern every form of a probe."""
+P = TypeVar("P", bound=Probe | RunqLatencyProbe)
 
 
 def started_in(group: TestCgroup, code: str, *argv: str, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-    """A Python program inside a cgroup, from its first instruction on; what it prints can be read."""
+    """Start a Python program inside a cgroup, with its output as a pipe."""
     procs = ":".join(str(directory / "cgroup.procs") for directory in group.dirs)
     process = subprocess.Popen(
         [sys.executable, "-c", JOIN, procs, *prefix, sys.executable, "-c", code, *argv], stdout=subprocess.PIPE
@@ -57,8 +40,7 @@ def started_in(group: TestCgroup, code: str, *argv: str, prefix: Sequence[str] =
 
 @contextmanager
 def opened(opener: Callable[..., P], *forms: str, lacking: str = "") -> Iterator[P]:
-    """A probe of the registry, as `probe` is for run-queue waits; `lacking` is how the loader names what an older kernel
-    does not have."""
+    """Open a probe in the first of these forms; skip the test if the machine cannot run any form, or lacks `lacking`."""
     require_root()
     try:
         source = opener(forms=forms) if forms else opener()
@@ -73,18 +55,35 @@ def opened(opener: Callable[..., P], *forms: str, lacking: str = "") -> Iterator
         source.close()
 
 
+def probe(*forms: str) -> AbstractContextManager[RunqLatencyProbe]:
+    """Open the run-queue probe in the first of these forms, as `opened` does."""
+    return opened(open_runqlat, *forms)
+
+
+def probe_fixture(opener: Callable[..., P], forms: Sequence[str], *, lacking: str = "") -> Any:
+    """A fixture that yields the probe in each of these forms; `lacking` as for `opened`."""
+
+    @pytest.fixture(params=forms)
+    def in_each_form(request: pytest.FixtureRequest) -> Iterator[P]:
+        with opened(opener, request.param, lacking=lacking) as source:
+            assert source.form == request.param
+            yield source
+
+    return in_each_form
+
+
 def having(names: tuple[str, ...], *command: str) -> str:
-    """What a program prints that has only these capabilities."""
+    """Run a program with only these capabilities and return its output."""
     require_root()
-    kept = ",".join(["-all", *(f"+{name.lower()}" for name in names)])
-    argv = ["setpriv", f"--bounding-set={kept}", f"--inh-caps={kept}", sys.executable, "-c", *command]
+    capabilities = ",".join(["-all", *(f"+{name.lower()}" for name in names)])
+    argv = ["setpriv", f"--bounding-set={capabilities}", f"--inh-caps={capabilities}", sys.executable, "-c", *command]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 class Schedstat:
-    """/proc/PID/schedstat of one process, as growth since this object was made."""
+    """Growth of /proc/PID/schedstat of one process since this object was created."""
 
     def __init__(self, pid: int) -> None:
         self._file = Path(f"/proc/{pid}/schedstat")
@@ -95,26 +94,16 @@ class Schedstat:
         return int(ran), int(waited), int(runs)
 
     def growth(self) -> tuple[int, int, int]:
-        """Nanoseconds run, nanoseconds waited, times that it got a CPU."""
+        """Return nanoseconds run, nanoseconds waited, and number of times on a CPU."""
         ran, waited, runs = (now - before for now, before in zip(self._read(), self._start, strict=True))
         return ran, waited, runs
 
 
 def program_ids(source: RunqLatencyProbe) -> set[int]:
-    """Numbers that the kernel gave the probe's programs: other probes may run at the same time under the same names."""
+    """Return the kernel's ids of the probe's programs; other running probes may have the same names."""
     return {info.id for info in source.stats().values()}
 
 
-def gone(ids: set[int]) -> bool:
-    """Whether these programs leave the kernel's list; it frees them some milliseconds after the last descriptor."""
-    return eventually(lambda: not ids & {info.id for info in bpf.programs()})
-
-
-def eventually(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
-    """Whether the condition comes to hold within that time."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+def unloaded(ids: set[int]) -> bool:
+    """Wait until these programs are unloaded: the kernel frees them some milliseconds after the last descriptor."""
+    return until(lambda: not ids & {info.id for info in bpf.programs()})

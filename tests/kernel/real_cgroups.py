@@ -19,7 +19,7 @@ for procs in sys.argv[1].split(":"):
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 JOIN_AND_RUN = 'set -e; IFS=:; for procs in $0; do echo $$ > "$procs"; done; unset IFS; exec "$@"'
-"""The same of a shell, which is there in a fraction of the time."""
+"""The same for a shell, which starts faster."""
 BURN = "import time\nwhile True: pass"
 
 
@@ -29,7 +29,7 @@ def require_root() -> None:
 
 
 def require_writable_cgroups() -> Hierarchy:
-    """The machine's hierarchy, or a skip that says why cgroups cannot be made here."""
+    """Return the machine's hierarchy; skip the test with the reason if cgroups cannot be created."""
     require_root()
     hierarchy = detect_hierarchy()
     probe = hierarchy.primary / f"dioptase-test-{os.getpid()}-probe"
@@ -42,7 +42,7 @@ def require_writable_cgroups() -> Hierarchy:
 
 
 class TestCgroup:
-    """One cgroup of that path in every controller, its processes and its removal."""
+    """One cgroup path in every controller, with its processes."""
 
     __test__ = False
 
@@ -70,14 +70,14 @@ class TestCgroup:
         return mount / self.path.lstrip("/") / name
 
     def start(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a process inside this cgroup: it joins before it becomes the program."""
+        """Start a process inside this cgroup; it joins before execve."""
         procs = [str(directory / "cgroup.procs") for directory in self.dirs]
         process = subprocess.Popen(["sh", "-c", JOIN_AND_RUN, ":".join(procs), *argv])
         self.processes.append(process)
         return process
 
     def burn(self, count: int = 1) -> list[subprocess.Popen[bytes]]:
-        """Processes that take all the CPU they are given."""
+        """Start processes that use all the CPU they get."""
         return [self.start([sys.executable, "-c", BURN]) for _ in range(count)]
 
     def close(self) -> None:
@@ -93,16 +93,16 @@ class TestCgroup:
 
 @contextmanager
 def cgroup(hierarchy: Hierarchy, name: str) -> Iterator[TestCgroup]:
-    """A cgroup `/dioptase-test-PID-NAME` that is removed with its processes at the end."""
-    made = TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-{name}")
+    """Yield the cgroup `/dioptase-test-PID-NAME`; it is removed with its processes."""
+    group = TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-{name}")
     try:
-        yield made
+        yield group
     finally:
-        made.close()
+        group.close()
 
 
 def limit_memory(group: TestCgroup, limit_bytes: int) -> None:
-    """No more than this, and nothing in swap."""
+    """Limit memory to this many bytes, without swap."""
     if group.hierarchy.mode == "v2":
         group.file("memory", "memory.max").write_text(str(limit_bytes))
         swap = group.file("memory", "memory.swap.max")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from agent.qrm.actuator.actuator import Actuator
@@ -12,23 +10,24 @@ from agent.qrm.actuator.writer import KnobWriter
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import OutcomeStatus
 from api.knobs import Knob
+from tests.builders.waiting import until
 from tests.kernel.knob_cgroups import ODD, KnobCgroup, nested, statuses
 
 pytestmark = pytest.mark.kernel
 
 
-def test_every_knob_is_applied_and_restored_bit_for_bit(
+def test_every_knob_is_applied_and_restored_exactly(
     batch: KnobCgroup, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter
 ) -> None:
     before = batch.texts()
-    wanted = {
+    values = {
         Knob.WEIGHT: "10",
         Knob.QUOTA: "30000 100000",
         Knob.CPUSET: "1",
         Knob.BURST: "10000",
         Knob.MEMORY_MAX: "67108864",
     }
-    outcomes = actuator.apply([batch.decide(knob, value) for knob, value in wanted.items()])
+    outcomes = actuator.apply([batch.decide(knob, value) for knob, value in values.items()])
     assert [(o.status, o.before, o.after) for o in outcomes] == [
         (OutcomeStatus.APPLIED, "33", "10"),
         (OutcomeStatus.APPLIED, "70000 50000", "30000 100000"),
@@ -46,18 +45,13 @@ def test_every_knob_is_applied_and_restored_bit_for_bit(
 
 
 def test_the_quota_really_throttles(batch: KnobCgroup, actuator: Actuator) -> None:
-    stat = batch.made.file("cpu", "cpu.stat")
+    stat = batch.cgroup.file("cpu", "cpu.stat")
     actuator.apply([batch.decide(Knob.QUOTA, "20000 100000")])
-    batch.made.burn()
-    deadline = time.monotonic() + 60
-    while "nr_throttled 0" in stat.read_text() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert "nr_throttled 0" not in stat.read_text()
+    batch.cgroup.burn()
+    until(lambda: "nr_throttled 0" not in stat.read_text(), seconds=60)
 
 
-def test_leaving_idle_gives_the_owner_their_weight_and_not_the_kernel_s_default(
-    batch: KnobCgroup, actuator: Actuator
-) -> None:
+def test_leaving_idle_restores_the_owner_s_weight_and_not_the_default(batch: KnobCgroup, actuator: Actuator) -> None:
     file = "cpu.weight" if batch.version == "v2" else "cpu.shares"
     own = batch.texts()[file]
     actuator.apply([batch.decide(Knob.IDLE, "1")])
@@ -84,7 +78,7 @@ def test_a_weight_for_an_idle_group_waits_and_the_kernel_would_refuse_it(
 def test_a_group_found_idle_is_left_idle(
     batch: KnobCgroup, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter
 ) -> None:
-    batch.made.file("cpu", "cpu.idle").write_text("1\n")
+    batch.cgroup.file("cpu", "cpu.idle").write_text("1\n")
     before = batch.texts()
     assert statuses(actuator.apply([batch.decide(Knob.IDLE, "0"), batch.decide(Knob.WEIGHT, "50")])) == [
         OutcomeStatus.APPLIED,
@@ -120,7 +114,7 @@ def test_ratios_at_the_parent_s_limit_move_between_periods(hierarchy: Hierarchy,
             assert files.read(inner.path, inner.id, Knob.QUOTA) == value
 
 
-def test_the_owner_s_quota_is_never_loosened(batch: KnobCgroup, actuator: Actuator) -> None:
+def test_the_owner_s_quota_is_never_exceeded(batch: KnobCgroup, actuator: Actuator) -> None:
     before = batch.texts()
     (outcome,) = actuator.apply([batch.decide(Knob.QUOTA, "max")])
     assert (outcome.status, outcome.after, outcome.clamped_from) == (OutcomeStatus.UNCHANGED, "70000 50000", "max")
@@ -138,24 +132,24 @@ def test_an_owner_s_new_quota_is_what_comes_back(
     files.write(batch.path, batch.id, Knob.QUOTA, "40000 50000")
     # The agent's first quota has taken down the burst, which is the owner's too.
     burst = "cpu.max.burst" if batch.version == "v2" else "cpu.cfs_burst_us"
-    theirs = {**batch.texts(), burst: ODD[batch.version][burst]}
-    assert batch.texts() != theirs
+    owner_texts = {**batch.texts(), burst: ODD[batch.version][burst]}
+    assert batch.texts() != owner_texts
     (outcome,) = actuator.apply([batch.decide(Knob.QUOTA, "10000 100000")])
     assert (outcome.status, outcome.after) == (OutcomeStatus.APPLIED, "10000 100000")
-    assert "changed by someone else to 40000 50000: taken as its new original" in outcome.error
+    assert "changed by another program to 40000 50000, which becomes its new original" in outcome.error
     originals.restore(files)
-    assert batch.texts() == theirs
+    assert batch.texts() == owner_texts
 
 
 def test_what_cpu_idle_does_to_the_weight_is_no_owner_s_change(
     batch: KnobCgroup, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter
 ) -> None:
-    before, idle = batch.texts(), batch.made.file("cpu", "cpu.idle")
+    before, idle = batch.texts(), batch.cgroup.file("cpu", "cpu.idle")
     actuator.apply([batch.decide(Knob.WEIGHT, "10")])
     for value in "101":
         (outcome,) = actuator.apply([batch.decide(Knob.IDLE, value)])
         assert (outcome.status, outcome.error) == (OutcomeStatus.APPLIED, "")
-    # Somebody makes it not idle: the kernel resets the weight, which nobody has asked for.
+    # Another program clears cpu.idle: the kernel resets the weight, which is no external modification.
     idle.write_text("0\n")
     (outcome,) = actuator.apply([batch.decide(Knob.IDLE, "1")])
     assert (outcome.status, outcome.error) == (OutcomeStatus.APPLIED, "")
@@ -167,14 +161,14 @@ def test_what_cpu_idle_does_to_the_weight_is_no_owner_s_change(
     assert batch.texts() == before
 
 
-def test_a_weight_that_the_owner_sets_beside_leaving_idle_is_theirs(
+def test_a_weight_set_by_the_owner_while_leaving_idle_is_the_new_original(
     batch: KnobCgroup, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter
 ) -> None:
     actuator.apply([batch.decide(Knob.IDLE, "1")])
-    batch.made.file("cpu", "cpu.idle").write_text("0\n")
+    batch.cgroup.file("cpu", "cpu.idle").write_text("0\n")
     files.write(batch.path, batch.id, Knob.WEIGHT, "50")
-    theirs = batch.texts()
+    owner_texts = batch.texts()
     (outcome,) = actuator.apply([batch.decide(Knob.IDLE, "1")])
-    assert outcome.error == "cpu.weight was changed by someone else to 50: taken as its new original"
+    assert outcome.error == "cpu.weight was changed by another program to 50, which becomes its new original"
     originals.restore(files)
-    assert batch.texts() == theirs
+    assert batch.texts() == owner_texts

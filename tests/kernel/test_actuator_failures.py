@@ -42,8 +42,8 @@ def test_an_original_that_the_kernel_no_longer_takes_stays_in_the_journal(
 def test_a_vanished_cgroup_and_its_successor(
     hierarchy: Hierarchy, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter
 ) -> None:
-    with cgroup(hierarchy, "gone") as made:
-        old = KnobCgroup(made)
+    with cgroup(hierarchy, "gone") as group:
+        old = KnobCgroup(group)
         old_id = old.id
         assert statuses(actuator.apply([old.decide(Knob.WEIGHT, "10"), old.decide(Knob.CPUSET, "1")])) == [
             OutcomeStatus.APPLIED,
@@ -51,8 +51,8 @@ def test_a_vanished_cgroup_and_its_successor(
         ]
     decisions = [old.decide(knob, "1", old_id) for knob in CPU_KNOBS]
     assert statuses(actuator.apply(decisions)) == [OutcomeStatus.VANISHED] * 4
-    with cgroup(hierarchy, "gone") as made:
-        new = KnobCgroup(made)
+    with cgroup(hierarchy, "gone") as group:
+        new = KnobCgroup(group)
         assert (new.path, new.id != old_id) == (old.path, True)
         before = new.texts()
         assert statuses(actuator.apply(decisions)) == [OutcomeStatus.VANISHED] * 4
@@ -61,13 +61,13 @@ def test_a_vanished_cgroup_and_its_successor(
         assert new.texts() == before
 
 
-def test_a_cpuset_group_made_anew_on_its_own_is_seen_and_keeps_its_values(
+def test_a_recreated_cpuset_cgroup_is_detected_and_keeps_its_values(
     batch: KnobCgroup, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter
 ) -> None:
     if batch.version == "v2":
         pytest.skip("version 2 has one directory for all controllers")
     actuator.apply([batch.decide(Knob.CPUSET, "1")])
-    directory = batch.made.file("cpuset", "cpuset.cpus").parent
+    directory = batch.cgroup.file("cpuset", "cpuset.cpus").parent
     directory.rmdir()
     directory.mkdir()
     assert files.read(batch.path, batch.id, Knob.CPUSET) == ""
@@ -77,9 +77,9 @@ def test_a_cpuset_group_made_anew_on_its_own_is_seen_and_keeps_its_values(
 
 
 def test_a_cgroup_removed_under_an_open_descriptor_is_vanished(hierarchy: Hierarchy, files: KnobWriter) -> None:
-    with cgroup(hierarchy, "open") as made:
-        before = files.read_raw(made.path, made.id, Knob.QUOTA)
-        decision = KnobCgroup(made).decide(Knob.QUOTA, "5000")
+    with cgroup(hierarchy, "open") as group:
+        before = files.read_raw(group.path, group.id, Knob.QUOTA)
+        decision = KnobCgroup(group).decide(Knob.QUOTA, "5000")
     (outcome,) = Actuator(files, None, ActMode.ON).apply([decision])
     assert outcome.status is OutcomeStatus.VANISHED
     assert isinstance(before, RawValue)
@@ -169,7 +169,7 @@ def test_a_kernel_that_shows_another_value_is_a_mismatch(tmp_path: Path) -> None
     originals.close()
 
 
-def as_nobody(work: Callable[..., None], *arguments: object) -> int | None:
+def run_unprivileged(work: Callable[..., None], *arguments: object) -> int | None:
     """Exit code of that work in a process of its own; it gives up its privileges itself."""
     process = get_context("forkserver").Process(target=work, args=arguments)
     process.start()
@@ -199,7 +199,7 @@ def test_without_root_values_are_read_and_nothing_is_written(batch: KnobCgroup, 
     os.chown(state, 65534, 65534)
     try:
         before = batch.texts()
-        assert as_nobody(refuse_without_privileges, batch.made.hierarchy, state, batch.path, batch.id) == 0
+        assert run_unprivileged(refuse_without_privileges, batch.cgroup.hierarchy, state, batch.path, batch.id) == 0
         assert batch.texts() == before
     finally:
         for file in state.iterdir():

@@ -41,8 +41,8 @@ def test_what_the_owner_pinned_below_stays_where_it_is(hierarchy: Hierarchy, act
         outer.put({"cpuset.cpus": "0-1\n"})
         inner.put({"cpuset.cpus": "0\n"})
         for value, pinned in (("0-1", "0"), ("1", "1"), ("0-1", "0")):
-            _, found = actuator.apply([outer.decide(Knob.CPUSET, value), inner.decide(Knob.CPUSET, value)])
-            assert found.after == pinned
+            _, inner_outcome = actuator.apply([outer.decide(Knob.CPUSET, value), inner.decide(Knob.CPUSET, value)])
+            assert inner_outcome.after == pinned
 
 
 def test_an_inherited_cpuset_is_inherited_again(

@@ -37,20 +37,20 @@ def test_pools_stay_within_the_cpus_of_the_cgroup_above_all_pods() -> None:
                     namespace="default",
                     name=name,
                     qos=qos,
-                    containers=(Container(name=name, cgroup=one.path),),
+                    containers=(Container(name=name, cgroup=group.path),),
                 )
-                for name, qos, one in zip(("web", "batch"), (QoSLevel.SHARED, QoSLevel.RECLAIMED), below, strict=True)
+                for name, qos, group in zip(("web", "batch"), (QoSLevel.SHARED, QoSLevel.RECLAIMED), below, strict=True)
             ]
             reader = CgroupReader(hierarchy)
             cgroups = reader.read()
             reader.close()
         finally:
-            for one in below:
-                one.close()
-    seen = msgspec.structs.replace(snapshot(0, pods, cpus=node), cgroups=cgroups)
-    judged, _ = evaluate_policy(
-        seen, AgentConfig(advisor=AdvisorConfig(policy="canonical")), PolicyState(), seen.taken_at_ns
+            for group in below:
+                group.close()
+    observed = msgspec.structs.replace(snapshot(0, pods, cpus=node), cgroups=cgroups)
+    result, _ = evaluate_policy(
+        observed, AgentConfig(advisor=AdvisorConfig(policy="canonical")), PolicyState(), observed.taken_at_ns
     )
-    assert judged.advice is not None
-    assert {cpu for pool in judged.advice.pools for cpu in pool.cpus} == {last}
-    assert f"{above.path} leaves pods CPUs {last} of the node's {len(node.cpus)}." in judged.advice.reason.text
+    assert result.advice is not None
+    assert {cpu for pool in result.advice.pools for cpu in pool.cpus} == {last}
+    assert f"{above.path} limits pods to CPUs {last} of the node's {len(node.cpus)}." in result.advice.reason.text

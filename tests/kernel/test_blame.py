@@ -1,5 +1,6 @@
-"""Who made whom wait, against workloads whose truth can be computed: on one CPU, whoever is always runnable waits exactly
-while others run, so each neighbour's part is what the kernel's own books say that it ran."""
+"""Blame against computable workloads: on one CPU, a task that is always runnable waits exactly while others run.
+Each neighbour's part is therefore the CPU time that the kernel accounts for it.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from api.measurements import Blame
+from api.snapshot import Blame
 from cli.probe.commands import cgroup_paths
 from probes.btf import Btf, BtfError
 from probes.runqlat import RunqLatencyProbe
+from tests.builders.waiting import until
 from tests.kernel.blame_window import (
     FORMS,
     MS,
@@ -34,7 +36,7 @@ from tests.kernel.blame_window import (
     watch,
     weigh,
 )
-from tests.kernel.open_probes import LAST_CPU, Schedstat, eventually, probe
+from tests.kernel.open_probes import LAST_CPU, Schedstat, probe
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 from tests.kernel.test_runqlat import Hog
 
@@ -55,7 +57,7 @@ os.sched_setaffinity(0, {int(sys.argv[1])})
 reader, writer = int(sys.argv[2]), int(sys.argv[3])
 while os.read(reader, 1): os.write(writer, b"x")
 """
-"""Passes on what it gets. Two of them play table tennis once somebody throws the ball in."""
+"""Passes on what it gets. Two of them play table tennis once the first byte is written."""
 
 DIG = """
 import mmap, os, sys
@@ -99,16 +101,16 @@ def test_each_neighbour_is_to_blame_for_what_it_ran(source: RunqLatencyProbe, sh
             pin(burner)
         # Where the machine is so busy that this test waits itself, the two readings of a window are not of one moment.
         for _ in range(5):
-            seen = watch(source, [victim, *burners])
-            if seen.before.late_ns + seen.after.late_ns < 0.02 * min(seen.ran(burner) for burner in burners):
+            window = watch(source, [victim, *burners])
+            if window.before.late_ns + window.after.late_ns < 0.02 * min(window.ran(burner) for burner in burners):
                 break
-    blame = seen.blame(victim)
+    blame = window.blame(victim)
     for burner in burners:
-        assert blame.by_cgroup[burner.path] == pytest.approx(seen.ran(burner), rel=0.05)
-    assert blame.by_cgroup.get(victim.path, 0) < 0.01 * seen.elapsed
-    assert parts(blame) == pytest.approx(seen.elapsed - seen.ran(victim), rel=0.05)
+        assert blame.by_cgroup[burner.path] == pytest.approx(window.ran(burner), rel=0.05)
+    assert blame.by_cgroup.get(victim.path, 0) < 0.01 * window.elapsed
+    assert parts(blame) == pytest.approx(window.elapsed - window.ran(victim), rel=0.05)
     assert blame.throttled_ns == 0
-    assert [seen.ran(burner) for burner in burners] == sorted(seen.ran(burner) for burner in burners)
+    assert [window.ran(burner) for burner in burners] == sorted(window.ran(burner) for burner in burners)
 
 
 def test_parts_add_up_to_the_waits_to_the_nanosecond(source: RunqLatencyProbe) -> None:
@@ -128,18 +130,18 @@ def test_parts_add_up_to_the_waits_to_the_nanosecond(source: RunqLatencyProbe) -
         assert parts(shot.blames[group.path]) == shot.waits[group.path].sum_ns > 20 * MS
 
 
-def test_waits_of_a_quota_are_nobody_elses_doing(source: RunqLatencyProbe) -> None:
+def test_throttled_time_is_blamed_on_no_other_cgroup(source: RunqLatencyProbe) -> None:
     """20 ms of each 100 ms for one that wants it all. The kernel says how long it was throttled; what it waited besides is
     what it had to wait for others while its quota lasted."""
     with several("quota") as (alone,):
         limit(alone)
         pin(alone)
-        seen = watch(source, [alone])
-    blame = seen.blame(alone)
-    assert seen.throttled(alone) > 0.2 * seen.elapsed
-    assert blame.throttled_ns == pytest.approx(seen.throttled(alone), rel=0.05)
-    contended = seen.elapsed - seen.ran(alone) - seen.throttled(alone)
-    assert parts(blame) - blame.throttled_ns == pytest.approx(contended, abs=0.05 * seen.elapsed)
+        window = watch(source, [alone])
+    blame = window.blame(alone)
+    assert window.throttled(alone) > 0.2 * window.elapsed
+    assert blame.throttled_ns == pytest.approx(window.throttled(alone), rel=0.05)
+    contended = window.elapsed - window.ran(alone) - window.throttled(alone)
+    assert parts(blame) - blame.throttled_ns == pytest.approx(contended, abs=0.05 * window.elapsed)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -149,12 +151,12 @@ def test_what_a_quota_did_before_the_probe_was_opened_is_no_part_of_any_wait(for
         limit(victim)
         pin(victim)
         pin(neighbour)
-        assert eventually(lambda: throttled_ns(victim) > 300 * MS)
+        until(lambda: throttled_ns(victim) > 300 * MS)
         limit(victim, -1)
         time.sleep(0.3)
         with probe(form) as source:
-            assert eventually(lambda: source.read(live(victim))[victim.id].count > 5)
-            blame = source.blames(live(victim, neighbour))[victim.id]
+            until(lambda: source.read(live(victim))[victim.id].count > 5)
+            blame = source.read_blame(live(victim, neighbour))[victim.id]
     assert blame.throttled_ns == 0
     assert parts(blame) > 5 * MS
 
@@ -165,17 +167,17 @@ def test_a_neighbour_is_not_to_blame_for_what_it_ran_while_the_quota_was_used_up
         limit(victim)
         pin(victim)
         pin(neighbour)
-        seen = watch(source, [victim, neighbour])
-    blame = seen.blame(victim)
-    assert seen.throttled(victim) > 0.2 * seen.elapsed
-    assert blame.throttled_ns == pytest.approx(seen.throttled(victim), rel=0.05)
-    contended = seen.elapsed - seen.ran(victim) - seen.throttled(victim)
+        window = watch(source, [victim, neighbour])
+    blame = window.blame(victim)
+    assert window.throttled(victim) > 0.2 * window.elapsed
+    assert blame.throttled_ns == pytest.approx(window.throttled(victim), rel=0.05)
+    contended = window.elapsed - window.ran(victim) - window.throttled(victim)
     rest = sum(ns for path, ns in blame.by_cgroup.items() if path != neighbour.path)
     rest += blame.higher_class_ns + blame.other_ns
-    assert blame.by_cgroup[neighbour.path] + rest == pytest.approx(contended, abs=0.05 * seen.elapsed)
-    assert blame.by_cgroup[neighbour.path] < 0.75 * seen.ran(neighbour)
-    assert seen.blame(neighbour).by_cgroup[victim.path] == pytest.approx(seen.ran(victim), rel=0.05)
-    assert seen.blame(neighbour).throttled_ns == 0
+    assert blame.by_cgroup[neighbour.path] + rest == pytest.approx(contended, abs=0.05 * window.elapsed)
+    assert blame.by_cgroup[neighbour.path] < 0.75 * window.ran(neighbour)
+    assert window.blame(neighbour).by_cgroup[victim.path] == pytest.approx(window.ran(victim), rel=0.05)
+    assert window.blame(neighbour).throttled_ns == 0
 
 
 def test_several_tasks_of_one_quota_are_throttled_each_by_itself(source: RunqLatencyProbe) -> None:
@@ -184,14 +186,14 @@ def test_several_tasks_of_one_quota_are_throttled_each_by_itself(source: RunqLat
         limit(group)
         for _ in range(3):
             pin(group)
-        seen = watch(source, [group])
-    blame = seen.blame(group)
-    assert seen.throttled(group) > 0.2 * seen.elapsed
-    assert blame.throttled_ns == pytest.approx(3 * seen.throttled(group), rel=0.06)
-    assert blame.by_cgroup[group.path] == pytest.approx(2 * seen.ran(group), rel=0.12)
+        window = watch(source, [group])
+    blame = window.blame(group)
+    assert window.throttled(group) > 0.2 * window.elapsed
+    assert blame.throttled_ns == pytest.approx(3 * window.throttled(group), rel=0.06)
+    assert blame.by_cgroup[group.path] == pytest.approx(2 * window.ran(group), rel=0.12)
 
 
-def test_a_task_that_the_quota_of_its_group_does_not_stop_waits_for_whoever_runs(source: RunqLatencyProbe) -> None:
+def test_a_task_that_is_not_throttled_with_its_group_waits_for_the_running_task(source: RunqLatencyProbe) -> None:
     """One task is throttled and the other one, in the kernel, is not: it waits exactly while the neighbour runs."""
     try:
         Btf.read().field("task_struct", "throttled")
@@ -202,14 +204,14 @@ def test_a_task_that_the_quota_of_its_group_does_not_stop_waits_for_whoever_runs
         pin(neighbour)
         pin(victim)
         victim.start([sys.executable, "-c", DIG, str(LAST_CPU)])
-        seen = watch(source, [neighbour, victim])
-    blame = seen.blame(victim)
-    assert seen.ran(victim) > 0.3 * seen.elapsed, "more than its quota"
-    assert blame.by_cgroup[neighbour.path] > 0.8 * seen.ran(neighbour)
+        window = watch(source, [neighbour, victim])
+    blame = window.blame(victim)
+    assert window.ran(victim) > 0.3 * window.elapsed, "more than its quota"
+    assert blame.by_cgroup[neighbour.path] > 0.8 * window.ran(neighbour)
 
 
 def test_groups_below_a_quota_are_held_back_by_it_and_not_by_each_other(source: RunqLatencyProbe) -> None:
-    """Leaves are told apart, and time throttled by the quota of the group above is not blamed on the sibling that used it."""
+    """Leaves are distinguished, and time throttled by the quota above is not blamed on the sibling that used it."""
     hierarchy = require_writable_cgroups()
     with cgroup(hierarchy, "parent") as parent, ExitStack() as stack:
         if hierarchy.mode == "v2":
@@ -223,36 +225,36 @@ def test_groups_below_a_quota_are_held_back_by_it_and_not_by_each_other(source: 
         limit(parent, 40_000)
         for leaf in leaves:
             pin(leaf)
-        seen = watch(source, leaves, also=[parent])
-    held = seen.throttled(parent)
-    assert held > 0.2 * seen.elapsed
+        window = watch(source, leaves, also=[parent])
+    held = window.throttled(parent)
+    assert held > 0.2 * window.elapsed
     first, second = leaves
     for victim, sibling in ((first, second), (second, first)):
-        blame = seen.blame(victim)
-        assert blame.by_cgroup[sibling.path] == pytest.approx(seen.ran(sibling), rel=0.08)
+        blame = window.blame(victim)
+        assert blame.by_cgroup[sibling.path] == pytest.approx(window.ran(sibling), rel=0.08)
         assert blame.throttled_ns == pytest.approx(held, rel=0.1)
-        assert parts(blame) == pytest.approx(seen.elapsed - seen.ran(victim), rel=0.05)
+        assert parts(blame) == pytest.approx(window.elapsed - window.ran(victim), rel=0.05)
 
 
-def test_real_time_tasks_are_told_from_neighbours(source: RunqLatencyProbe) -> None:
+def test_real_time_tasks_are_distinguished_from_neighbours(source: RunqLatencyProbe) -> None:
     with several("victim", "neighbour") as (victim, neighbour):
         pin(victim)
         pin(neighbour)
         # In the root cgroup: real-time tasks inside a version 1 cgroup need a budget of its own.
         fifo = subprocess.Popen([sys.executable, "-c", FIFO_HALF, str(LAST_CPU)])
         try:
-            assert eventually(lambda: os.sched_getscheduler(fifo.pid) == os.SCHED_FIFO)
+            until(lambda: os.sched_getscheduler(fifo.pid) == os.SCHED_FIFO)
             time.sleep(0.5)
             before, stat = shoot_at_arrival(source, [victim, neighbour]), Schedstat(fifo.pid)
             time.sleep(WINDOW_S)
-            seen, ran = Watched(before, shoot_at_arrival(source, [victim, neighbour])), stat.growth()[0]
+            window, ran = Watched(before, shoot_at_arrival(source, [victim, neighbour])), stat.growth()[0]
         finally:
             fifo.kill()
             fifo.wait()
     for group, other in ((victim, neighbour), (neighbour, victim)):
-        blame = seen.blame(group)
+        blame = window.blame(group)
         assert blame.higher_class_ns == pytest.approx(ran, rel=0.08)
-        assert blame.by_cgroup[other.path] == pytest.approx(seen.ran(other), rel=0.05)
+        assert blame.by_cgroup[other.path] == pytest.approx(window.ran(other), rel=0.05)
         assert "/" not in blame.by_cgroup or blame.by_cgroup["/"] < 0.5 * ran
 
 
@@ -260,9 +262,9 @@ def test_tasks_of_one_cgroup_wait_for_each_other(source: RunqLatencyProbe) -> No
     with several("crowd") as (crowd,):
         for _ in range(3):
             pin(crowd)
-        seen = watch(source, [crowd])
-    blame = seen.blame(crowd)
-    assert blame.by_cgroup[crowd.path] == pytest.approx(2 * seen.ran(crowd), rel=0.08)
+        window = watch(source, [crowd])
+    blame = window.blame(crowd)
+    assert blame.by_cgroup[crowd.path] == pytest.approx(2 * window.ran(crowd), rel=0.08)
 
 
 def test_neighbours_that_swap_the_cpu_all_the_time_do_not_hide(source: RunqLatencyProbe) -> None:
@@ -271,11 +273,11 @@ def test_neighbours_that_swap_the_cpu_all_the_time_do_not_hide(source: RunqLaten
     with several("victim", "ping", "pong") as (victim, ping, pong):
         pin(victim)
         play(ping, pong)
-        seen = watch(source, [victim, ping, pong])
-    blame = seen.blame(victim)
-    assert parts(blame) == pytest.approx(seen.elapsed - seen.ran(victim), rel=0.05)
+        window = watch(source, [victim, ping, pong])
+    blame = window.blame(victim)
+    assert parts(blame) == pytest.approx(window.elapsed - window.ran(victim), rel=0.05)
     for player in (ping, pong):
-        assert blame.by_cgroup[player.path] == pytest.approx(seen.ran(player), rel=0.08)
+        assert blame.by_cgroup[player.path] == pytest.approx(window.ran(player), rel=0.08)
 
 
 def test_a_task_that_is_moved_while_it_waits_leaves_that_part_to_the_cpu_that_it_waited_on(
@@ -295,10 +297,10 @@ def test_a_task_that_is_moved_while_it_waits_leaves_that_part_to_the_cpu_that_it
             time.sleep(0.045)
             os.sched_setaffinity(workload.sleeper.pid, {LAST_CPU})
         workload.finish()
-        seen = Watched(before, shoot(source, [group]))
-    blame = seen.blame(group)
+        window = Watched(before, shoot(source, [group]))
+    blame = window.blame(group)
     assert 9 * MS * (times - 1) <= blame.higher_class_ns <= 45 * MS * times
-    assert parts(blame) == pytest.approx(seen.waited(group), abs=MS)
+    assert parts(blame) == pytest.approx(window.waited(group), abs=MS)
 
 
 def test_on_all_cpus_little_is_left_without_a_name(source: RunqLatencyProbe) -> None:
@@ -306,60 +308,65 @@ def test_on_all_cpus_little_is_left_without_a_name(source: RunqLatencyProbe) -> 
     with several(*"abc") as groups:
         for group in groups:
             group.burn(2)
-        assert eventually(lambda: all(source.read(live(*groups))[group.id].count > 20 for group in groups))
+        until(lambda: all(source.read(live(*groups))[group.id].count > 20 for group in groups))
         time.sleep(0.5)
-        before, listed = source.blames(cgroup_paths()), cgroup_paths()
+        before, listed = source.read_blame(cgroup_paths()), cgroup_paths()
         time.sleep(WINDOW_S)
-        waits, after = source.read(listed), source.blames(listed)
-        found = [grown(before[group.id], after[group.id]) for group in groups]
+        waits, after = source.read(listed), source.read_blame(listed)
+        growth = [grown(before[group.id], after[group.id]) for group in groups]
         sums = [(waits[group.id].sum_ns, parts(after[group.id])) for group in groups]
-    for blame, (waited, split) in zip(found, sums, strict=True):
+    for blame, (waited, split) in zip(growth, sums, strict=True):
         assert blame.other_ns < 0.1 * parts(blame)
         assert split == pytest.approx(waited, rel=0.01), (
             "one reading: but for what ended meanwhile they are the same waits"
         )
 
 
-def test_culprits_that_come_and_go_leave_every_number_growing(source: RunqLatencyProbe) -> None:
+def test_numbers_only_grow_while_aggressors_come_and_go(source: RunqLatencyProbe) -> None:
     hierarchy = require_writable_cgroups()
     with cgroup(hierarchy, "victim") as victim, cgroup(hierarchy, "steady") as steady:
         pin(victim)
         pin(steady)
-        assert eventually(lambda: source.read(live(victim, steady))[victim.id].count > 20)
-        latest = source.blames(live(victim, steady))[victim.id]
-        told_ns = 0
+        until(lambda: source.read(live(victim, steady))[victim.id].count > 20)
+        latest = source.read_blame(live(victim, steady))[victim.id]
+        blamed_ns = 0
         for turn in range(6):
             guest = TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-guest{turn}")
             try:
                 pin(guest)
                 with_guest = live(victim, steady, guest)
-                assert eventually(lambda: source.blames(with_guest)[victim.id].by_cgroup.get(guest.path, 0) > 30 * MS)  # noqa: B023
-                seen = source.blames(with_guest)[victim.id]
-                _check_growth(latest, seen)
-                told_ns += seen.by_cgroup[guest.path]
+                path = guest.path
+
+                def blamed(live_: dict[int, str] = with_guest, path: str = path) -> bool:
+                    return source.read_blame(live_)[victim.id].by_cgroup.get(path, 0) > 30 * MS
+
+                until(blamed)
+                window = source.read_blame(with_guest)[victim.id]
+                _check_growth(latest, window)
+                blamed_ns += window.by_cgroup[guest.path]
             finally:
                 guest.close()
-            latest = seen
+            latest = window
             for _ in range(3):
-                seen = source.blames(live(victim, steady))[victim.id]
-                _check_growth(latest, seen, gone=guest.path)
-                latest = seen
+                window = source.read_blame(live(victim, steady))[victim.id]
+                _check_growth(latest, window, removed=guest.path)
+                latest = window
         for process in (*victim.processes, *steady.processes):
             process.kill()
             process.wait()
         shot = shoot(source, [victim, steady])
-    # What was told of the guests went with them, and did not move to the rest; so did what they did between the last
-    # reading and their end, which nobody was told.
-    rest_ns = shot.waits[victim.path].sum_ns - told_ns
-    assert rest_ns - told_ns / 2 <= parts(shot.blames[victim.path]) <= rest_ns + MS
-    assert shot.blames[victim.path].other_ns < told_ns / 2
+    # What was reported for the guests is removed with them and not added to the rest; nor is what they did between the
+    # last reading and their end.
+    rest_ns = shot.waits[victim.path].sum_ns - blamed_ns
+    assert rest_ns - blamed_ns / 2 <= parts(shot.blames[victim.path]) <= rest_ns + MS
+    assert shot.blames[victim.path].other_ns < blamed_ns / 2
     assert set(shot.blames[victim.path].by_cgroup) <= {"/", victim.path, steady.path}
 
 
-def _check_growth(before: Blame, after: Blame, gone: str = "") -> None:
+def _check_growth(before: Blame, after: Blame, removed: str = "") -> None:
     assert after.other_ns >= before.other_ns
     assert after.throttled_ns >= before.throttled_ns
     assert after.higher_class_ns >= before.higher_class_ns
-    assert set(before.by_cgroup) - set(after.by_cgroup) <= {gone}
-    assert gone not in after.by_cgroup
-    assert all(after.by_cgroup[path] >= ns for path, ns in before.by_cgroup.items() if path != gone)
+    assert set(before.by_cgroup) - set(after.by_cgroup) <= {removed}
+    assert removed not in after.by_cgroup
+    assert all(after.by_cgroup[path] >= ns for path, ns in before.by_cgroup.items() if path != removed)

@@ -1,4 +1,4 @@
-"""Block requests against what a program asked for: exactly so many direct reads and writes of exactly so many bytes."""
+"""Block requests against what a program requested: exactly so many direct reads and writes of exactly so many bytes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from api.histogram import SLOT_COUNT
-from api.measurements import BlockIo, Durations
+from api.snapshot import BlockIo, Durations
 from probes.blockio import FORMS, BlockIoProbe, decode, open_blockio
-from probes.cgroup_table import ROOT_CGROUP_ID
-from tests.kernel.open_probes import opened, started_in
+from probes.per_cgroup_probe import ROOT_CGROUP_ID
+from tests.kernel.open_probes import probe_fixture, started_in
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -53,17 +53,13 @@ print("dirty", flush=True)
 """
 
 
-@pytest.fixture(params=FORMS)
-def source(request: pytest.FixtureRequest) -> Iterator[BlockIoProbe]:
-    with opened(open_blockio, request.param) as probe:
-        assert probe.form == request.param
-        yield probe
+source = probe_fixture(open_blockio, FORMS)
 
 
 @pytest.fixture
 def group() -> Iterator[TestCgroup]:
-    with cgroup(require_writable_cgroups(), "io") as made:
-        yield made
+    with cgroup(require_writable_cgroups(), "io") as created:
+        yield created
 
 
 @contextmanager
@@ -72,15 +68,15 @@ def loop_device(directory: Path, size: int) -> Iterator[Path]:
     backing = directory / f"dioptase-test-{os.getpid()}.img"
     backing.write_bytes(b"z" * size)
     try:
-        made = subprocess.run(
+        created = subprocess.run(
             ["losetup", "--find", "--show", str(backing)], capture_output=True, text=True, check=False
         )
-        if made.returncode:
-            pytest.skip(f"no loop device can be had: {made.stderr.strip()}")
+        if created.returncode:
+            pytest.skip(f"no loop device can be had: {created.stderr.strip()}")
         try:
-            yield Path(made.stdout.strip())
+            yield Path(created.stdout.strip())
         finally:
-            subprocess.run(["losetup", "--detach", made.stdout.strip()], check=True)
+            subprocess.run(["losetup", "--detach", created.stdout.strip()], check=True)
     finally:
         backing.unlink()
 
@@ -98,12 +94,12 @@ def number_of(device: int) -> str:
     return f"{os.major(device)}:{os.minor(device)}"
 
 
-def seen(source: BlockIoProbe, group_id: int, device: str) -> BlockIo:
+def io_of(source: BlockIoProbe, group_id: int, device: str) -> BlockIo:
     values = source.read({}).cgroups.get(group_id, {}).get("block_io", {})
     assert isinstance(values, dict)
-    found = values.get(device, NONE)
-    assert isinstance(found, BlockIo)
-    return found
+    counters = values.get(device, NONE)
+    assert isinstance(counters, BlockIo)
+    return counters
 
 
 def direct(group: TestCgroup, path: Path, way: str, blocks: int, size: int = BLOCK) -> tuple[int, int]:
@@ -122,26 +118,26 @@ def test_a_hundred_direct_blocks_are_a_hundred_requests(
 ) -> None:
     """100 x 64 KiB on a device without a scheduler: count and bytes are exact; the times are inside those of the calls."""
     device = number_of(loop.stat().st_rdev)
-    assert seen(source, group.id, device) == NONE
+    assert io_of(source, group.id, device) == NONE
     took, _ = direct(group, loop, way, 100)
-    found = seen(source, group.id, device)
-    ours, other = (found.reads, found.writes) if way == "read" else (found.writes, found.reads)
-    assert (ours.count, other.count) == (100, 0)
-    assert (found.read_bytes, found.write_bytes) == ((100 * BLOCK, 0) if way == "read" else (0, 100 * BLOCK))
-    assert ours.slots is not None
-    assert sum(ours.slots) == 100
-    assert took / 10 <= ours.sum_ns <= took
+    counters = io_of(source, group.id, device)
+    own_bytes, other = (counters.reads, counters.writes) if way == "read" else (counters.writes, counters.reads)
+    assert (own_bytes.count, other.count) == (100, 0)
+    assert (counters.read_bytes, counters.write_bytes) == ((100 * BLOCK, 0) if way == "read" else (0, 100 * BLOCK))
+    assert own_bytes.slots is not None
+    assert sum(own_bytes.slots) == 100
+    assert took / 10 <= own_bytes.sum_ns <= took
     assert source.problem() is None
 
 
-def test_two_cgroups_on_one_device_are_told_apart(source: BlockIoProbe, group: TestCgroup, loop: Path) -> None:
+def test_two_cgroups_on_one_device_are_distinguished(source: BlockIoProbe, group: TestCgroup, loop: Path) -> None:
     device = number_of(loop.stat().st_rdev)
     with cgroup(group.hierarchy, "io2") as second:
         direct(group, loop, "read", 30)
         direct(second, loop, "read", 7, 4096)
-        assert seen(source, group.id, device).read_bytes == 30 * BLOCK
-        assert seen(source, second.id, device).read_bytes == 7 * 4096
-        assert seen(source, second.id, device).reads.count == 7
+        assert io_of(source, group.id, device).read_bytes == 30 * BLOCK
+        assert io_of(source, second.id, device).read_bytes == 7 * 4096
+        assert io_of(source, second.id, device).reads.count == 7
 
 
 def disk_file(tmp_path: Path, size: int) -> tuple[Path, str]:
@@ -161,15 +157,15 @@ def disk_file(tmp_path: Path, size: int) -> tuple[Path, str]:
 
 
 def test_a_file_on_a_disk_with_a_scheduler(source: BlockIoProbe, group: TestCgroup, tmp_path: Path) -> None:
-    """Direct reads of 4 MiB: all bytes, once. The process may have read a page of Python from the disk beside them."""
+    """Direct reads of 4 MiB: all bytes, once. The process may have read a page of Python from the disk as well."""
     file, device = disk_file(tmp_path, 64 * BLOCK)
     took, charged = direct(group, file, "read", 64)
-    found = seen(source, group.id, device)
-    assert found.read_bytes == pytest.approx(64 * BLOCK, abs=BLOCK)
-    assert found.read_bytes <= charged, "which has what it read of Python from other disks, too"
-    assert found.reads.count >= 64
+    counters = io_of(source, group.id, device)
+    assert counters.read_bytes == pytest.approx(64 * BLOCK, abs=BLOCK)
+    assert counters.read_bytes <= charged, "which has what it read of Python from other disks, too"
+    assert counters.reads.count >= 64
     # What it read of Python was not timed, so the mean is what can be held against the calls.
-    assert 0 < found.reads.sum_ns / found.reads.count <= 1.5 * took / 64
+    assert 0 < counters.reads.sum_ns / counters.reads.count <= 1.5 * took / 64
 
 
 def test_what_is_written_back_later_is_the_roots_on_version_1(
@@ -180,15 +176,15 @@ def test_what_is_written_back_later_is_the_roots_on_version_1(
         pytest.skip("the cpu controller is on version 2, where the kernel charges the writer")
     size = 8 << 20
     file, device = disk_file(tmp_path, size)
-    before = seen(source, ROOT_CGROUP_ID, device).write_bytes
+    before = io_of(source, ROOT_CGROUP_ID, device).write_bytes
     writer = started_in(group, BUFFERED, str(file), str(size))
     assert writer.stdout is not None
     with writer.stdout:
         assert writer.stdout.readline() == b"dirty\n"
     assert writer.wait() == 0
     os.sync()
-    assert seen(source, group.id, device).write_bytes == 0
-    assert seen(source, ROOT_CGROUP_ID, device).write_bytes - before >= size
+    assert io_of(source, group.id, device).write_bytes == 0
+    assert io_of(source, ROOT_CGROUP_ID, device).write_bytes - before >= size
 
 
 def test_cgroups_that_are_gone_are_forgotten(source: BlockIoProbe, group: TestCgroup, loop: Path) -> None:
@@ -198,7 +194,7 @@ def test_cgroups_that_are_gone_are_forgotten(source: BlockIoProbe, group: TestCg
         assert group.id in source.read(dict(live)).cgroups
     for _ in range(3):
         source.read({ROOT_CGROUP_ID: "/"}, complete=False)
-    assert group.id in source.read(dict(live)).cgroups, "an incomplete listing forgets nobody"
+    assert group.id in source.read(dict(live)).cgroups, "an incomplete listing drops no cgroup"
     assert group.id in source.read({ROOT_CGROUP_ID: "/"}).cgroups
     source.read({ROOT_CGROUP_ID: "/"})
     assert group.id not in source.read({ROOT_CGROUP_ID: "/"}).cgroups
@@ -206,15 +202,15 @@ def test_cgroups_that_are_gone_are_forgotten(source: BlockIoProbe, group: TestCg
 
 def test_a_row_is_reads_and_then_writes() -> None:
     reads, writes = [10, 4096, 1, *[0] * (SLOT_COUNT - 1)], [30, 512, 0, 2, *[0] * (SLOT_COUNT - 2)]
-    found = decode([*reads, *writes])
-    assert (found.reads.sum_ns, found.reads.count, found.read_bytes) == (10, 1, 4096)
-    assert (found.writes.sum_ns, found.writes.count, found.write_bytes) == (30, 2, 512)
+    counters = decode([*reads, *writes])
+    assert (counters.reads.sum_ns, counters.reads.count, counters.read_bytes) == (10, 1, 4096)
+    assert (counters.writes.sum_ns, counters.writes.count, counters.write_bytes) == (30, 2, 512)
 
 
 def test_unchanged_rows_are_not_decoded_again(source: BlockIoProbe, group: TestCgroup, loop: Path) -> None:
     device = number_of(loop.stat().st_rdev)
     direct(group, loop, "read", 3)
-    first = seen(source, group.id, device)
-    assert seen(source, group.id, device) is first
+    first = io_of(source, group.id, device)
+    assert io_of(source, group.id, device) is first
     direct(group, loop, "read", 1)
-    assert seen(source, group.id, device).reads.count == 4
+    assert io_of(source, group.id, device).reads.count == 4

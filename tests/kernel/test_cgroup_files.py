@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.sensors.cgroup.cgroup_reader import CgroupReader
-from api.measurements import UNLIMITED
-from api.snapshot import CgroupSample
+from api.snapshot import UNLIMITED, CgroupSample
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -47,8 +46,8 @@ LIMITS = {
 
 @pytest.fixture
 def group() -> Iterator[TestCgroup]:
-    with cgroup(require_writable_cgroups(), "files") as made:
-        yield made
+    with cgroup(require_writable_cgroups(), "files") as group_:
+        yield group_
 
 
 def look(group: TestCgroup) -> CgroupSample:
@@ -83,7 +82,7 @@ def test_a_group_without_limits_says_so(group: TestCgroup) -> None:
     assert (limits.quota_us, limits.memory_max_bytes, limits.pids_max) == (-1, UNLIMITED, UNLIMITED)
 
 
-def test_memory_is_told_by_kind_and_by_numa_node(group: TestCgroup, tmp_path: Path) -> None:
+def test_memory_is_reported_by_kind_and_by_numa_node(group: TestCgroup, tmp_path: Path) -> None:
     """64 MiB of anonymous memory, in an interpreter that takes less than 32 MiB more."""
     work(group, tmp_path / "ready")
     sample = look(group)
@@ -98,7 +97,7 @@ def test_memory_is_told_by_kind_and_by_numa_node(group: TestCgroup, tmp_path: Pa
     assert sample.kernel_memory_bytes is None or 0 < sample.kernel_memory_bytes < sample.memory_bytes
 
 
-def test_cpu_time_is_told_by_mode_and_by_cpu(group: TestCgroup, tmp_path: Path) -> None:
+def test_cpu_time_is_reported_by_mode_and_by_cpu(group: TestCgroup, tmp_path: Path) -> None:
     """Half a second of work, less what the interpreter did before it joined: user and system make the whole, as do the CPUs."""
     work(group, tmp_path / "ready")
     time.sleep(0.1)
@@ -128,7 +127,7 @@ def test_io_is_counted_by_device(group: TestCgroup, tmp_path: Path) -> None:
     io = look(group).io
     if not io:
         pytest.skip(
-            "nobody counts I/O: enable io in cgroup.subtree_control; version 1 counts none since Linux 6.10 without limits"
+            "I/O is not counted: enable io in cgroup.subtree_control; version 1 counts none since Linux 6.10 without limits"
         )
     assert 8 * MIB <= io[number].write_bytes < 10 * MIB
     assert io[number].writes >= 8

@@ -47,9 +47,9 @@ while True:
 
 @pytest.fixture
 def reader() -> Iterator[CgroupReader]:
-    made = CgroupReader(require_writable_cgroups())
-    yield made
-    made.close()
+    created = CgroupReader(require_writable_cgroups())
+    yield created
+    created.close()
 
 
 def primary(group: TestCgroup, name: str = "") -> Path:
@@ -171,11 +171,11 @@ def test_a_swarm_of_groups_neither_stops_the_reader_nor_fools_it(reader: CgroupR
 
 @pytest.mark.parametrize("without", ["pids", "nothing"])
 def test_threads_that_come_and_go_are_counted(without: str) -> None:
-    """Version 1 shows a descriptor of `tasks` the same old list as long as somebody reads it once a second. Told that each read
-    is a turn of the slow files, the reader looks although the tasks that joined may not have run yet."""
+    """On version 1 a descriptor of `tasks` shows an old list as long as it is read once a second. With slow files due in
+    each cycle, the reader reopens it, although the tasks that joined may not have run yet."""
     hierarchy = require_writable_cgroups()
-    kept = {name: mount for name, mount in hierarchy.v1.items() if name != without}
-    reader = CgroupReader(Hierarchy(v1=kept, v2=hierarchy.v2))
+    first_fds = {name: mount for name, mount in hierarchy.v1.items() if name != without}
+    reader = CgroupReader(Hierarchy(v1=first_fds, v2=hierarchy.v2))
     with cgroup(hierarchy, "threads") as group:
         counts = []
         turns = iter(range(0, 60_000_000_000, 10_000_000_000))
@@ -194,7 +194,7 @@ def test_threads_that_come_and_go_are_counted(without: str) -> None:
 
 
 def test_a_group_that_wakes_below_one_that_slept_is_seen_at_once(reader: CgroupReader) -> None:
-    """Files are left out where the sum above stands still. Between two looks at the files themselves, whoever runs."""
+    """Files are not read while the parent's sum is unchanged; a cgroup that runs between two readings is noticed."""
     hierarchy = require_writable_cgroups()
     with cgroup(hierarchy, "pod"), ExitStack() as inner:
         web = TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-pod/web")
@@ -206,15 +206,15 @@ def test_a_group_that_wakes_below_one_that_slept_is_seen_at_once(reader: CgroupR
             words = usage.read_text().split()
             return int(words[0]) if len(words) == 1 else 1000 * int(words[1])
 
-        seen = []
-        for wanted in (signal.SIGCONT, signal.SIGSTOP, signal.SIGCONT, signal.SIGSTOP) * 2:
-            burner.send_signal(wanted)
+        observed = []
+        for expected in (signal.SIGCONT, signal.SIGSTOP, signal.SIGCONT, signal.SIGSTOP) * 2:
+            burner.send_signal(expected)
             for _ in range(3):
                 time.sleep(0.05)
                 earliest = used_ns()
                 sample = reader.read()[web.path]
                 assert sample.cpu_usage_ns is not None
                 assert earliest <= sample.cpu_usage_ns <= used_ns()
-                seen.append(sample.cpu_usage_ns)
-        stopped = [a == b for a, b in pairwise(seen)]
+                observed.append(sample.cpu_usage_ns)
+        stopped = [a == b for a, b in pairwise(observed)]
         assert set(stopped) == {False, True}, "it ran and it slept"

@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -18,13 +17,14 @@ from pathlib import Path
 import pytest
 
 from api.interfaces import ProbeReading, Unavailable
-from api.measurements import CpuCounters
+from api.snapshot import CpuCounters
 from probes import bpf
 from probes.counters import EVENTS, FORMS, OPTIONAL_EVENT, CountersProbe, countable_events, online_cpus, open_counters
 from probes.perf_event import SOFTWARE, PerfEvent, open_on_cpu, read_count
 from probes.registry import BY_NAME
 from probes.remedies import REMEDIES
-from tests.kernel.open_probes import LAST_CPU, PINNED, eventually, having, opened, started_in
+from tests.builders.waiting import until
+from tests.kernel.open_probes import LAST_CPU, PINNED, having, opened, probe_fixture, started_in
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_root, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -54,23 +54,19 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
 """
 
 
-@pytest.fixture(params=FORMS)
-def probe(request: pytest.FixtureRequest) -> Iterator[CountersProbe]:
-    with opened(partial(open_counters, events=CLOCKS), request.param) as source:
-        assert source.form == request.param
-        yield source
+probe = probe_fixture(partial(open_counters, events=CLOCKS), FORMS)
 
 
-def counters_of(seen: ProbeReading, group: TestCgroup) -> CpuCounters:
-    found = seen.cgroups[group.id]["counters"]
-    assert isinstance(found, CpuCounters)
-    return found
+def counters_of(observed: ProbeReading, group: TestCgroup) -> CpuCounters:
+    values = observed.cgroups[group.id]["counters"]
+    assert isinstance(values, CpuCounters)
+    return values
 
 
-def by_cpu(seen: ProbeReading) -> dict[int, CpuCounters]:
-    found = seen.node["cpu_counters"]
-    assert isinstance(found, dict)
-    return found
+def by_cpu(observed: ProbeReading) -> dict[int, CpuCounters]:
+    values = observed.node["cpu_counters"]
+    assert isinstance(values, dict)
+    return values
 
 
 def cpu_time_ns(group: TestCgroup) -> int:
@@ -94,7 +90,7 @@ def end(group: TestCgroup) -> None:
 
 
 def end_turns() -> None:
-    """On every CPU, however long nobody had work there: what is counted is known at switches only."""
+    """Run a task on every CPU, also idle ones: counts are updated at switches only."""
     allowed = os.sched_getaffinity(0)
     for cpu in online_cpus():
         os.sched_setaffinity(0, {cpu})
@@ -104,20 +100,20 @@ def end_turns() -> None:
 def test_clocks_are_the_cpu_time_of_each_cgroup(probe: CountersProbe) -> None:
     """One has a CPU for itself or nearly so, the other shares one with two of its own and uses less in between."""
     hierarchy = require_writable_cgroups()
-    with cgroup(hierarchy, "one") as one, cgroup(hierarchy, "two") as two, cgroup(hierarchy, "none") as none:
-        live, stolen_before = {group.id: group.path for group in (one, two, none)}, stolen_ns()
-        one.burn(1)
+    with cgroup(hierarchy, "one") as alone, cgroup(hierarchy, "two") as two, cgroup(hierarchy, "none") as none:
+        live, stolen_before = {group.id: group.path for group in (alone, two, none)}, stolen_ns()
+        alone.burn(1)
         two.start([sys.executable, "-c", PINNED, str(LAST_CPU)])
         two.start([sys.executable, "-c", PINNED, str(LAST_CPU)])
         two.start([sys.executable, "-c", "import time\nwhile True: time.sleep(0.001)"])
-        assert eventually(lambda: all(cpu_time_ns(group) > 700 * MS for group in (one, two)))
-        for group in (one, two):
+        until(lambda: all(cpu_time_ns(group) > 700 * MS for group in (alone, two)))
+        for group in (alone, two):
             end(group)
-        seen = probe.read(live)
-        assert counters_of(seen, none) == CpuCounters(cycles=0, instructions=0, misses=0)
+        observed = probe.read(live)
+        assert counters_of(observed, none) == CpuCounters(cycles=0, instructions=0, misses=0)
         stolen = stolen_ns() - stolen_before + 10 * MS
-        for group in (one, two):
-            counted, used = counters_of(seen, group), cpu_time_ns(group)
+        for group in (alone, two):
+            counted, used = counters_of(observed, group), cpu_time_ns(group)
             # A process is in the middle of a turn when it joins its cgroup.
             for clock in (counted.cycles, counted.instructions):
                 assert clock is not None
@@ -134,29 +130,29 @@ def test_events_go_to_the_cgroup_whose_task_made_them(probe: CountersProbe) -> N
         time.sleep(0.5)
         before = counters_of(probe.read(live), computing).misses
         process = started_in(touching, TOUCH, prefix=["taskset", "-c", str(LAST_CPU)])
-        said, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=30)
         end(computing)
-        seen = probe.read(live)
-        faults, after = counters_of(seen, touching).misses, counters_of(seen, computing).misses
+        observed = probe.read(live)
+        faults, after = counters_of(observed, touching).misses, counters_of(observed, computing).misses
     assert before is not None
     assert after is not None
     assert faults is not None
-    assert PAGES < faults <= 1.02 * int(said)
+    assert PAGES < faults <= 1.02 * int(output)
     assert after - before < 100
 
 
-def test_idle_time_is_nobodys(probe: CountersProbe) -> None:
+def test_idle_time_is_counted_for_no_cgroup(probe: CountersProbe) -> None:
     """What all cgroups have together, and the idle time of /proc/stat, are the time that there was."""
 
     def look() -> tuple[int, int, int, int]:
         end_turns()
-        seen = probe.read({})
+        observed = probe.read({})
         words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
         idle = (int(words[4]) + int(words[5])) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
         groups = (
-            counters for values in seen.cgroups.values() if isinstance(counters := values["counters"], CpuCounters)
+            counters for values in observed.cgroups.values() if isinstance(counters := values["counters"], CpuCounters)
         )
-        here = sum(of.cycles for of in by_cpu(seen).values())
+        here = sum(of.cycles for of in by_cpu(observed).values())
         return sum(of.cycles for of in groups), idle, here, time.monotonic_ns() * len(online_cpus())
 
     before = look()
@@ -170,29 +166,29 @@ def test_counts_only_grow(probe: CountersProbe) -> None:
     with cgroup(require_writable_cgroups(), "growing") as group:
         live = {group.id: group.path}
         group.burn(2)
-        seen = [probe.read(live) for _ in range(8) if time.sleep(0.15) is None]
-        of_group = [counters_of(each, group) for each in seen]
+        observed = [probe.read(live) for _ in range(8) if time.sleep(0.15) is None]
+        of_group = [counters_of(each, group) for each in observed]
     assert all(earlier.cycles <= later.cycles for earlier, later in pairwise(of_group))
     assert all(
         by_cpu(earlier)[cpu].cycles <= by_cpu(later)[cpu].cycles
-        for earlier, later in pairwise(seen)
+        for earlier, later in pairwise(observed)
         for cpu in by_cpu(earlier)
     )
     assert of_group[-1].cycles > of_group[0].cycles
 
 
-def test_a_cpu_without_events_is_told_of_and_not_guessed(probe: CountersProbe) -> None:
+def test_a_cpu_without_events_is_reported_and_not_estimated(probe: CountersProbe) -> None:
     with cgroup(require_writable_cgroups(), "blind") as group:
         live = {group.id: group.path}
         probe.read(live)
         assert probe.problem() is None
         bpf.delete(probe._loaded.maps["instructions"][0], LAST_CPU.to_bytes(4, sys.byteorder))
         group.start(["taskset", "-c", str(LAST_CPU), sys.executable, "-c", "for _ in range(10 ** 7): pass"]).wait()
-        seen = probe.read(live)
-        assert counters_of(seen, group).cycles < cpu_time_ns(group) / 2
+        observed = probe.read(live)
+        assert counters_of(observed, group).cycles < cpu_time_ns(group) / 2
     problem = probe.problem()
     assert problem is not None
-    assert problem.reason.endswith(f"turns on CPUs whose counters could not be read were not counted: {LAST_CPU}")
+    assert problem.reason.endswith(f"runs were not counted: the counters of these CPUs cannot be read: {LAST_CPU}")
 
 
 def test_it_holds_no_descriptor_of_an_event(probe: CountersProbe) -> None:
@@ -200,7 +196,7 @@ def test_it_holds_no_descriptor_of_an_event(probe: CountersProbe) -> None:
     assert {str((here / str(fd)).readlink()) for fd in probe._loaded.descriptors} >= {"anon_inode:bpf-map"}
     held = {str(entry.readlink()) for entry in here.iterdir() if entry.is_symlink()}
     assert "anon_inode:[perf_event]" not in held
-    assert eventually(lambda: by_cpu(probe.read({})).keys() == set(online_cpus())), "and yet each CPU counts"
+    until(lambda: by_cpu(probe.read({})).keys() == set(online_cpus()), "and yet each CPU counts")
 
 
 def test_without_hardware_counters_it_says_so() -> None:
@@ -232,7 +228,7 @@ def test_the_third_counter_is_left_out_where_there_is_none() -> None:
     with pytest.raises(Unavailable, match="this machine has no hardware counters"):
         countable_events({**CLOCKS, "cycles": nonsense}, online_cpus()[0])
     with opened(partial(open_counters, events={**CLOCKS, OPTIONAL_EVENT: nonsense})) as source:
-        assert eventually(lambda: {of.misses for of in by_cpu(source.read({})).values()} == {None})
+        until(lambda: {of.misses for of in by_cpu(source.read({})).values()} == {None})
 
 
 def test_a_counter_that_stands_still_is_no_counter() -> None:
@@ -245,12 +241,12 @@ def test_a_counter_that_stands_still_is_no_counter() -> None:
             pytest.skip("this machine emulates instructions")
     finally:
         os.close(fd)
-    with pytest.raises(Unavailable, match="the counter of instructions stands still on CPU 0"):
+    with pytest.raises(Unavailable, match="the counter of instructions on CPU 0 does not grow"):
         countable_events({**CLOCKS, "instructions": stuck}, 0)
 
 
 def test_it_needs_what_its_row_of_the_registry_says() -> None:
-    """There is no such test beside the other probes' where the machine has no hardware counters."""
+    """The common test of the registry skips this probe on machines without hardware counters."""
     with opened(partial(open_counters, events=CLOCKS)) as source:
         form = source.form
     row = BY_NAME["counters"]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from api.measurements import RunqLatency
+from api.snapshot import RunqLatency
 from probes.blame import BlameProbe
 from probes.loader import load
 from probes.runqlat import RunqLatencyProbe, job
@@ -65,9 +65,9 @@ def test_cpus_have_their_own_numbers_where_some_are_left_out(monkeypatch: pytest
 
 def test_the_blame_probe_gives_them_and_those_without_blame_give_none() -> None:
     with probe("tp_btf") as waits:
-        seen = BlameProbe(waits, owned=False).read({1: "/"})
-        by_cpu = seen.node["cpu_waits"]
+        observed = BlameProbe(waits, owned=False).read({1: "/"})
+        by_cpu = observed.node["cpu_waits"]
         assert isinstance(by_cpu, dict)
-        assert set(range(LAST_CPU + 1)) <= by_cpu.keys(), "also those for which nobody has waited"
+        assert set(range(LAST_CPU + 1)) <= by_cpu.keys(), "also CPUs without a wait"
     with probe("classic") as waits:
         assert waits.by_cpu() == {}

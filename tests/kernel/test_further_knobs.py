@@ -24,6 +24,7 @@ from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import Outcome, OutcomeStatus
 from api.knobs import Knob, Reason
 from cli.reset import reset
+from tests.builders.waiting import until
 from tests.kernel.knob_cgroups import KnobCgroup, nested, statuses
 from tests.kernel.real_cgroups import cgroup
 
@@ -46,8 +47,8 @@ time.sleep(600)
 @pytest.fixture
 def group(hierarchy: Hierarchy) -> Iterator[KnobCgroup]:
     """A cgroup with the kernel's own values."""
-    with cgroup(hierarchy, "further") as made:
-        yield KnobCgroup(made)
+    with cgroup(hierarchy, "further") as instance:
+        yield KnobCgroup(instance)
 
 
 @pytest.fixture
@@ -64,10 +65,10 @@ def cached(tmp_path: Path) -> Path:
 
 def disk() -> str:
     """Number of a disk that stands for any."""
-    found = sorted(Path("/sys/block").glob("*/dev"))
-    if not found:
+    cgroup_id = sorted(Path("/sys/block").glob("*/dev"))
+    if not cgroup_id:
         pytest.skip("this machine has no block device")
-    return found[0].read_text().strip()
+    return cgroup_id[0].read_text().strip()
 
 
 def requires(files: KnobWriter, group: KnobCgroup, knob: Knob) -> None:
@@ -77,8 +78,8 @@ def requires(files: KnobWriter, group: KnobCgroup, knob: Knob) -> None:
 
 def raw(files: KnobWriter, group: KnobCgroup, knob: Knob) -> dict[str, str]:
     """What the files hold, read by other means than the agent's."""
-    place = files._place(knob, group.path)
-    return {file: group.made.file(place.controller, file).read_text() for file in place.files}
+    codec = files._codec(knob, group.path)
+    return {file: group.cgroup.file(codec.controller, file).read_text() for file in codec.files}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def raw(files: KnobWriter, group: KnobCgroup, knob: Knob) -> dict[str, str]:
         (Knob.NET_CLASS, "0", "65537"),
     ],
 )
-def test_it_is_written_read_back_and_put_back(
+def test_a_knob_is_written_read_back_and_restored(
     group: KnobCgroup,
     actuator: Actuator,
     originals: OriginalsJournal,
@@ -135,15 +136,15 @@ def test_memory_moves_with_the_nodes_and_the_owner_s_flag_comes_back(
     group: KnobCgroup, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter
 ) -> None:
     """Of one NUMA node: what lies outside is cut off, what has nothing in common is refused, the flag is what changes."""
-    if files.ceiling(group.path, Knob.MEMS) != (0,):
+    if files.allowed_above(group.path, Knob.MEMS) != (0,):
         pytest.skip("this machine has more than one NUMA node")
     (outcome,) = actuator.apply([group.decide(Knob.MEMS, "0-1")])
     assert (outcome.status, outcome.after, outcome.clamped_from) == (OutcomeStatus.UNCHANGED, "0", "0-1")
     (outcome,) = actuator.apply([group.decide(Knob.MEMS, "1")])
     assert (outcome.status, "none of the NUMA nodes 1" in outcome.error) == (OutcomeStatus.REFUSED, True)
     before = raw(files, group, Knob.MEMS)
-    found = files.read_raw(group.path, group.id, Knob.MEMS)
-    originals.record(OriginalValue(cgroup=group.path, cgroup_id=group.id, knob=Knob.MEMS, raw=found))
+    cgroup_id = files.read_raw(group.path, group.id, Knob.MEMS)
+    originals.record(OriginalValue(cgroup=group.path, cgroup_id=group.id, knob=Knob.MEMS, raw=cgroup_id))
     files.write(group.path, group.id, Knob.MEMS, "0")
     if group.version == "v1":
         assert raw(files, group, Knob.MEMS) == {**before, "cpuset.memory_migrate": "1\n"}
@@ -193,20 +194,17 @@ def test_a_quota_below_the_owner_s_burst_takes_it_down_and_both_come_back(
 
 def hold(group: KnobCgroup, anonymous_bytes: int, path: Path) -> None:
     """A process in the group that has that much anonymous memory and that file in its page cache."""
-    process = group.made.start([sys.executable, "-c", HOLD, str(anonymous_bytes), str(path)])
-    deadline = time.monotonic() + 60
-    while used(group) < anonymous_bytes + path.stat().st_size and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.05)
-    assert used(group) >= anonymous_bytes + path.stat().st_size
+    process = group.cgroup.start([sys.executable, "-c", HOLD, str(anonymous_bytes), str(path)])
+    until(lambda: used(group) >= anonymous_bytes + path.stat().st_size, seconds=60)
+    assert process.poll() is None
 
 
 def used(group: KnobCgroup) -> int:
     name = "memory.current" if group.version == "v2" else "memory.usage_in_bytes"
-    return int(group.made.file("memory", name).read_text())
+    return int(group.cgroup.file("memory", name).read_text())
 
 
-def test_a_limit_below_what_is_used_comes_in_steps_and_kills_nobody(
+def test_a_limit_below_the_usage_is_reached_in_steps_and_kills_no_process(
     group: KnobCgroup, actuator: Actuator, cached: Path
 ) -> None:
     hold(group, 48 * MIB, cached)
@@ -216,8 +214,8 @@ def test_a_limit_below_what_is_used_comes_in_steps_and_kills_nobody(
         assert outcome.after is not None, outcome
         assert outcome.clamped_from == str(MIB)
         limits.append(int(outcome.after) if outcome.after != "max" else 1 << 62)
-    (process,) = group.made.processes
-    assert process.poll() is None, "nobody is killed"
+    (process,) = group.cgroup.processes
+    assert process.poll() is None, "no process is killed"
     assert limits == sorted(limits, reverse=True)
     assert limits[0] > 48 * MIB + 16 * MIB, "one step takes no more than half of the page cache"
     assert 48 * MIB <= limits[-1] < 48 * MIB + 24 * MIB, "what is anonymous stays, most of what is cached does not"
@@ -225,15 +223,10 @@ def test_a_limit_below_what_is_used_comes_in_steps_and_kills_nobody(
 
 
 def finish(actuator: Actuator) -> Outcome:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if found := actuator.finished():
-            return found[0]
-        time.sleep(0.02)
-    raise AssertionError("nothing was done within a minute")
+    return until(actuator.finished, "a one-shot control is finished", 60)[0]
 
 
-def test_page_cache_is_dropped_beside_the_round_and_leaves_nothing_to_put_back(
+def test_page_cache_is_dropped_in_a_thread_and_leaves_nothing_to_restore(
     group: KnobCgroup, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter, cached: Path
 ) -> None:
     requires(files, group, Knob.DROP_CACHE)
@@ -282,8 +275,8 @@ def test_pages_move_or_the_kernel_says_why_not(
 
 
 def test_a_vanished_group_gives_nothing_back(hierarchy: Hierarchy, actuator: Actuator) -> None:
-    with cgroup(hierarchy, "gone") as made:
-        decision = KnobCgroup(made).decide(Knob.DROP_CACHE, str(MIB))
+    with cgroup(hierarchy, "gone") as instance:
+        decision = KnobCgroup(instance).decide(Knob.DROP_CACHE, str(MIB))
     actuator.apply([decision])
     assert finish(actuator).status is OutcomeStatus.VANISHED
 
@@ -315,15 +308,15 @@ def test_whatever_was_decided_everything_comes_back(
     with nested(hierarchy, f"random{seed}") as pair:
         knobs = [knob for knob in VALUES if files.available(knob, pair[1].path)]
         before = [raw(files, group, knob) for group in pair for knob in knobs]
-        wanted: dict[tuple[int, Knob], str] = {}
+        requests: dict[tuple[int, Knob], str] = {}
         for number in range(40):
             place = chosen.randrange(2), chosen.choice(knobs)
-            wanted.pop(place, None)
+            requests.pop(place, None)
             if chosen.random() < 0.8:
-                wanted[place] = chosen.choice(VALUES[place[1]]).format(disk=device)
-            decisions = [pair[index].decide(knob, value) for (index, knob), value in wanted.items()]
+                requests[place] = chosen.choice(VALUES[place[1]]).format(disk=device)
+            decisions = [pair[index].decide(knob, value) for (index, knob), value in requests.items()]
             outcomes = actuator.apply(decisions, number * 1_000_000_000)
-            assert not [o for o in outcomes if o.repaired], "nobody else wrote anything"
+            assert not [o for o in outcomes if o.repaired], "there was no external write"
             wrong = [o for o in outcomes if o.status not in (OutcomeStatus.APPLIED, OutcomeStatus.UNCHANGED)]
             # A burst does not fit under a quota that could not be raised.
             outside = {(o.decision.cgroup, Knob.BURST) for o in wrong if o.decision.knob is Knob.QUOTA}
@@ -341,7 +334,7 @@ def test_whatever_was_decided_everything_comes_back(
 
 
 def test_a_disk_s_write_back_throttling_is_put_back_by_a_reset(tmp_path: Path) -> None:
-    """On a loop device that nobody uses."""
+    """On an unused loop device."""
     free = [
         disk
         for disk in sorted(Path("/sys/block").glob("loop*"), reverse=True)
@@ -360,6 +353,6 @@ def test_a_disk_s_write_back_throttling_is_put_back_by_a_reset(tmp_path: Path) -
         assert (outcome.status, outcome.before, outcome.after) == (OutcomeStatus.APPLIED, before.strip(), "4321")
         done = CliRunner().invoke(reset, ["--state-dir", str(state)])
         assert (done.exit_code, file.read_text()) == (0, before), done.output
-        assert f"/sys/block/{free[0].name} wbt_lat_usec: put back" in done.output
+        assert f"/sys/block/{free[0].name} wbt_lat_usec: restored" in done.output
     finally:
         file.write_text(before)

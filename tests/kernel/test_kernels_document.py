@@ -45,15 +45,15 @@ def types(blob: bytes) -> Btf:
 
 
 def is_there(thing: str, types: Btf, blob: bytes) -> bool:
-    """Whether this kernel has what the page calls by that name, asked as the loader asks."""
+    """Whether this kernel has what the page calls by that name, checked as by the loader."""
     name, call, passed = thing.rstrip(")").partition("(")
     if thing in PLACES:
         form = {"name": thing, "fields": {}, "optional": {"X": [PLACES[thing]]}}
         return "X" in field_offsets(types, form)
     try:
         if call:
-            wanted = tuple(filter(None, passed.split(", ")))
-            return types.arguments(name)[: len(wanted)] == wanted
+            members = tuple(filter(None, passed.split(", ")))
+            return types.arguments(name)[: len(members)] == members
         if thing.startswith("btf_trace_"):
             return types.typedef_id(thing) > 0
         if thing.startswith("bpf_iter_"):
@@ -81,19 +81,19 @@ def test_the_form_that_this_kernel_is_said_to_take_is_the_first_that_finds_its_f
 ) -> None:
     """By the functions that refuse forms before the compiler runs; that the rest load is for tests/kernel/test_registry.py."""
     row = next(row for row in tables("What runs where")[0][1:] if named(row[0]) == [name])
-    said = row[1 + COLUMNS.index(RUNNING)]
+    documented = row[1 + COLUMNS.index(RUNNING)]
     updates = {event(program) for _, program in programs(name)} & TAKEN_OVER
     if updates and all(is_there(thing, types, blob) for thing in updates):
-        said = JOBS[name].forms[0].name
-    assert next(fitting(name, types), "-") == said
+        documented = JOBS[name].forms[0].name
+    assert next(fitting(name, types), "-") == documented
 
 
 def fitting(name: str, types: Btf) -> Iterator[str]:
     for form in JOBS[name].forms:
-        asked = msgspec.to_builtins(form)
+        form_fields = msgspec.to_builtins(form)
         try:
-            field_offsets(types, asked)
-            _attach_targets(types, asked, asked["programs"])
+            field_offsets(types, form_fields)
+            _attach_targets(types, form_fields, form_fields["programs"])
         except FormRefused:
             continue
         yield form.name
@@ -109,10 +109,10 @@ def test_files_of_a_cgroup_are_there_from_their_version_on() -> None:
             for file in named(files):
                 if (controller := controller_of(file, hierarchy)) is None:
                     continue
-                exists, known = group.file(controller, file).exists(), RUNNING in kernels(when)
+                exists, present = group.file(controller, file).exists(), RUNNING in kernels(when)
                 there += exists
-                must = known and needs.startswith("the controller")
-                if (exists and not known) or (must and not exists):
+                must = present and needs.startswith("the controller")
+                if (exists and not present) or (must and not exists):
                     wrong.append(file)
     assert wrong == []
     assert there >= 20

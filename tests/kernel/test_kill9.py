@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -47,8 +48,8 @@ Pair = tuple[KnobCgroup, KnobCgroup]
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     hierarchy: Hierarchy = require_writable_cgroups()
-    with nested(hierarchy, "kill") as made:
-        yield made
+    with nested(hierarchy, "kill") as pair_:
+        yield pair_
 
 
 def texts(pair: Pair) -> dict[tuple[str, str], str]:
@@ -92,7 +93,7 @@ def rounds(pair: Pair) -> list[list[Decision]]:
             outer.decide(Knob.CPUSET, "0-1"),
             inner.decide(Knob.IDLE, "1"),
         ],
-        # The burst of 30 ms has to go down before this quota, and memory is written beside it.
+        # The burst of 30 ms has to go down before this quota, and memory is written in the same cycle.
         [
             outer.decide(Knob.IDLE, "1"),
             outer.decide(Knob.QUOTA, "20000 40000"),
@@ -103,12 +104,12 @@ def rounds(pair: Pair) -> list[list[Decision]]:
 
 def cleared(pair: Pair, before: dict[tuple[str, str], str], state: Path, lost: str) -> tuple[object, ...]:
     """What a kill left: every change has its original on disk (else it is `lost`), and a reset puts all of them back."""
-    found, known = texts(pair), journalled(state)
-    assert not {key for key in before if found[key] != before[key] and known.get(key) != before[key]}, lost
+    on_disk, originals = texts(pair), journalled(state)
+    assert not {key for key in before if on_disk[key] != before[key] and originals.get(key) != before[key]}, lost
     assert run_to_exit(run_reset, 0, state) == 0, lost
     assert texts(pair) == before, lost
     assert not (state / FILE_NAME).exists(), lost
-    return tuple(found.items()), tuple(known.items())
+    return tuple(on_disk.items()), tuple(originals.items())
 
 
 def test_killed_at_every_step_of_acting(pair: Pair, tmp_path: Path) -> None:
@@ -176,8 +177,14 @@ def test_reset_waits_for_no_living_agent_and_needs_none(pair: Pair, tmp_path: Pa
     assert f"is in use by process {agent.pid}: stop process {agent.pid}" in refused.stderr
     assert agent.returncode == -signal.SIGKILL
     assert texts(pair) != before
-    done = subprocess.run([*RESET, "--state-dir", str(tmp_path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*RESET, "--state-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"COLUMNS": "120"},
+    )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Nothing is left to put back." in done.stdout
+    assert "Nothing is left to restore." in done.stdout
     assert outer.path in done.stdout
     assert texts(pair) == before

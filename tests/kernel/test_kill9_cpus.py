@@ -1,5 +1,6 @@
-"""SIGKILL before every single system call of whole rounds, with the state of CPUs: who starts next moves nobody needlessly,
-and `dioptase reset` puts everything back."""
+"""SIGKILL before every system call of whole cycles, with the CPU state: the next agent moves no container needlessly.
+`dioptase reset` restores everything.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ class Three:
     def cpus(self) -> dict[str, str]:
         return {name: group.file("cpuset", "cpuset.cpus").read_text().strip() for name, group in self.groups.items()}
 
-    def seen(self, seq: int, *names: str) -> Snapshot:
+    def observed(self, seq: int, *names: str) -> Snapshot:
         """The node with these pods on it."""
         pods: list[Pod] = [builders.pod(self.groups[name].path[1:], LEVELS[name], request=1.0) for name in names]
         return builders.snapshot(seq, pods, ids={self.groups[name].path[1:]: self.groups[name].id for name in names})
@@ -56,10 +57,10 @@ class Three:
 def three() -> Iterator[Three]:
     hierarchy = require_writable_cgroups()
     with ExitStack() as stack:
-        made = Three({name: stack.enter_context(cgroup(hierarchy, f"k9-{name}")) for name in LEVELS})
-        made.groups["web"].file("cpuset", "cpuset.cpus").write_text("0-1\n")
-        made.groups["batch"].file("cpuset", "cpuset.cpus").write_text("0\n")
-        yield made
+        tree_ = Three({name: stack.enter_context(cgroup(hierarchy, f"k9-{name}")) for name in LEVELS})
+        tree_.groups["web"].file("cpuset", "cpuset.cpus").write_text("0-1\n")
+        tree_.groups["batch"].file("cpuset", "cpuset.cpus").write_text("0\n")
+        yield tree_
 
 
 def reset(three: Three, before: Mapping[tuple[str, str], str], state: Path, lost: str) -> None:
@@ -71,14 +72,14 @@ def reset(three: Three, before: Mapping[tuple[str, str], str], state: Path, lost
 def undisturbed(
     three: Three, state: Path, before: Mapping[tuple[str, str], str], *stages: Snapshot
 ) -> list[dict[str, str]]:
-    """Who has which CPUs after each of these rounds, of agents that end in between but are not killed at work."""
-    found = []
+    """Return the cpusets after each of these cycles, of agents that end between them without being killed in one."""
+    cpusets = []
     for stage in stages:
         assert run_to_exit(run_cycles, 0, state, CPUSETS, [stage]) == 0
-        found.append(three.cpus())
+        cpusets.append(three.cpus())
     reset(three, before, state, "undisturbed")
     (state / CPU_STATE).unlink()
-    return found
+    return cpusets
 
 
 def kill_everywhere(
@@ -86,7 +87,7 @@ def kill_everywhere(
     tmp_path: Path,
     earlier: Sequence[Snapshot],
     now: Snapshot,
-    wanted: Mapping[str, str],
+    decided: Mapping[str, str],
     start: Mapping[str, str],
 ) -> tuple[int, int]:
     """Kill the round `now` before each of its system calls: how many there are, and how many kinds of wreckage they leave."""
@@ -98,9 +99,9 @@ def kill_everywhere(
             assert run_to_exit(run_cycles, 0, state, CPUSETS, [stage]) == 0
         code = run_to_exit(run_cycles, last, state, CPUSETS, [now])
         assert code in (0, -signal.SIGKILL), f"step {last}"
-        left, known = three.cpus(), three.files()
+        left, entries = three.cpus(), three.files()
         for name, cpus in left.items():
-            assert cpus in (start[name], wanted[name]), f"step {last}: {name} is where nobody wanted it"
+            assert cpus in (start[name], decided[name]), f"step {last}: {name} has an unexpected cpuset"
         if (state / FILE_NAME).exists():
             originals = {
                 (entry.cgroup, file): text
@@ -109,27 +110,27 @@ def kill_everywhere(
             }
         else:
             originals = {}
-        for (name, file), text in known.items():
+        for (name, file), text in entries.items():
             original = originals.get((three.groups[name].path, file))
             assert text == before[name, file] or original == before[name, file], f"step {last}: an original is lost"
         if any(left[name] != start[name] for name in left):
             decode_state((state / CPU_STATE).read_bytes())
         wreckage.add((tuple(left.items()), len(originals), (state / CPU_STATE).exists()))
-        # Who comes next moves those that had not been moved yet, and no other.
+        # The next agent moves the containers that had not been moved yet, and no other.
         assert run_to_exit(run_cycles, 0, state, CPUSETS, [now]) == 0
-        assert three.cpus() == wanted, f"step {last}"
+        assert three.cpus() == decided, f"step {last}"
         reset(three, before, state, f"step {last}")
     return last, len(wreckage)
 
 
 def test_killed_at_every_step_of_placing(three: Three, tmp_path: Path) -> None:
     before, start = three.files(), three.cpus()
-    first, second = three.seen(1, "web", "batch"), three.seen(2, "alone", "batch")
-    one, both = undisturbed(three, tmp_path / "plain", before, first, second)
-    assert one == {"web": "0", "alone": "0-1", "batch": "1"}, "they are kept apart"
-    assert both == {"web": "0-1", "alone": "0", "batch": "1"}, "who left has everything back"
+    first, second = three.observed(1, "web", "batch"), three.observed(2, "alone", "batch")
+    container, both = undisturbed(three, tmp_path / "plain", before, first, second)
+    assert container == {"web": "0", "alone": "0-1", "batch": "1"}, "they are kept apart"
+    assert both == {"web": "0-1", "alone": "0", "batch": "1"}, "all originals are restored"
     # 17 and 21 steps here, with 5 kinds of wreckage each; far fewer would prove little.
-    for earlier, now, wanted, was in (([], first, one, start), ([first], second, both, one)):
-        steps, kinds = kill_everywhere(three, tmp_path, earlier, now, wanted, was)
+    for earlier, now, decided, was in (([], first, container, start), ([first], second, both, container)):
+        steps, kinds = kill_everywhere(three, tmp_path, earlier, now, decided, was)
         assert steps > 12
         assert kinds > 3

@@ -1,19 +1,18 @@
-"""Reclaim that can be computed: what does not fit into a memory limit has to go, and whoever reads it waits for that."""
+"""Reclaim that can be computed: what does not fit into a memory limit is reclaimed, and the reader waits for that."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from api.interfaces import ProbeReading, Unavailable
-from api.measurements import Kswapd, ReclaimLatency
+from api.interfaces import ProbeReading
+from api.snapshot import Kswapd, ReclaimLatency
 from probes.kswapd import FORMS, NO_RECLAIM, KswapdProbe, nodes_with_memory, open_kswapd
-from tests.kernel.open_probes import opened
+from tests.kernel.open_probes import probe_fixture
 from tests.kernel.real_cgroups import TestCgroup, cgroup, limit_memory, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -27,21 +26,17 @@ with open(sys.argv[1], "rb", buffering=0) as file:
 """
 
 
-@pytest.fixture(params=FORMS)
-def probe(request: pytest.FixtureRequest) -> Iterator[KswapdProbe]:
-    with opened(open_kswapd, request.param) as source:
-        assert source.form == request.param
-        yield source
+probe = probe_fixture(open_kswapd, FORMS)
 
 
-def reclaim_of(seen: ProbeReading, group: TestCgroup) -> ReclaimLatency:
-    found = seen.cgroups[group.id]["reclaim"]
-    assert isinstance(found, ReclaimLatency)
-    return found
+def reclaim_of(observed: ProbeReading, group: TestCgroup) -> ReclaimLatency:
+    counts = observed.cgroups[group.id]["reclaim"]
+    assert isinstance(counts, ReclaimLatency)
+    return counts
 
 
 def uncached_file(path: Path, size: int) -> Path:
-    """A file on a disk whose pages are not in memory: who reads it is charged for them."""
+    """A file on a disk whose pages are not in memory: the reader is charged for them."""
     with path.open("wb") as file:
         for _ in range(size // MIB):
             file.write(b"\xa5" * MIB)
@@ -71,17 +66,17 @@ def test_reading_128_mib_within_32_reclaims_the_other_96(probe: KswapdProbe, tmp
         assert neighbour.start([sys.executable, "-c", "pass"]).wait() == 0
         assert group.start([sys.executable, "-c", READ, str(file)]).wait() == 0
         elapsed = time.monotonic_ns() - started
-        seen = probe.read(live)
-        reclaim = reclaim_of(seen, group)
-        assert reclaim_of(seen, neighbour) == NO_RECLAIM
+        observed = probe.read(live)
+        reclaim = reclaim_of(observed, group)
+        assert reclaim_of(observed, neighbour) == NO_RECLAIM
     assert 96 * MIB // PAGE <= reclaim.reclaimed_pages <= 132 * MIB // PAGE
     assert reclaim.limit.count > 0
     assert reclaim.limit.slots is not None
     assert sum(reclaim.limit.slots) == reclaim.limit.count
-    # Each reclaim asks for 32 pages at least, and gets them: clean pages of a file that nobody else uses.
+    # Each reclaim asks for 32 pages at least, and gets them: clean pages of a file without other users.
     assert reclaim.limit.count <= reclaim.reclaimed_pages / 32
     assert 0 < reclaim.limit.sum_ns < elapsed
-    assert probe.lost().full == probe.lost().seat == 0
+    assert probe.lost().full == probe.lost().task_slot == 0
     assert probe.problem() is None
 
 
@@ -90,10 +85,3 @@ def test_every_numa_node_with_memory_has_its_kswapd(probe: KswapdProbe) -> None:
     assert isinstance(kswapd, dict)
     assert tuple(kswapd) == nodes_with_memory()
     assert all(isinstance(each, Kswapd) for each in kswapd.values())
-
-
-def test_a_closed_probe_says_so(probe: KswapdProbe) -> None:
-    probe.close()
-    probe.close()
-    with pytest.raises(Unavailable, match="is closed"):
-        probe.read({})

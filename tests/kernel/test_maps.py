@@ -23,21 +23,21 @@ PAIR = ["pair", [["a", U64], ["b", U32]], "struct"]
 def make(request: pytest.FixtureRequest) -> Iterator[object]:
     """A maker of maps whose reader uses the batch calls, or believes that the kernel has none."""
     require_root()
-    made: list[int] = []
+    created: list[int] = []
 
     def make_map(kind: int, key: object, leaf: object, entries: int) -> BpfMap:
         cpus = possible_cpus()
         sizes = (maps.dtype_of(key).itemsize, maps.dtype_of(leaf).itemsize)
         try:
-            made.append(bpf.create_map(kind, *sizes, entries, "dioptase_test"))
+            created.append(bpf.create_map(kind, *sizes, entries, "dioptase_test"))
         except PermissionError as error:
             pytest.skip(f"maps cannot be made here: {error}")
-        opened = BpfMap(made[-1], MapDescription("test", key, leaf), cpus)
+        opened = BpfMap(created[-1], MapDescription("test", key, leaf), cpus)
         opened._batch = request.param == "batch"
         return opened
 
     yield make_map
-    for fd in made:
+    for fd in created:
         os.close(fd)
 
 
@@ -61,7 +61,7 @@ def test_an_empty_hash_and_no_rows_are_empty(make) -> None:  # type: ignore[no-u
 
 @pytest.mark.parametrize("places", [[0], [9], [0, 1, 2], [3, 7], [0, 50, 99], list(range(100)), [5, 14, 15, 60]])
 @pytest.mark.parametrize("bridge", [1, 1 << 20])
-def test_rows_of_a_per_cpu_array_are_those_asked_for(  # type: ignore[no-untyped-def]
+def test_a_per_cpu_array_returns_the_requested_rows(  # type: ignore[no-untyped-def]
     make, monkeypatch: pytest.MonkeyPatch, places: list[int], bridge: int
 ) -> None:
     monkeypatch.setattr(maps, "BRIDGE_BYTES", bridge)
@@ -87,7 +87,7 @@ def test_deleting_is_idempotent(make) -> None:  # type: ignore[no-untyped-def]
     assert len(table.items()[0]) == 0
 
 
-def test_a_kernel_without_batch_calls_is_asked_once() -> None:
+def test_a_kernel_without_batch_calls_is_probed_once() -> None:
     """A queue has no such call at all: the refusal that older kernels give for hashes and arrays."""
     require_root()
     fd = bpf.create_map(bpf.HASH, 4, 8, 10)

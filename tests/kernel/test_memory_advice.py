@@ -21,7 +21,8 @@ from agent.advisor.memory.memory_inputs import (
     used_bytes,
     zone_low_bytes,
 )
-from agent.config.memory import GIB, MIB, MemoryConfig
+from agent.config.memory import MemoryConfig
+from agent.config.units import GIB, MIB
 from agent.sensors.cgroup.cgroup_reader import CgroupReader
 from agent.sensors.node.machine import read_topology
 from agent.sensors.node.node_reader import NodeReader
@@ -30,6 +31,7 @@ from api.knobs import Knob
 from api.pod import Container, Pod
 from api.qos import QoSLevel
 from api.snapshot import Snapshot
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -48,14 +50,11 @@ time.sleep(60)
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[TestCgroup]:
     """64 MiB of its own, 16 shared, and 48 of cache unless the file is kept in memory itself."""
-    with cgroup(require_writable_cgroups(), "advice") as made:
+    with cgroup(require_writable_cgroups(), "advice") as groups:
         ready = tmp_path / "ready"
-        made.start([sys.executable, "-c", HOLD, str(tmp_path / "file"), str(ready)])
-        until = time.monotonic() + 20
-        while not ready.exists() and time.monotonic() < until:
-            time.sleep(0.05)
-        assert ready.exists()
-        yield made
+        groups.start([sys.executable, "-c", HOLD, str(tmp_path / "file"), str(ready)])
+        until(ready.exists)
+        yield groups
 
 
 def look(group: TestCgroup, *pods: Pod) -> Snapshot:
@@ -106,7 +105,7 @@ def test_a_round_on_this_machine(group: TestCgroup) -> None:
     assert used is not None
     assert advice.headroom_bytes == pytest.approx(total - GIB - 1.1 * used)
     assert advice.condition.state is not MemoryPressure.UNKNOWN
-    limit = next(int(wish.value) for wish in advice.knob_requests if wish.knob is Knob.MEMORY_MAX)
+    limit = next(int(request.value) for request in advice.knob_requests if request.knob is Knob.MEMORY_MAX)
     if len(snapshot.topology.numa_nodes) == 1:
         free, low = snapshot.node.numa[0].meminfo["MemFree"], zone_low_bytes(snapshot, 0, config.stale_s)
         assert 0 < low < GIB

@@ -13,7 +13,8 @@ import pytest
 from api.interfaces import Unavailable
 from probes.migrations import FORMS, ONE_NODE, MigrationsProbe, numa_nodes_of_cpus, open_migrations
 from probes.remedies import REMEDIES
-from tests.kernel.open_probes import PINNED, eventually, having, opened
+from tests.builders.waiting import until
+from tests.kernel.open_probes import PINNED, having, opened
 from tests.kernel.real_cgroups import cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -39,7 +40,7 @@ def test_each_move_to_another_node_counts(form: str, cpu_nodes: Mapping[int, int
         moved = group.start([sys.executable, "-c", PINNED, str(CPUS[0])])
         stays.burn(1)
         live = {group.id: group.path, stays.id: stays.path}
-        assert eventually(lambda: os.sched_getaffinity(moved.pid) == {CPUS[0]})
+        until(lambda: os.sched_getaffinity(moved.pid) == {CPUS[0]})
         before = probe.read(live).cgroups[group.id]["numa_migrations"]
         for turn in range(TIMES):
             os.sched_setaffinity(moved.pid, {CPUS[(turn + 1) % 2]})

@@ -1,12 +1,10 @@
-"""oom_score_adj of real processes in real cgroups: given, inherited, refused, put back, and whom the kernel then takes."""
+"""`oom_score_adj` of real processes in real cgroups: written, inherited, refused, restored, and which the kernel kills."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import Decision, OutcomeStatus
 from api.knobs import Knob, Reason
 from cli.reset import reset
+from tests.builders.waiting import until
 from tests.kernel.knob_cgroups import give_controllers
 from tests.kernel.real_cgroups import TestCgroup, cgroup, limit_memory, require_writable_cgroups
 
@@ -64,13 +63,6 @@ def listed(group: TestCgroup) -> list[int]:
     return [int(line) for line in group.file("cpu", "cgroup.procs").read_text().split()]
 
 
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.01)
-
-
 def inside(group: TestCgroup, argv: list[str]) -> subprocess.Popen[bytes]:
     """A process of that group, once it has become that program."""
     process = group.start(argv)
@@ -95,13 +87,13 @@ def test_processes_and_their_children_get_it_and_a_reset_puts_it_back(hierarchy:
         (done,) = opened(hierarchy, state).apply([decision(group, 1000)])
         assert (done.status, done.before, done.after) == (OutcomeStatus.APPLIED, f"{own} {own + 77}", "1000")
         there = set(listed(group))
-        until(lambda: bool(set(listed(group)) - there))  # a child that nobody has written
+        until(lambda: bool(set(listed(group)) - there))  # a child whose score was not written
         result = CliRunner().invoke(reset, ["--state-dir", str(state)])
-        assert (result.exit_code, f"{group.path} oom_score_adj: put back" in result.output) == (0, True), result.output
+        assert (result.exit_code, f"{group.path} oom_score_adj: restored" in result.output) == (0, True), result.output
         until(lambda: not there & set(listed(group)) - {forking.pid})
         assert [score(pid) for pid in (forking.pid, other.pid)] == [own, own + 77]
-        found = ProcessTable(Path("/proc"), hierarchy.primary)
-        assert {found.score(pid) for pid in listed(group)} <= {own, None}
+        table = ProcessTable(Path("/proc"), hierarchy.primary)
+        assert {table.score(pid) for pid in listed(group)} <= {own, None}
         forking.kill()
         until(lambda: not listed(group))
     assert not list(state.glob("oom-originals*"))
@@ -121,13 +113,13 @@ def test_lowering_is_done_or_said_to_take_a_capability(hierarchy: Hierarchy, sta
         assert (score(process.pid), scores.entries()) == (before, ())
 
 
-@pytest.mark.parametrize(("asked", "expected"), [(False, "web"), (True, "batch")])
+@pytest.mark.parametrize(("enabled", "expected"), [(False, "web"), (True, "batch")])
 def test_the_kernel_takes_the_reclaimed_process_first(
-    hierarchy: Hierarchy, state: Path, tmp_path: Path, asked: bool, expected: str
+    hierarchy: Hierarchy, state: Path, tmp_path: Path, enabled: bool, expected: str
 ) -> None:
     """Of 192 MiB the online one uses 64 and wants 96 more, the reclaimed one uses 48: by size alone the online one dies."""
     with ExitStack() as stack:
-        outer = stack.enter_context(cgroup(hierarchy, f"limited{asked}"))
+        outer = stack.enter_context(cgroup(hierarchy, f"limited{enabled}"))
         give_controllers(outer)
         limit_memory(outer, 192 * MIB)
         groups = {name: TestCgroup(hierarchy, f"{outer.path}/{name}") for name in ("web", "batch")}
@@ -139,10 +131,10 @@ def test_the_kernel_takes_the_reclaimed_process_first(
             for name, (first, more) in sizes.items()
         }
         until(lambda: all((tmp_path / f"{name}.has").exists() for name in running))
-        if asked:
+        if enabled:
             (outcome,) = opened(hierarchy, state).apply([decision(groups["batch"], 1000)])
             assert outcome.status is OutcomeStatus.APPLIED
         (tmp_path / "web").touch()
         assert running[expected].wait(timeout=60) == -signal.SIGKILL
-        if asked:
+        if enabled:
             assert running["web"].wait(timeout=60) == 0, "it has what it wanted"

@@ -1,4 +1,4 @@
-"""`dioptase probe runqlat` as a person and as a program run it."""
+"""`dioptase probe runqlat` and `blame` as commands; tests/kernel/test_registry.py runs the others."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 
 from probes.runqlat import FORMS
+from tests.kernel.blame_window import FORMS as BLAME_FORMS
 from tests.kernel.open_probes import LAST_CPU, PINNED, probe
 from tests.kernel.real_cgroups import cgroup, require_root, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-c", "from cli.main import main; main()", "probe", "runqlat"]
+PROBE = [sys.executable, "-c", "from cli.main import main; main()", "probe"]
+COMMAND = [*PROBE, "runqlat"]
 
 
 def test_json_is_one_complete_object_per_interval() -> None:
@@ -39,6 +41,29 @@ def test_json_is_one_complete_object_per_interval() -> None:
         # Two burners on one CPU: one of them is waiting at any time. What the ends cut off is a slice or two.
         waited_s = sum(interval["cgroups"][0]["sum_ns"] for interval in intervals) / 1e9
         assert waited_s > 0.8 * sum(interval["interval_s"] for interval in intervals)
+
+
+def test_json_names_the_neighbour_that_has_the_cpu() -> None:
+    hierarchy = require_writable_cgroups()
+    with probe(*BLAME_FORMS), cgroup(hierarchy, "victim") as victim, cgroup(hierarchy, "culprit") as aggressor:
+        for group in (victim, aggressor):
+            group.start([sys.executable, "-c", PINNED, str(LAST_CPU)])
+        argv = [*PROBE, "blame", "--json", "--interval", "0.5", "--duration", "1.4", "--cgroup", victim.path]
+        run = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    intervals = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(intervals) == 3
+    for interval in intervals:
+        assert (interval["probe"], interval["problem"]) == ("blame", "")
+        assert interval["form"] in BLAME_FORMS
+        (only,) = interval["cgroups"]
+        assert only["cgroup"] == victim.path
+        blame = only["values"]["blame"]
+        assert blame.keys() == {"by_cgroup", "throttled_ns", "higher_class_ns", "other_ns"}
+    # The victim waits while the aggressor runs: about half of the time, less where the machine is busy.
+    blamed_s = (
+        sum(interval["cgroups"][0]["values"]["blame"]["by_cgroup"][aggressor.path] for interval in intervals) / 1e9
+    )
+    assert 0.15 < blamed_s / sum(interval["interval_s"] for interval in intervals) < 0.7
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -19,7 +19,7 @@ from probes import bpf, doctor, softirq, wakeups
 from probes.loader import Form, Job, Program, load
 from probes.maps import cpu_id_limit
 from probes.runqlat import FORMS, RunqLatencyProbe, job, open_runqlat
-from tests.kernel.open_probes import gone, probe, program_ids
+from tests.kernel.open_probes import probe, program_ids, unloaded
 from tests.kernel.real_cgroups import require_root
 
 pytestmark = pytest.mark.kernel
@@ -53,7 +53,7 @@ def test_each_form_loads_and_closing_detaches_it(form: str) -> None:
         listed = {info.id: info.name for info in bpf.programs()}
         assert {listed[number] for number in ids} == set(source.stats())
         assert all(name.startswith("dtse_") for name in source.stats())
-    assert gone(ids)
+    assert unloaded(ids)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -67,7 +67,7 @@ def test_nothing_stays_attached_however_the_holder_ends(number: signal.Signals) 
         assert ids <= {info.id for info in bpf.programs()}
         holder.send_signal(number)
         assert holder.wait() == -number
-    assert gone(ids)
+    assert unloaded(ids)
 
 
 def test_descriptors_are_not_inherited_by_programs_that_the_agent_starts() -> None:
@@ -78,33 +78,33 @@ def test_descriptors_are_not_inherited_by_programs_that_the_agent_starts() -> No
 def test_the_next_form_is_taken_where_one_is_refused() -> None:
     with probe("tp_btf", "raw_tp", "classic"):
         pass
-    whole = job(FORMS, cpu_id_limit())
-    broken = msgspec.structs.replace(whole.forms[0], fields={"LAST_QUEUED": [("task_struct", "no_such_field", 8)]})
-    with load(msgspec.structs.replace(whole, forms=[broken, *whole.forms[1:]])) as loaded:
+    full = job(FORMS, cpu_id_limit())
+    broken = msgspec.structs.replace(full.forms[0], fields={"LAST_QUEUED": [("task_struct", "no_such_field", 8)]})
+    with load(msgspec.structs.replace(full, forms=[broken, *full.forms[1:]])) as loaded:
         assert loaded.form == "raw_tp"
         assert [(r.form, r.stage) for r in loaded.refused] == [("tp_btf", "fields")]
         assert loaded.refused[0].reason == "struct task_struct of this kernel has no member no_such_field"
         assert RunqLatencyProbe(loaded).read({}) is not None
 
 
-@pytest.mark.parametrize("asked", [softirq.job(("raw_tp",)), wakeups.job(("raw_tp",), 2)], ids=["softirq", "wakeups"])
-def test_preempt_rt_is_refused_where_softirqs_would_be_misread(asked: Job) -> None:
+@pytest.mark.parametrize("job_", [softirq.job(("raw_tp",)), wakeups.job(("raw_tp",), 2)], ids=["softirq", "wakeups"])
+def test_preempt_rt_is_refused_where_softirqs_would_be_misread(job_: Job) -> None:
     """The macro is there where the kernel's struct task_struct has softirq_disable_cnt."""
     with probe("raw_tp"):
         pass
-    told = msgspec.structs.replace(asked, constants={**asked.constants, "SOFTIRQ_OF_TASK": 0})
+    with_constant = msgspec.structs.replace(job_, constants={**job_.constants, "SOFTIRQ_OF_TASK": 0})
     with pytest.raises(Unavailable, match="this kernel is a PREEMPT_RT one") as caught:
-        load(told).close()
+        load(with_constant).close()
     assert "without PREEMPT_RT" in caught.value.remedy
 
 
 def _one_program(tmp_path: Path, text: str, tracepoint: str = "sched_process_exit", *, typed: bool = False) -> Job:
     source = tmp_path / "one.bpf.c"
     source.write_text(text)
-    common = ROOT / "probes/common.bpf.h"
+    common = ROOT / "probes/per_cgroup.bpf.h"
     form = Form(name="one", typed=typed, fields={}, programs=[Program("on_event", tracepoint, "dtse_one")])
     fields = dict.fromkeys(("CSS_SERIAL", "CSS_CGROUP", "CGROUP_KN", "KN_ID"), 0)
-    constants = {"SLOTS": SLOT_COUNT, "PLACES": 64, "SEATS": 64, **fields}
+    constants = {"HIST_SLOTS": SLOT_COUNT, "CGROUP_SLOTS": 64, "TASK_SLOTS": 64, **fields}
     return Job(sources=[common, source], forms=[form], maps=["lost"], constants=constants)
 
 
@@ -122,7 +122,7 @@ def _one_program(tmp_path: Path, text: str, tracepoint: str = "sched_process_exi
     ],
     ids=["compiler", "verifier", "tracepoint", "typed"],
 )  # fmt: skip
-def test_refusals_quote_whoever_refused_and_tell_what_the_kernel_lacks(
+def test_refusals_quote_the_error_and_name_what_the_kernel_lacks(
     tmp_path: Path, text: str, tracepoint: str, words: str, kind: type[Unavailable], *, typed: bool
 ) -> None:
     with probe("tp_btf", "raw_tp", "classic"):
@@ -171,8 +171,8 @@ def test_stub_headers_serve_arm64_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _with_capabilities(*names: str) -> list[str]:
     require_root()
-    kept = ",".join(["-all", *(f"+{name}" for name in names)])
-    command = ["setpriv", f"--bounding-set={kept}", f"--inh-caps={kept}", sys.executable, "-c", TRY]
+    ids = ",".join(["-all", *(f"+{name}" for name in names)])
+    command = ["setpriv", f"--bounding-set={ids}", f"--inh-caps={ids}", sys.executable, "-c", TRY]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     answer = json.loads(run.stdout)
     assert isinstance(answer, list)
@@ -199,11 +199,11 @@ def test_without_btf_the_remedy_is_a_kernel_that_has_it(tmp_path: Path) -> None:
     assert "CONFIG_DEBUG_INFO_BTF" in missing.value.remedy
     damaged = tmp_path / "vmlinux"
     damaged.write_bytes(Path("/sys/kernel/btf/vmlinux").read_bytes()[:100_000])
-    with pytest.raises(Unavailable, match="promises more"):
+    with pytest.raises(Unavailable, match="describes more"):
         open_runqlat(btf=damaged)
 
 
-def test_a_python_without_bcc_is_told_from_one_with_it() -> None:
+def test_a_python_without_bcc_is_detected() -> None:
     require_root()
     with pytest.raises(Unavailable, match="cannot import BCC") as caught:
         open_runqlat(child_python=Path(sys.executable))
@@ -215,7 +215,7 @@ def test_a_python_without_bcc_is_told_from_one_with_it() -> None:
 
 def test_doctor_tries_every_form() -> None:
     with probe(*FORMS):
-        found = {check.name: check for check in doctor.probe_checks()}
-    assert set(found) >= {f"run-queue probe, form {form}" for form in FORMS}
-    assert all(check.ok or check.remedy for check in found.values())
-    assert found["kernel types (BTF)"].ok
+        reason = {check.name: check for check in doctor.probe_checks()}
+    assert set(reason) >= {f"run-queue probe, form {form}" for form in FORMS}
+    assert all(check.ok or check.remedy for check in reason.values())
+    assert reason["kernel types (BTF)"].ok

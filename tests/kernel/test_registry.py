@@ -14,7 +14,8 @@ from api.snapshot import CgroupSample, NodeSample
 from probes import counters, doctor, migrations, registry
 from probes.deferred_loading import DeferredLoader
 from probes.doctor import missing_capabilities
-from tests.kernel.open_probes import eventually, having, opened
+from tests.builders.waiting import until
+from tests.kernel.open_probes import having, opened
 
 pytestmark = pytest.mark.kernel
 
@@ -63,9 +64,9 @@ def attached() -> list[registry.ProbeEntry]:
 def test_what_it_gives_are_fields_of_samples(row: registry.ProbeEntry) -> None:
     with opened(row.open, lacking=NO_COUNTERS) as probe:
         assert probe.name == row.name
-        seen = probe.read({1: "/"})
-        assert seen.node.keys() <= set(NodeSample.__struct_fields__)
-        assert {name for values in seen.cgroups.values() for name in values} <= set(CgroupSample.__struct_fields__)
+        observed = probe.read({1: "/"})
+        assert observed.node.keys() <= set(NodeSample.__struct_fields__)
+        assert {name for values in observed.cgroups.values() for name in values} <= set(CgroupSample.__struct_fields__)
         assert probe.problem() is None
     with pytest.raises(Unavailable, match=f"the probe {row.name} is closed"):
         probe.read({1: "/"})
@@ -99,9 +100,9 @@ def test_doctor_names_every_probe_and_its_capabilities() -> None:
         with opened(row.open):
             pass
     checks = doctor.probe_checks()
-    found = {check.name: check for check in checks}
+    rows = {check.name: check for check in checks}
     for row in there():
-        check = found[f"probe {row.name}"]
+        check = rows[f"probe {row.name}"]
         assert check.ok, check.detail
         assert check.detail.endswith((f"needs {', '.join(row.capabilities)}", NOT_NEEDED))
     optional = [check for check in checks if check.detail.startswith("optional: ")]
@@ -178,10 +179,10 @@ def test_capabilities_are_read_bit_by_bit(tmp_path: Path, effective: str, lackin
 
 
 def children() -> set[int]:
-    found = set()
+    rows = set()
     for task in Path("/proc/self/task").iterdir():
-        found.update(int(pid) for pid in (task / "children").read_text().split())
-    return found
+        rows.update(int(pid) for pid in (task / "children").read_text().split())
+    return rows
 
 
 def test_all_of_them_load_in_the_background_and_the_child_ends_with_the_last() -> None:
@@ -194,9 +195,9 @@ def test_all_of_them_load_in_the_background_and_the_child_ends_with_the_last() -
     try:
         assert [probe.form for probe in background.probes] == ["loading"] * len(names)
         background.start()
-        assert eventually(lambda: not any(probe.form == "loading" for probe in background.probes), within_s=60)
+        until(lambda: not any(probe.form == "loading" for probe in background.probes), seconds=60)
         assert all(probe.form for probe in background.probes), [p for p in background.probes if not p.form]
-        assert eventually(lambda: children() <= before), "the compiling child has ended"
+        until(lambda: children() <= before, "the compiling child has ended")
         for probe in background.probes:
             probe.read({1: "/"})
     finally:
@@ -207,18 +208,18 @@ COMMAND = [sys.executable, "-c", "from cli.main import main; main()", "probe"]
 
 
 def run(*words: str) -> str:
-    return said_by(begun(*words))
+    return said_by(started(*words))
 
 
-def begun(*words: str) -> subprocess.Popen[str]:
+def started(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen([*COMMAND, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def said_by(process: subprocess.Popen[str]) -> str:
     """What it prints until it ends, which it does well."""
-    said, complaint = process.communicate(timeout=100)
+    output, complaint = process.communicate(timeout=100)
     assert process.returncode == 0, complaint
-    return said
+    return output
 
 
 @ROWS
@@ -227,8 +228,8 @@ def test_each_is_a_command_that_prints_json_or_a_table(row: registry.ProbeEntry)
         form = probe.form
     # Both at once: most of their time is the start of Python and of the compiler.
     table, lines = (
-        begun(row.name, "--duration", "0.3"),
-        begun(row.name, "--json", "--interval", "0.3", "--duration", "0.8"),
+        started(row.name, "--duration", "0.3"),
+        started(row.name, "--json", "--interval", "0.3", "--duration", "0.8"),
     )
     intervals = [json.loads(line) for line in said_by(lines).splitlines()]
     shown = said_by(table)
@@ -245,16 +246,16 @@ def test_without_a_name_all_are_tried_and_listed() -> None:
     for row in there():
         with opened(row.open):
             pass
-    said = run()
-    lines = {line.split()[0]: line for line in said.splitlines() if not line.startswith(" ")}
+    output = run()
+    lines = {line.split()[0]: line for line in output.splitlines() if not line.startswith(" ")}
     assert list(lines) == ["runqlat", *registry.PROBE_NAMES]
     for row in registry.PROBES:
         assert row.about in lines[row.name]
         assert (lines[row.name].split()[1] == "no") == (row not in there())
-    assert (NO_COUNTERS in said) == (len(there()) < len(registry.PROBES)), "the reason is told"
+    assert (NO_COUNTERS in output) == (len(there()) < len(registry.PROBES)), "the reason is reported"
 
 
 def test_an_unknown_name_is_refused_with_what_there_is() -> None:
-    asked = subprocess.run([*COMMAND, "none"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert asked.returncode == 2
-    assert "No such command 'none'" in asked.stderr
+    failed = subprocess.run([*COMMAND, "none"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert failed.returncode == 2
+    assert "No such command 'none'" in failed.stderr

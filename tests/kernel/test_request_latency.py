@@ -53,7 +53,7 @@ pods:
 
 @contextmanager
 def service() -> Iterator[int]:
-    """A pod that has answered a hundred requests more each time it is asked, each in 20 to 50 ms; its port."""
+    """A pod that has answered a hundred requests more at each scrape, each in 20 to 50 ms; its port."""
     count = 0
 
     class Answers(BaseHTTPRequestHandler):
@@ -88,12 +88,12 @@ class Rounds:
     """Keeps every round, and ends the loop when the share pool has been wide enough or time is over."""
 
     def __init__(self, wide: int, seconds: float) -> None:
-        self.kept: list[Cycle] = []
+        self.previous: list[Cycle] = []
         self._wide, self._deadline = wide, time.monotonic() + seconds
         self.loop: Loop | None = None
 
     def publish(self, finished: Cycle) -> None:
-        self.kept.append(finished)
+        self.previous.append(finished)
         if self.loop is not None and (share(finished) >= self._wide or time.monotonic() > self._deadline):
             self.loop.stop()
 
@@ -140,8 +140,8 @@ def test_what_a_pod_says_of_its_latency_sizes_its_pool(
             polling.cancel()
 
         asyncio.run(both())
-    assert (share(rounds.kept[0]), share(rounds.kept[-1])) == sizes
-    (region,) = rounds.kept[-1].advice.cpu.regions if rounds.kept[-1].advice else ()
+    assert (share(rounds.previous[0]), share(rounds.previous[-1])) == sizes
+    (region,) = rounds.previous[-1].advice.cpu.regions if rounds.previous[-1].advice else ()
     (signal,) = region.signals
     # Within (20, 50] ms: 20 + 30 x 0.99.
     assert (signal.name, signal.current, signal.target) == ("request_p99_ms", pytest.approx(49.7), target_ms)

@@ -14,14 +14,15 @@ import pytest
 
 from api.histogram import BOUNDS_NS, slot_of
 from api.interfaces import Unavailable
-from api.measurements import RunqLatency
 from api.rates import runq_latency_delta
+from api.snapshot import RunqLatency
 from probes import bpf
-from probes.cgroup_table import ROOT_CGROUP_ID
 from probes.loader import load
 from probes.maps import cpu_id_limit
-from probes.runqlat import FORMS, RunqLatencyProbe, job
-from tests.kernel.open_probes import LAST_CPU, PINNED, Schedstat, eventually, probe
+from probes.per_cgroup_probe import ROOT_CGROUP_ID
+from probes.runqlat import FORMS, RunqLatencyProbe, job, open_runqlat
+from tests.builders.waiting import until
+from tests.kernel.open_probes import LAST_CPU, PINNED, Schedstat, probe, probe_fixture
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -61,11 +62,7 @@ def growth(before: Mapping[int, RunqLatency], after: Mapping[int, RunqLatency], 
     return change
 
 
-@pytest.fixture(params=FORMS)
-def source(request: pytest.FixtureRequest) -> Iterator[RunqLatencyProbe]:
-    with probe(request.param) as opened:
-        assert opened.form == request.param
-        yield opened
+source = probe_fixture(open_runqlat, FORMS)
 
 
 def test_two_burners_on_one_cpu_wait_for_each_other(source: RunqLatencyProbe) -> None:
@@ -74,7 +71,7 @@ def test_two_burners_on_one_cpu_wait_for_each_other(source: RunqLatencyProbe) ->
     with cgroup(hierarchy, "a") as first, cgroup(hierarchy, "b") as second:
         groups = (first, second)
         burners = [group.start([sys.executable, "-c", PINNED, str(LAST_CPU)]) for group in groups]
-        assert eventually(lambda: all(group.id in source.read({}) for group in groups))
+        until(lambda: all(group.id in source.read({}) for group in groups))
         time.sleep(0.5)
         before, started = source.read({}), time.monotonic_ns()
         stats = [Schedstat(burner.pid) for burner in burners]
@@ -172,7 +169,7 @@ def test_a_cpu_held_for_20_ms_puts_the_wait_into_its_slot(source: RunqLatencyPro
 
 
 def test_a_task_moved_while_it_waits_keeps_its_whole_wait(source: RunqLatencyProbe) -> None:
-    """The scheduler stamps it anew on the other CPU; the 10 ms before that must not be lost."""
+    """The scheduler stamps it again on the other CPU; the 10 ms before that must not be lost."""
     others = os.sched_getaffinity(0) - {LAST_CPU}
     if not others:
         pytest.skip("needs two CPUs")
@@ -193,10 +190,10 @@ def test_a_task_moved_while_it_waits_keeps_its_whole_wait(source: RunqLatencyPro
         wait = growth(before, source.read({}), group.id)
     assert waited >= times // 2
     # Between the look at it and the move it may have run after all. Where what was waited before a move is lost, none is long.
-    whole = 0.7 * waited
-    assert 9 * MS * whole <= wait.sum_ns <= 45 * MS * times
+    full_wait = 0.7 * waited
+    assert 9 * MS * full_wait <= wait.sum_ns <= 45 * MS * times
     assert wait.slots is not None
-    assert sum(wait.slots[slot_of(9 * MS) :]) >= whole
+    assert sum(wait.slots[slot_of(9 * MS) :]) >= full_wait
 
 
 def move_in_its_sleep(group: TestCgroup, cpus: Sequence[int]) -> None:
@@ -235,14 +232,14 @@ def test_a_task_moved_in_its_sleep_has_not_waited(form: str) -> None:
 
 @pytest.mark.parametrize("form", ["tp_btf", "raw_tp"])
 def test_a_seat_that_is_taken_over_from_a_task_moved_in_its_sleep_is_a_loss(form: str) -> None:
-    """One seat for all tasks: whoever comes in takes it, and that the stamp counts sleep is forgotten."""
+    """One task slot for all tasks: the next task overwrites it, and the mark that the stamp counts sleep is lost."""
     cpus = sorted(os.sched_getaffinity(0))[-2:]
     if len(cpus) < 2:
         pytest.skip("needs two CPUs")
     with probe(form):
         pass
     small = job((form,), cpu_id_limit())
-    small = msgspec.structs.replace(small, constants={**small.constants, "SEATS": 1})
+    small = msgspec.structs.replace(small, constants={**small.constants, "TASK_SLOTS": 1})
     with load(small) as loaded, cgroup(require_writable_cgroups(), "napper") as group:
         if "dtse_rql_move" not in loaded.programs:
             pytest.skip("this kernel takes sleeping tasks out of the run queue")
@@ -250,8 +247,8 @@ def test_a_seat_that_is_taken_over_from_a_task_moved_in_its_sleep_is_a_loss(form
         move_in_its_sleep(group, cpus)
         source.read({})
         lost = source.lost()
-    assert lost.seat > max(3, lost.asleep)
-    assert (source.lost_events or 0) >= lost.seat
+    assert lost.task_slot > max(3, lost.asleep)
+    assert (source.lost_events or 0) >= lost.task_slot
 
 
 def test_forms_see_the_same_waits() -> None:
@@ -262,17 +259,17 @@ def test_forms_see_the_same_waits() -> None:
         for _ in range(2):
             busy.start([sys.executable, "-c", NAPPING])
         sources = (stamped, classic)
-        assert eventually(lambda: all(busy.id in source.read({}) for source in sources))
+        until(lambda: all(busy.id in source.read({}) for source in sources))
         time.sleep(0.5)
         before = [source.read({}) for source in sources]
         time.sleep(3)
         after = [source.read({}) for source in sources]
-        ours, theirs = (growth(b, a, busy.id) for b, a in zip(before, after, strict=True))
-    assert ours.sum_ns == pytest.approx(theirs.sum_ns, rel=0.03)
-    assert ours.count == pytest.approx(theirs.count, rel=0.03)
-    assert ours.slots is not None
-    assert theirs.slots is not None
-    assert sum(ours.slots[7:]) == pytest.approx(sum(theirs.slots[7:]), rel=0.03)
+        burner_waits, kernel_waits = (growth(b, a, busy.id) for b, a in zip(before, after, strict=True))
+    assert burner_waits.sum_ns == pytest.approx(kernel_waits.sum_ns, rel=0.03)
+    assert burner_waits.count == pytest.approx(kernel_waits.count, rel=0.03)
+    assert burner_waits.slots is not None
+    assert kernel_waits.slots is not None
+    assert sum(burner_waits.slots[7:]) == pytest.approx(sum(kernel_waits.slots[7:]), rel=0.03)
 
 
 def _own_cgroups() -> list[str]:
@@ -314,28 +311,6 @@ def test_counters_survive_listings_that_have_their_cgroup_again() -> None:
         first = source.read({ROOT_CGROUP_ID: "/"})[late.id]
         assert source.read({late.id: late.path})[late.id].count >= first.count
         assert source.read({ROOT_CGROUP_ID: "/"})[late.id].count >= first.count
-
-
-def test_a_full_table_loses_visibly_and_keeps_what_it_has() -> None:
-    """16 places for 24 cgroups, and whoever else runs: nearly all are taken, and the rest shows as lost."""
-    hierarchy = require_writable_cgroups()
-    with probe("tp_btf", "raw_tp", "classic") as example:
-        form = example.form
-    small = job((form,), cpu_id_limit())
-    small = msgspec.structs.replace(small, constants={**small.constants, "PLACES": 16})
-    with load(small) as loaded:
-        source = RunqLatencyProbe(loaded)
-        made = [TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-full-{n}") for n in range(24)]
-        try:
-            for group in made:
-                group.start([sys.executable, "-c", "pass"]).wait()
-            counted = set(source.read({}))
-            assert 14 <= len(counted) <= 16
-            assert counted & {group.id for group in made}
-            assert source.lost().full >= 24 - 16
-        finally:
-            for group in made:
-                group.close()
 
 
 def test_statistics_count_every_run(source: RunqLatencyProbe) -> None:

@@ -8,10 +8,10 @@ import subprocess
 import msgspec
 import pytest
 
-from api.measurements import RunqLatency
-from probes.cgroup_table import ROOT_CGROUP_ID
+from api.snapshot import RunqLatency
 from probes.loader import load
 from probes.maps import cpu_id_limit
+from probes.per_cgroup_probe import ROOT_CGROUP_ID
 from probes.runqlat import RunqLatencyProbe, job
 from tests.kernel.open_probes import probe
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
@@ -38,19 +38,19 @@ def test_a_live_cgroup_that_never_ran_has_waited_zero_times() -> None:
 
 def test_only_the_wanted_are_read() -> None:
     hierarchy = require_writable_cgroups()
-    with probe(*FORMS) as source, cgroup(hierarchy, "one") as one, cgroup(hierarchy, "two") as two:
-        live = {ROOT_CGROUP_ID: "/", one.id: one.path, two.id: two.path}
-        for group in (one, two):
+    with probe(*FORMS) as source, cgroup(hierarchy, "one") as single, cgroup(hierarchy, "two") as two:
+        live = {ROOT_CGROUP_ID: "/", single.id: single.path, two.id: two.path}
+        for group in (single, two):
             group.start(NAP).wait()
         everything = source.read(live)
         assert everything.keys() >= live.keys()
-        assert source.read(live, {one.id}).keys() == {one.id}
-        assert source.read(live, {one.id})[one.id].count >= everything[one.id].count > 0
+        assert source.read(live, {single.id}).keys() == {single.id}
+        assert source.read(live, {single.id})[single.id].count >= everything[single.id].count > 0
         assert source.read(live, {two.id + 10**9}) == {}, "wanted, but it does not exist"
         assert source.read(live, frozenset()) == {}
 
 
-def test_an_incomplete_listing_forgets_nobody() -> None:
+def test_an_incomplete_listing_drops_no_cgroup() -> None:
     hierarchy = require_writable_cgroups()
     with probe(*FORMS) as source, cgroup(hierarchy, "unlisted") as group:
         group.start(NAP).wait()
@@ -69,36 +69,37 @@ def test_a_full_table_says_so_and_calls_nothing_zero(monkeypatch: pytest.MonkeyP
     with probe(*FORMS) as example:
         form = example.form
     small = job((form,), cpu_id_limit())
-    small = msgspec.structs.replace(small, constants={**small.constants, "PLACES": 16})
+    small = msgspec.structs.replace(small, constants={**small.constants, "CGROUP_SLOTS": 16})
     with load(small) as loaded:
         source = RunqLatencyProbe(loaded)
-        made = [TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-over-{n}") for n in range(24)]
+        groups = [TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-over-{n}") for n in range(24)]
         try:
             assert source.problem() is None
-            for group in made:
+            for group in groups:
                 group.start(NAP).wait()
-            waits = source.read({group.id: group.path for group in made})
+            waits = source.read({group.id: group.path for group in groups})
             assert ZERO not in waits.values()
-            assert len(waits) <= 16
+            assert 14 <= len(waits) <= 16, "nearly all slots are taken"
+            assert waits.keys() & {group.id for group in groups}
             problem = source.problem()
             assert problem is not None
             assert int(problem.reason.split()[0]) == source.lost().full >= 24 - 16
-            assert "table of 16 were not counted" in problem.reason
-            assert "remove cgroups" in problem.remedy
+            assert "no slot in the table of 16" in problem.reason
+            assert "remove unused cgroups" in problem.remedy
             monkeypatch.setattr("probes.lost_events.RECENT_S", 0.0)
             assert source.problem() is None, "what is long past is no problem, and stays counted"
             assert (source.lost_events or 0) >= source.lost().full
         finally:
-            for group in made:
+            for group in groups:
                 group.close()
 
 
 def test_whatever_was_not_counted_is_lost_and_what_the_kernel_left_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One seat for all tasks: nearly every wait of the classic form finds another task's stamp there."""
+    """One slot for all tasks: nearly every wait of the classic form finds another task's stamp there."""
     with probe("classic"):
         pass
     small = job(("classic",), cpu_id_limit())
-    small = msgspec.structs.replace(small, constants={**small.constants, "SEATS": 1})
+    small = msgspec.structs.replace(small, constants={**small.constants, "TASK_SLOTS": 1})
     with load(small) as loaded:
         source = RunqLatencyProbe(loaded)
         programs = source.stats()
@@ -109,9 +110,9 @@ def test_whatever_was_not_counted_is_lost_and_what_the_kernel_left_out_too(monke
             subprocess.run(["true"], check=True)
         source.read({ROOT_CGROUP_ID: "/"})
         counted = (source.lost_events or 0) - 1000 * len(programs)
-        assert 10 < counted <= source.lost().seat + source.lost().backwards
-        assert source.problem() is None, "nobody can do anything about it"
+        assert 10 < counted <= source.lost().task_slot + source.lost().backwards
+        assert source.problem() is None, "no remedy exists"
         programs = {}
         source.read({ROOT_CGROUP_ID: "/"})
-        assert (source.lost_events or 0) >= 3000 + counted, "the kernel is not asked each time"
+        assert (source.lost_events or 0) >= 3000 + counted, "the kernel is not read each time"
         source.close()

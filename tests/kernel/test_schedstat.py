@@ -1,4 +1,4 @@
-"""schedstat waits on this kernel: two burners on one CPU, each waiting while the other runs."""
+"""Waits of /proc/PID/schedstat on this kernel: two burners on one CPU, each waiting while the other runs."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import pytest
 
 from agent.sensors.cgroup.hierarchy import Hierarchy
-from api.measurements import SocketTraffic
+from api.snapshot import SocketTraffic
 from probes.sockets import SocketsProbe, decode, open_sockets
-from tests.kernel.open_probes import opened, started_in
-from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
+from tests.kernel.open_probes import opened, probe_fixture, started_in
+from tests.kernel.real_cgroups import TestCgroup, cgroup
 
 pytestmark = pytest.mark.kernel
 
@@ -99,25 +99,16 @@ with socket.socket() as client:
         pass
     print(json.dumps(books()), flush=True)
 """
-"""Connects to a neighbour who never answers; what it sends to begin with is sent again after one second, and again."""
+"""Connects to a neighbour that never answers; what it sends to begin with is sent again after one second, and again."""
 
 
-@pytest.fixture(params=TRACEPOINTS)
-def source(request: pytest.FixtureRequest) -> Iterator[SocketsProbe]:
-    with opened(open_sockets, request.param) as probe:
-        assert probe.form == request.param
-        yield probe
-
-
-@pytest.fixture
-def hierarchy() -> Hierarchy:
-    return require_writable_cgroups()
+source = probe_fixture(open_sockets, TRACEPOINTS)
 
 
 def traffic(source: SocketsProbe, group: TestCgroup) -> SocketTraffic:
-    found = source.read({}).cgroups.get(group.id, {}).get("net", NONE)
-    assert isinstance(found, SocketTraffic)
-    return found
+    counters = source.read({}).cgroups.get(group.id, {}).get("net", NONE)
+    assert isinstance(counters, SocketTraffic)
+    return counters
 
 
 def line(process: subprocess.Popen[bytes]) -> str:
@@ -137,15 +128,15 @@ def ending(*processes: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def test_what_one_sends_the_other_receives_to_the_byte(source: SocketsProbe, hierarchy: Hierarchy) -> None:
     size = 10_000_019
-    with cgroup(hierarchy, "client") as one, cgroup(hierarchy, "server") as other:
+    with cgroup(hierarchy, "client") as sender, cgroup(hierarchy, "server") as other:
         server = started_in(other, SERVER)
-        client = started_in(one, CLIENT, line(server), str(size))
+        client = started_in(sender, CLIENT, line(server), str(size))
         with ending(client, server):
             assert line(server) == str(size)
-        sent, received = traffic(source, one), traffic(source, other)
+        sent, received = traffic(source, sender), traffic(source, other)
     assert (sent.tcp_sent_bytes, sent.tcp_received_bytes) == (size, 0)
     assert (received.tcp_sent_bytes, received.tcp_received_bytes) == (0, size)
-    # Each segment of one is received by the other; the first and the last ones are the listener's or nobody's.
+    # Each segment of one is received by the other; the first and the last ones are the listener's or no process's.
     assert size / 65536 < sent.tcp_sent_packets < size / 1000
     assert received.tcp_received_packets == pytest.approx(sent.tcp_sent_packets, abs=3)
     assert received.tcp_sent_packets == pytest.approx(sent.tcp_received_packets, abs=3)
@@ -154,17 +145,17 @@ def test_what_one_sends_the_other_receives_to_the_byte(source: SocketsProbe, hie
 
 
 def test_a_thousand_datagrams_are_a_thousand_packets(source: SocketsProbe, hierarchy: Hierarchy) -> None:
-    with cgroup(hierarchy, "ping") as one, cgroup(hierarchy, "echo") as other:
+    with cgroup(hierarchy, "ping") as sender, cgroup(hierarchy, "echo") as other:
         server = started_in(other, ECHO, "1000")
-        client = started_in(one, PING, line(server), "1000")
+        client = started_in(sender, PING, line(server), "1000")
         with ending(client, server):
             pass
-        asked, answered = traffic(source, one), traffic(source, other)
-    assert (asked.udp_sent_packets, asked.udp_sent_bytes) == (1000, 100_000)
-    assert (asked.udp_received_packets, asked.udp_received_bytes) == (1000, 7_000)
+        client_traffic, answered = traffic(source, sender), traffic(source, other)
+    assert (client_traffic.udp_sent_packets, client_traffic.udp_sent_bytes) == (1000, 100_000)
+    assert (client_traffic.udp_received_packets, client_traffic.udp_received_bytes) == (1000, 7_000)
     assert (answered.udp_received_packets, answered.udp_received_bytes) == (1000, 100_000)
     assert (answered.udp_sent_packets, answered.udp_sent_bytes) == (1000, 7_000)
-    assert asked.tcp_sent_bytes == answered.tcp_sent_bytes == 0
+    assert client_traffic.tcp_sent_bytes == answered.tcp_sent_bytes == 0
 
 
 def test_segments_are_those_of_the_kernels_own_books(source: SocketsProbe, hierarchy: Hierarchy) -> None:
@@ -178,12 +169,12 @@ def test_segments_are_those_of_the_kernels_own_books(source: SocketsProbe, hiera
         both = started_in(group, BOTH, str(rounds), prefix=alone("ip link set lo up"))
         with ending(both):
             books = json.loads(line(both))
-        ours = traffic(source, group)
-    assert ours.tcp_sent_bytes == ours.tcp_received_bytes == rounds * 300_000
+        own = traffic(source, group)
+    assert own.tcp_sent_bytes == own.tcp_received_bytes == rounds * 300_000
     sent = books["OutSegs"] + books["RetransSegs"]
-    assert ours.tcp_sent_packets == sent - rounds
-    assert ours.tcp_received_packets == sent
-    assert ours.tcp_retransmits == books["RetransSegs"]
+    assert own.tcp_sent_packets == sent - rounds
+    assert own.tcp_received_packets == sent
+    assert own.tcp_retransmits == books["RetransSegs"]
 
 
 def alone(setup: str) -> tuple[str, ...]:
@@ -191,7 +182,7 @@ def alone(setup: str) -> tuple[str, ...]:
     return ("unshare", "--net", "sh", "-ec", f'{setup}; exec "$@"', "sh")
 
 
-def test_retransmits_are_the_senders_whoever_runs_when_the_timer_fires(
+def test_retransmits_are_the_sender_s_regardless_of_the_running_task(
     source: SocketsProbe, hierarchy: Hierarchy
 ) -> None:
     setup = (
@@ -202,11 +193,11 @@ def test_retransmits_are_the_senders_whoever_runs_when_the_timer_fires(
         client = started_in(group, NOWHERE, prefix=alone(setup))
         with ending(client):
             books = json.loads(line(client))
-        ours = traffic(source, group)
+        own = traffic(source, group)
     assert books["RetransSegs"] >= 2
-    assert ours.tcp_retransmits == books["RetransSegs"]
-    assert ours.tcp_sent_packets == books["OutSegs"] + books["RetransSegs"]
-    assert ours.tcp_sent_bytes == 0
+    assert own.tcp_retransmits == books["RetransSegs"]
+    assert own.tcp_sent_packets == books["OutSegs"] + books["RetransSegs"]
+    assert own.tcp_sent_bytes == 0
 
 
 OLD = """
@@ -238,10 +229,10 @@ def test_a_connection_from_before_the_probe_has_no_past(hierarchy: Hierarchy, fo
             worker.send_signal(signal.SIGUSR1)
             assert line(worker) == "done"
             assert worker.wait() == 0
-            ours = traffic(source, group)
-    assert (ours.tcp_sent_bytes, ours.tcp_received_bytes) == (11_000, 11_000)
-    assert 10 <= ours.tcp_sent_packets <= 30
-    assert 10 <= ours.tcp_received_packets <= 30
+            own = traffic(source, group)
+    assert (own.tcp_sent_bytes, own.tcp_received_bytes) == (11_000, 11_000)
+    assert 10 <= own.tcp_sent_packets <= 30
+    assert 10 <= own.tcp_received_packets <= 30
 
 
 def test_a_row_is_what_the_source_says() -> None:

@@ -5,30 +5,26 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from probes.softirq import FORMS, VECTORS, SoftIrqProbe, decode, open_softirq
-from tests.kernel.open_probes import opened
+from tests.kernel.open_probes import probe_fixture
 
 pytestmark = pytest.mark.kernel
 
 Times = Mapping[int, Mapping[str, int]]
 
 
-@pytest.fixture(params=FORMS)
-def source(request: pytest.FixtureRequest) -> Iterator[SoftIrqProbe]:
-    with opened(open_softirq, request.param) as probe:
-        assert probe.form == request.param
-        yield probe
+source = probe_fixture(open_softirq, FORMS)
 
 
 def times(source: SoftIrqProbe) -> Times:
-    found = source.read({}).node["softirq_ns"]
-    assert isinstance(found, dict)
-    return found
+    names = source.read({}).node["softirq_ns"]
+    assert isinstance(names, dict)
+    return names
 
 
 def grown(before: Times, after: Times, vector: str) -> int:
@@ -84,18 +80,18 @@ def test_the_sum_is_what_the_kernel_accounts(source: SoftIrqProbe) -> None:
     before, accounted = times(source), accounted_s()
     flood(3.0)
     after, accounted = times(source), accounted_s() - accounted
-    ours = sum(grown(before, after, vector) for vector in VECTORS) / 1e9
+    own = sum(grown(before, after, vector) for vector in VECTORS) / 1e9
     if accounted < 0.2:
         pytest.skip(f"/proc/stat has {accounted} s of softirq for a flood of 3 s: this kernel does not account it")
-    assert ours == pytest.approx(accounted, rel=0.5)
+    assert own == pytest.approx(accounted, rel=0.5)
 
 
 def test_timers_tick_on_every_cpu_that_is_counted(source: SoftIrqProbe) -> None:
     time.sleep(0.3)
-    found = times(source)
-    assert found.keys() <= set(range(os.cpu_count() or 1))
-    assert all(kinds.keys() == set(VECTORS) for kinds in found.values())
-    assert all(ns < 10**9 for kinds in found.values() for ns in kinds.values()), "none is an absolute time"
+    names = times(source)
+    assert names.keys() <= set(range(os.cpu_count() or 1))
+    assert all(kinds.keys() == set(VECTORS) for kinds in names.values())
+    assert all(ns < 10**9 for kinds in names.values() for ns in kinds.values()), "none is an absolute time"
 
 
 def test_names_are_those_of_the_kernel() -> None:

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from agent.sensors.cgroup.hierarchy import Hierarchy
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import ProbeReading
 from api.load_average import DECAYS, FIXED_POINT_ONE, FSHIFT, fixed_power_int
-from api.measurements import LoadAverages, ThreadStates
+from api.snapshot import LoadAverages, ThreadStates
 from probes import bpf
 from probes.loader import load
 from probes.threads import FORMS, NO_THREADS, TaskIterator, ThreadsProbe, job, open_threads
-from tests.kernel.open_probes import eventually, opened
+from tests.builders.waiting import until
+from tests.kernel.open_probes import opened, probe_fixture
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -31,7 +32,7 @@ import os, sys
 os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])
 """
 """The child shares the parent's memory until it becomes another program, so the parent sleeps uninterruptibly; and the child
-cannot become one before somebody writes to the FIFO that it opens first."""
+cannot become one before another process writes to the FIFO that it opens first."""
 ZOMBIE = """
 import os, time
 if os.fork() == 0: os._exit(0)
@@ -46,11 +47,7 @@ while True:
 """
 
 
-@pytest.fixture(params=FORMS)
-def probe(request: pytest.FixtureRequest) -> Iterator[ThreadsProbe]:
-    with opened(open_threads, request.param) as source:
-        assert source.form == request.param
-        yield source
+probe = probe_fixture(open_threads, FORMS)
 
 
 @contextmanager
@@ -61,8 +58,8 @@ def vforked(group: TestCgroup, count: int, fifo: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Children that are not there yet come to an end too, as long as somebody keeps writing.
-        assert eventually(lambda: _released(fifo, parents), SLOW_S)
+        # Children that are not there yet come to an end too, as long as the FIFO is written to.
+        until(lambda: _released(fifo, parents), seconds=SLOW_S)
 
 
 def _released(fifo: Path, parents: list[subprocess.Popen[bytes]]) -> bool:
@@ -71,10 +68,10 @@ def _released(fifo: Path, parents: list[subprocess.Popen[bytes]]) -> bool:
     return all(parent.poll() is not None for parent in parents)
 
 
-def states_of(seen: ProbeReading, group: TestCgroup) -> ThreadStates:
-    found = seen.cgroups[group.id]["threads_by_state"]
-    assert isinstance(found, ThreadStates)
-    return found
+def states_of(observed: ProbeReading, group: TestCgroup) -> ThreadStates:
+    counts = observed.cgroups[group.id]["threads_by_state"]
+    assert isinstance(counts, ThreadStates)
+    return counts
 
 
 def test_three_burn_five_sleep_and_two_wait_for_their_children(probe: ThreadsProbe, tmp_path: Path) -> None:
@@ -88,18 +85,18 @@ def test_three_burn_five_sleep_and_two_wait_for_their_children(probe: ThreadsPro
         live = {group.id: group.path, empty.id: empty.path}
 
         def look() -> tuple[ThreadStates, ThreadStates]:
-            seen = probe.read(live)
+            observed = probe.read(live)
             time.sleep(0.01)
-            return states_of(seen, group), states_of(seen, empty)
+            return states_of(observed, group), states_of(observed, empty)
 
         with vforked(group, 2, tmp_path / "fifo"):
-            assert eventually(lambda: states_of(probe.read(live), group).uninterruptible == 2, SLOW_S)
+            until(lambda: states_of(probe.read(live), group).uninterruptible == 2, seconds=SLOW_S)
             group.burn(3)
-            # Whoever has just started may wait for its program's pages; then it is 20 times in a row as expected.
-            assert eventually(lambda: all(look() == (expected, NO_THREADS) for _ in range(20)), SLOW_S), look()
+            # A process that has just started may wait for its program's pages; then it is 20 times in a row as expected.
+            until(lambda: all(look() == (expected, NO_THREADS) for _ in range(20)), look, seconds=SLOW_S)
             listed = group.file("cpu", "tasks" if "cpu" in hierarchy.v1 else "cgroup.threads").read_text().split()
             assert len(listed) == 3 + 5 + 2 + 2
-        assert eventually(lambda: states_of(probe.read(live), group).uninterruptible == 0)
+        until(lambda: states_of(probe.read(live), group).uninterruptible == 0)
 
 
 def test_a_thread_counts_where_it_is_even_if_its_cpu_weight_comes_from_above(probe: ThreadsProbe) -> None:
@@ -110,7 +107,7 @@ def test_a_thread_counts_where_it_is_even_if_its_cpu_weight_comes_from_above(pro
         try:
             inner.start(["sleep", "600"])
             live = {outer.id: outer.path, inner.id: inner.path}
-            assert eventually(lambda: states_of(probe.read(live), inner).sleeping == 1)
+            until(lambda: states_of(probe.read(live), inner).sleeping == 1)
             assert states_of(probe.read(live), outer).sleeping == 0
         finally:
             inner.close()
@@ -120,16 +117,16 @@ def test_the_dead_are_not_counted(probe: ThreadsProbe) -> None:
     with cgroup(require_writable_cgroups(), "zombie") as group:
         parent = group.start([sys.executable, "-c", ZOMBIE])
         children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
-        assert eventually(lambda: any(_is_zombie(child) for child in children.read_text().split()))
-        found = states_of(probe.read({group.id: group.path}), group)
-    assert (found.runnable, found.uninterruptible, found.sleeping) == (0, 0, 1)
+        until(lambda: any(_is_zombie(child) for child in children.read_text().split()))
+        counts = states_of(probe.read({group.id: group.path}), group)
+    assert (counts.runnable, counts.uninterruptible, counts.sleeping) == (0, 0, 1)
 
 
 def _is_zombie(pid: str) -> bool:
     return ") Z " in Path(f"/proc/{pid}/stat").read_text()
 
 
-def test_whoever_reads_from_a_disk_waits_for_it(tmp_path: Path) -> None:
+def test_a_thread_that_reads_from_a_disk_is_in_iowait(tmp_path: Path) -> None:
     """One thread that does nothing else: most of the time in iowait, never more than it is uninterruptible."""
     file = tmp_path / "data"
     file.write_bytes(os.urandom(4 << 20))
@@ -141,12 +138,12 @@ def test_whoever_reads_from_a_disk_waits_for_it(tmp_path: Path) -> None:
     with opened(open_threads) as probe, cgroup(require_writable_cgroups(), "reads") as group:
         reader = group.start([sys.executable, "-c", READ_DISK, str(file)])
         live = {group.id: group.path}
-        assert eventually(lambda: bool(states_of(probe.read(live), group).iowait))
-        seen = [states_of(probe.read(live), group) for _ in range(200) if time.sleep(0.003) is None]
+        until(lambda: bool(states_of(probe.read(live), group).iowait))
+        observed = [states_of(probe.read(live), group) for _ in range(200) if time.sleep(0.003) is None]
         assert reader.poll() is None
-    assert all(each.runnable + each.uninterruptible + each.sleeping == 1 for each in seen)
-    assert all(each.iowait == each.uninterruptible for each in seen)
-    assert sum(each.iowait or 0 for each in seen) > 20
+    assert all(each.runnable + each.uninterruptible + each.sleeping == 1 for each in observed)
+    assert all(each.iowait == each.uninterruptible for each in observed)
+    assert sum(each.iowait or 0 for each in observed) > 20
 
 
 @pytest.fixture
@@ -168,7 +165,7 @@ def test_every_thread_of_the_machine_is_counted_once(census: TaskIterator) -> No
 
 def _threads_of_proc() -> set[str]:
     """All that are not dead, but for processes that a sandbox hides from everybody's looks, root's and BPF's too."""
-    found = set()
+    counts = set()
     for stat in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
         try:
             (stat.parent / "ns/pid").readlink()
@@ -176,8 +173,8 @@ def _threads_of_proc() -> set[str]:
         except OSError:
             continue
         if text.rpartition(") ")[2][:1] not in ("Z", "X"):
-            found.add(stat.parent.name)
-    return found
+            counts.add(stat.parent.name)
+    return counts
 
 
 def test_loads_add_up_to_the_nodes_own(census: TaskIterator, tmp_path: Path) -> None:
@@ -186,20 +183,20 @@ def test_loads_add_up_to_the_nodes_own(census: TaskIterator, tmp_path: Path) -> 
     each thread that happens to run in one and not in the other makes a difference of 0.08, and eighteen are allowed."""
     hierarchy, samples = require_writable_cgroups(), 3
     with cgroup(hierarchy, "load") as group, vforked(group, 20, tmp_path / "fifo"):
-        assert eventually(lambda: census.count({}).get(group.id, NO_THREADS).uninterruptible == 20, SLOW_S)
+        until(lambda: census.count({}).get(group.id, NO_THREADS).uninterruptible == 20, seconds=SLOW_S)
         earlier = node_load()
-        assert eventually(lambda: node_load() != earlier), "the node takes a sample every five seconds"
+        until(lambda: node_load() != earlier, "the node takes a sample every five seconds")
         probe, before, began = ThreadsProbe(census), node_load(), time.monotonic()
         while time.monotonic() - began < 5 * samples + 0.5:
             time.sleep(0.02)
-            seen = probe.read(every_cgroup(hierarchy))
-        loads = {number: values["load"] for number, values in seen.cgroups.items() if "load" in values}
+            observed = probe.read(every_cgroup(hierarchy))
+        loads = {number: values["load"] for number, values in observed.cgroups.items() if "load" in values}
         node = node_load() - before * fixed_power_int(DECAYS[0], FSHIFT, samples) / FIXED_POINT_ONE
         own = loads[group.id]
     assert isinstance(own, LoadAverages)
-    assert own.one == pytest.approx(20 * (1 - (DECAYS[0] / FIXED_POINT_ONE) ** samples), abs=0.01)
-    assert own.runnable_one == 0
-    assert sum(each.one for each in loads.values() if isinstance(each, LoadAverages)) == pytest.approx(node, abs=1.5)
+    assert own.load1 == pytest.approx(20 * (1 - (DECAYS[0] / FIXED_POINT_ONE) ** samples), abs=0.01)
+    assert own.runnable1 == 0
+    assert sum(each.load1 for each in loads.values() if isinstance(each, LoadAverages)) == pytest.approx(node, abs=1.5)
 
 
 def every_cgroup(hierarchy: Hierarchy) -> dict[int, str]:
@@ -220,10 +217,3 @@ def test_statistics_count_a_run_for_each_thread(census: TaskIterator) -> None:
     finally:
         os.close(held)
     assert counted <= runs, "zombies are looked at as well, and the end is"
-
-
-def test_a_closed_probe_says_so(probe: ThreadsProbe) -> None:
-    probe.close()
-    probe.close()
-    with pytest.raises(Unavailable, match="is closed"):
-        probe.read({})

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from itertools import pairwise
 
 import pytest
 
 from api.histogram import BOUNDS_NS, slot_of
-from api.interfaces import ProbeReading, Unavailable
-from api.measurements import Durations
-from probes.throttles import NO_THROTTLES, ThrottlesProbe, open_throttles
-from tests.kernel.open_probes import LAST_CPU, PINNED, eventually, opened
+from api.interfaces import ProbeReading
+from api.snapshot import Durations
+from probes.per_cgroup_probe import NO_DURATIONS
+from probes.throttles import ThrottlesProbe, open_throttles
+from tests.builders.waiting import until
+from tests.kernel.open_probes import LAST_CPU, PINNED, probe_fixture
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -26,11 +27,7 @@ TRACEPOINTS = ("tp_btf", "raw_tp")
 LACKING = "no member throttled_clock_self_time"
 
 
-@pytest.fixture(params=TRACEPOINTS)
-def probe(request: pytest.FixtureRequest) -> Iterator[ThrottlesProbe]:
-    with opened(open_throttles, request.param, lacking=LACKING) as source:
-        assert source.form == request.param
-        yield source
+probe = probe_fixture(open_throttles, TRACEPOINTS, lacking=LACKING)
 
 
 def limit_cpu(group: TestCgroup, quota_us: int = QUOTA_US) -> None:
@@ -41,19 +38,19 @@ def limit_cpu(group: TestCgroup, quota_us: int = QUOTA_US) -> None:
     group.file("cpu", "cpu.cfs_quota_us").write_text(f"{quota_us}\n")
 
 
-def throttles_of(seen: ProbeReading, group: TestCgroup) -> Durations:
-    found = seen.cgroups[group.id]["throttles"]
-    assert isinstance(found, Durations)
-    return found
+def throttles_of(observed: ProbeReading, group: TestCgroup) -> Durations:
+    counts = observed.cgroups[group.id]["throttles"]
+    assert isinstance(counts, Durations)
+    return counts
 
 
 def kernels_books(group: TestCgroup) -> tuple[int, int]:
     """Throttled periods and nanoseconds."""
     words = group.file("cpu", "cpu.stat").read_text().split()
-    found = dict(zip(words[::2], words[1::2], strict=True))
-    if "throttled_usec" in found:
-        return int(found["nr_throttled"]), int(found["throttled_usec"]) * 1000
-    return int(found["nr_throttled"]), int(found["throttled_time"])
+    counts = dict(zip(words[::2], words[1::2], strict=True))
+    if "throttled_usec" in counts:
+        return int(counts["nr_throttled"]), int(counts["throttled_usec"]) * 1000
+    return int(counts["nr_throttled"]), int(counts["throttled_time"])
 
 
 def test_each_period_has_one_throttle_of_80_ms(probe: ThrottlesProbe) -> None:
@@ -66,8 +63,8 @@ def test_each_period_has_one_throttle_of_80_ms(probe: ThrottlesProbe) -> None:
         group.start([sys.executable, "-c", PINNED, str(LAST_CPU)])
         time.sleep(3.0)
         throttles, (periods, total_ns) = throttles_of(probe.read(live), group), kernels_books(group)
-        assert throttles_of(probe.read(live), free) == NO_THROTTLES
-    # The thread may have begun on another CPU, whose throttle nobody came back to; and one may be going on.
+        assert throttles_of(probe.read(live), free) == NO_DURATIONS
+    # The thread may have started on another CPU, whose throttle was never ended; and one may be going on.
     assert periods - 2 <= throttles.count <= periods
     assert throttles.count >= 20
     assert total_ns - 200 * MS <= throttles.sum_ns <= total_ns + MS
@@ -81,7 +78,7 @@ def test_each_period_has_one_throttle_of_80_ms(probe: ThrottlesProbe) -> None:
 
 def test_a_quota_above_holds_back_too_and_both_at_once_are_one_throttle(probe: ThrottlesProbe) -> None:
     """Two cgroups share 40 ms of every 100; one of them may have no more than 15 of those anyway. On Linux 6.6 to 6.17 fewer
-    throttles are told apart, and their sum is the same."""
+    throttles are distinguished, and their sum is the same."""
     hierarchy = require_writable_cgroups()
     with cgroup(hierarchy, "above") as above, ExitStack() as stack:
         if hierarchy.mode == "v2":
@@ -92,15 +89,15 @@ def test_a_quota_above_holds_back_too_and_both_at_once_are_one_throttle(probe: T
         for group in (free, own):
             group.start([sys.executable, "-c", PINNED, str(LAST_CPU)])
         live = {group.id: group.path for group in (free, own)}
-        assert eventually(lambda: throttles_of(probe.read(live), free).count > 2)
+        until(lambda: throttles_of(probe.read(live), free).count > 2)
 
-        def seen() -> list[tuple[int, int]]:
-            found = [throttles_of(probe.read(live), group) for group in (free, own)]
-            return [(each.count, each.sum_ns) for each in found] + [kernels_books(group) for group in (above, own)]
+        def observed() -> list[tuple[int, int]]:
+            counts = [throttles_of(probe.read(live), group) for group in (free, own)]
+            return [(each.count, each.sum_ns) for each in counts] + [kernels_books(group) for group in (above, own)]
 
-        before = seen()
+        before = observed()
         time.sleep(3.0)
-        after = seen()
+        after = observed()
     freely, owned, (above_times, above_ns), (own_times, own_ns) = (
         (times - times_before, ns - ns_before)
         for (times, ns), (times_before, ns_before) in zip(after, before, strict=True)
@@ -119,14 +116,7 @@ def test_counts_only_grow(probe: ThrottlesProbe) -> None:
         limit_cpu(group)
         live = {group.id: group.path}
         group.burn(2)
-        seen = [throttles_of(probe.read(live), group) for _ in range(8) if time.sleep(0.15) is None]
-    assert all(earlier.count <= later.count for earlier, later in pairwise(seen))
-    assert all(earlier.sum_ns <= later.sum_ns for earlier, later in pairwise(seen))
-    assert seen[-1].count >= 3
-
-
-def test_a_closed_probe_says_so(probe: ThrottlesProbe) -> None:
-    probe.close()
-    probe.close()
-    with pytest.raises(Unavailable, match="is closed"):
-        probe.read({})
+        observed = [throttles_of(probe.read(live), group) for _ in range(8) if time.sleep(0.15) is None]
+    assert all(earlier.count <= later.count for earlier, later in pairwise(observed))
+    assert all(earlier.sum_ns <= later.sum_ns for earlier, later in pairwise(observed))
+    assert observed[-1].count >= 3

@@ -74,12 +74,12 @@ def test_a_cgroup_that_comes_later_and_its_successor_get_their_triggers() -> Non
         with cgroup(hierarchy, "psi-late") as group:
             assert group.path == path
             triggers.watch({path: cgroup_id})
-        assert wait_ready(triggers.fileno(), 5), f"{cgroup_id} was armed, so the end of its cgroup is told"
+        assert wait_ready(triggers.fileno(), 5), f"{cgroup_id} was armed, so the end of its cgroup is reported"
         assert not triggers.fired()
     triggers.close()
 
 
-def test_a_file_that_refuses_is_asked_once_for_each_cgroup(tmp_path: Path) -> None:
+def test_a_file_that_refuses_is_opened_once_for_each_cgroup(tmp_path: Path) -> None:
     """First a directory stands for the file, which cannot be opened; then a pipe, which shows what is written to it."""
     file = tmp_path / "web/cpu.pressure"
     file.mkdir(parents=True)
@@ -90,7 +90,7 @@ def test_a_file_that_refuses_is_asked_once_for_each_cgroup(tmp_path: Path) -> No
     reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     try:
         triggers.watch({"/web": 7})
-        assert os.read(reader, 100) == b"", "refused once: not asked again"
+        assert os.read(reader, 100) == b"", "refused once: not tried again"
         triggers.watch({"/web": 8})
         assert os.read(reader, 100) == b"some 150000 1000000\0", "another cgroup at that path is"
     finally:

@@ -1,4 +1,4 @@
-"""Who wakes whom, against workloads whose every wakeup is known: bytes that are passed on, timers, and a CPU that is held."""
+"""Wakeups by waker, against workloads whose every wakeup is known: bytes that are passed on, timers, and a CPU that is held."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,15 +14,15 @@ import msgspec
 import pytest
 
 from api.histogram import BOUNDS_NS, slot_of
-from api.interfaces import Unavailable
-from api.measurements import Durations, Wakeups
 from api.rates import runq_latency_delta
-from probes.cgroup_table import ROOT_CGROUP_ID
+from api.snapshot import Durations, Wakeups
 from probes.loader import load
 from probes.maps import cpu_id_limit
-from probes.wakeups import FORMS, NO_DURATIONS, NO_WAKEUPS, WakeupsProbe, job, open_wakeups
+from probes.per_cgroup_probe import NO_DURATIONS, ROOT_CGROUP_ID
+from probes.wakeups import FORMS, NO_WAKEUPS, WakeupsProbe, job, open_wakeups
+from tests.builders.waiting import until
 from tests.kernel.blame_window import several
-from tests.kernel.open_probes import eventually, opened
+from tests.kernel.open_probes import opened, probe_fixture
 from tests.kernel.real_cgroups import TestCgroup
 from tests.kernel.test_runqlat import Hog
 
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.kernel
 MS = 1_000_000
 TIMES = 1000
 CLOSE = 0.04
-"""Error allowed: a byte that is there before its reader has gone to sleep wakes nobody, and some virtual machines let no
-tracepoint fire while a process of their supervisor has the CPU, whomever an interrupt wakes meanwhile."""
+"""Error allowed: a byte that is there before its reader has gone to sleep wakes no task, and some virtual machines let no
+tracepoint fire while a process of their supervisor has the CPU, whichever task an interrupt wakes meanwhile."""
 FIRST = """
 import os, sys, time
 reader, writer, times = map(int, sys.argv[1:])
@@ -43,7 +43,7 @@ while sys.stdin.read(1):
         if reader >= 0: os.read(reader, 1)
     print("done", flush=True)
 """
-"""Sleeps, sends a byte and waits for the answer, where there is somebody to wait for."""
+"""Sleeps, sends a byte and waits for the answer, if there is a next stage."""
 NEXT = """
 import os, sys, time
 reader, writer, thinks = map(int, sys.argv[1:])
@@ -51,7 +51,7 @@ while os.read(reader, 1):
     if thinks: time.sleep(0.0005)
     if writer >= 0: os.write(writer, b"x")
 """
-"""Passes on what it gets; one that answers thinks before, so that whoever asked has gone to sleep."""
+"""Passes on what it gets; one that answers thinks before, so that the other stage has gone to sleep."""
 SERVER = """
 import socket, sys, time
 connection = socket.socket(fileno=int(sys.argv[1]))
@@ -101,7 +101,7 @@ def start(group: TestCgroup, code: str, *arguments: int, fds: Sequence[int] = ()
 
 
 def run(stage: Stage) -> None:
-    """Let the first stage do its part: it begins when it is told to, and tells when it is done."""
+    """Let the first stage do its part: it starts on a byte, and writes one when it is done."""
     assert stage.process.stdin is not None
     assert stage.process.stdout is not None
     stage.process.stdin.write(b"x")
@@ -126,18 +126,14 @@ def line(groups: Sequence[TestCgroup], *, answered: bool) -> list[Stage]:
     return stages
 
 
-@pytest.fixture(params=FORMS)
-def source(request: pytest.FixtureRequest) -> Iterator[WakeupsProbe]:
-    with opened(open_wakeups, request.param) as probe:
-        assert probe.form == request.param
-        yield probe
+source = probe_fixture(open_wakeups, FORMS)
 
 
 def read(source: WakeupsProbe, *groups: TestCgroup) -> dict[str, Wakeups]:
     live = {ROOT_CGROUP_ID: "/", **{group.id: group.path for group in groups}}
-    found = source.read(live).cgroups
-    wakeups = {path: found[number]["wakeups"] for number, path in live.items()}
-    assert all(isinstance(seen, Wakeups) for seen in wakeups.values())
+    wakers = source.read(live).cgroups
+    wakeups = {path: wakers[number]["wakeups"] for number, path in live.items()}
+    assert all(isinstance(observed, Wakeups) for observed in wakeups.values())
     return wakeups  # type: ignore[return-value]
 
 
@@ -148,9 +144,11 @@ def delta(before: Durations, after: Durations) -> Durations:
 
 
 def grown(before: Wakeups, after: Wakeups) -> Wakeups:
-    named = {path: delta(before.by_cgroup.get(path, NO_DURATIONS), seen) for path, seen in after.by_cgroup.items()}
+    named = {
+        path: delta(before.by_cgroup.get(path, NO_DURATIONS), observed) for path, observed in after.by_cgroup.items()
+    }
     return Wakeups(
-        by_cgroup={path: seen for path, seen in named.items() if seen.count},
+        by_cgroup={path: observed for path, observed in named.items() if observed.count},
         interrupt=delta(before.interrupt, after.interrupt),
         kernel_thread=delta(before.kernel_thread, after.kernel_thread),
         other=delta(before.other, after.other),
@@ -160,12 +158,12 @@ def grown(before: Wakeups, after: Wakeups) -> Wakeups:
 def watch(source: WakeupsProbe, stages: Sequence[Stage]) -> tuple[list[Wakeups], list[int]]:
     """What a run of the workload has brought to each stage: its wakeups, and how often it slept."""
     groups = [stage.group for stage in stages]
-    # Where the machine is so busy that bytes find nobody asleep, as the kernel's own books show, the run says nothing of them.
+    # Where the machine is so busy that bytes find no sleeping reader (the kernel counts those), the run says nothing of them.
     for _ in range(3):
-        assert eventually(lambda: all(state(stage.process.pid) == "S" for stage in stages))
+        until(lambda: all(state(stage.process.pid) == "S" for stage in stages))
         before, started, missed = read(source, *groups), [stage.slept() for stage in stages], left_out(source)
         run(stages[0])
-        assert eventually(lambda: all(state(stage.process.pid) == "S" for stage in stages))
+        until(lambda: all(state(stage.process.pid) == "S" for stage in stages))
         after, slept = read(source, *groups), [stage.slept() - at for stage, at in zip(stages, started, strict=True)]
         assert left_out(source) == missed, "CLOSE is not for what the kernel keeps from the programs"
         if min(slept) > (1 - CLOSE / 2) * TIMES:
@@ -183,7 +181,7 @@ def state(pid: int) -> str:
 
 
 def counts(wakeups: Wakeups) -> Mapping[str, int]:
-    return {path: seen.count for path, seen in wakeups.by_cgroup.items()}
+    return {path: observed.count for path, observed in wakeups.by_cgroup.items()}
 
 
 def total(wakeups: Wakeups) -> int:
@@ -215,7 +213,7 @@ def test_a_chain_of_three_has_two_hops(source: WakeupsProbe) -> None:
     assert counts(third) == {b.path: pytest.approx(TIMES, rel=CLOSE)}
     assert not counts(first).keys() - {"/"}
     assert first.interrupt.count == pytest.approx(TIMES, rel=CLOSE)
-    assert [total(seen) for seen in (first, second, third)] == as_often_as(slept)
+    assert [total(observed) for observed in (first, second, third)] == as_often_as(slept)
 
 
 def test_packets_over_loopback_are_the_senders_doing(source: WakeupsProbe) -> None:
@@ -241,8 +239,8 @@ def test_packets_over_loopback_are_the_senders_doing(source: WakeupsProbe) -> No
 def test_a_new_task_is_woken_by_its_maker(source: WakeupsProbe) -> None:
     """One wakeup for each child, and at most one more for the parent that waits for its end."""
     with several("forker") as (group,):
-        ((seen,), _) = watch(source, [start(group, FORKER, TIMES)])
-    assert TIMES <= counts(seen)[group.path] <= 2.1 * TIMES
+        ((observed,), _) = watch(source, [start(group, FORKER, TIMES)])
+    assert TIMES <= counts(observed)[group.path] <= 2.1 * TIMES
 
 
 def test_the_latency_is_how_long_the_cpu_was_held(source: WakeupsProbe) -> None:
@@ -254,16 +252,16 @@ def test_the_latency_is_how_long_the_cpu_was_held(source: WakeupsProbe) -> None:
         before = read(source, group)[group.path]
         assert len(list(workload.holdings())) == times
         workload.finish()
-        found = grown(before, read(source, group)[group.path])
-    seen = found.by_cgroup.get("/", found.other)
-    assert seen.slots is not None
+        wakers = grown(before, read(source, group)[group.path])
+    observed = wakers.by_cgroup.get("/", wakers.other)
+    assert observed.slots is not None
     slot = slot_of(hold_ns)
     assert BOUNDS_NS[slot - 1] < hold_ns <= BOUNDS_NS[slot]
-    assert times - 1 <= seen.slots[slot] <= times
-    assert seen.sum_ns == pytest.approx(seen.slots[slot] * hold_ns, rel=0.1)
+    assert times - 1 <= observed.slots[slot] <= times
+    assert observed.sum_ns == pytest.approx(observed.slots[slot] * hold_ns, rel=0.1)
 
 
-def test_nobody_is_woken_without_a_reason(source: WakeupsProbe) -> None:
+def test_every_wakeup_has_a_reason(source: WakeupsProbe) -> None:
     with several("quiet") as (group,):
         assert read(source, group)[group.path] == NO_WAKEUPS
 
@@ -272,37 +270,33 @@ def test_a_full_table_of_pairs_says_so_and_every_wakeup_still_counts() -> None:
     """Two pairs on each CPU, for eight hops in a row."""
     with opened(open_wakeups) as example:
         form = example.form
-    made = job((form,), cpu_id_limit())
-    small = msgspec.structs.replace(made, constants={**made.constants, "PAIR_BITS": 1})
+    created = job((form,), cpu_id_limit())
+    small = msgspec.structs.replace(created, constants={**created.constants, "PAIR_BITS": 1})
     with several(*"abcdefgh") as groups, load(small) as loaded:
         source = WakeupsProbe(loaded)
-        found, slept = watch(source, line(groups, answered=True))
+        wakers, slept = watch(source, line(groups, answered=True))
         problem = source.problem()
         source.close()
-    assert [total(seen) for seen in found] == as_often_as(slept)
-    assert sum(seen.other.count for seen in found) > TIMES
+    assert [total(observed) for observed in wakers] == as_often_as(slept)
+    assert sum(observed.other.count for observed in wakers) > TIMES
     assert problem is not None
-    assert "wakeups found no place in the table of who wakes whom and count as other" in problem.reason
+    assert "wakeups count as other: the table of wakers and woken cgroups is full" in problem.reason
 
 
 def test_wakers_that_are_gone_leave_what_is_new_to_the_rest(source: WakeupsProbe) -> None:
-    """What was told of a waker goes with it; nothing that stays ever falls."""
+    """Counts of a removed waker are removed with it; all others never fall."""
     with several("woken") as (woken,):
-        with several("gone") as (gone,):
-            (_, seen), _ = watch(source, line([gone, woken], answered=False))
-            assert counts(seen)[gone.path] == pytest.approx(TIMES, rel=CLOSE)
-            told = read(source, woken, gone)[woken.path]
+        with several("gone") as (removed,):
+            (_, observed), _ = watch(source, line([removed, woken], answered=False))
+            assert counts(observed)[removed.path] == pytest.approx(TIMES, rel=CLOSE)
+            reported = read(source, woken, removed)[woken.path]
         for _ in range(4):
             after = read(source, woken)[woken.path]
-            assert gone.path not in after.by_cgroup
+            assert removed.path not in after.by_cgroup
             assert after.other.count <= 0.1 * TIMES
-            assert after.interrupt.count >= told.interrupt.count
+            assert after.interrupt.count >= reported.interrupt.count
 
 
-def test_the_best_form_is_taken_and_closing_ends_it() -> None:
+def test_the_best_form_is_taken() -> None:
     with opened(open_wakeups) as probe:
         assert probe.form == FORMS[0]
-        probe.read({ROOT_CGROUP_ID: "/"})
-    probe.close()
-    with pytest.raises(Unavailable, match="the probe wakeups is closed"):
-        probe.read({ROOT_CGROUP_ID: "/"})

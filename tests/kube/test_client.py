@@ -1,4 +1,4 @@
-"""The edge to HTTP on real sockets: TLS, tokens, chunks, cut connections, slow bodies. What the API server itself does with
+"""The HTTP client on real sockets: TLS, tokens, chunks, cut connections, slow bodies. What the API server itself does with
 requests is shown on a real one; this server only plays back bytes."""
 
 from __future__ import annotations
@@ -6,8 +6,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -19,41 +17,12 @@ from kube.credentials import ApiAccess, ApiCredentials, CredentialData
 from kube.errors import ApiError, ApiUnreachable, InvalidResponse
 from kube.informer import Informer
 from kube.objects import PartialObjectMetadata, ResourceType
+from tests.builders.api_server import client_of, serving, status_response
 from tests.exporters.certificates import Authority
 
 PODS = ResourceType("", "v1", "pods", "Pod", PartialObjectMetadata, namespaced=True)
 NODES = ResourceType("", "v1", "nodes", "Node", PartialObjectMetadata)
 POD = '{"metadata":{"name":"web","namespace":"shop","resourceVersion":"%d"}}'
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@asynccontextmanager
-async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    runner = web.ServerRunner(web.Server(handler, access_log=None), shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
-    await site.start()
-    assert site._server is not None
-    port = site._server.sockets[0].getsockname()[1]
-    try:
-        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
-    finally:
-        await runner.cleanup()
-
-
-@asynccontextmanager
-async def asking(
-    handler: Handler, credentials: ApiCredentials | None = None, timeout_s: float = 5
-) -> AsyncIterator[KubeClient]:
-    async with (
-        serving(handler) as server,
-        KubeClient(ApiAccess(server, credentials or ApiCredentials()), "test", timeout_s) as client,
-    ):
-        yield client
-
-
-def says(status: int, text: str, **headers: str) -> web.Response:
-    return web.Response(status=status, text=text, headers={name.replace("_", "-"): v for name, v in headers.items()})
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +38,11 @@ def server_side(authority: Authority) -> ssl.SSLContext:
     return context
 
 
-async def test_both_sides_show_certificates_of_their_authority(authority: Authority, tmp_path: Path) -> None:
+async def test_client_and_server_verify_each_other_by_certificates(authority: Authority, tmp_path: Path) -> None:
     async def handler(request: web.Request) -> web.Response:
         assert request.transport is not None
         subject = dict(pair for (pair,) in request.transport.get_extra_info("peercert")["subject"])
-        return says(200, f'{{"metadata":{{"name":"{subject["commonName"]}"}}}}')
+        return status_response(200, f'{{"metadata":{{"name":"{subject["commonName"]}"}}}}')
 
     certificate, key = authority.issue("me")
     mine = ApiCredentials(
@@ -90,15 +59,15 @@ async def test_both_sides_show_certificates_of_their_authority(authority: Author
                 await client.get(NODES, "a")
 
 
-async def test_requests_are_spelled_as_the_api_has_them() -> None:
-    seen: list[tuple[str, str, str, str]] = []
+async def test_method_path_query_type_and_body_of_requests() -> None:
+    received: list[tuple[str, str, str, str]] = []
 
     async def handler(request: web.Request) -> web.Response:
         content_type = request.headers.get("Content-Type", "")
-        seen.append((request.method, request.raw_path, content_type, (await request.read()).decode()))
-        return says(200, POD % 1)
+        received.append((request.method, request.raw_path, content_type, (await request.read()).decode()))
+        return status_response(200, POD % 1)
 
-    async with asking(handler) as client:
+    async with client_of(handler) as client:
         await client.merge_patch(PODS, "shop/web", {"metadata": {"labels": {"a": None}}})
         await client.merge_patch(PODS, "shop/web", {"status": {}}, "status")
         await client.apply(PODS, "shop/web", {"spec": {"x": 1}}, "dioptase")
@@ -112,7 +81,7 @@ async def test_requests_are_spelled_as_the_api_has_them() -> None:
         '"deleteOptions":{"preconditions":{"uid":"u-1"}}}'
     )
     web_ = "/api/v1/namespaces/shop/pods/web"
-    assert seen == [
+    assert received == [
         ("PATCH", web_, "application/merge-patch+json", '{"metadata":{"labels":{"a":null}}}'),
         ("PATCH", f"{web_}/status", "application/merge-patch+json", '{"status":{}}'),
         ("PATCH", f"{web_}?fieldManager=dioptase&force=true", "application/apply-patch+yaml", applied),
@@ -128,47 +97,51 @@ async def test_requests_are_spelled_as_the_api_has_them() -> None:
     ]
 
 
-async def test_a_token_that_was_replaced_is_sent_in_the_second_try(tmp_path: Path) -> None:
-    path, seen = tmp_path / "token", list[str]()
+async def test_a_rotated_token_is_sent_in_the_second_attempt(tmp_path: Path) -> None:
+    path, received = tmp_path / "token", list[str]()
     path.write_text("old")
 
     async def handler(request: web.Request) -> web.Response:
-        seen.append(request.headers["Authorization"])
+        received.append(request.headers["Authorization"])
         path.write_text("young")
-        return says(200, POD % 1) if seen[-1] == "Bearer young" else says(401, "who?")
+        return status_response(200, POD % 1) if received[-1] == "Bearer young" else status_response(401, "who?")
 
-    async with asking(handler, ApiCredentials(token=CredentialData(path=path))) as client:
+    async with client_of(handler, ApiCredentials(token=CredentialData(path=path))) as client:
         await client.get(NODES, "a")
-        assert seen == ["Bearer old", "Bearer young"]
+        assert received == ["Bearer old", "Bearer young"]
         path.write_text("neither")
         assert client.requests == {("GET", "nodes.v1", "401"): 1, ("GET", "nodes.v1", "200"): 1}
 
 
-async def test_a_server_that_never_knows_us_is_asked_twice() -> None:
+async def test_a_401_is_retried_once() -> None:
     count = 0
 
     async def handler(_request: web.Request) -> web.Response:
         nonlocal count
         count += 1
-        return says(401, '{"kind":"Status","message":"Unauthorized","reason":"Unauthorized","code":401}')
+        return status_response(401, '{"kind":"Status","message":"Unauthorized","reason":"Unauthorized","code":401}')
 
-    async with asking(handler) as client:
+    async with client_of(handler) as client:
         with pytest.raises(ApiError, match="401 Unauthorized: Unauthorized"):
             await client.get(NODES, "a")
     assert count == 2
 
 
-async def test_who_is_asked_to_wait_waits_but_an_eviction_is_for_its_caller_to_try_again() -> None:
-    answers = [says(429, "later", Retry_After="0"), says(503, "later", Retry_After="0"), says(200, POD % 3)]
+async def test_retry_after_is_respected_except_for_evictions() -> None:
+    answers = [
+        status_response(429, "later", Retry_After="0"),
+        status_response(503, "later", Retry_After="0"),
+        status_response(200, POD % 3),
+    ]
     budget = (
         '{"code":429,"reason":"TooManyRequests","message":"would violate","details":{"causes":'
         '[{"reason":"DisruptionBudget"}],"retryAfterSeconds":0}}'
     )
 
     async def handler(request: web.Request) -> web.Response:
-        return says(429, budget) if request.path.endswith("/eviction") else answers.pop(0)
+        return status_response(429, budget) if request.path.endswith("/eviction") else answers.pop(0)
 
-    async with asking(handler) as client:
+    async with client_of(handler) as client:
         with pytest.raises(ApiError) as caught:
             await client.evict(PODS, "shop/web")
         assert (caught.value.status, caught.value.causes) == (429, ("DisruptionBudget",))
@@ -176,47 +149,49 @@ async def test_who_is_asked_to_wait_waits_but_an_eviction_is_for_its_caller_to_t
         assert client.requests["POST", "pods.v1/eviction", "429"] == 1
 
 
-async def test_what_is_no_answer_of_the_api_is_shown_and_not_followed() -> None:
+async def test_a_redirect_is_reported_and_not_followed() -> None:
     async def handler(request: web.Request) -> web.Response:
-        return says(302, "<h1>Sign\n in</h1>", Location="http://127.0.0.1:1/steal")
+        return status_response(302, "<h1>Sign\n in</h1>", Location="http://127.0.0.1:1/steal")
 
-    async with asking(handler, ApiCredentials(token=CredentialData(data=b"secret"))) as client:
+    async with client_of(handler, ApiCredentials(token=CredentialData(data=b"secret"))) as client:
         with pytest.raises(ApiError, match="302: <h1>Sign in</h1>"):
             await client.get(NODES, "a")
 
 
-async def test_pages_are_joined_and_one_that_is_forgotten_starts_again_without_pages() -> None:
-    asked: list[str] = []
-    one, other = ('{"metadata":{"name":"a"}}', '{"metadata":{"name":"b"}}')
+async def test_pages_are_joined_and_an_expired_page_leads_to_a_list_without_pages() -> None:
+    requests: list[str] = []
+    first, second = ('{"metadata":{"name":"a"}}', '{"metadata":{"name":"b"}}')
 
     async def handler(request: web.Request) -> web.Response:
-        asked.append(request.query_string)
+        requests.append(request.query_string)
         if "continue" in request.query:
-            return says(410, '{"code":410,"reason":"Expired","message":"continue parameter is too old"}')
+            return status_response(410, '{"code":410,"reason":"Expired","message":"continue parameter is too old"}')
         if "limit" in request.query:
-            return says(200, '{"metadata":{"resourceVersion":"9","continue":"c/1=="},"items":[' + one + "]}")
-        return says(200, '{"metadata":{"resourceVersion":"12"},"items":[' + one + "," + other + "]}")
+            return status_response(
+                200, '{"metadata":{"resourceVersion":"9","continue":"c/1=="},"items":[' + first + "]}"
+            )
+        return status_response(200, '{"metadata":{"resourceVersion":"12"},"items":[' + first + "," + second + "]}")
 
-    async with asking(handler) as client:
+    async with client_of(handler) as client:
         listing = await client.list(NODES)
     assert (listing.resource_version, sorted(listing.objects)) == ("12", ["a", "b"])
-    assert asked == ["limit=500", "limit=500&continue=c/1%3D%3D", ""]
+    assert requests == ["limit=500", "limit=500&continue=c/1%3D%3D", ""]
 
 
-async def test_of_objects_whose_metadata_is_enough_no_more_is_asked_for() -> None:
-    class Whole(PartialObjectMetadata, frozen=True, kw_only=True):
+async def test_partial_metadata_is_requested() -> None:
+    class WholeObject(PartialObjectMetadata, frozen=True, kw_only=True):
         spec: int = 0
 
     accepted: list[str] = []
 
     async def handler(request: web.Request) -> web.Response:
         accepted.append(request.headers["Accept"].partition(",")[0])
-        return says(200, '{"metadata":{}}')
+        return status_response(200, '{"metadata":{}}')
 
-    async with asking(handler) as client:
+    async with client_of(handler) as client:
         await client.get(NODES, "a")
         await client.list(NODES)
-        await client.list(ResourceType("", "v1", "nodes", "Node", Whole))
+        await client.list(ResourceType("", "v1", "nodes", "Node", WholeObject))
     assert accepted == [
         "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
         "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
@@ -225,16 +200,16 @@ async def test_of_objects_whose_metadata_is_enough_no_more_is_asked_for() -> Non
 
 
 @pytest.mark.parametrize("text", ["<html>", "", "null", '{"items":[7]}', '{"metadata":[]}', "[" * 9999], ids=range(6))
-async def test_what_is_no_list_is_garbage(text: str) -> None:
+async def test_an_invalid_list_is_an_invalid_response(text: str) -> None:
     async def handler(_request: web.Request) -> web.Response:
-        return says(200, text)
+        return status_response(200, text)
 
-    async with asking(handler) as client:
-        with pytest.raises(InvalidResponse, match="not what was asked for"):
+    async with client_of(handler) as client:
+        with pytest.raises(InvalidResponse, match="unexpected response"):
             await client.list(NODES)
 
 
-async def test_a_host_that_is_no_name_is_unreachable() -> None:
+async def test_an_invalid_host_name_is_unreachable() -> None:
     async with KubeClient(ApiAccess("http://a..b:1", ApiCredentials()), "test") as client:
         with pytest.raises(ApiUnreachable):
             await client.get(NODES, "a")
@@ -248,13 +223,13 @@ async def test_a_body_that_does_not_end_in_time_is_unreachable() -> None:
             await answer.write(b" ")
             await asyncio.sleep(0.02)
 
-    async with asking(handler, timeout_s=0.2) as client:
+    async with client_of(handler, timeout_s=0.2) as client:
         with pytest.raises(ApiUnreachable, match="GET /api/v1/nodes/a"):
             await client.get(NODES, "a")
         assert client.requests == {("GET", "nodes.v1", "unreachable"): 1}
 
 
-async def test_a_body_that_is_cut_is_unreachable_and_one_too_large_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_truncated_body_and_one_that_is_too_large_are_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"Content-Length": "100"})
         await answer.prepare(request)
@@ -263,7 +238,7 @@ async def test_a_body_that_is_cut_is_unreachable_and_one_too_large_too(monkeypat
         request.transport.abort() if request.path.endswith("cut") else await answer.write(b" " * 98)
         return answer
 
-    async with asking(handler) as client:
+    async with client_of(handler) as client:
         with pytest.raises(ApiUnreachable):
             await client.get(NODES, "cut")
         monkeypatch.setattr(client_module, "MAX_RESPONSE_BYTES", 50)
@@ -271,41 +246,41 @@ async def test_a_body_that_is_cut_is_unreachable_and_one_too_large_too(monkeypat
             await client.get(NODES, "large")
 
 
-async def test_nobody_there() -> None:
+async def test_an_unreachable_server() -> None:
     async with KubeClient(ApiAccess("http://127.0.0.1:1", ApiCredentials()), "test") as client:
         with pytest.raises(ApiUnreachable, match=r"http://127\.0\.0\.1:1: GET /api/v1/nodes/a: "):
             await client.get(NODES, "a")
 
 
-async def test_a_watch_in_which_nothing_happens_is_heard_of_when_it_ends() -> None:
-    """No API server sends a bookmark of what nothing has happened to since it was started."""
+async def test_the_end_of_a_silent_watch_updates_the_age() -> None:
+    """An API server sends no bookmarks for a resource that has not changed since its start."""
     lasting, began = list[int](), list[float]()
     over = asyncio.Event()
 
     async def handler(request: web.Request) -> web.StreamResponse:
         if "watch" not in request.query:
-            return says(200, '{"metadata":{"resourceVersion":"5"},"items":null}')
+            return status_response(200, '{"metadata":{"resourceVersion":"5"},"items":null}')
         lasting.append(int(request.query["timeoutSeconds"]))
         began.append(time.monotonic())
         if len(lasting) == 2:
             over.set()
             await asyncio.sleep(60)
-        return says(200, "")
+        return status_response(200, "")
 
-    async with asking(handler) as client:
+    async with client_of(handler) as client:
         informer = Informer(client, PODS, max_s=120)
         running = asyncio.create_task(informer.run())
         await asyncio.wait_for(over.wait(), 10)
         running.cancel()
-    assert all(60 <= one <= 120 for one in lasting), lasting
+    assert all(60 <= first <= 120 for first in lasting), lasting
     now_s = time.monotonic()
     age_s = informer.age_s(now_s)
     assert age_s is not None
     assert age_s < now_s - began[0], "the end of the first one"
 
 
-async def test_a_watch_that_is_cut_in_the_middle_of_a_line_goes_on_after_the_last_whole_one() -> None:
-    """The pieces are played back, one watch after another; what counts is where each of them begins."""
+async def test_a_watch_cut_within_a_line_resumes_after_the_last_complete_one() -> None:
+    """The pieces are played back, one watch after another, and the version that each begins at is recorded."""
     event = '{"type":"%s","object":' + POD + "}\n"
     streams = [
         [event % ("ADDED", 6), event % ("MODIFIED", 7) + (event % ("DELETED", 8))[:30]],
@@ -316,7 +291,7 @@ async def test_a_watch_that_is_cut_in_the_middle_of_a_line_goes_on_after_the_las
 
     async def handler(request: web.Request) -> web.StreamResponse:
         if "watch" not in request.query:
-            return says(200, '{"metadata":{"resourceVersion":"5"},"items":null}')
+            return status_response(200, '{"metadata":{"resourceVersion":"5"},"items":null}')
         since.append(request.query["resourceVersion"])
         answer = web.StreamResponse()
         await answer.prepare(request)
@@ -330,11 +305,11 @@ async def test_a_watch_that_is_cut_in_the_middle_of_a_line_goes_on_after_the_las
         request.transport.abort()
         return answer
 
-    told: list[tuple[str | None, str | None]] = []
-    async with asking(handler) as client:
+    headers_received: list[tuple[str | None, str | None]] = []
+    async with client_of(handler) as client:
         informer = Informer(client, PODS)
         informer.listen(
-            lambda change: told.append(
+            lambda change: headers_received.append(
                 (
                     change.old and change.old.metadata.resource_version,
                     change.new and change.new.metadata.resource_version,
@@ -345,47 +320,47 @@ async def test_a_watch_that_is_cut_in_the_middle_of_a_line_goes_on_after_the_las
         await asyncio.wait_for(over.wait(), 10)
         running.cancel()
     assert since == ["5", "7", "8"]
-    assert told == [(None, "6"), ("6", "7"), ("7", None)]
+    assert headers_received == [(None, "6"), ("6", "7"), ("7", None)]
     assert (len(informer.store), informer.relists, informer.synced.is_set()) == (0, 0, True)
 
 
 async def test_a_name_with_odd_letters_is_one_segment_of_the_path() -> None:
-    seen: list[str] = []
+    received: list[str] = []
 
     async def handler(request: web.Request) -> web.Response:
-        seen.append(request.raw_path)
-        return says(200, POD % 1)
+        received.append(request.raw_path)
+        return status_response(200, POD % 1)
 
-    async with asking(handler) as client:
+    async with client_of(handler) as client:
         await client.get(NODES, "a b?c#d")
-    assert seen == ["/api/v1/nodes/a%20b%3Fc%23d"]
+    assert received == ["/api/v1/nodes/a%20b%3Fc%23d"]
 
 
-async def test_what_is_behind_the_proxy_is_handed_on_as_it_came() -> None:
-    asked = []
+async def test_a_raw_response_is_returned_unchanged() -> None:
+    requests = []
 
     async def handler(request: web.Request) -> web.Response:
-        asked.append((request.path_qs, request.headers.get("X-Mine")))
-        return says(503, "busy\n", Retry_After="9")
+        requests.append((request.path_qs, request.headers.get("X-Mine")))
+        return status_response(503, "busy\n", Retry_After="9")
 
-    async with asking(handler) as client:
+    async with client_of(handler) as client:
         raw = await client.raw("/api/v1/namespaces/x/pods/https:a:1/proxy/p?limit=2", "pods/proxy", {"X-Mine": "1"})
-        assert (raw.status, raw.body) == (503, b"busy\n"), "whoever asked knows what to make of it"
+        assert (raw.status, raw.body) == (503, b"busy\n"), "a raw response is returned as it is"
         assert client.requests == {("GET", "pods/proxy", "503"): 1}
-    assert asked == [("/api/v1/namespaces/x/pods/https:a:1/proxy/p?limit=2", "1")]
+    assert requests == [("/api/v1/namespaces/x/pods/https:a:1/proxy/p?limit=2", "1")]
 
 
-async def test_a_token_of_an_account_is_made_by_its_subresource() -> None:
+async def test_tokens_are_created_by_the_subresource_of_the_account() -> None:
     async def handler(request: web.Request) -> web.Response:
         assert request.path == "/api/v1/namespaces/team/serviceaccounts/viewer/token"
         assert (await request.json())["spec"] == {"expirationSeconds": 600}
-        return says(201, '{"status": {"token": "abc"}}')
+        return status_response(201, '{"status": {"token": "abc"}}')
 
     async def garbage(_request: web.Request) -> web.Response:
-        return says(201, '{"status": {}}')
+        return status_response(201, '{"status": {}}')
 
-    async with asking(handler) as client:
+    async with client_of(handler) as client:
         assert await client.token("team/viewer", 600) == "abc"
-    async with asking(garbage) as client:
+    async with client_of(garbage) as client:
         with pytest.raises(InvalidResponse):
             await client.token("team/viewer", 600)

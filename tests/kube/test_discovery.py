@@ -1,4 +1,4 @@
-"""A 404 that says that a kind is not there, and all those that do not."""
+"""Responses that state that a kind is missing, and 404s that do not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiohttp import web
 from kube.errors import parse_api_error
 from kube.informer import Informer, is_kind_missing
 from kube.objects import PartialObjectMetadata, ResourceType
-from tests.kube.test_client import asking, says
+from tests.builders.api_server import client_of, status_response
 
 THINGS = ResourceType("shop.example", "v1", "things", "Thing", PartialObjectMetadata)
 PODS = ResourceType("", "v1", "pods", "Pod", PartialObjectMetadata, namespaced=True)
@@ -34,9 +34,9 @@ def groups(*versions: str) -> tuple[int, str]:
         (kinds("others"), PLAIN, True),
         (kinds("things", "others"), PLAIN, False),
         (PLAIN, groups("apps/v1", "shop.example/v2"), True),
-        # The group is there, and its version is not served for a moment.
+        # The group exists, and its version is not served for a moment.
         (PLAIN, groups("shop.example/v1"), False),
-        # No API server's words.
+        # Responses of a proxy.
         (PAGE, PAGE, False),
         (PAGE, (200, "<html>welcome</html>"), False),
         ((200, "{}"), groups(), False),
@@ -45,39 +45,39 @@ def groups(*versions: str) -> tuple[int, str]:
         ((503, ""), groups(), False),
     ],
 )
-async def test_a_kind_is_lacking_where_the_api_server_says_so(
+async def test_a_kind_is_missing_only_if_the_api_server_states_it(
     group: tuple[int, str], all_groups: tuple[int, str], *, lacking: bool
 ) -> None:
-    said = {"/apis/shop.example/v1": group, "/apis": all_groups}
+    documents = {"/apis/shop.example/v1": group, "/apis": all_groups}
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        status, text = said[request.path]
-        return says(status, text)
+        status, text = documents[request.path]
+        return status_response(status, text)
 
-    async with asking(answer) as client:
+    async with client_of(answer) as client:
         assert await is_kind_missing(client, THINGS) is lacking
-        assert not await is_kind_missing(client, PODS), "which is asked of nobody"
+        assert not await is_kind_missing(client, PODS), "without a request"
 
 
 @pytest.mark.parametrize("lacking", [True, False])
-async def test_who_follows_a_kind_forgets_its_objects_only_then(*, lacking: bool) -> None:
+async def test_an_informer_clears_its_store_only_for_a_missing_kind(*, lacking: bool) -> None:
     lists = 0
 
     async def answer(request: web.Request) -> web.StreamResponse:
         nonlocal lists
         if "watch" in request.query:
-            return says(410, '{"kind":"Status","reason":"Expired","code":410}')
+            return status_response(410, '{"kind":"Status","reason":"Expired","code":410}')
         if request.path == "/apis/shop.example/v1":
-            return says(*(kinds() if lacking else PAGE))
+            return status_response(*(kinds() if lacking else PAGE))
         if request.path == "/apis":
-            return says(*PAGE)
+            return status_response(*PAGE)
         lists += 1
         if lists > 1:
-            return says(*PLAIN)
+            return status_response(*PLAIN)
         thing = {"metadata": {"name": "a", "resourceVersion": "1"}}
-        return says(200, json.dumps({"metadata": {"resourceVersion": "1"}, "items": [thing]}))
+        return status_response(200, json.dumps({"metadata": {"resourceVersion": "1"}, "items": [thing]}))
 
-    async with asking(answer) as client:
+    async with client_of(answer) as client:
         informer = Informer(client, THINGS)
         running = asyncio.create_task(informer.run())
         async with asyncio.timeout(30):

@@ -1,4 +1,4 @@
-"""Programs that log in for a kubeconfig's user: real ones, well-behaved and not."""
+"""Exec plugins of a kubeconfig, run by the `kubernetes` package: when they run, what is used of their answer, and failures."""
 
 from __future__ import annotations
 
@@ -8,152 +8,126 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from api.interfaces import Unavailable
 from common.yaml_guard import check_yaml
 from kube.client import KubeClient
 from kube.credentials import LOGIN_RETRY_S, ApiAccess, ApiCredentials, CredentialData, IssuedCredentials
 from kube.kubeconfig import load_kubeconfig_access
+from tests.builders.api_server import FakeApiServer, serving
 from tests.exporters.certificates import Authority
-from tests.kube.test_client import says, serving
 from tests.kube.test_kubeconfig import document, written
 
-V1, V1BETA1 = "client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"
+V1 = "client.authentication.k8s.io/v1"
 
 
-def printing(folder: Path, said: str, *, status: int = 0) -> Path:
-    """A program that notes how it was called, and prints that."""
+def write_plugin(folder: Path, output: str, *, status: int = 0) -> None:
+    """Write a program that records how it was called, and prints the output."""
     program = folder / "login"
-    seen = "[sys.argv[1:], os.environ['KUBERNETES_EXEC_INFO'], os.environ.get('EXTRA')]"
-    note = f"print(json.dumps({seen}), file=open({str(folder / 'calls')!r}, 'a'))"
-    program.write_text(f"#!{sys.executable}\nimport json, os, sys\n{note}\nprint({said!r})\nsys.exit({status})\n")
+    call = "[sys.argv[1:], os.environ['KUBERNETES_EXEC_INFO'], os.environ.get('EXTRA')]"
+    record = f"print(json.dumps({call}), file=open({str(folder / 'calls')!r}, 'a'))"
+    program.write_text(f"#!{sys.executable}\nimport json, os, sys\n{record}\nprint({output!r})\nsys.exit({status})\n")
     program.chmod(0o755)
-    return program
 
 
 def calls(folder: Path) -> list[Any]:
     return [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
 
 
-def credential(version: str = V1, **status: str) -> str:
-    return json.dumps({"apiVersion": version, "kind": "ExecCredential", "spec": {}, "status": status})
+def credential(**status: str) -> str:
+    return json.dumps({"apiVersion": V1, "kind": "ExecCredential", "spec": {}, "status": status})
 
 
 def plugin(**other: object) -> dict[str, object]:
     return {"command": "./login", "apiVersion": V1, "interactiveMode": "Never", **other}
 
 
-def access(folder: Path, wanted: dict[str, object], cluster: object = None) -> ApiAccess:
-    file = written(folder / "config", document(cluster, user={"exec": wanted}))
+def access(folder: Path, section: object, cluster: object = None) -> ApiAccess:
+    file = written(folder / "config", document(cluster, user={"exec": section}))
     return load_kubeconfig_access([file], check_yaml, logins=True)
 
 
-def test_its_token_is_sent_and_it_is_run_once(tmp_path: Path) -> None:
-    printing(tmp_path, credential(token="abc"))
-    found = access(tmp_path, plugin(args=["get", "x"], env=[{"name": "EXTRA", "value": "1"}]))
-    assert not (tmp_path / "calls").exists(), "nobody was asked yet"
-    assert [found.token(), found.token()] == ["abc", "abc"]
-    ((words, told, extra),) = calls(tmp_path)
-    assert (words, extra) == (["get", "x"], "1")
-    assert json.loads(told) == {"apiVersion": V1, "kind": "ExecCredential", "spec": {"interactive": False}}
+async def test_the_plugin_runs_before_the_first_request_and_once(tmp_path: Path) -> None:
+    write_plugin(tmp_path, credential(token="abc"))
+    server = FakeApiServer({"/x/y": {"metadata": {}}})
+    section = plugin(args=["get", "x"], env=[{"name": "EXTRA", "value": "1"}], provideClusterInfo=True)
+    async with serving(server) as url, KubeClient(access(tmp_path, section, {"server": url}), "test") as client:
+        assert not (tmp_path / "calls").exists()
+        for _ in range(2):
+            assert (await client.raw("/x/y", "x")).status == 200
+    assert [request.headers["Authorization"] for request in server.requests] == ["Bearer abc"] * 2
+    ((arguments, info, extra),) = calls(tmp_path)
+    assert (arguments, extra) == (["get", "x"], "1")
+    assert json.loads(info)["spec"]["cluster"] == {"server": url}
 
 
-def test_it_is_told_of_the_cluster_where_it_wants_to_know(tmp_path: Path) -> None:
-    printing(tmp_path, credential(V1BETA1, token="abc"))
-    cluster = {
-        "server": "https://10.0.0.1:6443", "tls-server-name": "kubernetes", "insecure-skip-tls-verify": True,
-        "extensions": [{"name": "client.authentication.k8s.io/exec", "extension": {"audience": "me"}}],
-    }  # fmt: skip
-    access(tmp_path, {"command": "./login", "apiVersion": V1BETA1, "provideClusterInfo": True}, cluster).token()
-    assert json.loads(calls(tmp_path)[0][1])["spec"]["cluster"] == {
-        **cluster, "config": {"audience": "me"},
-    }  # fmt: skip
-
-
-def test_a_certificate_of_it_is_shown(tmp_path: Path) -> None:
+def test_an_issued_certificate_is_used_for_tls(tmp_path: Path) -> None:
     certificate, key = Authority(tmp_path).issue("me")
-    printing(tmp_path, credential(clientCertificateData=certificate.read_text(), clientKeyData=key.read_text()))
-    found = access(tmp_path, plugin())
-    assert found.token() == ""
-    first = found.context()
-    assert first is not None
-    assert found.context() is first, "connections are kept by it"
+    write_plugin(tmp_path, credential(clientCertificateData=certificate.read_text(), clientKeyData=key.read_text()))
+    source = access(tmp_path, plugin())
+    assert source.token() == ""
+    context = source.context()
+    assert context is not None
+    assert source.context() is context, "a new context would close all connections"
 
 
-def test_what_ends_is_asked_for_again(tmp_path: Path) -> None:
-    printing(tmp_path, credential(token="abc", expirationTimestamp="2001-01-01T00:00:00Z"))
-    found = access(tmp_path, plugin())
-    found.token()
-    found.token()
+def test_expired_credentials_are_issued_again(tmp_path: Path) -> None:
+    write_plugin(tmp_path, credential(token="abc", expirationTimestamp="2001-01-01T00:00:00Z"))
+    source = access(tmp_path, plugin())
+    source.token()
+    source.token()
     assert len(calls(tmp_path)) == 2
-    printing(tmp_path, credential(token="new", expirationTimestamp="2101-01-01T00:00:00Z"))
-    assert [found.token(), found.token()] == ["new", "new"]
+    write_plugin(tmp_path, credential(token="new", expirationTimestamp="2101-01-01T00:00:00Z"))
+    assert [source.token(), source.token()] == ["new", "new"]
     assert len(calls(tmp_path)) == 3
 
 
-def test_refused_credentials_are_asked_for_again_but_not_at_once() -> None:
-    given, now = [], [100.0]
+def test_refused_credentials_are_issued_again_but_not_at_once() -> None:
+    tokens, now = [], [100.0]
 
     def login() -> IssuedCredentials:
-        given.append(f"t{len(given)}")
-        return IssuedCredentials(token=CredentialData(data=given[-1].encode()))
+        tokens.append(f"t{len(tokens)}")
+        return IssuedCredentials(token=CredentialData(data=tokens[-1].encode()))
 
-    found = ApiAccess("https://10.0.0.1", ApiCredentials(), clock=lambda: now[0], login=login)
-    assert found.token() == "t0"
-    found.refused()
-    assert found.token() == "t0", "it is fresh: another would be the same"
+    source = ApiAccess("https://10.0.0.1", ApiCredentials(), clock=lambda: now[0], login=login)
+    assert source.token() == "t0"
+    source.refused()
+    assert source.token() == "t0", "it is fresh: a new login would return the same"
     now[0] += LOGIN_RETRY_S
-    found.refused()
-    found.refused()
-    assert found.token() == "t1"
-
-
-async def test_requests_carry_it(tmp_path: Path) -> None:
-    async def handler(request: web.Request) -> web.StreamResponse:
-        return says(200, request.headers["Authorization"])
-
-    printing(tmp_path, credential(token="abc"))
-    async with serving(handler) as server, KubeClient(access(tmp_path, plugin(), {"server": server}), "test") as client:
-        assert (await client.raw("/x", "x")).body == b"Bearer abc"
-        assert (await client.raw("/x", "x")).body == b"Bearer abc"
-    assert len(calls(tmp_path)) == 1
+    source.refused()
+    source.refused()
+    assert source.token() == "t1"
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "complaint"),
+    ("output", "status", "problem"),
     [
         ("", 0, "failed to decode"),
         ("[" * 100_000, 0, "recursion"),
-        ("{}", 0, "missing key 'apiVersion'"),
-        (credential(V1BETA1, token="abc"), 0, "does not match"),
         (credential(), 0, "neither a token nor a certificate"),
         (credential(clientKeyData="x"), 0, "nor a certificate with its key"),
         (credential(token="abc", expirationTimestamp="tomorrow"), 0, "'tomorrow' is no time"),
         (credential(token="abc"), 3, "process returned 3"),
+        (credential(token="a\r\nX-Evil: 1"), 0, "no token"),
     ],
 )
-def test_what_it_should_not_do_is_said(tmp_path: Path, said: str, status: int, complaint: str) -> None:
-    printing(tmp_path, said, status=status)
-    with pytest.raises(Unavailable, match=complaint) as caught:
+def test_an_invalid_answer_is_refused_without_its_secrets(
+    tmp_path: Path, output: str, status: int, problem: str
+) -> None:
+    write_plugin(tmp_path, output, status=status)
+    with pytest.raises(Unavailable, match=problem) as caught:
         access(tmp_path, plugin()).token()
-    assert "abc" not in str(caught.value), "secrets stay secrets"
+    assert "abc" not in str(caught.value)
 
 
-def test_a_token_that_cannot_be_sent_is_no_token(tmp_path: Path) -> None:
-    printing(tmp_path, credential(token="a\r\nX-Evil: 1"))
-    with pytest.raises(Unavailable, match="no token"):
-        access(tmp_path, plugin()).token()
-
-
-@pytest.mark.parametrize("wanted", [{"apiVersion": V1}, {"command": "x"}, {"command": 7, "apiVersion": V1}, [7]])
-def test_an_exec_section_that_cannot_run_is_refused_by_its_field(tmp_path: Path, wanted: Any) -> None:
+@pytest.mark.parametrize("section", [{"apiVersion": V1}, {"command": 7, "apiVersion": V1}, [7]])
+def test_an_exec_section_that_cannot_run_is_refused_by_its_field(tmp_path: Path, section: object) -> None:
     with pytest.raises(Unavailable, match=r"users\[me\]\.user\.exec: "):
-        access(tmp_path, wanted).token()
+        access(tmp_path, section).token()
 
 
 def test_a_missing_program_has_the_install_hint_as_remedy(tmp_path: Path) -> None:
-    found = access(tmp_path, plugin(command="no-such-login", installHint="get it from\n  the shop"))
+    source = access(tmp_path, plugin(command="no-such-login", installHint="get it from\n  the shop"))
     with pytest.raises(Unavailable, match="no-such-login") as caught:
-        found.token()
+        source.token()
     assert caught.value.remedy == "get it from the shop"

@@ -1,4 +1,4 @@
-"""Where the API server is, from files that people and clouds write, and credentials that rotate."""
+"""The API server and credentials from kubeconfig files and service accounts, and rotation of credentials."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def test_a_kubeconfig_as_kubectl_writes_it(tmp_path: Path, authority: Authority)
     assert (access.server, access.namespace, access.server_name) == ("https://10.0.0.1:6443", "team", "kubernetes")
     context = access.context()
     assert context is not None
-    assert [one["subject"] for one in context.get_ca_certs()] == [((("commonName", "ca"),),)]
+    assert [certificate["subject"] for certificate in context.get_ca_certs()] == [((("commonName", "ca"),),)]
     assert access.token() == ""
 
 
-def test_where_there_are_no_files_in_memory_a_key_is_in_one_that_goes() -> None:
+def test_without_files_in_memory_a_key_is_in_a_file_that_is_removed() -> None:
     with temporary_pem_file(b"key") as path:
         file = Path(path)
         assert (file.read_bytes(), file.stat().st_mode & 0o777) == (b"key", 0o600)
@@ -68,19 +68,19 @@ def test_where_there_are_no_files_in_memory_a_key_is_in_one_that_goes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "found"),
+    ("environment", "path"),
     [
         ({"HOME": "/home/me", "USERPROFILE": "/other"}, "/home/me/.kube/config"),
         ({"USERPROFILE": "/users/me"}, "/users/me/.kube/config"),
         ({}, "/root/.kube/config"),
     ],
 )
-def test_the_usual_kubeconfig_is_in_the_home_folder(environment: dict[str, str], found: str) -> None:
-    assert str(default_kubeconfig_path(environment)) == found
+def test_the_default_kubeconfig_is_in_the_home_directory(environment: dict[str, str], path: str) -> None:
+    assert str(default_kubeconfig_path(environment)) == path
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "problem"),
     [
         (document({"server": "10.0.0.1"}), "clusters[lab].cluster.server: '10.0.0.1' is not an address"),
         (document({"server": "https://h:99999"}), "clusters[lab].cluster.server"),
@@ -116,17 +116,17 @@ def test_the_usual_kubeconfig_is_in_the_home_folder(environment: dict[str, str],
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )  # fmt: skip
-def test_what_cannot_hold_is_refused_by_file_and_field(tmp_path: Path, content: object, said: str) -> None:
+def test_an_invalid_kubeconfig_is_refused_by_file_and_field(tmp_path: Path, content: object, problem: str) -> None:
     path = written(tmp_path / "config", content)
     with pytest.raises(Unavailable) as caught:
         load_kubeconfig_access([path], check_yaml)
-    assert said in caught.value.reason
+    assert problem in caught.value.reason
     assert str(tmp_path) in caught.value.reason
     assert caught.value.remedy
 
 
 @pytest.mark.parametrize("text", ["a: 1\na: 2", "a: &x 1", "{", "\x00", "- " * 60_000], ids=range(5))
-def test_what_is_no_plain_yaml_is_refused(tmp_path: Path, text: str) -> None:
+def test_text_that_is_not_one_plain_yaml_document_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config").write_text(text)
     with pytest.raises(Unavailable, match="config: "):
         load_kubeconfig_access([tmp_path / "config"], check_yaml)
@@ -156,7 +156,7 @@ def test_a_valid_oidc_token_of_kubectl_is_sent(tmp_path: Path) -> None:
     assert access.token() == token
 
 
-def test_remedies_name_what_there_is(tmp_path: Path) -> None:
+def test_the_remedy_lists_the_contexts(tmp_path: Path) -> None:
     path = written(tmp_path / "config", document(**{"current-context": "mian"}))
     with pytest.raises(Unavailable) as caught:
         load_kubeconfig_access([path], check_yaml)
@@ -164,9 +164,9 @@ def test_remedies_name_what_there_is(tmp_path: Path) -> None:
 
 
 def test_of_several_files_the_first_that_has_a_name_wins(tmp_path: Path) -> None:
-    one = written(tmp_path / "one", {"clusters": [{"name": "lab", "cluster": {"server": "https://first"}}]})
-    two = written(tmp_path / "two", document({"server": "https://second"}))
-    environment = {"KUBECONFIG": f"{one}:{tmp_path / 'missing'}:{two}"}
+    first = written(tmp_path / "one", {"clusters": [{"name": "lab", "cluster": {"server": "https://first"}}]})
+    second = written(tmp_path / "two", document({"server": "https://second"}))
+    environment = {"KUBECONFIG": f"{first}:{tmp_path / 'missing'}:{second}"}
     access = load_access(environment, check_yaml)
     assert (access.server, access.token()) == ("https://first", "abc")
     with pytest.raises(Unavailable, match="missing: cannot be read"):
@@ -196,7 +196,7 @@ def test_without_token_the_remedy_is_the_pods_spec(tmp_path: Path) -> None:
     assert caught.value.remedy == "set automountServiceAccountToken: true in the pod's spec"
 
 
-def test_nothing_known_says_what_to_set(tmp_path: Path) -> None:
+def test_without_any_configuration_the_remedy_names_kubeconfig(tmp_path: Path) -> None:
     with pytest.raises(Unavailable) as caught:
         load_access({"HOME": str(tmp_path)}, check_yaml)
     assert "KUBECONFIG" in caught.value.remedy
@@ -275,14 +275,14 @@ PARTS = st.dictionaries(FIELDS, WORDS, max_size=4)
 
 
 @given(PARTS, PARTS, WORDS)
-def test_any_kubeconfig_gives_access_or_says_what_is_wrong(
+def test_any_kubeconfig_gives_access_or_an_error_with_its_file(
     tmp_path_factory: pytest.TempPathFactory, cluster: dict[str, object], user: dict[str, object], current: object
 ) -> None:
     content = document({"server": "https://h", **cluster}, user, **{"current-context": current})
     path = written(tmp_path_factory.getbasetemp() / "any", content)
-    said = ""
+    problem = ""
     try:
         load_kubeconfig_access([path], check_yaml)
     except Unavailable as error:
-        said = f"{error.reason}; {error.remedy}"
-    assert not said or str(path) in said or "tokenFile" in said
+        problem = f"{error.reason}; {error.remedy}"
+    assert not problem or str(path) in problem or "tokenFile" in problem

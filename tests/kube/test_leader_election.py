@@ -1,4 +1,4 @@
-"""Who leads, as a rule of lease and time; and several candidates, with clocks of their own, that obey it."""
+"""The rule of leader election, and several candidates with different clocks that follow it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kube.leader_election import (
     next_lease_action,
 )
 from kube.objects import KubeMetadata
-from tests.kube.test_client import asking, says
+from tests.builders.api_server import FakeApiServer, client_of, status_response
 
 
 def lease(holder: str | None, version: str = "7", duration: int | None = LEASE_S, transitions: int | None = 2) -> Lease:
@@ -33,7 +33,7 @@ def lease(holder: str | None, version: str = "7", duration: int | None = LEASE_S
 
 
 @pytest.mark.parametrize(
-    ("seen", "now_s", "expected"),
+    ("observed", "now_s", "expected"),
     [
         (ObservedLease(None, 0), 0, LeaseAction.CREATE),
         (ObservedLease(lease("me"), 0), 0, LeaseAction.RENEW),
@@ -45,12 +45,12 @@ def lease(holder: str | None, version: str = "7", duration: int | None = LEASE_S
         (ObservedLease(lease("other", duration=60), 100), 160, LeaseAction.TAKE),
         (ObservedLease(lease("other", duration=None), 100), 115, LeaseAction.TAKE),
         (ObservedLease(lease("other", duration=1), 100), 101, LeaseAction.TAKE),
-        (ObservedLease(lease(""), 100), 100, LeaseAction.TAKE),  # given back
+        (ObservedLease(lease(""), 100), 100, LeaseAction.TAKE),  # released
         (ObservedLease(lease(None), 100), 100, LeaseAction.TAKE),
     ],
 )
-def test_the_rule(seen: ObservedLease, now_s: float, expected: LeaseAction) -> None:
-    assert next_lease_action(seen, "me", now_s) is expected
+def test_the_next_action_on_a_lease(observed: ObservedLease, now_s: float, expected: LeaseAction) -> None:
+    assert next_lease_action(observed, "me", now_s) is expected
 
 
 def test_a_lease_is_as_old_as_its_version() -> None:
@@ -60,11 +60,11 @@ def test_a_lease_is_as_old_as_its_version() -> None:
     assert first.look(None, 120) == ObservedLease(None, 120)
 
 
-def test_claims_swap_on_the_version_that_was_seen() -> None:
+def test_patches_of_a_lease_carry_the_observed_version() -> None:
     at_s = 1769851800.25
-    taken = lease_patch(ObservedLease(lease("other"), 0), "me", at_s)
+    acquired = lease_patch(ObservedLease(lease("other"), 0), "me", at_s)
     moment = "2026-01-31T09:30:00.250000Z"
-    assert taken == {
+    assert acquired == {
         "metadata": {"resourceVersion": "7"},
         "spec": {
             "holderIdentity": "me", "leaseDurationSeconds": 15, "renewTime": moment, "acquireTime": moment,
@@ -81,27 +81,27 @@ def test_claims_swap_on_the_version_that_was_seen() -> None:
 
 
 class Candidate:
-    """What `Election` does, without its tasks: looks and writes, and stops by itself when it could not renew."""
+    """LeaderElection without its tasks: it reads and writes the lease, and stops when it could not renew it."""
 
     def __init__(self, name: str, skew_s: float) -> None:
         self.name, self.skew_s = name, skew_s
-        self.seen = ObservedLease(None, 0)
+        self.observed = ObservedLease(None, 0)
         self.leads_until: float | None = None
 
     def leads(self, now_s: float) -> bool:
         return self.leads_until is not None and now_s < self.leads_until
 
-    def step(self, kept: list[Lease | None], now_s: float, write_is_lost: bool) -> None:
-        self.seen = self.seen.look(kept[0], now_s + self.skew_s)
-        if next_lease_action(self.seen, self.name, now_s + self.skew_s) is LeaseAction.WAIT:
+    def step(self, stored: list[Lease | None], now_s: float, write_is_lost: bool) -> None:
+        self.observed = self.observed.look(stored[0], now_s + self.skew_s)
+        if next_lease_action(self.observed, self.name, now_s + self.skew_s) is LeaseAction.WAIT:
             self.leads_until = None
             return
-        # A compare-and-swap on what was seen a moment ago always goes through here.
-        version = str(int(kept[0].metadata.resource_version) + 1 if kept[0] else 1)
-        spec = msgspec.convert(lease_patch(self.seen, self.name, now_s)["spec"], LeaseSpec)
-        kept[0] = Lease(metadata=KubeMetadata(resource_version=version), spec=spec)
+        # Nothing writes between the observation and this write, so the compare-and-swap succeeds.
+        version = str(int(stored[0].metadata.resource_version) + 1 if stored[0] else 1)
+        spec = msgspec.convert(lease_patch(self.observed, self.name, now_s)["spec"], LeaseSpec)
+        stored[0] = Lease(metadata=KubeMetadata(resource_version=version), spec=spec)
         if not write_is_lost:
-            self.seen = self.seen.look(kept[0], now_s + self.skew_s)
+            self.observed = self.observed.look(stored[0], now_s + self.skew_s)
             self.leads_until = now_s + RENEW_S
 
 
@@ -109,15 +109,15 @@ STEPS = st.lists(st.tuples(st.integers(0, 2), st.floats(0, 20), st.booleans()), 
 
 
 @given(STEPS, st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3))
-def test_there_are_never_two_leaders_whatever_clocks_and_networks_do(
+def test_there_are_never_two_leaders_for_any_clocks_and_lost_writes(
     steps: list[tuple[int, float, bool]], skews: list[float]
 ) -> None:
-    kept: list[Lease | None] = [None]
+    stored: list[Lease | None] = [None]
     candidates = [Candidate(name, skew) for name, skew in zip("abc", skews, strict=True)]
     now_s = 0.0
-    for who, passed_s, write_is_lost in steps:
+    for index, passed_s, write_is_lost in steps:
         now_s += passed_s
-        candidates[who].step(kept, now_s, write_is_lost)
+        candidates[index].step(stored, now_s, write_is_lost)
         assert sum(candidate.leads(now_s) for candidate in candidates) <= 1
 
 
@@ -125,7 +125,7 @@ def test_there_are_never_two_leaders_whatever_clocks_and_networks_do(
 async def test_work_has_ended_when_the_lease_could_not_be_renewed(
     monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
-    """Bytes played back: there is no lease, it is made, and from then on everything goes wrong in one way."""
+    """There is no lease, it is created, and from then on every request fails in one way."""
     monkeypatch.setattr(leader_election, "RENEW_S", 0.4)
     monkeypatch.setattr(leader_election, "RETRY_S", 0.1)
     made_at = 0.0
@@ -134,13 +134,17 @@ async def test_work_has_ended_when_the_lease_could_not_be_renewed(
         nonlocal made_at
         if request.method == "POST":
             made_at = time.monotonic()
-            return says(201, '{"metadata":{"name":"l","resourceVersion":"1"},"spec":{"holderIdentity":"me"}}')
+            return status_response(
+                201, '{"metadata":{"name":"l","resourceVersion":"1"},"spec":{"holderIdentity":"me"}}'
+            )
         if not made_at:
-            return says(404, '{"code":404,"reason":"NotFound","details":{"name":"l"}}')
+            return status_response(404, '{"code":404,"reason":"NotFound","details":{"name":"l"}}')
         if trouble == "refused":
-            return says(403, '{"code":403,"reason":"Forbidden"}')
+            return status_response(403, '{"code":403,"reason":"Forbidden"}')
         if trouble == "taken":
-            return says(200, '{"metadata":{"name":"l","resourceVersion":"2"},"spec":{"holderIdentity":"other"}}')
+            return status_response(
+                200, '{"metadata":{"name":"l","resourceVersion":"2"},"spec":{"holderIdentity":"other"}}'
+            )
         if trouble == "silent":
             await asyncio.sleep(60)
         assert request.transport is not None
@@ -156,7 +160,7 @@ async def test_work_has_ended_when_the_lease_could_not_be_renewed(
         finally:
             ended_at = time.monotonic()
 
-    async with asking(handler) as client:
+    async with client_of(handler) as client:
         election = LeaderElection(client, "kat/l", "me")
         await asyncio.wait_for(election.lead(work), 5)
     assert not election.leading
@@ -164,22 +168,16 @@ async def test_work_has_ended_when_the_lease_could_not_be_renewed(
     assert least_s <= ended_at - made_at < LEASE_S
 
 
-async def test_what_the_work_raises_is_raised_and_the_lease_is_given_back() -> None:
-    asked: list[tuple[str, str]] = []
-
-    async def handler(request: web.Request) -> web.Response:
-        asked.append((request.method, (await request.read()).decode()))
-        if request.method == "GET":
-            return says(404, '{"code":404,"reason":"NotFound","details":{"name":"l"}}')
-        return says(200, '{"metadata":{"name":"l","resourceVersion":"1"},"spec":{"holderIdentity":"me"}}')
-
+async def test_an_exception_of_the_work_is_raised_and_the_lease_is_released() -> None:
     async def work() -> None:
         raise ZeroDivisionError
 
-    async with asking(handler) as client:
+    server = FakeApiServer()
+    async with server.client() as client:
         with pytest.raises(ZeroDivisionError):
             await LeaderElection(client, "kat/l", "me").lead(work)
-    assert [method for method, _ in asked] == ["GET", "POST", "PATCH"]
-    assert asked[-1][1] == (
-        '{"metadata":{"resourceVersion":"1"},"spec":{"holderIdentity":"","leaseDurationSeconds":1}}'
-    )
+    assert [request.method for request in server.requests] == ["GET", "POST", "PATCH"]
+    assert server.writes[-1].body == {
+        "metadata": {"resourceVersion": "2"},
+        "spec": {"holderIdentity": "", "leaseDurationSeconds": 1},
+    }

@@ -1,11 +1,18 @@
-"""Paths of the API, which are made of names that somebody else wrote."""
+"""API paths, which contain names from untrusted objects, keys and timestamps."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from kube.objects import KubeMetadata, PartialObjectMetadata, ResourceType, key_of
+from kube.objects import (
+    KubeMetadata,
+    PartialObjectMetadata,
+    ResourceType,
+    format_timestamp,
+    key_of,
+    parse_timestamp,
+)
 from kube.watch import ObjectStore, parse_watch_event
 
 PODS = ResourceType("", "v1", "pods", "Pod", PartialObjectMetadata, namespaced=True)
@@ -40,7 +47,7 @@ def test_paths(path: str, expected: str) -> None:
     "key", ["web", "a/b/c", "shop/", "/web", "shop/..", "../web", "shop/a%2fb", "shop/" + "a" * 254]
 )
 def test_a_key_that_would_be_another_path_is_refused(key: str) -> None:
-    with pytest.raises(ValueError, match=r"no key|cannot be part of a path"):
+    with pytest.raises(ValueError, match=r"invalid key|cannot be part of a path"):
         PODS.path(key)
 
 
@@ -55,15 +62,13 @@ def test_a_key_that_would_be_another_path_is_refused(key: str) -> None:
         (ResourceType("", "v1", "", "", PartialObjectMetadata), "resource"),
     ],
 )
-def test_a_resource_that_somebody_made_up_is_refused_by_its_field(
-    resource: ResourceType[PartialObjectMetadata], field: str
-) -> None:
+def test_an_invalid_resource_is_rejected_by_field(resource: ResourceType[PartialObjectMetadata], field: str) -> None:
     with pytest.raises(ValueError, match=f"^{field}: "):
         resource.collection()
 
 
 class Sparse(msgspec.Struct, frozen=True, rename="camel"):
-    """Metadata as strict types have it."""
+    """Metadata whose absent fields are None."""
 
     name: str | None = None
     namespace: str | None = None
@@ -71,12 +76,12 @@ class Sparse(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """An object of such metadata."""
+    """An object with such metadata."""
 
     metadata: Sparse
 
 
-def test_metadata_may_say_nothing_as_none() -> None:
+def test_metadata_fields_may_be_none() -> None:
     store: ObjectStore[Kind] = ObjectStore()
     assert key_of(Sparse(name="n1")) == "n1"
     assert key_of(Sparse()) == ""
@@ -92,3 +97,16 @@ def test_keys_and_names() -> None:
     assert key_of(KubeMetadata(name="node-1")) == "node-1"
     assert (PODS.gvr, PODS.api_version) == ("pods.v1", "v1")
     assert KCC.gvr == "katalystcustomconfigs.v1alpha1.config.katalyst.kubewharf.io"
+
+
+def test_timestamps() -> None:
+    assert parse_timestamp("2026-01-31T09:30:00Z") == 1769851800
+    assert parse_timestamp("2026-01-31T10:30:00.250000+01:00") == 1769851800.25
+    assert format_timestamp(1769851800.25) == "2026-01-31T09:30:00Z"
+    assert format_timestamp(1769851800.25, micro=True) == "2026-01-31T09:30:00.250000Z"
+
+
+@pytest.mark.parametrize("text", ["", "now", "2026-01-31", "2026-01-31T09:30:00", "2026-13-01T00:00:00Z"])
+def test_an_invalid_timestamp_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match="time"):
+        parse_timestamp(text)

@@ -1,4 +1,4 @@
-"""Bytes to lines, lines to events, and where to go on after an end."""
+"""Bytes to lines, lines to events, and the position where a watch resumes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BUSY = ApiError(429, "TooManyRequests", "try later", retry_after_s=7)
 
 
 @given(st.lists(st.binary(max_size=40).filter(lambda line: b"\n" not in line)), st.data())
-def test_lines_come_whole_however_the_stream_is_cut(lines: list[bytes], data: st.DataObject) -> None:
+def test_lines_are_complete_however_the_stream_is_cut(lines: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(line + b"\n" for line in lines)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
     pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
@@ -28,7 +28,7 @@ def test_lines_come_whole_however_the_stream_is_cut(lines: list[bytes], data: st
     assert [line for piece in pieces for line in reader.feed(piece)] == [line for line in lines if line.strip()]
 
 
-def test_a_line_that_is_not_ended_is_no_event() -> None:
+def test_an_incomplete_line_is_no_event() -> None:
     reader = LineSplitter()
     assert reader.feed(b'{"type":"ADDED"') == []
     assert reader.feed(b"}") == []
@@ -36,7 +36,7 @@ def test_a_line_that_is_not_ended_is_no_event() -> None:
 
 
 @pytest.mark.parametrize("pieces", [[b"12345678901"], [b"123456", b"78901"], [b"1\n12345678901"]])
-def test_a_line_without_end_is_garbage_and_not_kept(pieces: list[bytes]) -> None:
+def test_a_line_that_is_too_long_is_an_invalid_response(pieces: list[bytes]) -> None:
     reader = LineSplitter(max_bytes=10)
     with pytest.raises(InvalidResponse, match="more than 10 bytes"):
         list(map(reader.feed, pieces))
@@ -90,13 +90,13 @@ def test_an_error_in_the_stream_is_the_error_that_it_names() -> None:
         b"\xff\xfe",
     ],
 )
-def test_what_is_no_event_is_garbage(text: bytes) -> None:
+def test_an_invalid_event_is_an_invalid_response(text: bytes) -> None:
     with pytest.raises(InvalidResponse, match="not an event of a watch"):
         parse_watch_event(text, PODS)
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_an_event_or_garbage_or_an_error(text: bytes) -> None:
+def test_any_bytes_are_an_event_or_an_error(text: bytes) -> None:
     with contextlib.suppress(InvalidResponse, ApiError):
         parse_watch_event(text, PODS)
 
@@ -114,7 +114,7 @@ OFTEN = WatchPosition(resource_version="5", failures=3, wait_s=2)
         (OFTEN.event_received("6"), "6", 0, 0, 0),
         (AT_5.ended(300, 0), "5", 0, 0, 0),
         (OFTEN.ended(300, 0), "5", 0, 0, 0),
-        (AT_5.ended(0.1, 0), "5", 0.5, 1, 0),  # a watch that ends at once would be asked for without pause
+        (AT_5.ended(0.1, 0), "5", 0.5, 1, 0),  # a watch that ends at once would be repeated without pause
         (AT_5.connection_lost(0), "5", 0.5, 1, 0),
         (AT_5.connection_lost(0).connection_lost(0), "5", 1, 2, 0),
         (OFTEN.connection_lost(0), "5", 4, 4, 0),
@@ -122,14 +122,16 @@ OFTEN = WatchPosition(resource_version="5", failures=3, wait_s=2)
         (WatchPosition(resource_version="5", failures=40).connection_lost(0), "5", 30, 41, 0),
         (WatchPosition().connection_lost(0), None, 0.5, 1, 0),
         (AT_5.refused(TOO_OLD, 0), None, 0, 1, 1),  # compacted history: list at once
-        (AT_5.refused(TOO_OLD, 0).listed("90").refused(TOO_OLD, 0), None, 1, 2, 2),  # over and over: not in a hurry
+        (AT_5.refused(TOO_OLD, 0).listed("90").refused(TOO_OLD, 0), None, 1, 2, 2),  # repeatedly: after a delay
         (AT_5.refused(FORBIDDEN, 0), None, 0.5, 1, 1),
         (WatchPosition().refused(FORBIDDEN, 0), None, 0.5, 1, 0),
         (AT_5.refused(FORBIDDEN, 0).listed("9").refused(FORBIDDEN, 0), None, 1, 2, 2),
-        (AT_5.refused(BUSY, 0), "5", 7, 1, 0),  # asked to wait: nothing was missed
+        (AT_5.refused(BUSY, 0), "5", 7, 1, 0),  # must retry later: nothing was missed
         (AT_5.refused(ApiError(429, "", "", retry_after_s=900), 0), "5", 30, 1, 0),
         (AT_5.invalid_data_received(0), None, 0.5, 1, 1),
     ],
 )
-def test_where_to_go_on(after: WatchPosition, version: str | None, wait_s: float, failures: int, relists: int) -> None:
+def test_where_a_watch_resumes(
+    after: WatchPosition, version: str | None, wait_s: float, failures: int, relists: int
+) -> None:
     assert after == WatchPosition(resource_version=version, wait_s=wait_s, failures=failures, relists=relists)

@@ -1,4 +1,4 @@
-"""Each key at most once at a time; later when it failed."""
+"""Each key is worked on at most once at a time, and is retried later when it failed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_key_is_taken_once_however_often_it_was_added() -> None:
     assert [order.take(0), order.take(0), order.take(0)] == ["a", "b", None]
 
 
-def test_what_changes_while_it_is_worked_on_is_taken_up_again_afterwards() -> None:
+def test_a_key_added_during_work_becomes_ready_afterwards() -> None:
     order: KeySchedule[str] = KeySchedule()
     order.add("a")
     assert order.take(0) == "a"
@@ -60,7 +60,7 @@ def test_the_sooner_time_counts_and_an_addition_comes_first() -> None:
     assert (order.take(60), order.next_at()) == (None, None)
 
 
-def test_what_was_due_while_it_was_worked_on_is_not_lost() -> None:
+def test_a_key_that_becomes_due_during_work_is_not_lost() -> None:
     order: KeySchedule[str] = KeySchedule()
     order.add("a")
     order.take(0)
@@ -71,34 +71,34 @@ def test_what_was_due_while_it_was_worked_on_is_not_lost() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "at", "take", "done", "failed"]), st.sampled_from("abc"))))
-def test_nothing_that_was_added_is_lost_or_worked_on_twice_at_once(steps: list[tuple[str, str]]) -> None:
+def test_no_added_key_is_lost_or_worked_on_twice_at_once(steps: list[tuple[str, str]]) -> None:
     order: KeySchedule[str] = KeySchedule()
-    wanted: set[str] = set()
+    retried: set[str] = set()
     working: set[str] = set()
     for now, (step, key) in enumerate(steps):
         if step == "add":
             order.add(key)
-            wanted.add(key)
+            retried.add(key)
         elif step == "at":
             order.add_at(key, now + 2)
-            wanted.add(key)
-        elif step == "take" and (taken := order.take(now)) is not None:
-            assert taken not in working
-            working.add(taken)
-            wanted.discard(taken)
+            retried.add(key)
+        elif step == "take" and (key_ := order.take(now)) is not None:
+            assert key_ not in working
+            working.add(key_)
+            retried.discard(key_)
         elif step in ("done", "failed") and key in working:
             working.discard(key)
             order.done(key) if step == "done" else order.failed(key, now)
-            wanted |= {key} if step == "failed" else set()
+            retried |= {key} if step == "failed" else set()
     for key in list(working):
         order.done(key)
     left = set()
-    while (taken := order.take(10**9)) is not None:
-        left.add(taken)
-    assert left == wanted
+    while (key_ := order.take(10**9)) is not None:
+        left.add(key_)
+    assert left == retried
 
 
-async def test_a_worker_that_waits_is_woken_by_what_is_added() -> None:
+async def test_a_waiting_worker_is_woken_by_an_added_key() -> None:
     queue: WorkQueue[str] = WorkQueue(asyncio.get_running_loop().time)
     worker = asyncio.create_task(queue.take())
     await asyncio.sleep(0)
@@ -118,7 +118,7 @@ async def test_a_limit_is_what_workers_wait_for() -> None:
     assert asyncio.get_running_loop().time() - began >= 0.0009
 
 
-async def test_two_workers_share_what_there_is() -> None:
+async def test_two_workers_share_the_keys() -> None:
     queue: WorkQueue[int] = WorkQueue(asyncio.get_running_loop().time)
     workers = [asyncio.create_task(queue.take()) for _ in range(2)]
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""A real agent process as a person would start it, and looks at what it does from outside."""
+"""Starts real agent processes and observes them from outside."""
 
 from __future__ import annotations
 
@@ -9,41 +9,31 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-DIOPTASE = str(Path(sys.executable).with_name("dioptase"))
+from tests.builders.waiting import PATIENCE_S, until
 
-PATIENCE_S = 200.0 if "DIOPTASE_VM" in os.environ else 20.0
-"""A guest whose every instruction is translated takes ten times as long."""
+DIOPTASE = str(Path(sys.executable).with_name("dioptase"))
 
 
 def pods_file(path: Path, online: str, batch: str) -> Path:
-    """A pods file with one online and one reclaimed pod in these cgroups."""
+    """Write a pods file with one online and one reclaimed pod in these cgroups."""
     return write_pods(path, {online: "shared_cores", batch: "reclaimed_cores"}, ("web", "batch"))
 
 
 def write_pods(path: Path, levels: Mapping[str, str], names: Sequence[str] = ()) -> Path:
-    """A pods file with one pod in each of these cgroups, by QoS level."""
+    """Write a pods file with one pod per cgroup, of the given QoS level."""
     pods = [
         {"name": name, "annotations": {"katalyst.kubewharf.io/qos_level": level}, "containers": [{"cgroup": cgroup}]}
         for name, (cgroup, level) in zip(names or [f"pod-{n}" for n in range(len(levels))], levels.items(), strict=True)
     ]
     path.write_bytes(msgspec.yaml.encode({"pods": pods}))
     return path
-
-
-def eventually(what: str, check: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-    """Wait until the check holds; give up with the sentence."""
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 class Agent:
@@ -75,29 +65,29 @@ class Agent:
 
     @property
     def url(self) -> str:
-        """Where it serves, once it said so."""
-        eventually(f"the agent serves: {self.log}", lambda: "page, API and metrics on" in self.log)
-        found = re.search(r"http://\S+", self.log)
-        assert found
-        return found[0]
+        """Return the agent's URL, once its log has it."""
+        until(lambda: "page, API and metrics on" in self.log, lambda: f"the agent serves: {self.log}")
+        result = re.search(r"http://\S+", self.log)
+        assert result
+        return result[0]
 
     def get(self, path: str) -> str:
         with urllib.request.urlopen(self.url + path, timeout=PATIENCE_S / 4) as answer:
             return str(answer.read().decode())
 
     def view(self) -> dict[str, Any]:
-        """The latest round; waits for the second one, so that rates are there."""
-        seen: dict[str, Any] = {}
+        """Return the latest cycle, at the earliest the second one, which has rates."""
+        observed: dict[str, Any] = {}
 
         def ready() -> bool:
             try:
-                seen.update(json.loads(self.get("/api/v1/view")))
+                observed.update(json.loads(self.get("/api/v1/view")))
             except OSError:
                 return False
-            return int(seen["seq"]) >= 2
+            return int(observed["seq"]) >= 2
 
-        eventually(f"a second round: {self.log}", ready)
-        return seen
+        until(ready, lambda: f"a second round: {self.log}")
+        return observed
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and return the exit status."""

@@ -21,8 +21,9 @@ from agent.sensors.cgroup.hierarchy import Hierarchy
 from agent.sensors.node.machine import read_topology
 from api.knobs import Knob
 from probes.bpf import programs
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.agent_process import DIOPTASE, Agent, eventually, pods_file, write_pods
+from tests.live.agent_process import DIOPTASE, Agent, pods_file, write_pods
 
 pytestmark = pytest.mark.live
 UNPRIVILEGED = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
@@ -93,21 +94,21 @@ def test_batch_yields_while_the_agent_runs_and_is_put_back_by_a_signal(
     web, batch = groups
     before = knobs(web), knobs(batch)
     with Agent("--act", "on", *options) as agent:
-        eventually("batch runs with cpu.idle", lambda: idle(batch))
+        until(lambda: idle(batch), "batch runs with cpu.idle")
         assert knobs(web) == before[0], "online cgroups are not touched where priority keeps the pools apart"
         view = agent.view()
         assert view["act"] == "on"
         assert [source["name"] for source in view["sources"] if not source["ok"]] == []
-        ours = held_by(agent)
-        assert ours
-        assert ours <= attached()
+        own = held_by(agent)
+        assert own
+        assert own <= attached()
         assert agent.end(number) == 0
         assert (knobs(web), knobs(batch)) == before
-        assert "were put back" in agent.log
+        assert "changed values" in agent.log
     state = Path(options[options.index("--state-dir") + 1])
     last = json.loads((state / "decisions.jsonl").read_text().splitlines()[-1])
     assert (last["trigger"], last["outcome"]["decision"]["pod"]) == ("end", "default/batch")
-    eventually("nothing stays attached", lambda: not ours & attached())
+    until(lambda: not own & attached(), "nothing stays attached")
 
 
 def test_sigkill_leaves_nothing_attached_and_reset_puts_everything_back(
@@ -116,13 +117,13 @@ def test_sigkill_leaves_nothing_attached_and_reset_puts_everything_back(
     batch = groups[1]
     before = knobs(batch)
     with Agent("--act", "on", *options) as agent:
-        eventually("batch runs with cpu.idle", lambda: idle(batch))
+        until(lambda: idle(batch), "batch runs with cpu.idle")
         assert agent.view()["containers"][0]["wait"]["slots"] is not None
-        ours = held_by(agent)
-        assert ours
-        assert ours <= attached()
+        own = held_by(agent)
+        assert own
+        assert own <= attached()
         agent.end(signal.SIGKILL)
-    eventually("nothing stays attached", lambda: not ours & attached())
+    until(lambda: not own & attached(), "nothing stays attached")
     assert knobs(batch) != before
     reset = subprocess.run([DIOPTASE, "reset", *options[2:]], capture_output=True, text=True, check=False)
     assert reset.returncode == 0, reset.stdout + reset.stderr
@@ -137,7 +138,7 @@ def test_under_nohup_a_terminal_that_closes_ends_nothing(options: list[str]) -> 
         agent.view()
         agent.process.send_signal(signal.SIGHUP)
         seq = agent.view()["seq"]
-        eventually("rounds go on", lambda: agent.view()["seq"] > seq)
+        until(lambda: agent.view()["seq"] > seq, "rounds go on")
         assert agent.end() == 0
 
 
@@ -145,7 +146,7 @@ def test_settings_are_shown_and_a_slow_agent_is_healthy(options: list[str], tmp_
     config = tmp_path / "dioptase.yaml"
     config.write_text("{intervalS: 12, advisor: {policy: canonical, latency: {staleS: 12, targetWaitMs: 5}}}\n")
     with Agent("--act", "dry-run", "--config", str(config), *options) as agent:
-        eventually("a first round", lambda: "dioptase_rounds_total" in agent.get("/metrics"))
+        until(lambda: "dioptase_rounds_total" in agent.get("/metrics"), "a first round")
         metrics = agent.get("/metrics")
         for line in (
             "dioptase_round_interval_seconds 12.0",
@@ -153,7 +154,7 @@ def test_settings_are_shown_and_a_slow_agent_is_healthy(options: list[str], tmp_
             "dioptase_journal_writable 1",
         ):
             assert f"\n{line}\n" in metrics
-        eventually("the round is older than 5 s", lambda: json.loads(agent.get("/healthz"))["age_s"] > 5.5)
+        until(lambda: json.loads(agent.get("/healthz"))["age_s"] > 5.5, "the round is older than 5 s")
         assert agent.end() == 0
 
 
@@ -191,7 +192,7 @@ def test_canonical_policy_parts_the_cpus(
     web, batch = groups
     before = knobs(web), knobs(batch)
     with Agent("--act", "on", "--config", str(canonical), *options) as agent:
-        eventually("the cpusets are disjoint", lambda: knobs(web)["cpuset.cpus"] != before[0]["cpuset.cpus"])
+        until(lambda: knobs(web)["cpuset.cpus"] != before[0]["cpuset.cpus"], "the cpusets are disjoint")
         agent.view()
         assert not set(knobs(web)["cpuset.cpus"]) & set(knobs(batch)["cpuset.cpus"])
         assert agent.end() == 0
@@ -207,7 +208,7 @@ def test_what_is_below_a_container_s_cgroup_is_parted_too(
         inner.burn()
         before = knobs(batch), knobs(inner)
         with Agent("--act", "on", "--config", str(canonical), *options) as agent:
-            eventually("batch has one CPU", lambda: len(knobs(batch)["cpuset.cpus"]) == 1)
+            until(lambda: len(knobs(batch)["cpuset.cpus"]) == 1, "batch has one CPU")
             view = agent.view()
             assert not set(knobs(web)["cpuset.cpus"]) & set(knobs(inner)["cpuset.cpus"])
             assert not [change for change in view["changes"] if change["status"] == "refused"]
@@ -217,7 +218,7 @@ def test_what_is_below_a_container_s_cgroup_is_parted_too(
         inner.close()
 
 
-def test_an_agent_that_was_killed_in_a_breach_does_not_lend_everything_anew(
+def test_an_agent_that_was_killed_in_a_breach_starts_with_the_reduced_quota(
     groups: tuple[TestCgroup, TestCgroup], options: list[str], tmp_path: Path
 ) -> None:
     web, batch = groups
@@ -228,7 +229,7 @@ def test_an_agent_that_was_killed_in_a_breach_does_not_lend_everything_anew(
     strict = tmp_path / "strict.yaml"
     strict.write_text("advisor: {latency: {leastBlameRatio: 0}}\n")
     with Agent("--act", "on", "--config", str(strict), *options) as first:
-        eventually("batch is down to its minimum", lambda: first.view()["lent_cores"] < 0.2)
+        until(lambda: first.view()["lent_cores"] < 0.2, "batch is down to its minimum")
         limited = knobs(batch)
         assert limited != before
         first.end(signal.SIGKILL)
@@ -250,12 +251,12 @@ def test_a_queue_of_its_own_tasks_costs_batch_work_nothing(
     for process in (*web.processes, *web.burn(7)):
         os.sched_setaffinity(process.pid, {cpu})
     with Agent("--act", "on", *options) as agent:
-        eventually("it is seen who makes them wait", lambda: agent.view()["rule"] == "wait_by_others", 40)
-        assert "and its own tasks for" in agent.view()["reason"]
-        lent = agent.view()["lent_cores"]
+        until(lambda: agent.view()["rule"] == "wait_by_others", "the aggressor is identified", 40)
+        assert ", its own tasks for" in agent.view()["reason"]
+        reclaimable = agent.view()["lent_cores"]
         for _ in range(5):
             time.sleep(1)
-            assert agent.view()["lent_cores"] >= lent
+            assert agent.view()["lent_cores"] >= reclaimable
         assert agent.end() == 0
 
 
@@ -265,14 +266,14 @@ def test_another_policy_gives_back_what_the_former_one_changed(
     web, batch = groups
     before = knobs(web), knobs(batch)
     with Agent("--act", "on", "--config", str(canonical), *options) as first:
-        eventually("the cpusets are disjoint", lambda: knobs(web)["cpuset.cpus"] != before[0]["cpuset.cpus"])
+        until(lambda: knobs(web)["cpuset.cpus"] != before[0]["cpuset.cpus"], "the cpusets are disjoint")
         first.end(signal.SIGKILL)
     with Agent("--act", "on", *options) as second:
-        eventually("batch runs with cpu.idle", lambda: idle(batch))
-        eventually("the cpuset is whole again", lambda: knobs(web) == before[0])
-        # One after the other in the same round: whoever looks at once may find this one still narrow.
-        wanted = {**before[1], "cpu.idle": "1", **pinned(batch)}
-        eventually(f"so is that of batch: {knobs(batch)}", lambda: knobs(batch) == wanted)
+        until(lambda: idle(batch), "batch runs with cpu.idle")
+        until(lambda: knobs(web) == before[0], "the cpuset is whole again")
+        # Decisions of one cycle are applied one after the other: this one may still be the old value.
+        expected = {**before[1], "cpu.idle": "1", **pinned(batch)}
+        until(lambda: knobs(batch) == expected, lambda: f"so is that of batch: {knobs(batch)}")
         assert second.end() == 0
     assert (knobs(web), knobs(batch)) == before
 
@@ -283,22 +284,22 @@ def test_a_pod_that_leaves_the_file_gets_its_cgroup_back(
     batch = groups[1]
     before = knobs(batch)
     with Agent("--act", "on", *options) as agent:
-        eventually("batch runs with cpu.idle", lambda: idle(batch))
+        until(lambda: idle(batch), "batch runs with cpu.idle")
         Path(options[1]).write_text("pods: []\n")
-        eventually("the cgroup is given back", lambda: knobs(batch) == before)
+        until(lambda: knobs(batch) == before, "the cgroup is given back")
         assert agent.end() == 0
 
 
 def test_a_cgroup_that_vanishes_ends_nothing(
     hierarchy: Hierarchy, groups: tuple[TestCgroup, TestCgroup], options: list[str]
 ) -> None:
-    with cgroup(hierarchy, "live-gone") as gone:
-        pods_file(Path(options[1]), groups[0].path, gone.path)
+    with cgroup(hierarchy, "live-gone") as removed:
+        pods_file(Path(options[1]), groups[0].path, removed.path)
         with Agent("--act", "on", *options) as agent:
-            eventually("batch runs with cpu.idle", lambda: idle(gone))
-            gone.close()
+            until(lambda: idle(removed), "batch runs with cpu.idle")
+            removed.close()
             seq = agent.view()["seq"]
-            eventually("rounds go on", lambda: agent.view()["seq"] > seq + 2)
+            until(lambda: agent.view()["seq"] > seq + 2, "rounds go on")
             assert agent.end() == 0
             assert "Traceback" not in agent.log
 
@@ -315,8 +316,8 @@ def test_a_second_agent_on_the_same_state_is_refused(options: list[str]) -> None
 
 
 def test_a_port_that_is_taken_is_refused_with_the_remedy(options: list[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as samples:
+        listen = f"127.0.0.1:{samples.getsockname()[1]}"
         run = subprocess.run(
             [DIOPTASE, "agent", *options, "--listen", listen], capture_output=True, text=True, check=False, timeout=30
         )
@@ -325,7 +326,7 @@ def test_a_port_that_is_taken_is_refused_with_the_remedy(options: list[str]) -> 
     assert "--listen" in run.stderr
 
 
-def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path) -> None:
+def test_a_log_without_a_reader_does_not_stop_the_agent(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with suppress(BlockingIOError):
@@ -343,7 +344,7 @@ def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path) -> None:
         return False
 
     try:
-        eventually("it is healthy", healthy)
+        until(healthy, "it is healthy")
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
     finally:
@@ -392,10 +393,10 @@ def test_where_cgroups_are_read_only_decisions_run_dry(
         assert any("read-only" in line for line in view["banner"])
         assert Knob.IDLE.value in {change["knob"] for change in view["changes"]}
         assert agent.end() == 0
-    assert "--act on was asked for, and nothing was written. Decisions run dry: " in agent.lines[-1]
+    assert "--act on was requested, and nothing was written. Decisions run dry: " in agent.lines[-1]
     assert knobs(groups[1]) == before
-    asked = ("unshare", "--mount", "sh", "-ec", script, "sh", DIOPTASE, "doctor", "--json", *options[2:])
-    doctor = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+    request = ("unshare", "--mount", "sh", "-ec", script, "sh", DIOPTASE, "doctor", "--json", *options[2:])
+    doctor = subprocess.run(request, capture_output=True, text=True, check=False, timeout=60)
     checks = {check["name"]: check for check in json.loads(doctor.stdout)}
     assert (doctor.returncode, checks["cgroup writes"]["ok"]) == (1, False)
     assert "read-only" in checks["cgroup writes"]["detail"]
@@ -418,7 +419,7 @@ def test_two_hundred_cgroups_fit_into_68_mib_and_little_more_when_all_are_pods(
     config.write_text("intervalS: 0.2\n")
     try:
         with Agent("--act", "on", "--config", str(config), *options) as agent:
-            eventually("a hundred rounds to remember", lambda: agent.view()["seq"] >= 100, 120)
+            until(lambda: agent.view()["seq"] >= 100, "a hundred rounds to remember", 120)
             for _ in range(5):
                 assert agent.get("/metrics").count("dioptase_cgroup_threads{") >= 200
 
@@ -427,7 +428,7 @@ def test_two_hundred_cgroups_fit_into_68_mib_and_little_more_when_all_are_pods(
                 return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
 
             # What a scrape needs for a moment is given back.
-            eventually(f"at rest it holds {resident_kib()} KiB", lambda: resident_kib() <= limit_mib * 1024)
+            until(lambda: resident_kib() <= limit_mib * 1024, lambda: f"at rest it holds {resident_kib()} KiB")
             assert agent.end() == 0
     finally:
         for group in many:
@@ -440,7 +441,7 @@ def test_without_pods_it_watches_everything_and_decides_nothing(
     before = knobs(groups[0]), knobs(groups[1])
     groups[0].burn(3)
     with Agent("--state-dir", str(tmp_path / "state")) as agent:
-        eventually("who runs is shown", lambda: groups[0].path in {c["cgroup"] for c in agent.view()["others"]})
+        until(lambda: groups[0].path in {c["cgroup"] for c in agent.view()["others"]}, "the running cgroup is shown")
         view = agent.view()
         assert (view["act"], view["containers"], view["changes"]) == ("off", [], [])
         assert [source["name"] for source in view["sources"] if not source["ok"]] == []

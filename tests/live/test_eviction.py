@@ -20,11 +20,12 @@ from agent.katalyst.plugin_registration import PluginIdentity, PluginRegistratio
 from api.proto import eviction_plugin_pb2 as wire
 from common.grpc_unix import GrpcServer, GrpcService, serve_on_socket
 from tests.agent.katalyst.test_eviction_plugin_clients import SERVICE, handlers
+from tests.builders.waiting import until
 from tests.dashboards.prometheus_server import free_port
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 from tests.kernel.test_eviction_cycles import EIGHT_MIB
-from tests.kernel.test_signal_killer import DEAF, SLEEP, run
-from tests.live.agent_process import DIOPTASE, Agent, eventually
+from tests.kernel.test_signal_killer import IGNORING, SLEEP, run
+from tests.live.agent_process import DIOPTASE, Agent
 
 pytestmark = pytest.mark.live
 RSS = "rss-overuse-eviction-plugin"
@@ -59,8 +60,8 @@ def options(groups: tuple[TestCgroup, TestCgroup], directory: Path, act: str = "
 
 
 def evictions(agent: Agent) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(agent.get("/api/v1/evictions"))
-    return found
+    document: list[dict[str, Any]] = json.loads(agent.get("/api/v1/evictions"))
+    return document
 
 
 def reasons(agent: Agent) -> list[str]:
@@ -79,54 +80,54 @@ def explained(agent: Agent, pod: str) -> str:
     return " ".join(done.stdout.split())
 
 
-def test_a_pod_beyond_its_request_leaves_and_everybody_is_told(
+def test_a_pod_above_its_request_is_evicted_and_reported_everywhere(
     groups: tuple[TestCgroup, TestCgroup], tmp_path: Path
 ) -> None:
     online, batch = run(groups[0], EIGHT_MIB + SLEEP), run(groups[1], EIGHT_MIB + SLEEP)
     with Agent(*options(groups, tmp_path)) as agent:
-        eventually("it leaves", lambda: reasons(agent) == ["EvictCreated", "EvictSucceeded"])
+        until(lambda: reasons(agent) == ["EvictCreated", "EvictSucceeded"], "it leaves")
         assert (batch.wait(20), online.poll()) == (-signal.SIGTERM, None)
         victim = evictions(agent)[0]["victim"]
         assert (victim["pod"], victim["plugin"], victim["dry_run"]) == ("default/batch", RSS, False)
-        told = explained(agent, "default/batch")
-        assert "it has to leave, with the pod's own grace, says rss-overuse-eviction-plugin" in told
-        assert "above 1.05 times" in told
+        text = explained(agent, "default/batch")
+        assert "it is evicted, with the pod's own grace period, by rss-overuse-eviction-plugin" in text
+        assert "above 1.05 times" in text
         metrics = agent.get("/metrics")
         assert f'dioptase_eviction_victims_total{{plugin="{RSS}",dry_run="false"}} 1' in metrics
         assert 'dioptase_eviction_kills_total{reason="EvictSucceeded"} 1' in metrics
         assert 'dioptase_source_up{source="eviction",detail=""} 1' in metrics
         assert agent.view()["evictions"]["thresholds"][0]["plugin"] == RSS
-        assert "default/batch has to leave: Resident memory is" in agent.log
+        assert "default/batch is evicted: Resident memory is" in agent.log
         assert agent.end() == 0
     lines = (tmp_path / "state" / "evictions.jsonl").read_text().splitlines()
     assert [json.loads(line)["seq"] for line in lines] == [1, 2, 3]
 
 
-def test_a_dry_run_of_the_agent_shows_who_would_leave(groups: tuple[TestCgroup, TestCgroup], tmp_path: Path) -> None:
+def test_a_dry_run_of_the_agent_shows_the_victims(groups: tuple[TestCgroup, TestCgroup], tmp_path: Path) -> None:
     batch = run(groups[1], EIGHT_MIB + SLEEP)
     with Agent(*options(groups, tmp_path, "dry-run")) as agent:
-        eventually("it is shown", lambda: len(evictions(agent)) == 1)
+        until(lambda: len(evictions(agent)) == 1, "it is shown")
         assert evictions(agent)[0]["victim"]["dry_run"]
         shown = agent.view()["seq"]
-        eventually("some more rounds", lambda: agent.view()["seq"] >= shown + 4)
+        until(lambda: agent.view()["seq"] >= shown + 4, "some more rounds")
         assert (batch.poll(), reasons(agent)) == (None, [])
-        assert "default/batch would have to leave: " in agent.log
+        assert "default/batch would be evicted: " in agent.log
 
 
-def test_an_agent_that_is_killed_in_the_middle_kills_nobody_and_the_next_one_begins_anew(
+def test_an_agent_killed_during_an_eviction_kills_no_pod_and_the_next_one_restarts_it(
     groups: tuple[TestCgroup, TestCgroup], tmp_path: Path
 ) -> None:
-    batch = run(groups[1], EIGHT_MIB + DEAF)
+    batch = run(groups[1], EIGHT_MIB + IGNORING)
     grace_s = 2.0
-    asked = options(groups, tmp_path, rss={"graceS": grace_s})
-    with Agent(*asked) as agent:
-        eventually("it is asked", lambda: reasons(agent) == ["EvictCreated"])
+    request = options(groups, tmp_path, rss={"graceS": grace_s})
+    with Agent(*request) as agent:
+        until(lambda: reasons(agent) == ["EvictCreated"], "the eviction is created")
         agent.process.kill()
         agent.process.wait()
     time.sleep(1.5 * grace_s)
-    assert batch.poll() is None, "nobody is left who could end it"
-    with Agent(*asked) as agent:
-        eventually("the next one ends it", lambda: reasons(agent)[-1:] == ["EvictSucceeded"])
+    assert batch.poll() is None, "no agent is left to end it"
+    with Agent(*request) as agent:
+        until(lambda: reasons(agent)[-1:] == ["EvictSucceeded"], "the next one ends it")
         assert batch.wait(20) == -signal.SIGKILL
         assert reasons(agent) == ["EvictCreated", "EvictCreated", "EvictSucceeded"]
         assert [entry["seq"] for entry in evictions(agent)] == list(range(1, len(evictions(agent)) + 1))
@@ -141,13 +142,13 @@ def sockets(tmp_path: Path) -> Iterator[Callable[..., Path]]:
     thread.start()
     servers: list[GrpcServer] = []
 
-    def offer(name: str, **said: Any) -> Path:
+    def offer(name: str, **text: Any) -> Path:
         services = (
             PluginRegistration(PluginIdentity(kind="EvictionPlugin", name=name)).service(),
-            GrpcService(SERVICE, handlers({"ThresholdMet": wire.ThresholdMetResponse(), **said}, [])),
+            GrpcService(SERVICE, handlers({"ThresholdMet": wire.ThresholdMetResponse(), **text}, [])),
         )
-        made = asyncio.run_coroutine_threadsafe(serve_on_socket(tmp_path / "socks" / f"{name}.sock", services), loop)
-        servers.append(made.result(20))
+        created = asyncio.run_coroutine_threadsafe(serve_on_socket(tmp_path / "socks" / f"{name}.sock", services), loop)
+        servers.append(created.result(20))
         return tmp_path / "socks"
 
     try:
@@ -170,18 +171,20 @@ def test_a_plugin_of_others_has_a_pod_leave_and_one_that_hangs_holds_nothing_up(
     sockets("hangs", GetEvictPods="hang")
     directory = sockets("loud", GetEvictPods=named)
     with Agent(*options(groups, tmp_path, plugins=[], pluginSockets=str(directory))) as agent:
-        eventually("it leaves", lambda: reasons(agent) == ["EvictCreated", "EvictSucceeded"])
+        until(lambda: reasons(agent) == ["EvictCreated", "EvictSucceeded"], "it leaves")
         assert (batch.wait(20), online.poll()) == (-signal.SIGTERM, None)
         victim = evictions(agent)[0]["victim"]
         assert (victim["plugin"], victim["verdict"]["text"]) == ("loud", "too loud")
         metrics = agent.get("/metrics")
         assert 'dioptase_eviction_victims_total{plugin="loud",dry_run="false"} 1' in metrics
         assert 'dioptase_source_up{source="eviction-plugins",detail="grpc"} 1' in metrics
-        seen = agent.view()["seq"]
-        eventually("rounds go on", lambda: agent.view()["seq"] >= seen + 4)
-        eventually(
-            "it is told that one hangs",
-            lambda: any("did not answer within 5 s" in one["text"] for one in agent.view()["evictions"]["thresholds"]),
+        observed = agent.view()["seq"]
+        until(lambda: agent.view()["seq"] >= observed + 4, "rounds go on")
+        until(
+            lambda: any(
+                "did not answer within 5 s" in item["text"] for item in agent.view()["evictions"]["thresholds"]
+            ),
+            "a hanging pod is reported",
         )
         assert agent.end() == 0
 
@@ -190,23 +193,23 @@ def test_the_demo_lives_through_an_eviction_of_its_batch_job(tmp_path: Path) -> 
     require_writable_cgroups()
     settings = tmp_path / "evict.yaml"
     settings.write_text(f"advisor: {{policy: none}}\neviction: {{plugins: [{RSS}], rss: {{ratio: 0.05}}}}\n")
-    said = tmp_path / "said"
-    with said.open("wb") as output:
+    result = tmp_path / "said"
+    with result.open("wb") as output:
         address = f"127.0.0.1:{free_port()}"
         demo = subprocess.Popen(
             [DIOPTASE, "demo", "--duration", "100", "--listen", address, "--config", str(settings)],
             stdout=output, stderr=output, env={**os.environ, "COLUMNS": "200"},
         )  # fmt: skip
     try:
-        eventually("it leaves", lambda: demo.poll() is not None or "job was evicted" in said.read_text(), 90)
-        if "another demo is running" in said.read_text():
-            pytest.skip("somebody runs dioptase demo on this machine now")
+        until(lambda: demo.poll() is not None or "job was evicted" in result.read_text(), "it leaves", 90)
+        if "another demo is running" in result.read_text():
+            pytest.skip("dioptase demo is running on this machine")
         demo.send_signal(signal.SIGINT)
-        assert demo.wait(40) == 0, said.read_text()
+        assert demo.wait(40) == 0, result.read_text()
     finally:
         demo.kill()
         demo.wait()
-    text = said.read_text()
-    assert "comes again in 10 s: Resident memory is" in text
+    text = result.read_text()
+    assert "restarts in 10 s: Resident memory is" in text
     assert "evictions      1 of the batch job: Resident memory is" in text
     assert "none differs" in text

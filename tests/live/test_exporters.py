@@ -14,24 +14,25 @@ import pytest
 
 from api.snapshot import Snapshot
 from exporters.recording.segments import read_recording
+from tests.builders.waiting import until
 from tests.exporters.certificates import Authority
 from tests.exporters.otel.otlp_receivers import HttpCollector
-from tests.live.agent_process import Agent, eventually, pods_file
+from tests.live.agent_process import Agent, pods_file
 
 pytestmark = pytest.mark.live
 
 
 def test_a_wrong_variable_of_opentelemetry_costs_what_it_is_about_and_is_seen(tmp_path: Path) -> None:
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "soon"}
-    said = "OTEL_EXPORTER_OTLP_TIMEOUT is 'soon'"
+    result = "OTEL_EXPORTER_OTLP_TIMEOUT is 'soon'"
     with Agent("--state-dir", str(tmp_path / "state"), env=env) as agent:
         agent.view()
         (failed,) = (s for s in json.loads(agent.get("/healthz"))["failed"] if s["source"] == "opentelemetry")
         text = agent.get("/metrics")
         assert agent.end() == 0, agent.log
-    assert failed == {"source": "opentelemetry", "error": said, "remedy": "write milliseconds, from 100 to 86400000"}
+    assert failed == {"source": "opentelemetry", "error": result, "remedy": "write milliseconds, from 100 to 86400000"}
     assert 'dioptase_source_up{source="opentelemetry",detail="off"} 0\n' in text
-    assert f"ERROR nothing is sent to OpenTelemetry: {said}: write milliseconds" in agent.log
+    assert f"ERROR nothing is sent to OpenTelemetry: {result}: write milliseconds" in agent.log
     assert "Traceback" not in agent.log
 
 
@@ -58,7 +59,7 @@ basic_auth_users: {{me: "{hashed}"}}
     }  # fmt: skip
     try:
         with Agent(*options, env=env) as agent:
-            eventually(f"it says where: {agent.log}", lambda: "metrics on https://127.0.0.1:" in agent.log)
+            until(lambda: "metrics on https://127.0.0.1:" in agent.log, lambda: f"it says where: {agent.log}")
             url = agent.log.partition("metrics on ")[2].split()[0].replace("127.0.0.1", "localhost")
 
             def get(path: str) -> bytes:
@@ -66,9 +67,7 @@ basic_auth_users: {{me: "{hashed}"}}
                 with urllib.request.urlopen(request, timeout=5, context=context) as answer:
                     return bytes(answer.read())
 
-            eventually(
-                "four rounds are recorded", lambda: b"\ndioptase_recording_rounds_total 4\n" in get("/metrics"), 30
-            )
+            until(lambda: b"\ndioptase_recording_rounds_total 4\n" in get("/metrics"), "four rounds are recorded", 30)
             text = get("/metrics").decode()
             assert "\ndioptase_recording_writable 1\n" in text
             assert 'dioptase_source_up{source="recording",detail="zlib"} 1\n' in text

@@ -1,4 +1,4 @@
-"""The agent turns the knobs beside CPU pools that the settings ask for, and puts each of them back."""
+"""The agent writes the knobs that the settings request in addition to CPU pools, and restores each of them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from agent.sensors.node.machine import read_topology
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.agent_process import Agent, eventually
+from tests.live.agent_process import Agent
 
 pytestmark = pytest.mark.live
 HOLD = "import sys, time\nheld = b'x' * (64 << 20)\ntime.sleep(60)"
@@ -22,13 +23,13 @@ MIB = 1 << 20
 @pytest.fixture
 def root() -> Iterator[TestCgroup]:
     """Where reclaimed pods are kept together."""
-    with cgroup(require_writable_cgroups(), "wishes") as made:
-        yield made
+    with cgroup(require_writable_cgroups(), "wishes") as created:
+        yield created
 
 
 @pytest.fixture
 def groups(root: TestCgroup) -> Iterator[tuple[TestCgroup, TestCgroup]]:
-    """An online cgroup of half a CPU beside it, and a batch cgroup with 64 MiB in it."""
+    """An online cgroup of half a CPU too, and a batch cgroup with 64 MiB in it."""
     with cgroup(root.hierarchy, "wishes-web") as web:
         batch = TestCgroup(root.hierarchy, f"{root.path}/batch")
         try:
@@ -92,18 +93,18 @@ def test_the_guard_limits_reclaimed_pods_together_and_a_burst_is_what_the_pod_as
     web, batch = groups
     config = {"memory": {"reclaimRoot": root.path}, "knobs": {"burst": {"policy": "katalyst"}}}
     with started(tmp_path, groups, config) as agent:
-        eventually("reclaimed pods have a limit together", lambda: limit_bytes(root) < float("inf"))
+        until(lambda: limit_bytes(root) < float("inf"), "reclaimed pods have a limit together")
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         assert 64 * MIB < limit_bytes(root) < total
         assert limit_bytes(batch) == float("inf"), "one by one they have none"
-        eventually("they yield together", lambda: (idle(root), idle(batch), idle(web)) == ("1", "1", "0"))
+        until(lambda: (idle(root), idle(batch), idle(web)) == ("1", "1", "0"), "they yield together")
         siblings = [source for source in agent.view()["sources"] if source["name"] == "pod-siblings"]
         assert not siblings, "the root is the online pod's sibling, and yields"
-        eventually("80 % of the quota may be saved up", lambda: burst(web) == "40000")
+        until(lambda: burst(web) == "40000", "80 % of the quota may be saved up")
         assert (burst(batch), quota(web).read_text().split()[0]) == ("0", "50000")
         story = agent.get("/api/v1/decisions?knob=cpu.max.burst")
         assert "80 % of the quota of 50000 us" in story
-        assert "beyond the critical watermark" in agent.get(f"/api/v1/decisions?cgroup={root.path}")
+        assert "above the critical watermark" in agent.get(f"/api/v1/decisions?cgroup={root.path}")
         assert agent.end() == 0
     assert limit_bytes(root) == float("inf")
     assert (burst(web), idle(root), idle(batch)) == ("0", "0", "0")
@@ -114,7 +115,7 @@ def test_an_online_pod_below_the_root_keeps_it_from_being_limited(
 ) -> None:
     with started(tmp_path, (groups[1], groups[0]), {"memory": {"reclaimRoot": root.path}}) as agent:
         assert agent.view()["act"] == "on"
-        eventually("batch yields", lambda: "cpu.idle" in agent.get("/api/v1/decisions"))
+        until(lambda: "cpu.idle" in agent.get("/api/v1/decisions"), "batch yields")
         assert limit_bytes(root) == float("inf")
         assert agent.end() == 0
 
@@ -130,7 +131,7 @@ def test_koordinator_s_suppress_decides_the_quota_where_the_advisor_has_no_polic
     }
     half_us = len(read_topology(Path("/sys")).cpus) * 50_000
     with started(tmp_path, groups, config) as agent:
-        eventually("it grows to the floor", lambda: quota(batch).read_text().split()[0] == str(half_us))
+        until(lambda: quota(batch).read_text().split()[0] == str(half_us), "it grows to the floor")
         story = agent.get("/api/v1/decisions?pod=default/batch&limit=100")
         assert "suppress_unknown" in story, "the first round knows no use and gives the minimum"
         assert "1 % of" in story

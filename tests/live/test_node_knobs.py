@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from agent.sensors.node.node_reader import NodeReader
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.agent_process import DIOPTASE, Agent, eventually, pods_file
+from tests.live.agent_process import DIOPTASE, Agent, pods_file
 
 pytestmark = pytest.mark.live
 FILE = "queue/wbt_lat_usec"
@@ -28,18 +29,20 @@ def disk() -> Iterator[tuple[str, Path]]:
     reader = NodeReader(Path("/proc"))
     disks = reader.read().disks
     reader.close()
-    found = [(one.kind, Path("/sys/block", name, FILE)) for name, one in disks.items() if one.kind and one.wbt_lat_us]
-    if not found:
+    results = [
+        (item.kind, Path("/sys/block", name, FILE)) for name, item in disks.items() if item.kind and item.wbt_lat_us
+    ]
+    if not results:
         pytest.skip("no disk of this machine throttles its write-back")
-    before = found[0][1].read_text()
-    yield found[0]
-    found[0][1].write_text(before)
+    before = results[0][1].read_text()
+    yield results[0]
+    results[0][1].write_text(before)
 
 
 @pytest.fixture
 def group() -> Iterator[TestCgroup]:
-    with cgroup(require_writable_cgroups(), "node-knobs") as made:
-        yield made
+    with cgroup(require_writable_cgroups(), "node-knobs") as created:
+        yield created
 
 
 def started(tmp_path: Path, group: TestCgroup, kind: str, act: str) -> Agent:
@@ -57,7 +60,7 @@ def test_a_disk_is_set_shown_and_put_back(tmp_path: Path, group: TestCgroup, dis
     before = file.read_text()
     name = f"/sys/block/{file.parts[3]}"
     with started(tmp_path, group, kind, "on") as agent:
-        eventually("the disk is set", lambda: file.read_text().strip() == OURS_US, START_S)
+        until(lambda: file.read_text().strip() == OURS_US, "the disk is set", START_S)
         sources = agent.view()["sources"]
         if not Path("/sys/fs/resctrl/schemata").exists():
             (source,) = [source for source in sources if source["name"] == "resctrl-groups"]
@@ -72,8 +75,8 @@ def test_a_disk_is_set_shown_and_put_back(tmp_path: Path, group: TestCgroup, dis
     assert file.read_text() == before
     assert not (tmp_path / "state/node-originals.json").exists()
     entries = [json.loads(line) for line in (tmp_path / "state/decisions.jsonl").read_text().splitlines()]
-    ours = [entry for entry in entries if entry["outcome"]["decision"]["knob"] == "wbt_lat_usec"]
-    assert [(entry["trigger"], entry["outcome"]["decision"]["value"]) for entry in ours[-1:]] == [
+    own = [entry for entry in entries if entry["outcome"]["decision"]["knob"] == "wbt_lat_usec"]
+    assert [(entry["trigger"], entry["outcome"]["decision"]["value"]) for entry in own[-1:]] == [
         ("end", before.strip())
     ]
 
@@ -84,12 +87,12 @@ def test_a_killed_agent_s_disk_is_put_back_by_the_next_one_that_wants_nothing_of
     kind, file = disk
     before = file.read_text()
     with started(tmp_path, group, kind, "on") as agent:
-        eventually("the disk is set", lambda: file.read_text().strip() == OURS_US, START_S)
+        until(lambda: file.read_text().strip() == OURS_US, "the disk is set", START_S)
         agent.end(signal.SIGKILL)
     assert file.read_text().strip() == OURS_US
     other = "HDD" if kind != "HDD" else "SSD"
     with started(tmp_path, group, other, "on") as agent:
-        eventually("the disk is put back", lambda: file.read_text() == before, START_S)
+        until(lambda: file.read_text() == before, "the disk is put back", START_S)
         assert agent.end(signal.SIGTERM) == 0
 
 
@@ -97,7 +100,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, group: TestCgroup, disk: tuple
     kind, file = disk
     before = file.read_text()
     with started(tmp_path, group, kind, "dry-run") as agent:
-        eventually("the decision is logged", lambda: f"-> {OURS_US} (dry-run)" in agent.log, START_S)
+        until(lambda: f"-> {OURS_US} (dry-run)" in agent.log, "the decision is logged", START_S)
         assert file.read_text() == before
         assert agent.end(signal.SIGTERM) == 0
     assert not (tmp_path / "state/node-originals.json").exists()

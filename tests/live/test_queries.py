@@ -18,7 +18,7 @@ from tests.kernel.real_cgroups import require_writable_cgroups
 from tests.live.agent_process import DIOPTASE
 
 pytestmark = pytest.mark.live
-NOBODY = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "1000"}
+NO_COLLECTOR = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "1000"}
 """An exporter whose collector is not there: what is lost is counted."""
 USED = 'sum(rate(dioptase_cgroup_cpu_usage_seconds_total{qos="reclaimed_cores"}[8s]))'
 MAY_BE_ABSENT = {
@@ -48,9 +48,9 @@ MAY_BE_ABSENT = {
     "dioptase_power_evict_pods": "the demo answers no power alerts",
     "dioptase_memory_provision_bytes": "the demo takes no advice of a stock advisor",
     "dioptase_overcommit_ratio": "the demo reports no overcommitment",
-    "dioptase_knob_repairs_total": "nobody else wrote to a knob",
-    "dioptase_forecast_cpu_peak_cores": "nothing is foretold before two hours are known",
-    "dioptase_forecast_memory_peak_bytes": "nothing is foretold before two hours are known",
+    "dioptase_knob_repairs_total": "no other process wrote to a knob",
+    "dioptase_forecast_cpu_peak_cores": "forecasts need two hours of history",
+    "dioptase_forecast_memory_peak_bytes": "forecasts need two hours of history",
     "dioptase_forecast_memory_used_bytes": "memory of batch work is not known",
     "dioptase_forecast_cpu_shortfall_mean_cores": "no forecast has come true",
     "dioptase_forecast_cpu_shortfall_max_cores": "no forecast has come true",
@@ -74,7 +74,7 @@ MAY_BE_ABSENT = {
     "dioptase_cgroup_block_io_request_bytes_total": "no request reached a disk",
     "dioptase_cgroup_memory_limit_bytes": "no cgroup has a limit",
     "dioptase_cgroup_cpu_limit_cores": "no cgroup has a quota",
-    "dioptase_cgroup_throttle_seconds": "nobody was throttled",
+    "dioptase_cgroup_throttle_seconds": "no cgroup was throttled",
 }
 """What a healthy machine need not have: a query of one of these may go unanswered, of everything else none may."""
 
@@ -89,9 +89,9 @@ def unanswered(ask: dict[str, str], answer: str) -> dict[str, str]:
     def excused(expr: str) -> bool:
         if any(part in expr for part in MAY_BE_EMPTY):
             return True
-        asked = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\bdioptase_[a-z0-9_]+", expr)}
+        request = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\bdioptase_[a-z0-9_]+", expr)}
         return any(
-            not re.search(rf"^{name}(_bucket)?[{{ ]", answer, re.MULTILINE) for name in asked & MAY_BE_ABSENT.keys()
+            not re.search(rf"^{name}(_bucket)?[{{ ]", answer, re.MULTILINE) for name in request & MAY_BE_ABSENT.keys()
         )
 
     return {name: expr for name, expr in ask.items() if not excused(expr)}
@@ -106,7 +106,7 @@ def test_every_query_is_answered_from_a_live_agent_under_load(prometheus_binary:
     address = f"127.0.0.1:{free_port()}"
     demo = subprocess.Popen(
         [DIOPTASE, "demo", "--duration", "120", "--listen", address],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **NOBODY}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **NO_COLLECTOR}, text=True,
     )  # fmt: skip
     try:
         with prometheus(prometheus_binary, address, tmp_path) as server:
@@ -114,8 +114,8 @@ def test_every_query_is_answered_from_a_live_agent_under_load(prometheus_binary:
 
             def missing() -> dict[str, str]:
                 with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as exposed:
-                    asked = unanswered(dict(every_query()), exposed.read().decode())
-                return {name: expr for name, expr in asked.items() if not server.query(expr)}
+                    request = unanswered(dict(every_query()), exposed.read().decode())
+                return {name: expr for name, expr in request.items() if not server.query(expr)}
 
             with suppress(AssertionError):
                 until(lambda: not missing())
@@ -123,9 +123,9 @@ def test_every_query_is_answered_from_a_live_agent_under_load(prometheus_binary:
             assert server.value(USED) < (os.cpu_count() or 1) + 0.1
             assert server.value("sum(dioptase_decisions_total)") >= 1
         demo.send_signal(signal.SIGINT)
-        said, _ = demo.communicate(timeout=30)
-        assert demo.returncode == 0, said
-        assert "none differs" in said
+        text, _ = demo.communicate(timeout=30)
+        assert demo.returncode == 0, text
+        assert "none differs" in text
     finally:
         assert demo.stdout is not None
         demo.stdout.close()

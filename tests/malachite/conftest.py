@@ -20,11 +20,11 @@ def program() -> Path:
 
 @pytest.fixture(scope="session")
 def hierarchy() -> Hierarchy:
-    found = require_writable_cgroups()
-    if found.mode == "v2":
+    actual = require_writable_cgroups()
+    if actual.mode == "v2":
         pytest.skip("the reads of this test are of version 1 files")
-    clear_leftovers(found)
-    if (found.primary / "kubepods").exists():
+    clear_leftovers(actual)
+    if (actual.primary / "kubepods").exists():
         pytest.skip("a kubelet has its pods in /kubepods here, and the client asks for no others")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -32,4 +32,4 @@ def hierarchy() -> Hierarchy:
             probe.bind(("127.0.0.1", stock_client.PORT))
         except OSError:
             pytest.skip(f"port {stock_client.PORT}, the only one that the client asks, is taken")
-    return found
+    return actual

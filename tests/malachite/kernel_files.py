@@ -85,8 +85,8 @@ def disk(name: str) -> tuple[int, int, int]:
 
 
 def cpus_of(node: int) -> list[int]:
-    found: list[int] = []
+    actual: list[int] = []
     for part in Path(f"/sys/devices/system/node/node{node}/cpulist").read_text().strip().split(","):
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        actual += range(int(first), int(last or first) + 1)
+    return actual

@@ -48,18 +48,18 @@ READS_BACK_S = 7.0
 
 
 def clear_leftovers(hierarchy: Hierarchy) -> None:
-    """Remove what a killed run of these tests left. With any pod but ours, or a process, /kubepods is somebody else's."""
+    """Remove leftovers of a killed run. With any other pod or a process, /kubepods belongs to a real kubelet."""
     for mount in {*hierarchy.v1.values(), *([hierarchy.v2] if hierarchy.v2 else [])}:
-        found = [path for path in (mount / "kubepods").rglob("*") if path.is_dir()]
-        if any(f"/{path.relative_to(mount)}" not in GROUPS for path in found):
+        actual = [path for path in (mount / "kubepods").rglob("*") if path.is_dir()]
+        if any(f"/{path.relative_to(mount)}" not in GROUPS for path in actual):
             return
         for name in reversed(GROUPS):
-            with suppress(OSError):  # not there, or somebody lives in it
+            with suppress(OSError):  # missing, or in use
                 (mount / name.lstrip("/")).rmdir()
 
 
 class Checks:
-    """Comparisons, counted; all that fail are told together."""
+    """Counts comparisons and reports all failures together."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -141,7 +141,7 @@ class Sample:
 
     def __init__(self, pid: int) -> None:
         files = Files(f"{BEST_EFFORT}/pod{UID}/{CONTAINER}")
-        # Version 1's own counters stay at zero until somebody limits a device; the process itself is counted always.
+        # Version 1's own counters stay at zero until a device is limited; the process itself is always counted.
         moved = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
         self.at = time.monotonic()
         self.usage = files.number("cpuacct", "cpuacct.usage")

@@ -39,13 +39,13 @@ def build() -> Path:
         if fetched.returncode:
             pytest.skip(f"the module of the stock client cannot be had: {fetched.stderr.strip()[-500:]}")
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
-            made = Path(scratch) / "client"
+            created = Path(scratch) / "client"
             built = subprocess.run(
-                [go, "build", "-mod=readonly", "-o", str(made), "."],
+                [go, "build", "-mod=readonly", "-o", str(created), "."],
                 cwd=SOURCE, capture_output=True, text=True, check=False, timeout=BUILD_S,
             )  # fmt: skip
             assert built.returncode == 0, built.stderr
-            made.rename(program)
+            created.rename(program)
     return program
 
 
@@ -86,10 +86,10 @@ class Stored:
         return self._maps["stringIndexedMetricMap"][name]
 
     def keys(self, *where: str) -> set[str]:
-        found: Any = self._maps
+        actual: Any = self._maps
         for key in where:
-            found = found.get(key, {})
-        return set(found)
+            actual = actual.get(key, {})
+        return set(actual)
 
     def count(self) -> int:
         """How many metrics there are."""
@@ -102,15 +102,15 @@ class Stored:
         return inside(self._maps)
 
     def _value(self, *where: str) -> float:
-        found: Any = self._maps
+        actual: Any = self._maps
         for key in where:
-            assert key in found, f"the client stored no {key} of {where}; it has {sorted(found)[:40]}"
-            found = found[key]
-        return float(found["value"])
+            assert key in actual, f"the client stored no {key} of {where}; it has {sorted(actual)[:40]}"
+            actual = actual[key]
+        return float(actual["value"])
 
 
 def run(program: Path, *, pods: Sequence[str], paths: Sequence[str], rounds: int, reclaim: str) -> Stored:
-    """What the client stored after so many rounds, five seconds apart."""
+    """What the client stored after so many cycles, five seconds apart."""
     argv = [str(program), "-rounds", str(rounds), "-reclaim", reclaim]
     argv += [word for pod in pods for word in ("-pod", pod)]
     argv += [word for path in paths for word in ("-path", path)]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent.sensors.cgroup.hierarchy import Hierarchy
-from tests.live.agent_process import eventually
+from tests.builders.waiting import until
 from tests.malachite import stock_client
 from tests.malachite.kernel_files import NS_PER_US, Files, cpus_of, disk, interface, meminfo, netstat, vmstat
 from tests.malachite.node import (
@@ -45,18 +45,18 @@ OFF = 0.6
 def node(hierarchy: Hierarchy, program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     # On a disk, or there is no block I/O to see.
     directory = tmp_path_factory.mktemp("node")
-    made = Node(hierarchy, directory)
+    created = Node(hierarchy, directory)
     try:
-        eventually("the agent serves Malachite's documents", lambda: "Malachite's documents on" in made.agent.log)
+        until(lambda: "Malachite's documents on" in created.agent.log, "the agent serves Malachite's documents")
         time.sleep(READS_BACK_S)
-        yield made
+        yield created
     finally:
-        made.close()
+        created.close()
 
 
 @pytest.fixture(scope="module")
 def at_work(node: Node, program: Path) -> tuple[stock_client.Stored, Sample, Sample]:
-    """Three rounds while the pod works, and what the files said before and after."""
+    """Three cycles while the pod works, and what the files said before and after."""
     before = Sample(node.process.pid)
     stored = ask(program, rounds=3)
     return stored, before, Sample(node.process.pid)
@@ -91,7 +91,7 @@ def test_rates_of_a_container_at_work(at_work: tuple[stock_client.Stored, Sample
         ("sent", "net.tcp.recv.bps.container"),
     ):
         checks.near(name, stored.container(UID, name), after.rate(before, field), OFF, slack=1.0)
-    # How much is throttled depends on who else is on the machine in that very second.
+    # Throttling depends on other processes of the machine at that time.
     for field, name in (("throttled", "cpu.nr.throttled"), ("throttled_us", "cpu.throttled.time")):
         most = getattr(after, field) - getattr(before, field)
         checks.between(name, stored.container(UID, f"{name}.container.rate"), most / 100, most / 4)
@@ -141,7 +141,7 @@ def _compare_container(stored: stock_client.Stored, checks: Checks) -> None:
     ):  # fmt: skip
         same(name, files.memory(key))
     same("mem.oom", files.keyed("memory", "memory.oom_control", "oom_kill"))
-    assert files.memory("total_rss") > 40 * MIB, "the pod holds what it was told to hold"
+    assert files.memory("total_rss") > 40 * MIB, "the pod uses the requested memory"
     for node in range(_numa_nodes()):
         for kind in ("total", "file", "anon"):
             name = f"mem.{kind}.numa.container"

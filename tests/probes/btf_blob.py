@@ -1,4 +1,4 @@
-"""A small BTF blob made by hand, type by type, to hold the reader against."""
+"""Builds small BTF blobs type by type, for tests of the reader."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from probes import btf
 
 
 class Blob:
-    """Types are numbered from 1 in the order in which they are added; every method answers with the number."""
+    """A blob whose types are numbered from 1 in the order of their addition; every method returns the type's number."""
 
     def __init__(self) -> None:
         self._types: list[bytes] = []
@@ -37,7 +37,7 @@ class Blob:
         return self.add(btf.ARRAY, "", 0, struct.pack("=III", element, element, length))
 
     def function(self, parameters: list[int]) -> int:
-        """A function type without a result."""
+        """Add a function type without a result."""
         extra = b"".join(struct.pack("=II", 0, number) for number in parameters)
         return self.add(btf.FUNC_PROTO, "", 0, extra, items=len(parameters))
 
@@ -45,14 +45,14 @@ class Blob:
         return self.add(btf.VAR, name, target, struct.pack("=I", 1))
 
     def section(self, name: str, variables: list[tuple[int, int, int]]) -> int:
-        """Variables are (number, offset, size)."""
+        """Add a section; variables are (number, offset, size)."""
         extra = b"".join(struct.pack("=III", *variable) for variable in variables)
         return self.add(btf.DATASEC, name, 0, extra, items=len(variables))
 
     def struct(
         self, name: str, size: int, members: list[tuple[str, int, int]], *, flag: bool = False, kind: int = btf.STRUCT
     ) -> int:
-        """Members are (name, type, offset in bits); with `flag` the offset carries a bitfield's width in its top byte."""
+        """Add a struct; members are (name, type, offset in bits), with `flag` the offset's top byte is a bitfield's width."""
         extra = b"".join(struct.pack("=III", self._name(label), number, where) for label, number, where in members)
         return self.add(kind, name, size, extra, items=len(members), flag=flag)
 
@@ -63,7 +63,7 @@ class Blob:
 
 
 def sample() -> bytes:
-    """`struct task` with a nested struct, an anonymous union, bitfields of both encodings and a chain of qualifiers."""
+    """Return a blob with `struct task`: a nested struct, an anonymous union, bitfields of both encodings, qualifiers."""
     blob = Blob()
     u64, u32 = blob.integer("u64", 8), blob.integer("u32", 4)
     tag = blob.alias(btf.TYPE_TAG, "rcu", u64)

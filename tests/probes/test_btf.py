@@ -41,7 +41,7 @@ def test_offsets_and_sizes_are_those_of_c(path: str, offset: int, size: int) -> 
         ("task", "missing", "struct task of this kernel has no member missing"),
         ("task", "next.runs", "struct task of this kernel has no member next.runs"),
         ("task", "info.missing", "no member info.missing"),
-        ("nobody", "x", "no struct nobody"),
+        ("absent", "x", "no struct absent"),
         ("info_t", "runs", "no struct info_t"),
         ("task", "", "no member"),
     ],
@@ -138,9 +138,9 @@ def test_a_name_that_ends_like_another_is_another() -> None:
     [
         (lambda blob: b"", "shorter than its header"),
         (lambda blob: blob[1::-1] + blob[2:], "not BTF"),
-        (lambda blob: blob[:-1], "promises more"),
-        (lambda blob: blob[:24], "promises more"),
-        (lambda blob: blob[:31] + b"\x1f" + blob[32:], "of kind 31, which is not known"),
+        (lambda blob: blob[:-1], "describes more"),
+        (lambda blob: blob[:24], "describes more"),
+        (lambda blob: blob[:31] + b"\x1f" + blob[32:], "has the unknown kind 31"),
     ],
 )
 def test_damage_is_described(damage: Callable[[bytes], bytes], words: str) -> None:
@@ -201,8 +201,8 @@ def test_random_bytes_end_in_an_error(noise: bytes) -> None:
 
 @given(st.binary(max_size=600))
 def test_random_types_behind_a_good_header_end(noise: bytes) -> None:
-    whole = sample()
-    _ask_everything(whole[:24] + (noise + whole[24 + len(noise) :])[: len(whole) - 24])
+    full = sample()
+    _ask_everything(full[:24] + (noise + full[24 + len(noise) :])[: len(full) - 24])
 
 
 @given(st.integers(0, len(sample()) - 1))

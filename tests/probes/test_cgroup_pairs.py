@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from probes import wakeups
 from probes.cgroup_pairs import MAX_PAIR_TABLE_BYTES, PairAccounts, PairEntries, ResolvedPairs, pair_bits
-from probes.cgroup_table import RETIRED_TAG, CgroupTags
+from probes.per_cgroup_probe import RETIRED_TAG, CgroupTags
 from probes.wakeups import job
 
 TAGS = {10: 1001, 20: 1002, 30: 1003}
@@ -25,11 +25,11 @@ def pairs(*entries: tuple[int, int, int]) -> PairEntries:
     return PairEntries(np.arange(len(entries)), columns[0], columns[1], columns[2])
 
 
-def settle(
+def resolve(
     accounts: PairAccounts, entries: Sequence[tuple[int, int, int]], tags: Mapping[int, int], live: Mapping[int, str]
 ) -> ResolvedPairs:
-    known = np.array([*tags], np.uint64), np.array([*tags.values()], np.uint64)
-    return accounts.settle(pairs(*entries), CgroupTags(*known), live)
+    existing = np.array([*tags], np.uint64), np.array([*tags.values()], np.uint64)
+    return accounts.resolve(pairs(*entries), CgroupTags(*existing), live)
 
 
 @pytest.mark.parametrize(("cpus", "bits"), [(1, 13), (2, 13), (32, 13), (33, 12), (64, 12), (128, 11), (8192, 5)])
@@ -39,74 +39,78 @@ def test_the_table_stays_within_4_mib_on_every_machine(cpus: int, bits: int) -> 
 
 
 def test_one_pair_on_several_cpus_is_one_sum() -> None:
-    found = settle(PairAccounts(8), [(10, 20, 5), (20, 10, 100), (10, 20, 7), (10, 10, 1)], TAGS, LIVE)
-    assert found.by_path == {1001: {"/a": 1, "/b": 12}, 1002: {"/a": 100}}
-    assert found.unattributed == {}
-    assert found.spent.nonzero()[0].tolist() == []
+    actual = resolve(PairAccounts(8), [(10, 20, 5), (20, 10, 100), (10, 20, 7), (10, 10, 1)], TAGS, LIVE)
+    assert actual.by_path == {1001: {"/a": 1, "/b": 12}, 1002: {"/a": 100}}
+    assert actual.unattributed == {}
+    assert actual.reclaimable.nonzero()[0].tolist() == []
 
 
-def test_two_tags_of_one_cgroup_are_one_culprit() -> None:
+def test_two_tags_of_one_cgroup_are_one_aggressor() -> None:
     """Its cpu controller was switched off and on again."""
-    found = settle(PairAccounts(8), [(10, 20, 5), (10, 21, 6)], {**TAGS, 21: 1002}, LIVE)
-    assert found.by_path == {1001: {"/b": 11}}
+    actual = resolve(PairAccounts(8), [(10, 20, 5), (10, 21, 6)], {**TAGS, 21: 1002}, LIVE)
+    assert actual.by_path == {1001: {"/b": 11}}
 
 
 def test_only_the_low_halves_of_tags_are_in_the_table() -> None:
-    found = settle(PairAccounts(8), [(10, 20, 5)], {(7 << 32) + 10: 1001, (9 << 32) + 20: 1002}, LIVE)
-    assert found.by_path == {1001: {"/b": 5}}
+    actual = resolve(PairAccounts(8), [(10, 20, 5)], {(7 << 32) + 10: 1001, (9 << 32) + 20: 1002}, LIVE)
+    assert actual.by_path == {1001: {"/b": 5}}
 
 
 def test_the_root_has_a_name_even_where_it_is_not_listed() -> None:
-    found = settle(PairAccounts(8), [(10, 2, 5)], {10: 1001, 2: 1}, {1001: "/a"})
-    assert found.by_path == {1001: {"/": 5}}
+    actual = resolve(PairAccounts(8), [(10, 2, 5)], {10: 1001, 2: 1}, {1001: "/a"})
+    assert actual.by_path == {1001: {"/": 5}}
 
 
-def test_a_culprit_that_is_gone_becomes_part_of_the_rest_and_its_entries_are_given_back() -> None:
+def test_a_removed_aggressor_moves_to_the_rest_and_its_entries_are_freed() -> None:
     accounts = PairAccounts(8)
-    assert settle(accounts, [(10, 20, 50), (10, 30, 8)], TAGS, LIVE).by_path == {1001: {"/b": 50, "/c": 8}}
-    removed = settle(accounts, [(10, 20, 60), (10, 30, 8)], TAGS, {1001: "/a", 1003: "/c"})
+    assert resolve(accounts, [(10, 20, 50), (10, 30, 8)], TAGS, LIVE).by_path == {1001: {"/b": 50, "/c": 8}}
+    removed = resolve(accounts, [(10, 20, 60), (10, 30, 8)], TAGS, {1001: "/a", 1003: "/c"})
     assert (removed.by_path, removed.unattributed) == ({1001: {"/c": 8}}, {1001: 10})
-    assert removed.spent.nonzero()[0].tolist() == []
-    forgotten = settle(accounts, [(10, 20, 61), (10, 30, 8)], {10: 1001, 30: 1003}, LIVE)
+    assert removed.reclaimable.nonzero()[0].tolist() == []
+    forgotten = resolve(accounts, [(10, 20, 61), (10, 30, 8)], {10: 1001, 30: 1003}, LIVE)
     assert (forgotten.by_path, forgotten.unattributed) == ({1001: {"/c": 8}}, {1001: 11})
-    assert forgotten.spent.nonzero()[0].tolist() == [], "the kernel may still be adding to it"
-    quiet = settle(accounts, [(10, 20, 61), (10, 30, 8)], {10: 1001, 30: 1003}, LIVE)
-    assert (quiet.unattributed, quiet.spent.nonzero()[0].tolist()) == ({1001: 11}, [0])
+    assert forgotten.reclaimable.nonzero()[0].tolist() == [], "the kernel may still be adding to it"
+    quiet = resolve(accounts, [(10, 20, 61), (10, 30, 8)], {10: 1001, 30: 1003}, LIVE)
+    assert (quiet.unattributed, quiet.reclaimable.nonzero()[0].tolist()) == ({1001: 11}, [0])
     accounts.forget(np.array([0]))
-    later = settle(accounts, [(10, 30, 9)], {10: 1001, 30: 1003}, LIVE)
+    later = resolve(accounts, [(10, 30, 9)], {10: 1001, 30: 1003}, LIVE)
     assert (later.by_path, later.unattributed) == ({1001: {"/c": 9}}, {1001: 11})
 
 
-def test_a_victim_that_is_gone_is_forgotten_with_all_that_it_waited_for() -> None:
+def test_a_removed_victim_is_dropped_with_all_its_pairs() -> None:
     accounts = PairAccounts(8)
     for _ in range(2):
-        settle(accounts, [(10, 99, 4)], TAGS, LIVE)
-    gone = settle(accounts, [(10, 20, 50)], {20: 1002}, {1002: "/b"})
-    assert (gone.by_path, gone.unattributed, gone.spent.nonzero()[0].tolist()) == ({}, {}, [0])
+        resolve(accounts, [(10, 99, 4)], TAGS, LIVE)
+    after_removal = resolve(accounts, [(10, 20, 50)], {20: 1002}, {1002: "/b"})
+    assert (after_removal.by_path, after_removal.unattributed, after_removal.reclaimable.nonzero()[0].tolist()) == (
+        {},
+        {},
+        [0],
+    )
 
 
-def test_a_culprit_gets_its_name_at_the_next_listing_and_what_came_before_stays_in_the_rest() -> None:
+def test_an_aggressor_is_named_from_the_next_listing_on_and_earlier_time_stays_in_the_rest() -> None:
     accounts = PairAccounts(8)
-    assert settle(accounts, [(10, 20, 30)], TAGS, {1001: "/a"}).unattributed == {1001: 30}
-    named = settle(accounts, [(10, 20, 45)], TAGS, LIVE)
+    assert resolve(accounts, [(10, 20, 30)], TAGS, {1001: "/a"}).unattributed == {1001: 30}
+    named = resolve(accounts, [(10, 20, 45)], TAGS, LIVE)
     assert (named.by_path, named.unattributed) == ({1001: {"/b": 15}}, {1001: 30})
-    missed = settle(accounts, [(10, 20, 46)], TAGS, {1001: "/a"})
+    missed = resolve(accounts, [(10, 20, 46)], TAGS, {1001: "/a"})
     assert (missed.by_path, missed.unattributed) == ({}, {1001: 31})
-    again = settle(accounts, [(10, 20, 50)], TAGS, LIVE)
+    again = resolve(accounts, [(10, 20, 50)], TAGS, LIVE)
     assert (again.by_path, again.unattributed) == ({1001: {"/b": 4}}, {1001: 31})
 
 
-def test_retired_places_name_nobody() -> None:
-    found = settle(PairAccounts(8), [(10, 20, 5)], {10: 1001, RETIRED_TAG: 0}, LIVE)
-    assert (found.by_path, found.unattributed) == ({}, {1001: 5})
+def test_retired_slots_have_no_cgroup() -> None:
+    actual = resolve(PairAccounts(8), [(10, 20, 5)], {10: 1001, RETIRED_TAG: 0}, LIVE)
+    assert (actual.by_path, actual.unattributed) == ({}, {1001: 5})
 
 
-def test_a_culprit_that_was_forgotten_too_early_is_named_again_for_what_is_new() -> None:
+def test_an_aggressor_that_was_dropped_too_early_is_named_again_for_new_time() -> None:
     """It was missing from two listings although it lives, or had no place while the table was full."""
     accounts = PairAccounts(8)
-    settle(accounts, [(10, 20, 50)], TAGS, LIVE)
-    assert settle(accounts, [(10, 20, 60)], {10: 1001}, LIVE).unattributed == {1001: 10}
-    again = settle(accounts, [(10, 20, 75)], TAGS, LIVE)
+    resolve(accounts, [(10, 20, 50)], TAGS, LIVE)
+    assert resolve(accounts, [(10, 20, 60)], {10: 1001}, LIVE).unattributed == {1001: 10}
+    again = resolve(accounts, [(10, 20, 75)], TAGS, LIVE)
     assert (again.by_path, again.unattributed) == ({1001: {"/b": 15}}, {1001: 10})
 
 
@@ -115,27 +119,27 @@ def test_an_entry_may_be_a_row_of_a_sum_and_a_histogram() -> None:
     accounts, tags = PairAccounts((8, 3)), (np.array([10, 20], np.uint64), np.array([1001, 1002], np.uint64))
 
     def rows(*values: list[int]) -> PairEntries:
-        found = np.array(values, np.uint64)
-        return PairEntries(np.arange(2), np.full(2, 10, np.uint64), np.full(2, 20, np.uint64), found)
+        actual = np.array(values, np.uint64)
+        return PairEntries(np.arange(2), np.full(2, 10, np.uint64), np.full(2, 20, np.uint64), actual)
 
-    first = accounts.settle(rows([50, 1, 2], [7, 1, 0]), CgroupTags(*tags), LIVE)
+    first = accounts.resolve(rows([50, 1, 2], [7, 1, 0]), CgroupTags(*tags), LIVE)
     assert (first.by_path, first.unattributed) == ({1001: {"/b": [57, 2, 2]}}, {})
-    later = accounts.settle(rows([60, 1, 3], [7, 1, 0]), CgroupTags(*tags), {1001: "/a"})
+    later = accounts.resolve(rows([60, 1, 3], [7, 1, 0]), CgroupTags(*tags), {1001: "/a"})
     assert (later.by_path, later.unattributed) == ({}, {1001: [10, 0, 1]})
-    forgotten = accounts.settle(rows([60, 1, 3], [7, 1, 1]), CgroupTags(tags[0][:1], tags[1][:1]), LIVE)
+    forgotten = accounts.resolve(rows([60, 1, 3], [7, 1, 1]), CgroupTags(tags[0][:1], tags[1][:1]), LIVE)
     assert (forgotten.by_path, forgotten.unattributed) == ({}, {1001: [10, 0, 2]})
-    assert forgotten.spent.tolist() == [True, False], "the second one has grown, if by a slot alone"
+    assert forgotten.reclaimable.tolist() == [True, False], "the second one has grown, if by a slot alone"
 
 
 @pytest.mark.parametrize(("cpus", "bits"), [(2, 13), (8, 13), (16, 12), (128, 9)])
 def test_a_table_with_histograms_stays_within_its_own_bound(cpus: int, bits: int) -> None:
-    made = job(("tp_btf",), cpus).constants
-    assert made["PAIR_BITS"] == bits
-    assert (16 + 8 * made["PAIR_SLOTS"]) * cpus << bits <= wakeups.MAX_WAKEUP_PAIR_BYTES == 16 << 20
+    created = job(("tp_btf",), cpus).constants
+    assert created["PAIR_BITS"] == bits
+    assert (16 + 8 * created["PAIR_SLOTS"]) * cpus << bits <= wakeups.MAX_WAKEUP_PAIR_BYTES == 16 << 20
 
 
-def test_an_empty_table_has_nobody() -> None:
-    assert settle(PairAccounts(8), [], {}, {}).by_path == {}
+def test_an_empty_table_has_no_pairs() -> None:
+    assert resolve(PairAccounts(8), [], {}, {}).by_path == {}
 
 
 CELLS = [(10, 20), (10, 30), (10, 40), (20, 10)]
@@ -150,15 +154,15 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_whatever_comes_and_goes_nothing_is_lost_and_the_rest_never_falls(
+def test_no_time_is_lost_and_the_rest_never_falls(
     steps: list[tuple[dict[tuple[int, int], int], set[int], set[int]]],
 ) -> None:
-    """Growth of pairs, which cgroups are listed, and which tags the kernel side has retired; 40 never had a place.
+    """Growth of pairs, which cgroups are listed, and which tags are retired; 40 never had a slot.
 
-    What was told under a name ends with it, as a removed cgroup's counters do.
+    Time reported under a path ends with it, as the counters of a removed cgroup do.
     """
     accounts, table, retired = PairAccounts(8), dict[tuple[int, int], int](), set[int]()
-    total, rest, ended, told = 0, 0, 0, dict[str, int]()
+    total, rest, ended, reported = 0, 0, 0, dict[str, int]()
     for growth, listed, retire in steps:
         retired |= retire
         for pair, ns in growth.items():
@@ -169,14 +173,14 @@ def test_whatever_comes_and_goes_nothing_is_lost_and_the_rest_never_falls(
             at=np.array([CELLS.index(pair) for pair in table], np.intp)
         )
         tags = {tag: number for tag, number in TAGS.items() if tag not in retired}
-        known = CgroupTags(np.array([*tags], np.uint64), np.array([*tags.values()], np.uint64))
-        found = accounts.settle(entries, known, {number: LIVE[number] for number in listed})
-        accounts.forget(entries.at[found.spent])
-        for at in entries.at[found.spent].tolist():
+        existing = CgroupTags(np.array([*tags], np.uint64), np.array([*tags.values()], np.uint64))
+        actual = accounts.resolve(entries, existing, {number: LIVE[number] for number in listed})
+        accounts.forget(entries.at[actual.reclaimable])
+        for at in entries.at[actual.reclaimable].tolist():
             del table[CELLS[at]]
-        named = found.by_path.get(1001, {})
-        ended += sum(ns for culprit, ns in told.items() if culprit not in named)
-        told = named
-        assert sum(named.values()) + found.unattributed.get(1001, 0) + ended == total
-        assert found.unattributed.get(1001, 0) >= rest
-        rest = found.unattributed.get(1001, 0)
+        named = actual.by_path.get(1001, {})
+        ended += sum(ns for aggressor, ns in reported.items() if aggressor not in named)
+        reported = named
+        assert sum(named.values()) + actual.unattributed.get(1001, 0) + ended == total
+        assert actual.unattributed.get(1001, 0) >= rest
+        rest = actual.unattributed.get(1001, 0)

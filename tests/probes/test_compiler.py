@@ -19,13 +19,13 @@ def form(**fields: Any) -> dict[str, Any]:
 
 
 def test_fields_become_macros() -> None:
-    wanted = form(fields={"QUEUED": [("task", "info.queued", 8)], "LEFT": [("task", "left", 4)]})
-    assert field_offsets(Btf(sample()), wanted) == {"QUEUED": 16, "LEFT": 24}
+    required = form(fields={"QUEUED": [("task", "info.queued", 8)], "LEFT": [("task", "left", 4)]})
+    assert field_offsets(Btf(sample()), required) == {"QUEUED": 16, "LEFT": 24}
 
 
 def test_the_first_alternative_that_the_kernel_has_is_taken() -> None:
-    wanted = form(fields={"NAME": [("task", "gone", 8), ("task", "right", 4), ("task", "left", 4)]})
-    assert field_offsets(Btf(sample()), wanted) == {"NAME": 28}
+    required = form(fields={"NAME": [("task", "gone", 8), ("task", "right", 4), ("task", "left", 4)]})
+    assert field_offsets(Btf(sample()), required) == {"NAME": 28}
 
 
 def test_a_field_of_another_size_is_another_field() -> None:
@@ -40,8 +40,8 @@ def test_a_struct_of_the_right_size_is_no_number() -> None:
 
 
 def test_optional_fields_may_be_missing() -> None:
-    wanted = form(optional={"GONE": [("task", "gone", 8)], "AFTER": [("task", "after", 4)]})
-    assert field_offsets(Btf(sample()), wanted) == {"AFTER": 60}
+    required = form(optional={"GONE": [("task", "gone", 8)], "AFTER": [("task", "after", 4)]})
+    assert field_offsets(Btf(sample()), required) == {"AFTER": 60}
 
 
 def test_a_refusal_carries_the_tail_of_a_long_log() -> None:
@@ -71,8 +71,8 @@ def program(event: str, *arguments: str, iterator: bool = False, at: str = "") -
 
 
 def test_a_variable_has_no_struct_and_becomes_its_place_among_those_of_a_cpu() -> None:
-    wanted = form(fields={"DEPTH": [("", "gone", 4), ("", "depth", 4)]}, optional={"LONELY": [("", "lonely", 4)]})
-    assert field_offsets(Btf(sample()), wanted) == {"DEPTH": 0x40}
+    required = form(fields={"DEPTH": [("", "gone", 4), ("", "depth", 4)]}, optional={"LONELY": [("", "lonely", 4)]})
+    assert field_offsets(Btf(sample()), required) == {"DEPTH": 0x40}
 
 
 def test_a_tracepoint_that_passes_something_else_is_refused() -> None:
@@ -96,9 +96,9 @@ def test_what_the_kernel_lacks_is_found_before_the_compiler_runs(event: str, rea
     def compiler(**_: object) -> None:
         pytest.fail("compiled in vain")
 
-    wanted = {**form(), "constants": {}, "typed": True, "programs": [{**program(event, "s32"), "needs": ""}]}
+    required = {**form(), "constants": {}, "typed": True, "programs": [{**program(event, "s32"), "needs": ""}]}
     with pytest.raises(FormRefused, match=reason) as refused:
-        _try_form(compiler, Btf(sample()), {"constants": {}, "sources": [], "maps": []}, wanted)
+        _try_form(compiler, Btf(sample()), {"constants": {}, "sources": [], "maps": []}, required)
     assert refused.value.facts["stage"] == "fields"
     assert refused.value.facts["errno"] == errno.ENOENT
 
@@ -108,10 +108,10 @@ def test_a_function_is_known_by_its_number_and_must_be_passed_what_the_source_re
     types = Btf(sample())
     passed = ("struct sched_info *", "u32")
     assert types.parameters("bpf_iter_task") == (*passed, "struct sched_info *")
-    whole = (*passed, "struct sched_info *")
+    full = (*passed, "struct sched_info *")
     with pytest.raises(BtfError, match=r"bpf_iter_task of this kernel passes \(struct sched_info \*, u32, struct"):
         _attach_target(types, program("bpf_iter_task", *passed, at="return"), typed=True)
-    for at, read in (("entry", passed), ("return", whole)):
+    for at, read in (("entry", passed), ("return", full)):
         assert _attach_target(types, program("bpf_iter_task", *read, at=at), typed=True) == types.function_id(
             "bpf_iter_task"
         )
@@ -156,5 +156,5 @@ def test_another_interface_of_kprobes_than_ours_is_refused(tmp_path: Path, kind:
     (source / "format").mkdir(parents=True)
     (source / "type").write_text(kind + "\n")
     (source / "format/retprobe").write_text(bit + "\n")
-    with pytest.raises(OSError, match="is not what perf_event_open can be asked for"):
+    with pytest.raises(OSError, match="is not supported"):
         perf_event.attach_to_function(0, "schedule", returning=True, sys_root=tmp_path)

@@ -1,4 +1,4 @@
-"""Probes that load late: what a reader sees meanwhile, in the order of the table, and that closing waits for nobody."""
+"""Deferred loading: readings until a probe is loaded, the order of loading, and prompt closing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from api.interfaces import KernelFeatureAbsent, Probe, ProbeReading, Unavailable
 from probes import deferred_loading as background_module
 from probes.deferred_loading import ABSENT, LOADING, DeferredLoader, DeferredProbe
 from probes.loader import Compiler, Job, load, sharing
+from tests.builders.waiting import until
 
 JOB = Job(sources=[Path("/nowhere/x.bpf.c")], forms=[], maps=[], constants={})
 
@@ -41,7 +43,7 @@ def refuse() -> Probe:
 
 
 def lack() -> Probe:
-    raise KernelFeatureAbsent("the kernel takes no form of this probe", "use Linux 6.8 or later")
+    raise KernelFeatureAbsent("the kernel accepts no form of this probe", "use Linux 6.8 or later")
 
 
 def bug() -> Probe:
@@ -51,10 +53,7 @@ def bug() -> Probe:
 def loaded(*openers: tuple[str, Callable[[], Probe]]) -> DeferredLoader:
     background = DeferredLoader(openers)
     background.start()
-    deadline = time.monotonic() + 20
-    while any(probe.form == LOADING for probe in background.probes):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: all(probe.form != LOADING for probe in background.probes))
     return background
 
 
@@ -95,7 +94,7 @@ def test_what_the_kernel_lacks_is_absent_and_says_so_each_time() -> None:
     background = loaded(("a", lack), ("b", refuse))
     assert [probe.form for probe in background.probes] == [ABSENT, ""]
     for _ in range(2):
-        with pytest.raises(Unavailable, match="takes no form") as refused:
+        with pytest.raises(Unavailable, match="accepts no form") as refused:
             background.probes[0].read({})
         assert refused.value.remedy == "use Linux 6.8 or later"
     background.close()
@@ -120,26 +119,25 @@ def test_what_opens_after_the_end_is_closed_at_once() -> None:
 
 
 def test_closing_ends_a_child_that_is_at_work(tmp_path: Path) -> None:
-    """It would take ten minutes else; what came after it is not begun."""
+    """It would otherwise take ten minutes; later probes are not started."""
     started = threading.Event()
     slow = tmp_path / "python3"
     slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
     slow.chmod(0o755)
-    begun: list[str] = []
+    opened: list[str] = []
 
     def hang() -> Probe:
-        begun.append("hang")
+        opened.append("hang")
         started.set()
         load(JOB, child_python=slow)
         raise AssertionError("a job that never ends has ended")
 
-    background = DeferredLoader([("hang", hang), ("never", lambda: begun.append("never") or Counting("never"))], slow)
+    background = DeferredLoader([("hang", hang), ("never", lambda: opened.append("never") or Counting("never"))], slow)
     background.start()
     assert started.wait(10)
-    while not (tmp_path / "pid").exists():
-        time.sleep(0.01)
+    until((tmp_path / "pid").exists)
     background.close()
-    assert begun == ["hang"]
+    assert opened == ["hang"]
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
@@ -187,7 +185,7 @@ def test_a_probe_whose_child_was_killed_is_tried_once_more(
     assert ("".join(tried), [first.form, last.form]) == (tries, forms)
     assert remedy_of(refused) == "boot another kernel"
     assert remedy_of(last) == ""
-    assert ("start again" in remedy_of(first)) == (deaths == 3)
+    assert ("start the agent again" in remedy_of(first)) == (deaths == 3)
     assert "once more" not in remedy_of(first)
     background.close()
 
@@ -204,10 +202,7 @@ def test_closing_does_not_wait_for_the_second_try(tmp_path: Path) -> None:
     python = killed_at(tmp_path, 9)
     background = DeferredLoader([("a", lambda: load(JOB, child_python=python) and Counting("a"))], python)
     background.start()
-    deadline = time.monotonic() + 20
-    while not (remedy := remedy_of(background.probes[0])).endswith("or wait: it is tried once more after 60 s"):
-        assert time.monotonic() < deadline, remedy
-        time.sleep(0.01)
+    until(lambda: remedy_of(background.probes[0]).endswith("or wait for the retry after 60 s"))
     background.close()
     assert not background._thread.is_alive()
     assert len((tmp_path / "pids").read_text().split()) == 1
@@ -235,8 +230,8 @@ def answering(tmp_path: Path) -> Path:
     return script
 
 
-def said(compiler: Compiler | None, python: Path) -> list[int]:
-    """Pid of the child, how many jobs it has had, and what it was told to add to its nice value."""
+def message(compiler: Compiler | None, python: Path) -> list[int]:
+    """Pid of the child, how many jobs it has had, and its nice increment."""
     with pytest.raises(Unavailable) as caught:
         load(JOB, child_python=python) if compiler is None else compiler.load(JOB)
     return [int(word) for word in caught.value.reason.split()]
@@ -245,16 +240,16 @@ def said(compiler: Compiler | None, python: Path) -> list[int]:
 def test_one_child_does_several_jobs_and_only_for_the_thread_that_shares_it(tmp_path: Path) -> None:
     python = answering(tmp_path)
     with Compiler(python, nice=7) as compiler, sharing(compiler):
-        first, second = said(None, python), said(None, python)
+        first, second = message(None, python), message(None, python)
         assert (first[0], first[1], second[1]) == (second[0], 1, 2)
         assert first[2] == 7, "what is to be added to its nice value"
         elsewhere: list[list[int]] = []
-        thread = threading.Thread(target=lambda: elsewhere.append(said(None, python)))
+        thread = threading.Thread(target=lambda: elsewhere.append(message(None, python)))
         thread.start()
         thread.join()
         assert elsewhere[0][0] != first[0]
     assert not Path(f"/proc/{first[0]}").exists()
-    assert said(None, python)[0] != first[0]
+    assert message(None, python)[0] != first[0]
 
 
 def test_an_ended_compiler_starts_nothing(tmp_path: Path) -> None:
@@ -262,3 +257,86 @@ def test_an_ended_compiler_starts_nothing(tmp_path: Path) -> None:
     compiler.end()
     with pytest.raises(Unavailable, match="loading of probes was ended"):
         compiler.load(JOB)
+
+
+def test_a_read_while_a_retry_succeeds_raises_the_old_reason_or_reads_the_probe() -> None:
+    """The cycle thread reads while the loading thread replaces the reason by the probe."""
+
+    class Replaced(DeferredProbe):
+        """The retry succeeds right after the first look at the reason."""
+
+        looks = 0
+
+        @property
+        def _refusal(self) -> Unavailable | None:
+            self.looks += 1
+            return Unavailable("the compiler was killed", "wait") if self.looks == 1 else None
+
+        @_refusal.setter
+        def _refusal(self, value: Unavailable | None) -> None: ...
+
+    with pytest.raises(Unavailable, match="the compiler was killed"):
+        Replaced("a", lambda: Counting("a")).read({})
+
+    class Closed(DeferredProbe):
+        """The probe is closed right after the first look at it."""
+
+        looks = 0
+
+        @property
+        def _probe(self) -> Probe | None:
+            self.looks += 1
+            return Counting("a") if self.looks == 1 else None
+
+        @_probe.setter
+        def _probe(self, value: Probe | None) -> None: ...
+
+    for look in (
+        lambda late: late.read({}),
+        lambda late: late.problem(),
+        lambda late: late.lost_events,
+        lambda late: late.form,
+    ):
+        look(Closed("a", lambda: Counting("a")))
+
+
+@pytest.mark.parametrize("moment", ["before the new compiler", "after the new compiler"])
+def test_closing_at_the_moment_of_a_retry_starts_no_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Whichever side wins, no child outlives `close`, and `close` returns."""
+    monkeypatch.setattr(background_module, "RETRY_S", 0.05)
+    python, closing = killed_at(tmp_path, 100), list[threading.Thread]()
+
+    def lose() -> Probe:
+        load(JOB, child_python=python)
+        raise AssertionError("a killed child has loaded a probe")
+
+    class Retried(Compiler):
+        count = 0
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            Retried.count += 1
+            if Retried.count == 2 and moment.startswith("before"):
+                close_elsewhere()
+            super().__init__(*arguments, **options)
+
+        def load(self, job: Job) -> Any:
+            if Retried.count == 2:
+                close_elsewhere()
+            return super().load(job)
+
+    def close_elsewhere() -> None:
+        closer = threading.Thread(target=loader.close)
+        closer.start()
+        closing.append(closer)
+        assert loader._closed.wait(10)
+        time.sleep(0.05)  # so that `close` has ended the compiler that it found
+
+    monkeypatch.setattr(background_module, "Compiler", Retried)
+    loader = DeferredLoader([("lost", lose)], python)
+    loader.start()
+    until(lambda: closing)
+    closing[0].join(10)
+    assert not closing[0].is_alive()
+    assert len((tmp_path / "pids").read_text().split()) == 1, "the retry started no child"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.histogram import SLOT_COUNT
-from api.measurements import Durations, Kswapd
+from api.snapshot import Durations, Kswapd
 from probes import bpf
 from probes.kswapd import (
     _FORMS,
@@ -55,7 +55,7 @@ def test_nodes_are_those_with_memory(tmp_path: Path, text: str, nodes: tuple[int
     assert job(FORMS, nodes).constants["NODES"] > max(nodes)
 
 
-def test_programs_can_be_found_and_told_apart_in_the_kernels_list() -> None:
+def test_program_names_are_unique_and_short_enough_for_the_kernel() -> None:
     assert tuple(_FORMS) == FORMS
     for form in _FORMS.values():
         names = [program.name for program in form.programs]
@@ -68,10 +68,12 @@ def test_seats_are_a_power_of_two_because_the_source_masks_with_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("runs", "scanned", "mask", "said"),
+    ("runs", "scanned", "mask", "message"),
     [(10, 0, "0x0007\n", True), (9, 0, "0x0007\n", False), (99, 1, "0x0007\n", False), (99, 0, "0x0000\n", False)],
 )
-def test_an_lru_that_does_not_tell_is_a_problem(tmp_path: Path, runs: int, scanned: int, mask: str, said: bool) -> None:
+def test_an_lru_that_does_not_tell_is_a_problem(
+    tmp_path: Path, runs: int, scanned: int, mask: str, message: bool
+) -> None:
     """Where the file is missing or makes no sense, as on kernels without that LRU, nothing is wrong."""
     quiet = Kswapd(wakeups=0, active_ns=0, scanned_pages=0, reclaimed_pages=0)
     numa = {0: quiet, 1: Kswapd(wakeups=runs, active_ns=5, scanned_pages=scanned, reclaimed_pages=0)}
@@ -80,5 +82,5 @@ def test_an_lru_that_does_not_tell_is_a_problem(tmp_path: Path, runs: int, scann
     assert silent_lru_gen(numa, tmp_path / "enabled") is None
     (tmp_path / "enabled").write_text(mask)
     problem = silent_lru_gen(numa, tmp_path / "enabled")
-    assert (problem is not None) == said
-    assert problem is None or problem.reason.startswith("kswapd ran 10 times and no page was seen")
+    assert (problem is not None) == message
+    assert problem is None or problem.reason.startswith("kswapd ran 10 times without a scanned page")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from api.interfaces import KernelFeatureAbsent, Unavailable
 from probes.loader import Job, load
 from probes.remedies import FormRefusal, explain_refusals
+from tests.builders.waiting import until
 
 JOB = Job(sources=[Path("/nowhere/x.bpf.c")], forms=[], maps=[], constants={})
 
@@ -113,7 +113,7 @@ def test_forms_that_are_all_forbidden_are_a_matter_of_capabilities_and_none_that
 
 def test_descriptors_that_did_not_arrive_are_missed(tmp_path: Path) -> None:
     error = refusal(answering(tmp_path, '{"form": "tp_btf", "programs": ["dtse_x"]}'))
-    assert error.reason == "the kernel passed on 0 descriptors of a probe, not all of them"
+    assert error.reason == "only 0 of a probe's descriptors were received"
     assert "ulimit -n" in error.remedy
 
 
@@ -127,7 +127,7 @@ def test_a_refusal_quotes_the_verifiers_last_word_not_its_statistics() -> None:
     ("stage", "wants"),
     [("attach dtse_mark to mark_oom_victim", "kernel.perf_event_paranoid"), ("load dtse_mark", "use another kernel")],
 )
-def test_who_may_not_open_an_event_is_told_what_that_takes(stage: str, wants: str) -> None:
+def test_missing_rights_to_open_an_event_have_a_remedy(stage: str, wants: str) -> None:
     """The verifier says EACCES too: there the program is at fault, not the rights."""
     missing = FormRefusal(form="tp_btf", stage="fields", reason="no such field", errno=2, log="")
     refused = FormRefusal(form="kprobe", stage=stage, reason="Permission denied", errno=13, log="")
@@ -135,7 +135,7 @@ def test_who_may_not_open_an_event_is_told_what_that_takes(stage: str, wants: st
 
 
 @pytest.mark.parametrize(
-    "said",
+    "error_text",
     [
         '{"error": "files", "detail": "bpf(BPF_MAP_CREATE): Too many open files"}',
         (
@@ -144,8 +144,8 @@ def test_who_may_not_open_an_event_is_told_what_that_takes(stage: str, wants: st
         ),
     ],
 )
-def test_a_child_without_descriptors_needs_a_higher_limit(tmp_path: Path, said: str) -> None:
-    assert refusal(answering(tmp_path, said)).remedy == "raise the limit of open files: ulimit -n 1024"
+def test_a_child_without_descriptors_needs_a_higher_limit(tmp_path: Path, error_text: str) -> None:
+    assert refusal(answering(tmp_path, error_text)).remedy == "raise the limit of open files: ulimit -n 1024"
 
 
 def test_a_child_that_ends_for_want_of_descriptors_needs_a_higher_limit(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_child_that_ends_for_want_of_descriptors_needs_a_higher_limit(tmp_path
     assert error.remedy == "raise the limit of open files: ulimit -n 1024"
 
 
-def test_no_descriptor_to_spare_is_told_and_nothing_left_behind(tmp_path: Path) -> None:
+def test_a_lack_of_descriptors_is_reported_and_leaks_nothing(tmp_path: Path) -> None:
     """In a process of its own, with every limit from none to spare to enough; the child answers that it has no BCC."""
     python = answering(tmp_path, '{"error": "bcc", "detail": "none here"}')
     script = """
@@ -212,7 +212,4 @@ sys.stdin.read()
         pid = parent.stdout.readline().strip()
         assert len(list((tmp_path / "scratch").iterdir())) == 1
         parent.kill()
-    deadline = time.monotonic() + 20
-    while list((tmp_path / "scratch").iterdir()) or Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not list((tmp_path / "scratch").iterdir()) and not Path(f"/proc/{pid}").exists())

@@ -31,7 +31,7 @@ def test_losses_are_a_problem_until_a_minute_after_they_grew_last_and_stay_a_num
     losses.update(5)
     assert reason(losses) == "5 waits were lost"
     clock.now += 1
-    assert reason(losses) is None, "the minute is over, although nobody has looked since"
+    assert reason(losses) is None, "the minute is over, although nothing was read since"
     losses.update(5)
     assert (reason(losses), losses.total) == (None, 5)
     losses.update(6)
@@ -41,12 +41,12 @@ def test_losses_are_a_problem_until_a_minute_after_they_grew_last_and_stay_a_num
 def test_a_loss_every_few_seconds_is_one_problem_and_no_flicker() -> None:
     clock = Clock()
     losses, listings = LostEventCounter(clock), [{1: "/"} for _ in range(300)]
-    seen = []
+    observed = []
     for second, listing in enumerate(listings):
         clock.now += 1
         losses.grew_since_listing(second // 7, listing)
-        seen.append(reason(losses) is not None)
-    assert seen == [False] * 7 + [True] * 293
+        observed.append(reason(losses) is not None)
+    assert observed == [False] * 7 + [True] * 293
 
 
 def test_losses_count_for_the_whole_interval_between_two_listings_and_then_no_more() -> None:

@@ -44,7 +44,7 @@ def test_structs_nest() -> None:
 @pytest.mark.parametrize(
     ("description", "words"),
     [
-        ("long double", "'long double' has no counterpart"),
+        ("long double", "'long double' is not supported"),
         (["u", [["a", "int"]], "union"], "C type u: only structs"),
         (["s", [["bits", "unsigned int", 3]], "struct"], "struct s: member 'bits' is a bitfield or union"),
         (["s", [["either", [["a", "int"]], "union"]], "struct"], "member 'either' is a bitfield or union"),

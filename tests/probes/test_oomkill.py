@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from api.measurements import OomVictim
+from api.snapshot import OomVictim
 from probes import bpf
 from probes.maps import dtype_of
 from probes.oomkill import _FORMS, FORMS, RING_VICTIMS, decode

@@ -22,7 +22,7 @@ def test_every_form_is_known_in_the_order_of_its_cost() -> None:
     assert [form.typed for form in job(FORMS, 2).forms] == [True, False, False]
 
 
-def test_programs_can_be_found_and_told_apart_in_the_kernels_list() -> None:
+def test_program_names_are_unique_and_short_enough_for_the_kernel() -> None:
     for form in _FORMS.values():
         names = [program.name for program in form.programs]
         assert len(set(names)) == len(names)

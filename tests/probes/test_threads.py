@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.interfaces import Unavailable
-from api.measurements import LoadAverages, ThreadStates
+from api.snapshot import LoadAverages, ThreadStates
 from probes import bpf
 from probes.threads import NO_THREADS, ProcWalk, ThreadsProbe, decode, job, thread_cgroup, thread_state
 
@@ -48,8 +48,8 @@ def test_the_program_can_be_found_in_the_kernels_list() -> None:
     assert len(program.name) < bpf.NAME_BYTES
 
 
-class Told:
-    """A Census and a clock that say what they are told."""
+class Reported:
+    """A thread counter and a clock with given values."""
 
     form = "told"
 
@@ -68,82 +68,88 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def reported() -> Reported:
+    return Reported()
 
 
 @pytest.fixture
-def probe(told: Told) -> ThreadsProbe:
-    return ThreadsProbe(told, clock=lambda: told.now_ns)
+def probe(reported: Reported) -> ThreadsProbe:
+    return ThreadsProbe(reported, clock=lambda: reported.now_ns)
 
 
-def one(probe: ThreadsProbe, number: int, live: Mapping[int, str], *, complete: bool = True) -> float | None:
+def item(probe: ThreadsProbe, number: int, live: Mapping[int, str], *, complete: bool = True) -> float | None:
     load = probe.read(live, complete=complete).cgroups[number].get("load")
     assert load is None or isinstance(load, LoadAverages)
-    return None if load is None else load.one
+    return None if load is None else load.load1
 
 
-def test_states_are_those_of_now_and_a_live_cgroup_without_threads_has_none(told: Told, probe: ThreadsProbe) -> None:
-    told.states = {7: threads(runnable=3), 9: threads(sleeping=1)}
+def test_states_are_those_of_now_and_a_live_cgroup_without_threads_has_none(
+    reported: Reported, probe: ThreadsProbe
+) -> None:
+    reported.states = {7: threads(runnable=3), 9: threads(sleeping=1)}
     assert probe.read({7: "/a", 8: "/b"}).cgroups == {
         7: {"threads_by_state": threads(3)},
         8: {"threads_by_state": NO_THREADS},
     }
 
 
-def test_a_load_appears_with_the_first_sample_and_changes_with_each_one(told: Told, probe: ThreadsProbe) -> None:
+def test_a_load_appears_with_the_first_sample_and_changes_with_each_one(
+    reported: Reported, probe: ThreadsProbe
+) -> None:
     live = {7: "/a"}
-    told.states = {7: threads(runnable=1)}
+    reported.states = {7: threads(runnable=1)}
     values = []
     for _ in range(13):
-        values.append(one(probe, 7, live))
-        told.now_ns += SECOND
+        values.append(item(probe, 7, live))
+        reported.now_ns += SECOND
     assert values == [None] * 5 + [164 / 2048] * 5 + [315 / 2048] * 3
 
 
-def test_samples_that_were_missed_are_made_up_for_where_the_cgroup_was_there(told: Told, probe: ThreadsProbe) -> None:
-    told.states = {7: threads(runnable=1), 8: threads(runnable=1)}
-    told.now_ns += 5 * SECOND
-    assert one(probe, 7, {7: "/a"}) == 164 / 2048
-    told.now_ns += 62 * SECOND  # 12 samples, and two seconds into the next one
+def test_samples_that_were_missed_are_made_up_for_where_the_cgroup_was_there(
+    reported: Reported, probe: ThreadsProbe
+) -> None:
+    reported.states = {7: threads(runnable=1), 8: threads(runnable=1)}
+    reported.now_ns += 5 * SECOND
+    assert item(probe, 7, {7: "/a"}) == 164 / 2048
+    reported.now_ns += 62 * SECOND  # 12 samples, and two seconds into the next one
     live = {7: "/a", 8: "/b"}
-    assert one(probe, 7, live) == pytest.approx(1 - (1884 / 2048) ** 13, abs=0.003)
-    assert one(probe, 8, live) == 164 / 2048
-    told.now_ns += 3 * SECOND
-    assert one(probe, 8, live) == 315 / 2048
+    assert item(probe, 7, live) == pytest.approx(1 - (1884 / 2048) ** 13, abs=0.003)
+    assert item(probe, 8, live) == 164 / 2048
+    reported.now_ns += 3 * SECOND
+    assert item(probe, 8, live) == 315 / 2048
 
 
 def test_a_load_is_dropped_with_its_cgroup_but_not_by_a_listing_that_was_cut_short(
-    told: Told, probe: ThreadsProbe
+    reported: Reported, probe: ThreadsProbe
 ) -> None:
-    told.states = {7: threads(runnable=1)}
+    reported.states = {7: threads(runnable=1)}
     live = {7: "/a"}
-    told.now_ns += 5 * SECOND
-    assert one(probe, 7, live) == 164 / 2048
-    told.now_ns += 5 * SECOND
+    reported.now_ns += 5 * SECOND
+    assert item(probe, 7, live) == 164 / 2048
+    reported.now_ns += 5 * SECOND
     assert 7 not in probe.read({}, complete=False).cgroups
-    assert one(probe, 7, live) == 315 / 2048
-    told.now_ns += 5 * SECOND
+    assert item(probe, 7, live) == 315 / 2048
+    reported.now_ns += 5 * SECOND
     assert 7 not in probe.read({}).cgroups
-    assert one(probe, 7, live) is None
+    assert item(probe, 7, live) is None
 
 
-def test_counting_takes_a_fiftieth_of_the_time_at_most(told: Told, probe: ThreadsProbe) -> None:
-    """100 ms for all threads of a large node: not again for 4.9 s. Who came meanwhile is not said to have none."""
-    told.states, told.takes_ns = {7: threads(runnable=1)}, SECOND // 10
+def test_counting_takes_a_fiftieth_of_the_time_at_most(reported: Reported, probe: ThreadsProbe) -> None:
+    """100 ms for all threads of a large node: not again for 4.9 s. A cgroup created meanwhile is not reported to have none."""
+    reported.states, reported.takes_ns = {7: threads(runnable=1)}, SECOND // 10
     assert probe.read({7: "/a", 8: "/b"}).cgroups.keys() == {7, 8}
-    told.states, told.takes_ns = {7: threads(runnable=2), 9: threads(runnable=3)}, 0
-    told.now_ns += 49 * SECOND // 10 - 1
+    reported.states, reported.takes_ns = {7: threads(runnable=2), 9: threads(runnable=3)}, 0
+    reported.now_ns += 49 * SECOND // 10 - 1
     assert probe.read({7: "/a", 9: "/c"}).cgroups == {7: {"threads_by_state": threads(1)}}
-    told.now_ns += 1
-    seen = probe.read({7: "/a", 9: "/c"}).cgroups
-    assert {number: values["threads_by_state"] for number, values in seen.items()} == {7: threads(2), 9: threads(3)}
+    reported.now_ns += 1
+    observed = probe.read({7: "/a", 9: "/c"}).cgroups
+    assert {number: values["threads_by_state"] for number, values in observed.items()} == {7: threads(2), 9: threads(3)}
 
 
-def test_a_closed_probe_says_so(told: Told, probe: ThreadsProbe) -> None:
+def test_a_closed_probe_says_so(reported: Reported, probe: ThreadsProbe) -> None:
     probe.close()
     probe.close()
-    assert told.closed == 1
+    assert reported.closed == 1
     with pytest.raises(Unavailable, match="is closed"):
         probe.read({})
 

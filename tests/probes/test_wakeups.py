@@ -1,9 +1,9 @@
-"""What is made of the counters of who wakes whom; that they count rightly is in tests/kernel/test_wakeups.py."""
+"""Decoding of wakeup counters; tests/kernel/test_wakeups.py tests the counting itself."""
 
 from __future__ import annotations
 
 from api.histogram import SLOT_COUNT
-from api.measurements import Durations, Wakeups
+from api.snapshot import Durations, Wakeups
 from probes import registry
 from probes.wakeups import FORMS, decode, job
 
@@ -33,6 +33,6 @@ def test_preemption_is_counted_where_some_kernel_keeps_it() -> None:
         assert {"PREEMPT_COUNT", "CPU_PREEMPT_COUNT", "HOT_PREEMPT_COUNT", "RUNQUEUES"} < form.optional.keys()
 
 
-def test_the_agent_loads_it_only_when_asked() -> None:
+def test_the_agent_loads_it_only_if_configured() -> None:
     assert "wakeups" not in registry.DEFAULT_PROBES
     assert [name for name, _ in registry.openers(["wakeups"])] == ["wakeups"]

@@ -1,4 +1,4 @@
-"""docs/metrics.md says what the catalogue says."""
+"""The document metrics.md matches the catalogue."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def test_every_metric_is_in_it_once() -> None:
     assert [text.count(f"| `{metric.name}`<br>") for metric in AGENT_METRICS] == [1] * len(AGENT_METRICS)
 
 
-def test_every_row_about_cgroups_says_whether_those_below_are_in_it() -> None:
-    """But for what is set for a cgroup, or done to it by its own quota."""
+def test_every_cgroup_metric_says_whether_it_includes_descendants() -> None:
+    """Except settings of a cgroup, and throttling by its own quota."""
     silent = {
         metric.name.removeprefix("dioptase_cgroup_")
         for metric in AGENT_METRICS
         if metric.labels[: len(CGROUP_LABELS)] == CGROUP_LABELS
-        and "below" not in metric.help
+        and "descendants" not in metric.help
         and "own quota" not in metric.help
     }
     assert silent == {"cpu_weight", "cpu_idle", "cpuset_cpus"}

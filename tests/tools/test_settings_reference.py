@@ -1,4 +1,4 @@
-"""docs/settings.md says what the types say, and its examples are taken."""
+"""The document settings.md matches the types, and its examples are valid."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ROWS = [line for line in TEXT.splitlines() if line.startswith("| `")]
 
 def structs(kind: types.Type) -> set[type]:
     """Every Struct in a type, however deep."""
-    found: set[type] = set()
+    types_: set[type] = set()
     for value in (getattr(kind, name) for name in kind.__struct_fields__):
         for inner in value if isinstance(value, tuple) else (value,):
             if isinstance(inner, types.Field):
-                found |= structs(inner.type)
+                types_ |= structs(inner.type)
             elif isinstance(inner, types.Type):
-                found |= structs(inner)
-    return found | ({kind.cls} if isinstance(kind, types.StructType) else set())
+                types_ |= structs(inner)
+    return types_ | ({kind.cls} if isinstance(kind, types.StructType) else set())
 
 
 STRUCTS = sorted(structs(types.type_info(AgentConfig)), key=lambda kind: f"{kind.__module__}.{kind.__name__}")
@@ -63,22 +63,24 @@ def test_every_setting_is_in_it_once() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        "| `advisor.latency.calmS` | `3` | number, above 0, at most 3600 | Waits",
-        "| `advisor.minReclaimedCores` | unset | whole number, 1 to 8192 | [minReclaimedResourceForAllocate] CPUs",
+        "| `advisor.latency.calmS` | `3` | (0, 3600] | Time below half",
+        "| `advisor.minReclaimedCores` | unset | integer [1, 8192] | [minReclaimedResourceForAllocate] Reserved",
         "| `advisor.policy` | `latency` | `canonical`, `latency`, `none` |",
         "| `shadow` | unset | as [`advisor`](#advisor) |",
         '| `knobs.burst.policy` | `"off"` | `katalyst`, `koordinator`, `off` |',
-        "| `knobs.io.wbtUs` | `{}` | map, from `HDD`, `NVME`, `SSD`, `VIRTIO` to whole number, -1 to 10000000 |",
-        "| `advisor.provision.gains.NAME.up` | must be set | number, 0 to 10 |",
+        "| `knobs.io.wbtUs` | `{}` | map: `HDD`, `NVME`, `SSD`, `VIRTIO` → integer [-1, 10000000] |",
+        "| `advisor.provision.gains.NAME.up` | must be set | [0, 10] |",
         "| `inference.slots[].below` | must be set | number |",
         "| `eviction.rootfsOveruse.shared` | `{}` | as [`FilesystemThreshold`](#filesystemthreshold) |",
-        "| `memory.offloading.pools` | `{}` | map, from text to as [`memory.offloading.default`](#memoryoffloadingdefault) |",
-        "| `memory.reservedForAllocateBytes` | unset | whole number, 0 to 2^60 |",
-        "| `advisor.latency.minLentRatio` | `0.05` | number, above 0, below 1 |",
+        "| `memory.offloading.pools` | `{}` | map: text → as [`memory.offloading.default`](#memoryoffloadingdefault) |",
+        "| `memory.reservedForAllocateBytes` | unset | integer [0, 2^60] |",
+        "| `advisor.latency.minWaitsAbove` | `2` | integer [1, 1000] |",
+        "| `eviction.oomd.fullAvg10` | `60` | ≥ 0 |",
+        "| `advisor.latency.minLentRatio` | `0.05` | (0, 1) |",
     ],
 )
 def test_rows_have_default_bounds_and_choices(row: str) -> None:
-    assert [found for found in ROWS if found.startswith(row)] != []
+    assert [types_ for types_ in ROWS if types_.startswith(row)] != []
 
 
 def test_links_lead_to_headings() -> None:
@@ -94,8 +96,8 @@ def test_links_lead_to_headings() -> None:
 
 def test_long_defaults_stand_below_their_table_as_they_are_written_in_a_file() -> None:
     _, _, after = TEXT.partition("The default of `advisor.provision.gains`:\n\n```yaml\n")
-    found = yaml.safe_load(after.partition("```")[0])
-    assert found["gains"]["cpu_usage_ratio"] == {"up": 0.1, "down": 0.04, "deadAbove": 0.01, "deadBelow": 0.06}
+    types_ = yaml.safe_load(after.partition("```")[0])
+    assert types_["gains"]["cpu_usage_ratio"] == {"up": 0.1, "down": 0.04, "deadAbove": 0.01, "deadBelow": 0.06}
 
 
 @pytest.mark.parametrize(

@@ -16,20 +16,22 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.builders.waiting import until
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 PROGRAMS = {"vagrant": "vagrant", "libvirtd": "libvirt-daemon", "virsh": "libvirt-clients", "mmdebstrap": "mmdebstrap"}
-"""What is needed, and the package that has it."""
+"""Required programs and their packages."""
 _FETCH = "import sys, urllib.request as r; sys.stdout.buffer.write(r.urlopen(sys.argv[1], timeout=30).read())"
 DIRECTORY = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dioptase" / "vagrant"
-"""What a machine writes, GiBs of it; a run that was killed leaves it for the next one to remove."""
+"""Directory of a machine's files, several GiB; the next run removes it after a kill."""
 URI = "qemu:///system"
 PORT = 9102
 LISTENS_WITHIN_S, ENDS_WITHIN_S, VAGRANT_WITHIN_S = 60.0, 60.0, 900
 
 
 def missing() -> str | None:
-    """A sentence about what this machine lacks, or None."""
+    """Return what this machine lacks, or None."""
     if os.geteuid() != 0:
         return "needs root: namespaces and the files of the box"
     packages = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
@@ -37,27 +39,27 @@ def missing() -> str | None:
 
 
 def box() -> Path:
-    """The directory with the box for these sources, built if there is none."""
+    """Return the directory of the box for these sources, built if needed."""
     built = subprocess.run([ROOT / "deploy/vagrant/box"], stdout=subprocess.PIPE, text=True, check=True)
     return Path(built.stdout.strip())
 
 
 def processes(namespace: Path | None) -> dict[int, str]:
-    """Processes in a process namespace, by the number that they have outside, and their names."""
-    found = {}
+    """Return the names of the processes in a process namespace, by their number outside."""
+    result = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if (entry / "ns/pid").readlink() == namespace:
-                found[int(entry.name)] = (entry / "comm").read_text().strip()
+                result[int(entry.name)] = (entry / "comm").read_text().strip()
         except OSError:
             continue  # it has ended
-    return found
+    return result
 
 
 class Machine:
-    """Namespaces with libvirtd, and what `vagrant` makes in them. `close` ends all of it; so does the end of this process.
+    """Namespaces with libvirtd, in which `vagrant` runs. `close` and the end of this process end everything in them.
 
-    Without the directory of a box of our own the Vagrantfile names the public one, which can be validated and no more.
+    Without the directory of a locally built box the Vagrantfile names the public one, which can only be validated.
     """
 
     def __init__(self, box_directory: Path | None) -> None:
@@ -69,7 +71,7 @@ class Machine:
         self.directory.mkdir()
         self._log = self.directory / "libvirtd.log"
         self.namespace: Path | None = None
-        """What the process namespace is called in /proc/PID/ns."""
+        """Name of the process namespace in /proc/PID/ns."""
         self._environment = {
             **os.environ,
             **({"DIOPTASE_BOX": str(box_directory)} if box_directory else {}),
@@ -79,12 +81,12 @@ class Machine:
             "VAGRANT_CHECKPOINT_DISABLE": "1",
             "VAGRANT_NO_COLOR": "1",
         }
-        with self._log.open("wb") as said:
+        with self._log.open("wb") as text:
             # Were this process killed, unshare would be, and with it the first process of the namespaces, and so all in them.
             self._unshare = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--net", "--pid", "--mount-proc", "--fork",
                  "--kill-child", HERE / "namespaces-init", self.directory / "libvirt"],
-                stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+                stdin=subprocess.DEVNULL, stdout=text, stderr=text,
             )  # fmt: skip
         try:
             self._wait_for_libvirtd()
@@ -101,13 +103,13 @@ class Machine:
         self.namespace = Path(f"/proc/{self._unshare.pid}/ns/pid_for_children").readlink()
 
     def _inside(self, argv: Sequence[str]) -> list[str]:
-        ours = f"/proc/{self._unshare.pid}/ns"
+        own = f"/proc/{self._unshare.pid}/ns"
         return [
             "nsenter",
             f"--wdns={ROOT}",
-            f"--mount={ours}/mnt",
-            f"--net={ours}/net",
-            f"--pid={ours}/pid_for_children",
+            f"--mount={own}/mnt",
+            f"--net={own}/net",
+            f"--pid={own}/pid_for_children",
             "--",
             *argv,
         ]
@@ -118,7 +120,7 @@ class Machine:
         )
 
     def vagrant(self, *arguments: str) -> str:
-        """Run `vagrant`, show what it says, and return that. Where it fails, that is the AssertionError."""
+        """Run `vagrant`, show its output and return it. Raises AssertionError with the output if it fails."""
         print(f"\n$ vagrant {' '.join(arguments)}", flush=True)
         started, lines = time.monotonic(), []
         with subprocess.Popen(
@@ -132,37 +134,34 @@ class Machine:
                     print(line, end="", flush=True)
                     lines.append(line)
         print(f"({time.monotonic() - started:.0f} s)", flush=True)
-        said = "".join(lines)
-        assert running.returncode == 0, f"vagrant {shlex.join(arguments)} ended with {running.returncode}:\n{said}"
-        return said
+        text = "".join(lines)
+        assert running.returncode == 0, f"vagrant {shlex.join(arguments)} ended with {running.returncode}:\n{text}"
+        return text
 
     def ssh(self, command: str) -> str:
-        """What a command of the shell says in the machine, as root; it must succeed."""
+        """Return the output of a shell command run as root in the machine; the command must succeed."""
         return self.vagrant("ssh", "--command", f"sudo sh -c {shlex.quote(command)}")
 
     def get(self, path: str) -> bytes:
-        """What the agent in the machine serves, asked of the forwarded port on this side."""
-        asked = subprocess.run(
+        """Return what the agent in the machine serves at the forwarded port."""
+        request = subprocess.run(
             self._inside([sys.executable, "-c", _FETCH, f"http://127.0.0.1:{PORT}{path}"]),
             capture_output=True,
             check=False,
         )
-        assert asked.returncode == 0, asked.stderr.decode(errors="replace")
-        return asked.stdout
+        assert request.returncode == 0, request.stderr.decode(errors="replace")
+        return request.stdout
 
     def virsh(self, *arguments: str) -> str:
-        """What virsh says of libvirt in the namespaces."""
+        """Return the output of virsh in the namespaces."""
         done = self._run(["virsh", "--connect", URI, "--quiet", *arguments])
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def close(self) -> None:
-        """End the namespaces with everything in them, and remove their directory; once more is no harm."""
+        """End the namespaces with everything in them, and remove their directory. Idempotent."""
         self._unshare.kill()
         self._unshare.wait()
-        deadline = time.monotonic() + ENDS_WITHIN_S
-        while left := processes(self.namespace):
-            assert time.monotonic() < deadline, f"still there: {left}"
-            time.sleep(0.1)
+        until(lambda: not processes(self.namespace), f"no process is left in {self.namespace}", ENDS_WITHIN_S)
         shutil.rmtree(self.directory, ignore_errors=not self.directory.exists())
         self._lock.close()

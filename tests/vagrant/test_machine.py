@@ -17,7 +17,7 @@ from api.decision import JournalEntry, OutcomeStatus
 from api.snapshot import Snapshot
 from cli.probe.runqlat import RunqlatInterval
 from exporters.view.cycle_view import View
-from tests.live.agent_process import eventually
+from tests.builders.waiting import until
 from tests.vagrant.machine import DIRECTORY, ROOT, Machine, box, missing, processes
 
 pytestmark = pytest.mark.vagrant
@@ -59,16 +59,16 @@ def before() -> dict[str, list[str]]:
 def machine(before: dict[str, list[str]]) -> Iterator[Machine]:
     """The machine of the Vagrantfile, provisioned."""
     directory = box()
-    made = Machine(directory)
+    created = Machine(directory)
     try:
-        made.vagrant("box", "add", "--name", "dioptase", str(directory / "dioptase.box"))
-        made.vagrant("up")
-        yield made
+        created.vagrant("box", "add", "--name", "dioptase", str(directory / "dioptase.box"))
+        created.vagrant("up")
+        yield created
     finally:
-        made.close()
+        created.close()
 
 
-def seen(machine: Machine, path: str, kind: type[Anything]) -> Anything:
+def fetch(machine: Machine, path: str, kind: type[Anything]) -> Anything:
     """What the agent says at the forwarded port."""
     return msgspec.json.decode(machine.get(path), type=kind)
 
@@ -77,7 +77,7 @@ def test_the_page_of_the_demo_is_seen_from_outside(machine: Machine) -> None:
     assert b"<title>Dioptase</title>" in machine.get("/")
     metrics = machine.get("/metrics").decode()
     assert f'dioptase_cgroup_runq_wait_seconds_count{{cgroup="{ONLINE}"' in metrics
-    view = seen(machine, "/api/v1/view", View)
+    view = fetch(machine, "/api/v1/view", View)
     assert (view.act, view.node_cpus) == ("on", 4)
     assert {container.cgroup: container.qos for container in view.containers} == {
         ONLINE: "shared_cores",
@@ -86,7 +86,7 @@ def test_the_page_of_the_demo_is_seen_from_outside(machine: Machine) -> None:
 
 
 def test_it_has_two_nodes_with_memory_of_their_own_and_swap(machine: Machine) -> None:
-    snapshot = seen(machine, "/api/v1/snapshot", Snapshot)
+    snapshot = fetch(machine, "/api/v1/snapshot", Snapshot)
     assert {cpu.id: cpu.numa for cpu in snapshot.topology.cpus} == {0: 0, 1: 0, 2: 1, 3: 1}
     for node in snapshot.node.numa.values():
         assert 1200 < node.meminfo["MemTotal"] >> 20 < 1536
@@ -97,59 +97,59 @@ def test_the_service_ends_with_every_value_put_back(machine: Machine) -> None:
     """What the agent says to have written is in the file, until the service is ended."""
 
     def written() -> dict[str, str | None]:
-        entries = seen(machine, "/api/v1/decisions?limit=500", list[JournalEntry])
+        entries = fetch(machine, "/api/v1/decisions?limit=500", list[JournalEntry])
         applied = [entry.outcome for entry in entries if entry.outcome.status is OutcomeStatus.APPLIED]
         return {o.decision.knob.value: o.after for o in applied if o.decision.cgroup == BATCH}
 
-    eventually("cpu.idle is written", lambda: written().get("cpu.idle") == "1", 60)
-    said = machine.ssh(
+    until(lambda: written().get("cpu.idle") == "1", "cpu.idle is written", 60)
+    text = machine.ssh(
         f"echo idle: $(cat /sys/fs/cgroup{BATCH}/cpu.idle); systemctl stop dioptase-demo; "
         "systemctl show --property ExecMainStatus dioptase-demo; "
         "journalctl --unit dioptase-demo --output cat --lines 12; ls -d /sys/fs/cgroup/dioptase* 2>&1 || true"
     )
-    assert "idle: 1\n" in said
-    assert "ExecMainStatus=0" in said
-    compared = re.search(r"put back \((\d+) values compared, none differs\) and removed", said)
+    assert "idle: 1\n" in text
+    assert "ExecMainStatus=0" in text
+    compared = re.search(r"put back \((\d+) values compared, none differs\) and removed", text)
     assert compared is not None
     assert int(compared[1]) >= 12  # six knobs of two cgroups at least
-    assert "cannot access '/sys/fs/cgroup/dioptase*'" in said
+    assert "cannot access '/sys/fs/cgroup/dioptase*'" in text
 
 
 def test_of_two_processes_on_one_cpu_one_waits(machine: Machine) -> None:
     """A probe alone, as a person runs it: in the cheapest form, it counts one task's waiting per time, by cgroup."""
-    said = machine.ssh(
+    text = machine.ssh(
         "systemd-run --quiet --unit pair --property CPUWeight=100 --property AllowedCPUs=3 "
         "sh -c 'while :; do :; done & while :; do :; done'; "
         "dioptase probe runqlat --json --interval 10 --duration 10 --cgroup /system.slice/pair; systemctl stop pair"
     )
     interval = msgspec.json.decode(
-        next(line for line in said.splitlines() if line.startswith("{")), type=RunqlatInterval
+        next(line for line in text.splitlines() if line.startswith("{")), type=RunqlatInterval
     )
     assert interval.form == "tp_btf"
     (pair,) = interval.cgroups
     assert pair.cgroup == "/system.slice/pair.service"
     assert 0.8 < pair.sum_ns / 1e9 / interval.interval_s < 1.3
-    assert interval.lost.full == interval.lost.seat == 0
+    assert interval.lost.full == interval.lost.task_slot == 0
 
 
 def test_tests_of_the_kernel_pass_in_it(machine: Machine) -> None:
-    said = machine.ssh(f"/vagrant/deploy/vagrant/tests {' '.join(TESTS)}")
-    summary = said.splitlines()[-1]
+    text = machine.ssh(f"/vagrant/deploy/vagrant/tests {' '.join(TESTS)}")
+    summary = text.splitlines()[-1]
     assert re.search(r"^=* ?12 passed in", summary), summary
 
 
 def test_all_tests_that_fit_it_load_in_it(machine: Machine) -> None:
     """Without a file the script chooses them; they take too long here."""
-    said = machine.ssh("/vagrant/deploy/vagrant/tests --collect-only -q")
-    collected = re.search(r"^(\d+)(/\d+)? tests collected", said.splitlines()[-1])
-    assert collected is not None, said
+    text = machine.ssh("/vagrant/deploy/vagrant/tests --collect-only -q")
+    collected = re.search(r"^(\d+)(/\d+)? tests collected", text.splitlines()[-1])
+    assert collected is not None, text
     assert int(collected[1]) > 100
 
 
 def test_provisioning_again_installs_nothing_and_starts_the_demo_again(machine: Machine) -> None:
-    said = machine.vagrant("provision")
-    assert "installing" not in said
-    assert seen(machine, "/api/v1/view", View).act == "on"
+    text = machine.vagrant("provision")
+    assert "installing" not in text
+    assert fetch(machine, "/api/v1/view", View).act == "on"
 
 
 def volumes(machine: Machine) -> list[str]:

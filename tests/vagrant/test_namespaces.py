@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.agent_process import eventually
+from tests.builders.waiting import until
 from tests.vagrant.machine import DIRECTORY, ROOT, Machine, missing, processes
 
 pytestmark = pytest.mark.vagrant
@@ -26,13 +26,13 @@ def _possible() -> None:
         pytest.skip(reason)
 
 
-def test_a_killed_run_leaves_no_process_and_the_next_begins_anew_with_the_public_box() -> None:
+def test_a_killed_run_leaves_no_process_and_the_next_starts_again_with_the_public_box() -> None:
     with subprocess.Popen([sys.executable, "-c", KILLED], cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         namespace = Path(run.stdout.readline().strip())
         assert "libvirtd" in processes(namespace).values()
         run.kill()
-    eventually("everything in the namespaces has ended", lambda: processes(namespace) == {}, 60)
+    until(lambda: processes(namespace) == {}, "everything in the namespaces has ended", 60)
     left = DIRECTORY / "left"
     left.touch()
     machine = Machine(None)

@@ -1,4 +1,4 @@
-"""`python -m tests.vm`: boot a kernel and run the tests of one mark, or a command, in it.
+"""`python -m tests.vm`: boot a kernel and run the tests of one or more marks, or a command, in it.
 
 The exit status is that of the tests or the command; 125 if the guest panicked, hung, or came back without its results.
 """
@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from tests.vm.machine import LOST, ROOT, USUAL, Shape, run
 
 
 class Boot(NamedTuple):
-    """The machine that the tests of one mark need, and for how long at most."""
+    """Machine and time limit of the tests of one mark."""
 
     shape: Shape
     timeout_s: float
@@ -35,7 +36,7 @@ BOOTS = {
     "vm_big": Boot(Shape(cpus=48, nodes=2, memory_mib=4096), timeout_s=900),
     "vm_cluster": Boot(Shape(cpus=48, nodes=2, memory_mib=10240), timeout_s=3600),
 }
-"""By mark. Time limits are for a machine that is busy with other things too."""
+"""Boots by mark. Time limits allow for a busy machine."""
 REPORT = "junit.xml"
 
 
@@ -45,8 +46,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--mark",
         choices=BOOTS,
-        default="vm",
-        help="which tests, and the machine that they need: `vm` unless given, minutes without KVM",
+        action="append",
+        help="which tests, and the machine that they need: `vm` unless given, minutes without KVM; may be repeated",
     )
     parser.add_argument("--cpus", type=positive, help="in place of the machine of the mark")
     parser.add_argument("--nodes", type=positive, help="NUMA nodes, likewise")
@@ -66,7 +67,7 @@ def main(arguments: list[str]) -> int:
 
 
 def positive(text: str) -> int:
-    """A whole number above 0. Raises ArgumentTypeError."""
+    """Parse a whole number above 0. Raises ArgumentTypeError."""
     if not text.isascii() or not text.isdecimal() or not 0 < int(text) < 1 << 31:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
     return int(text)
@@ -74,10 +75,12 @@ def positive(text: str) -> int:
 
 def boot(options: argparse.Namespace) -> int:
     """The exit status that is to be ours. Raises Missing, OSError and ValueError where there is nothing to boot, or no room."""
-    usual = BOOTS[options.mark]
-    shape = Shape(
-        options.cpus or usual.shape.cpus, options.nodes or usual.shape.nodes, options.memory or usual.shape.memory_mib
-    )
+    marks = options.mark or ["vm"]
+    usual = BOOTS[marks[0]].shape
+    if any(BOOTS[mark].shape != usual for mark in marks):
+        raise Missing(f"the marks {', '.join(marks)} need machines of different shapes: boot one for each")
+    shape = Shape(options.cpus or usual.cpus, options.nodes or usual.nodes, options.memory or usual.memory_mib)
+    timeout_s = options.timeout or sum(BOOTS[mark].timeout_s for mark in marks)
     with ExitStack() as stack:
         out = options.out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dioptase-vm-")))
         out.mkdir(parents=True, exist_ok=True)
@@ -90,36 +93,37 @@ def boot(options: argparse.Namespace) -> int:
         for report in filter(None, (out / REPORT, options.junit_xml)):
             report.unlink(missing_ok=True)
         kernel = obtain(options.kernel)
-        command = options.command or pytest(options.mark)
-        status = run(kernel, command, out, shape=shape, timeout_s=options.timeout or usual.timeout_s)
-        whole = is_whole(out / REPORT)
-        if status == 0 and not whole and (options.junit_xml or not options.command):
+        command = options.command or pytest(marks)
+        status = run(kernel, command, out, shape=shape, timeout_s=timeout_s)
+        total = is_whole(out / REPORT)
+        if status == 0 and not total and (options.junit_xml or not options.command):
             print(f"the guest said that all is well, but brought no results: {REPORT} is missing, torn or empty")
             status = LOST
-        if whole and options.junit_xml:
+        if total and options.junit_xml:
             shutil.copyfile(out / REPORT, options.junit_xml)
     return status
 
 
-def pytest(mark: str, root: Path = ROOT) -> list[str]:
-    """The command that runs the tests of a mark. Only files that name it are read: to collect all takes a minute in a guest."""
-    named = re.compile(rf"\bmark\.{mark}\b")
+def pytest(marks: Sequence[str], root: Path = ROOT) -> list[str]:
+    """The command that runs the tests of these marks. Only files that name one are read: to collect all takes a minute in a
+    guest."""
+    named = re.compile(rf"\bmark\.(?:{'|'.join(marks)})\b")
     files = [
         str(path.relative_to(root))
         for path in sorted(root.glob("tests/**/test_*.py"))
         if named.search(path.read_text())
     ]
     if not files:
-        raise Missing(f"no test is marked {mark}")
+        raise Missing(f"no test is marked {' or '.join(marks)}")
     color = "--color=yes" if sys.stdout.isatty() else "--color=no"
     return [
-        sys.executable, "-m", "pytest", "-v", color, "-m", mark, "-p", "no:cacheprovider",
+        sys.executable, "-m", "pytest", "-v", color, "-m", " or ".join(marks), "-p", "no:cacheprovider",
         f"--junit-xml=/run/out/{REPORT}", *files,
     ]  # fmt: skip
 
 
 def is_whole(report: Path) -> bool:
-    """Whether a JUnit report is there, can be read to its end, and is one of tests."""
+    """Return whether a JUnit report exists, is complete and has tests."""
     try:
         suites = ElementTree.parse(report).iter("testsuite") if report.is_file() else ()
         return any(int(suite.get("tests", 0)) > 0 for suite in suites)

@@ -1,4 +1,4 @@
-"""The agent's rounds in this process: its own loop over real cgroups, pods of a file, settings of a file, every hand it has."""
+"""Runs the agent's loop in this process, on real cgroups, with pods and settings from files and every actuator."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from agent.sensors.pods.pod_spec import PodParsingContext
 from agent.sensors.pods.static_pods import StaticPods
 from agent.sensors.snapshot import Sensor
 from api.decision import ActMode, Cycle, Outcome, OutcomeStatus
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, require_writable_cgroups
-from tests.live.agent_process import eventually
 
 KEY = "katalyst.kubewharf.io"
 PROC, SYS = Path("/proc"), Path("/sys")
 PAUSE_S = 0.5
-"""Between two rounds."""
+"""Seconds between two cycles."""
 
 
 def pod(
     group: TestCgroup, level: str, *, cpu: float | None = None, memory: int | None = None, **wants: str
 ) -> dict[str, Any]:
-    """A pod named for the last part of its cgroup's path; `wants` are of its memory_enhancement."""
+    """Return a pod named after the last part of its cgroup's path; `wants` is its memory_enhancement."""
     annotations = {f"{KEY}/qos_level": level}
     if wants:
         annotations[f"{KEY}/memory_enhancement"] = msgspec.json.encode(wants).decode()
@@ -49,7 +49,7 @@ def pod(
 
 
 def write(directory: Path, settings: Mapping[str, Any], pods: list[dict[str, Any]]) -> tuple[Path, Path]:
-    """A pods file and a file of settings."""
+    """Write a pods file and a settings file."""
     files = directory / "pods.yaml", directory / "settings.yaml"
     for file, content in zip(files, ({"pods": pods}, settings), strict=True):
         file.write_bytes(msgspec.yaml.encode(content))
@@ -58,7 +58,7 @@ def write(directory: Path, settings: Mapping[str, Any], pods: list[dict[str, Any
 
 @contextmanager
 def acting_loop(directory: Path, settings: Mapping[str, Any], pods: list[dict[str, Any]]) -> Iterator[Loop]:
-    """A loop that acts; in the end everything is put back by it."""
+    """Yield a loop that acts; it restores everything at the end."""
     pods_file, settings_file = write(directory, settings, pods)
     config, hierarchy, state = load_config(settings_file, ()), require_writable_cgroups(), directory / "state"
     with ExitStack() as stack:
@@ -85,7 +85,7 @@ def acting_loop(directory: Path, settings: Mapping[str, Any], pods: list[dict[st
 
 
 def run_cycle(loop: Loop) -> Cycle:
-    """One round, in which nothing failed that every machine has."""
+    """Run one cycle and check that no common source failed."""
     done = loop.run_cycle("tick")
     assert [
         s for s in done.snapshot.sources if not s.ok and s.name in ("advisor", "actuator", "eviction", "pods")
@@ -94,29 +94,29 @@ def run_cycle(loop: Loop) -> Cycle:
 
 
 def run_cycles_until(loop: Loop, what: str, check: Callable[[Cycle], bool]) -> list[Cycle]:
-    """Rounds up to the first of which that holds."""
+    """Run cycles up to the first that satisfies the condition."""
     done: list[Cycle] = []
 
     def held() -> bool:
         done.append(run_cycle(loop))
-        if not (found := check(done[-1])):
+        if not (result := check(done[-1])):
             time.sleep(PAUSE_S)
-        return found
+        return result
 
     try:
-        eventually(what, held)
+        until(held, what)
     except AssertionError:
-        raise AssertionError(f"{what}: after {len(done)} rounds {_told(done[-1])}") from None
+        raise AssertionError(f"{what}: after {len(done)} rounds {_last_reasons(done[-1])}") from None
     return done
 
 
-def _told(done: Cycle) -> str:
-    """What plugins and memory advice said last."""
+def _last_reasons(done: Cycle) -> str:
+    """Return the latest reasons of plugins and memory advice."""
     thresholds = done.evictions.thresholds if done.evictions is not None else ()
     verdicts = done.memory.reasons if done.memory is not None else ()
     return " ".join((*(each.reason.text for each in thresholds), *(verdict.text for verdict in verdicts)))
 
 
 def refused(done: Cycle) -> list[Outcome]:
-    """What the kernel did not take in that round."""
+    """Return the outcomes that the kernel refused in a cycle."""
     return [outcome for outcome in done.outcomes if outcome.status in (OutcomeStatus.REFUSED, OutcomeStatus.MISMATCH)]

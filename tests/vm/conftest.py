@@ -1,4 +1,4 @@
-"""What the tests of the guest share: its cgroups and disks, and every BPF program, built once.
+"""Fixtures of the guest's tests: cgroups, disks, and every BPF program, built once.
 
 Compiling is ten times slower under emulation. So each probe is opened once in each form, in two compiling children, and all
 of them at the same time: then the forms see the same events, and must agree.
@@ -33,38 +33,38 @@ T = TypeVar("T")
 
 @pytest.fixture(scope="session")
 def hierarchy() -> Hierarchy:
-    """Version 2 and nothing else."""
-    found = detect_hierarchy()
-    assert (found.mode, found.v1) == ("v2", {})
-    return found
+    """Hierarchy of version 2 only."""
+    result = detect_hierarchy()
+    assert (result.mode, result.v1) == ("v2", {})
+    return result
 
 
 @pytest.fixture(scope="session")
 def series() -> str:
-    """Of the kernel: `6.1`."""
+    """Series of the kernel, such as `6.1`."""
     return ".".join(os.uname().release.split(".")[:2])
 
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[KnobWriters]:
-    """The agent's way to knobs and back."""
-    with knob_writers(tmp_path / "state") as made:
-        yield made
+    """The agent's writers of knobs."""
+    with knob_writers(tmp_path / "state") as writers:
+        yield writers
 
 
 WORKERS = 2
-"""Compiling children."""
+"""Number of compiling children."""
 
 
 def forms_of(name: str) -> tuple[str, ...]:
-    """All that a probe has, in its order of preference."""
+    """Return all forms of a probe in its order of preference."""
     module = "probes.runqlat" if name == "runqlat" else BY_NAME[name].open.__module__
     forms: tuple[str, ...] = sys.modules[module].FORMS
     return forms
 
 
 class Programs:
-    """Run-queue waits and the probes of the registry, by name and form. What counts by hardware counters has software events,
+    """The run-queue probe and those of the registry, by name and form. The probe of hardware counters gets software events,
     because an emulated CPU has no others."""
 
     def __init__(self) -> None:
@@ -74,22 +74,22 @@ class Programs:
             self._compilers.put(self._owned.enter_context(Compiler(timeout_s=COMPILE_TIMEOUT_S)))
         self._opened: dict[str, dict[str, Any]] = {}
         self.refused: dict[tuple[str, str], str] = {}
-        """Why the kernel does not take a form."""
+        """Reason why the kernel refuses a form, by probe and form."""
 
     def __call__(self, name: str) -> Mapping[str, Any]:
-        """The probe in every form that this kernel takes."""
+        """Return the probe in every form that this kernel accepts."""
         self.open((name,))
         return self._opened[name]
 
     def open(self, names: Iterable[str]) -> None:
-        """Have these, side by side."""
+        """Open these probes in parallel."""
         new = [name for name in names if name not in self._opened]
         self._opened.update((name, {}) for name in new)
         with ThreadPoolExecutor(WORKERS) as workers:
             list(workers.map(self._open, *zip(*((name, form) for name in new for form in forms_of(name)), strict=True)))
 
     def compiled(self, load: Callable[[], T]) -> T:
-        """What `load` loads, by a child that is there already."""
+        """Run `load` with a compiling child that runs already."""
         compiler = self._compilers.get()
         try:
             with sharing(compiler):
@@ -118,6 +118,6 @@ class Programs:
 
 @pytest.fixture(scope="session")
 def programs() -> Iterator[Programs]:
-    made = Programs()
-    yield made
-    made.close()
+    created = Programs()
+    yield created
+    created.close()

@@ -1,6 +1,6 @@
 """The first file system of a guest: busybox, the modules that its root file system needs, and init.
 
-It is packed anew for every boot, in half a second: nothing of it can be stale.
+It is packed again for every boot, in half a second, so that it is never stale.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import io
 import lzma
 from pathlib import Path
 
-from tests.vm.kernels import Kernel, Missing, asked
+from tests.vm.kernels import Kernel, Missing, run_program
 
 INIT = Path(__file__).with_name("initramfs-init")
 BUSYBOX = Path("/bin/busybox")
@@ -20,7 +20,7 @@ DIRECTORIES = ("bin", "proc", "sys", "dev", "ro", "rw", "new", "m")
 
 
 def initramfs(kernel: Kernel) -> bytes:
-    """The archive for this kernel, compressed. Raises Missing."""
+    """Return the compressed archive for this kernel. Raises Missing."""
     if not BUSYBOX.exists():
         raise Missing(f"{BUSYBOX} is not installed: make packages-vm installs what a guest needs")
     archive = Cpio()
@@ -39,16 +39,16 @@ def initramfs(kernel: Kernel) -> bytes:
 
 def _modules(kernel: Kernel) -> dict[str, bytes]:
     # By name, in the order in which they have to be loaded.
-    found: dict[str, bytes] = {}
+    result: dict[str, bytes] = {}
     for module in MODULES:
-        shown = asked(["modprobe", "-d", str(kernel.directory), "-S", kernel.version, "--show-depends", module])
+        shown = run_program(["modprobe", "-d", str(kernel.directory), "-S", kernel.version, "--show-depends", module])
         for path in (
             Path(line.removeprefix("insmod ").strip()) for line in shown.splitlines() if line.startswith("insmod ")
         ):
             name = path.name.removesuffix(".xz")
-            if name not in found:
-                found[name] = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
-    return found
+            if name not in result:
+                result[name] = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+    return result
 
 
 class Cpio:
@@ -58,7 +58,7 @@ class Cpio:
         self._out, self._inode = io.BytesIO(), 0
 
     def add(self, name: str, mode: int, content: bytes) -> None:
-        """One entry: `mode` says of what kind it is, as st_mode does; a symbolic link's content is its target."""
+        """Add an entry; `mode` has its type as st_mode does, and a symbolic link's content is its target."""
         self._inode += 1
         fields = (self._inode, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(name) + 1, 0)
         self._out.write(b"070701" + b"".join(b"%08x" % field for field in fields))
@@ -67,6 +67,6 @@ class Cpio:
             self._out.write(b"\0" * (-self._out.tell() % 4))
 
     def finish(self) -> bytes:
-        """The whole archive."""
+        """Return the whole archive."""
         self.add("TRAILER!!!", 0, b"")
         return self._out.getvalue()

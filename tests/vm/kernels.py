@@ -1,7 +1,7 @@
-"""Debian's stock kernels, made ready to boot without a boot loader: unpacked and uncompressed.
+"""Debian's stock kernels, prepared to boot without a boot loader: unpacked and uncompressed.
 
-Nothing is installed on this machine: packages are downloaded by apt, from whatever sources it has, and unpacked into a cache,
-once for each version. A version is in the cache whole or not at all, whoever was killed and whatever disk was full.
+Nothing is installed on this machine: apt downloads packages from its sources, and they are unpacked into a cache, once per
+version. A version in the cache is complete, even after a killed run or on a full disk.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from typing import NamedTuple
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dioptase" / "kernels"
 METAPACKAGES = {"6.1": "linux-image-amd64", "6.12": "linux-image-6.12-amd64"}
-"""The packages that stand for the newest kernel of each series; Debian 12 has the second among its security updates."""
+"""Packages that depend on the newest kernel of each series; Debian 12 has the second in its security updates."""
 _PAYLOAD, _SETUP_SECTORS, _SECTOR = 0x248, 0x1F1, 512
 _ELF, _XZ, _ZSTD, _GZIP = b"\x7fELF", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 
 
 class Missing(Exception):
-    """Something that a boot needs is not there; the text says what, and what to do."""
+    """A requirement of a boot is missing; the text says which, with the remedy."""
 
 
 class Kernel(NamedTuple):
     """One kernel, ready to boot."""
 
     version: str
-    """As `uname -r` has it."""
+    """Version as in `uname -r`."""
     directory: Path
-    """Where its package is unpacked; its modules are in lib/modules."""
+    """Directory of the unpacked package; modules are in lib/modules."""
 
     @property
     def vmlinux(self) -> Path:
-        """The ELF file that QEMU enters."""
+        """Return the ELF file that QEMU boots."""
         return self.directory / "vmlinux"
 
 
 def obtain(series: str, cache: Path = CACHE) -> Kernel:
-    """The newest kernel of the series `6.1` or `6.12`, from the cache or from the distribution. Raises as `fill` does."""
+    """Return the newest kernel of the series `6.1` or `6.12`, from the cache or the distribution. Raises as `fill`."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
-        # Who comes second waits for the download, and finds it in the cache. The lock dies with its holder.
+        # A second process waits for the download and finds it in the cache. The lock is released when its holder dies.
         fcntl.flock(lock, fcntl.LOCK_EX)
         version = _newest(series)
         if version is None or not (cache / version / "vmlinux").exists():
             # What yesterday's lists name may be gone from the archive; and a new machine has no lists.
             if os.geteuid() == 0:
-                asked(["apt-get", "update", "-q"])
+                run_program(["apt-get", "update", "-q"])
             version = _newest(series)
         if version is None:
             raise Missing(
@@ -66,30 +66,30 @@ def obtain(series: str, cache: Path = CACHE) -> Kernel:
 
 
 def fill(directory: Path, version: str) -> None:
-    """Download and unpack a version; the directory is there with all that belongs into it, or not there.
+    """Download and unpack a version; the directory is complete or does not exist.
 
     Raises Missing, OSError and ValueError.
     """
     print(f"downloading and unpacking linux-image-{version}", flush=True)
-    # What a killed run had begun may still be written to by a program that it had started.
+    # A program started by a killed run may still be writing to the file.
     part = directory.with_name(f"{directory.name}.{os.getpid()}.part")
     for left in (directory, *directory.parent.glob(f"{directory.name}*.part")):
         shutil.rmtree(left, ignore_errors=True)
     try:
         part.mkdir()
-        asked(["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", f"linux-image-{version}"], part)
+        run_program(["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", f"linux-image-{version}"], part)
         (package,) = part.glob("*.deb")
-        asked(["dpkg", "-x", str(package), str(part)])
+        run_program(["dpkg", "-x", str(package), str(part)])
         package.unlink()
-        asked(["depmod", "-b", str(part), version])
+        run_program(["depmod", "-b", str(part), version])
         (part / "vmlinux").write_bytes(uncompressed((part / "boot" / f"vmlinuz-{version}").read_bytes()))
         part.rename(directory)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def asked(command: Sequence[str], directory: Path | None = None) -> str:
-    """What a program prints, in English. Raises Missing with what it complained of, or if it is not installed."""
+def run_program(command: Sequence[str], directory: Path | None = None) -> str:
+    """Return a program's output in the C locale. Raises Missing with its error output, or if it is not installed."""
     try:
         done = subprocess.run(
             command, cwd=directory, env={**os.environ, "LC_ALL": "C"}, check=True, capture_output=True, text=True
@@ -102,30 +102,30 @@ def asked(command: Sequence[str], directory: Path | None = None) -> str:
 
 
 def newest_of(shown: str) -> str | None:
-    """The version that a metapackage depends on, as `apt-cache depends` shows it; None if it shows none."""
-    found = re.search(r"Depends: linux-image-(\d\S+)", shown)
-    return None if found is None else found[1]
+    """Return the version on which a metapackage depends, from the output of `apt-cache depends`; None without one."""
+    result = re.search(r"Depends: linux-image-(\d\S+)", shown)
+    return None if result is None else result[1]
 
 
 def _newest(series: str) -> str | None:
     try:
-        return newest_of(asked(["apt-cache", "depends", METAPACKAGES[series]]))
+        return newest_of(run_program(["apt-cache", "depends", METAPACKAGES[series]]))
     except Missing:
         return None
 
 
 def uncompressed(image: bytes) -> bytes:
-    """The ELF file in a bzImage (Documentation/arch/x86/boot.rst): QEMU enters it by PVH and need not decompress it.
+    """Return the ELF file in a bzImage (Documentation/arch/x86/boot.rst), which QEMU boots by PVH without decompressing it.
 
-    Raises ValueError where there is none, or not all of it.
+    Raises ValueError if it is missing or incomplete.
     """
     try:
-        found = _payload(image)
+        result = _payload(image)
     except (IndexError, struct.error, lzma.LZMAError, zlib.error, EOFError) as error:
         raise ValueError(f"the kernel image is damaged: {error}") from error
-    if not found.startswith(_ELF):
+    if not result.startswith(_ELF):
         raise ValueError("the payload of the kernel image is no ELF file")
-    return found
+    return result
 
 
 def _payload(image: bytes) -> bytes:

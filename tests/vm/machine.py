@@ -1,7 +1,7 @@
-"""One machine of QEMU: its processors, NUMA nodes, disks and the command that it runs. It ends by itself, or is ended.
+"""One machine of QEMU: its processors, NUMA nodes, disks and the command that it runs.
 
-KVM is used where this very kernel is seen to boot with it; a /dev/kvm that can be opened is no proof. Else every instruction
-is translated (TCG): nothing that takes time is to be measured there.
+KVM is used if this kernel boots with it; a /dev/kvm that can be opened is no proof. Otherwise every instruction is translated
+(TCG), so that durations must not be measured there.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from tests.vm.kernels import Kernel, Missing
 GUEST_INIT = Path(__file__).with_name("guest-init")
 ROOT = Path(__file__).resolve().parent.parent.parent
 LOST = 125
-"""Exit status where the guest did not come back with one: a panic, a hang, a result that was lost."""
+"""Exit status of a guest without a result: a panic, a hang, a lost result."""
 DISKS = {"swap": 1 << 30, "data": 512 << 20}
-"""Bytes of each disk, by its serial number; they take the place of what is written to them."""
+"""Size of each disk in bytes, by serial number; only written blocks take space."""
 CLOCKS = {"tcg": "tsc=reliable clocksource=tsc", "kvm": ""}
-"""Translated processors all count the ticks of one clock, but not fast enough to pass the kernel's test of that; it would
-ask the HPET for every time that a program wants to know, which costs a device access. With this Python starts twice as fast."""
+"""Kernel option that trusts the TSC: translated processors share one clock, but fail the kernel's test of it. The kernel would
+read the HPET, a device access, for every clock_gettime. With the option Python starts twice as fast."""
 QEMU = "qemu-system-x86_64"
 BOUND = ("setpriv", "--pdeathsig", "KILL")
-"""Whoever kills this process, even by SIGKILL, must not find the machine running on."""
+"""Prefix that ends the machine with this process, even after SIGKILL."""
 _PROBE_S = 15.0
 _KVM = Path("/dev/kvm")
 
 
 class Shape(NamedTuple):
-    """What the machine looks like."""
+    """Processors, NUMA nodes and memory of a machine."""
 
     cpus: int = 4
     nodes: int = 2
     memory_mib: int = 3072
 
     def options(self) -> list[str]:
-        """Processors and memory for the command line of QEMU: each NUMA node is a socket, all are of the same size.
+        """Return QEMU's options for processors and memory: each NUMA node is a socket, all have the same size.
 
-        Raises Missing where that does not come out even.
+        Raises Missing if the CPUs cannot be divided evenly.
         """
         if self.cpus % self.nodes:
             raise Missing(
@@ -62,17 +62,17 @@ class Shape(NamedTuple):
                 "-object", f"memory-backend-ram,id=m{node},size={memory}M",
                 "-numa", f"node,nodeid={node},cpus={node * each}-{(node + 1) * each - 1},memdev=m{node}",
             ]  # fmt: skip
-        pairs = [(one, other) for one in range(self.nodes) for other in range(self.nodes) if one != other]
-        return options + [word for one, other in pairs for word in ("-numa", f"dist,src={one},dst={other},val=21")]
+        pairs = [(item, other) for item in range(self.nodes) for other in range(self.nodes) if item != other]
+        return options + [word for pair, other in pairs for word in ("-numa", f"dist,src={pair},dst={other},val=21")]
 
 
 USUAL = Shape()
 
 
 def run(kernel: Kernel, command: Sequence[str], out: Path, *, shape: Shape = USUAL, timeout_s: float = 600) -> int:
-    """Run a command as root in a guest whose root is this machine's, read-only; its exit status, or LOST.
+    """Run a command as root in a guest with this machine's root, read-only; return its exit status, or LOST.
 
-    The guest may write to `out` alone, which it sees as /run/out; the console goes to `console.log` there and to the terminal.
+    The guest can write only to `out`, which it sees as /run/out; the console goes to `console.log` there and to the terminal.
     Raises Missing and OSError.
     """
     if wrong := re.search(r"[\s,]", f"{ROOT}{kernel.directory}{out.resolve()}"):
@@ -120,17 +120,16 @@ def run(kernel: Kernel, command: Sequence[str], out: Path, *, shape: Shape = USU
 
 
 def is_translators_fault(console: bytes) -> bool:
-    """Whether the kernel stumbled over a breakpoint that it had taken back.
+    """Return whether the kernel hit a breakpoint that it had removed, a fault of QEMU's translator.
 
-    It patches its code (tracepoints going on and off) behind an int3, and has every CPU look again before it forgets that one.
-    Where several CPUs are translated at the same time, one may still run what it had translated: seen once in a dozen boots
-    that open every probe.
+    The kernel patches its code (tracepoints) behind an int3 and synchronizes all CPUs before it removes the int3. With several
+    translated CPUs one may still run the old translation: observed once in a dozen boots that open every probe.
     """
     return re.search(rb"int3: 0000 \[#1\]", console) is not None
 
 
 def status_of(out: Path) -> int:
-    """The exit status that the guest left, or LOST."""
+    """Return the guest's exit status, or LOST."""
     left = out / "status"
     try:
         status = int(left.read_text()) if left.is_file() else LOST
@@ -140,9 +139,9 @@ def status_of(out: Path) -> int:
 
 
 def watch(argv: Sequence[str], console: Path, timeout_s: float, files: Sequence[int] = ()) -> int | None:
-    """Show and keep what a program says until it ends; it is killed when the time is over, and when this process dies.
+    """Show and record a program's output until it ends; it is killed at the timeout and when this process ends.
 
-    Its exit status, or None if it was killed. It is given these open files. Raises OSError.
+    Return its exit status, or None if it was killed. It inherits these open files. Raises OSError.
     """
     deadline = time.monotonic() + timeout_s
     with (
@@ -150,17 +149,17 @@ def watch(argv: Sequence[str], console: Path, timeout_s: float, files: Sequence[
         subprocess.Popen([*BOUND, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pass_fds=files) as process,
     ):
         assert process.stdout is not None
-        says = select.poll()
-        says.register(process.stdout, select.POLLIN)
+        text = select.poll()
+        text.register(process.stdout, select.POLLIN)
         try:
-            while (left := deadline - time.monotonic()) > 0 and says.poll(left * 1000):
+            while (left := deadline - time.monotonic()) > 0 and text.poll(left * 1000):
                 # As it comes: a line that is not whole yet may be the last one for a long time.
-                said = os.read(process.stdout.fileno(), 1 << 16)
-                if not said:
+                result = os.read(process.stdout.fileno(), 1 << 16)
+                if not result:
                     return process.wait(left)
-                log.write(said)
+                log.write(result)
                 log.flush()
-                sys.stdout.buffer.write(said.replace(b"\r\n", b"\n"))
+                sys.stdout.buffer.write(result.replace(b"\r\n", b"\n"))
                 sys.stdout.flush()
             return None
         except subprocess.TimeoutExpired:
@@ -190,7 +189,7 @@ def _accelerator(kernel: Kernel, first: IO[bytes], out: Path) -> str:
 
 
 def _argv(kernel: Kernel, first: IO[bytes], accelerator: str, shape: Shape) -> list[str]:
-    # A string instruction is translated to a loop over bytes: nobody is to be told that it is the fast way to copy.
+    # A string instruction is translated to a loop over bytes: the guest must not treat it as the fast way to copy.
     how = ["kvm", "host"] if accelerator == "kvm" else ["tcg,thread=multi", "max,-erms,-fsrm"]
     return [
         QEMU, "-M", "q35", "-accel", how[0], "-cpu", how[1], *shape.options(),

@@ -1,4 +1,4 @@
-"""A few pods at work on version 2, in cgroups as a kubelet makes them; they can be stopped where they are."""
+"""A few working pods on version 2, in cgroups like a kubelet's; they can be frozen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from agent.sensors.cgroup.hierarchy import Hierarchy
-from tests.kernel.open_probes import eventually
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup
 from tests.malachite.node import WORK
 
@@ -26,8 +26,8 @@ SETTINGS = {
     DB: {"memory.high": str(32 * MIB), "cpuset.mems": "0-1"},
     BATCH: {"cpu.idle": "1"},
 }  # fmt: skip
-"""`web` computes, talks to itself and writes to the data disk; `db` holds twice what it may, the rest of it in swap; `batch`
-takes what CPU is left."""
+"""`web` computes, uses the network and writes to the data disk; `db` holds twice its limit, partly in swap; `batch` uses the
+remaining CPU."""
 HELD = 64 * MIB
 HOLD = f"""
 import mmap, time
@@ -40,7 +40,7 @@ WARM_S = 180.0
 
 
 class Pods:
-    """They run from the first moment on; whoever is done with them leaves nothing behind."""
+    """Pods that run from the start; the context manager removes everything at its end."""
 
     def __init__(self, hierarchy: Hierarchy, disk: Path) -> None:
         self.groups: dict[str, TestCgroup] = {}
@@ -67,7 +67,7 @@ class Pods:
         return {key: int(value) for key, value in lines}
 
     def at_work(self) -> bool:
-        """Whether all of them have done what they are there for, for a while."""
+        """Return whether all pods have done their work for a while."""
         return (
             self.keyed(WEB, "cpu.stat")["nr_throttled"] >= 20
             and "wbytes=" in self.file(WEB, "io.stat").read_text()
@@ -76,10 +76,10 @@ class Pods:
         )
 
     def freeze(self) -> None:
-        """Stop all where they are: nothing of theirs changes any more but averages and what the kernel settles late."""
-        assert eventually(self.at_work, WARM_S)
+        """Freeze all pods: of their files only averages and late accounting of the kernel still change."""
+        until(self.at_work, seconds=WARM_S)
         self.file(BASE, "cgroup.freeze").write_text("1")
-        assert eventually(lambda: self.keyed(BASE, "cgroup.events")["frozen"] == 1, WARM_S)
+        until(lambda: self.keyed(BASE, "cgroup.events")["frozen"] == 1, seconds=WARM_S)
 
     def __enter__(self) -> Pods:
         return self

@@ -14,8 +14,9 @@ import pytest
 
 from agent.sensors.node.machine import read_topology
 from api.cpu import format_cpu_list, parse_cpu_list
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.agent_process import DIOPTASE, Agent, eventually
+from tests.live.agent_process import DIOPTASE, Agent
 from tests.vm.agent_cycles import KEY, pod, write
 from tests.vm.workloads import MIB, SPIN, disk, family, free_bytes, hold, numa_nodes, number_of
 
@@ -44,16 +45,16 @@ class Node:
 
     def texts(self) -> dict[str, str]:
         """Every file of every group, and what is set for the disk and for processes."""
-        found = {
+        text = {
             f"{group.path}/{name}": group.file("cpu", name).read_text()
             for group in (self.web, self.root, self.batch)
             for name in FILES
         }
-        found["wbt"] = (disk("data") / "queue/wbt_lat_usec").read_text()
+        text["wbt"] = (disk("data") / "queue/wbt_lat_usec").read_text()
         for group in (self.web, self.batch):
             (process,) = group.processes
-            found[f"{group.path} oom_score_adj"] = Path(f"/proc/{process.pid}/oom_score_adj").read_text()
-        return found
+            text[f"{group.path} oom_score_adj"] = Path(f"/proc/{process.pid}/oom_score_adj").read_text()
+        return text
 
     def cpus(self) -> tuple[frozenset[int], frozenset[int]]:
         """CPUs of the online pod and of the batch pod."""
@@ -61,7 +62,7 @@ class Node:
         return frozenset(web), frozenset(batch)
 
     def parted(self, every: frozenset[int]) -> bool:
-        """Whether each has some of these CPUs, all of them are somebody's and none is both's."""
+        """Whether each pod has some of these CPUs, every CPU belongs to a pod, and none to both."""
         web, batch = self.cpus()
         return bool(web and batch) and web | batch == every and not web & batch
 
@@ -103,14 +104,14 @@ def test_pools_follow_a_cpu_that_goes_offline_and_comes_back(node: Node, last_cp
     before, every = node.texts(), frozenset(read_topology(Path("/sys")).ids)
     last = max(every)
     with Agent(*options(tmp_path, {"advisor": {"policy": "canonical"}}, node)) as agent:
-        eventually("all CPUs are somebody's", lambda: running(agent) and node.parted(every))
+        until(lambda: running(agent) and node.parted(every), "every CPU belongs to a pod")
         last_cpu.write_text("0")
-        eventually("the others are", lambda: node.parted(every - {last}))
+        until(lambda: node.parted(every - {last}), "the others are")
         assert last not in {cpu for cpus in agent.view()["pools"].values() for cpu in parse_cpu_list(cpus)}
         failed = {source["name"] for source in agent.view()["sources"] if not source["ok"]}
         assert failed == {"pod-siblings"}, "the batch pod is in the group for batch work"
         last_cpu.write_text("1")
-        eventually("all are again", lambda: node.parted(every))
+        until(lambda: node.parted(every), "all are again")
         assert agent.end() == 0
         assert "Traceback" not in agent.log
     assert node.texts() == before
@@ -139,7 +140,7 @@ def settings(node: Node) -> dict[str, Any]:
     }
 
 
-def wanted(node: Node) -> dict[str, str]:
+def expected_files(node: Node) -> dict[str, str]:
     """What is in those files then, but for what depends on how busy the node is."""
     web, batch = node.web.path, node.batch.path
     return {
@@ -157,13 +158,13 @@ def wanted(node: Node) -> dict[str, str]:
     }
 
 
-def test_a_killed_agent_s_successor_moves_nobody_and_reset_brings_every_original_back(
+def test_the_agent_after_a_killed_one_moves_no_pod_and_reset_restores_every_original(
     node: Node, tmp_path: Path
 ) -> None:
     for group in (node.web, node.batch):
         hold(group, 16 * MIB)
-    before, changed = node.texts(), wanted(node)
-    asked = options(tmp_path, settings(node), node)
+    before, changed = node.texts(), expected_files(node)
+    request = options(tmp_path, settings(node), node)
     differing = {f"{node.root.path}/memory.max", f"{node.root.path}/memory.high", *changed}
     differing |= {f"{group.path}/cpuset.cpus" for group in (node.web, node.batch)}
 
@@ -171,18 +172,18 @@ def test_a_killed_agent_s_successor_moves_nobody_and_reset_brings_every_original
         now = node.texts()
         return changed.items() <= now.items() and all(now[name] != before[name] for name in differing)
 
-    with Agent(*asked) as first:
-        eventually("every knob is turned", lambda: running(first) and turned())
+    with Agent(*request) as first:
+        until(lambda: running(first) and turned(), "every knob is turned")
         assert {name for name, text in node.texts().items() if text != before[name]} == differing
         assert "enable=1" in Path("/sys/fs/cgroup/io.cost.qos").read_text()
         assert first.end(signal.SIGKILL) == -signal.SIGKILL
     assert turned()
     cpus, journal = node.cpus(), tmp_path / "state/decisions.jsonl"
-    known = len(journal.read_text().splitlines())
-    with Agent(*asked) as second:
+    values = len(journal.read_text().splitlines())
+    with Agent(*request) as second:
         assert second.view()["seq"] >= 2
         assert node.cpus() == cpus
-        entries = [json.loads(line)["outcome"] for line in journal.read_text().splitlines()[known:]]
+        entries = [json.loads(line)["outcome"] for line in journal.read_text().splitlines()[values:]]
         moved = [e for e in entries if e["decision"]["knob"].startswith("cpuset") and e["status"] == "applied"]
         assert moved == []
         assert second.end(signal.SIGKILL) == -signal.SIGKILL

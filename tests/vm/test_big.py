@@ -17,8 +17,9 @@ import msgspec
 import pytest
 
 from api.cpu import parse_cpu_list
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.agent_process import Agent, eventually
+from tests.live.agent_process import Agent
 
 pytestmark = pytest.mark.vm_big
 
@@ -40,17 +41,17 @@ def groups() -> Iterator[Groups]:
     """A cgroup for each pod, with the cpuset that the kubelet writes; something sleeps in those of the reclaimed ones."""
     hierarchy = require_writable_cgroups()
     with ExitStack() as stack:
-        made = {name: stack.enter_context(cgroup(hierarchy, name)) for name in LEVELS}
-        for group in made.values():
+        created = {name: stack.enter_context(cgroup(hierarchy, name)) for name in LEVELS}
+        for group in created.values():
             group.file("cpuset", "cpuset.cpus").write_text("0-47")
             group.file("cpuset", "cpuset.mems").write_text("0-1")
         for name in ("batch", "more"):
-            made[name].start(SLEEP)
-        yield made
+            created[name].start(SLEEP)
+        yield created
 
 
 def list_pods(path: Path, groups: Groups, *names: str) -> None:
-    """Write the pods file anew, at once."""
+    """Replace the pods file atomically."""
     pods = [
         {
             "name": name,
@@ -69,7 +70,7 @@ def texts(groups: Groups) -> dict[tuple[str, str], str]:
     return {(name, knob): group.file("cpu", knob).read_text() for name, group in groups.items() for knob in KNOBS}
 
 
-def placed(group: TestCgroup) -> frozenset[int]:
+def agreed_cpus(group: TestCgroup) -> frozenset[int]:
     """The CPUs of a pod: as they were written, as the kernel has them, and as its processes may use them; all three agree."""
     written = group.file("cpuset", "cpuset.cpus").read_text().strip()
     assert group.file("cpuset", "cpuset.cpus.effective").read_text().strip() == written
@@ -85,11 +86,11 @@ def cpus_of(groups: Groups) -> dict[str, str]:
 
 def settles(agent: Agent, groups: Groups, cpus: Mapping[str, str], reported_headroom: int) -> None:
     """Wait until pods have these CPUs and so many are advertised."""
-    eventually(f"cpusets become {cpus}: {agent.log}", lambda: cpus_of(groups) == cpus)
-    eventually(f"{reported_headroom} CPUs are lent", lambda: agent.view()["lent_cores"] == reported_headroom)
-    eventually(
-        f"{reported_headroom} CPUs are advertised",
+    until(lambda: cpus_of(groups) == cpus, lambda: f"cpusets become {cpus}: {agent.log}")
+    until(lambda: agent.view()["lent_cores"] == reported_headroom, f"{reported_headroom} CPUs are lent")
+    until(
         lambda: round(agent.view()["advertised"]["cores"] or 0) == reported_headroom,
+        f"{reported_headroom} CPUs are advertised",
     )
 
 
@@ -101,7 +102,7 @@ def settles(agent: Agent, groups: Groups, cpus: Mapping[str, str], reported_head
     ],
     ids=["the-tutorial", "with-a-cpu-of-each-socket-for-the-system"],
 )
-def test_a_share_pool_of_six_cpus_and_then_eight_and_the_rest_is_lent(
+def test_a_share_pool_of_six_cpus_then_eight_and_the_rest_is_reclaimable(
     groups: Groups, tmp_path: Path, reserved: int, stages: tuple[tuple[str, int], *tuple[tuple[str, str, int], ...]]
 ) -> None:
     assert os.cpu_count() == len(ALL)
@@ -118,18 +119,18 @@ def test_a_share_pool_of_six_cpus_and_then_eight_and_the_rest_is_lent(
     }
     config.write_bytes(msgspec.yaml.encode(settings))
     (alone, most), *grown = stages
-    kept = {0, 24} if reserved else set()
+    rest = {0, 24} if reserved else set()
     options = ("--act", "on", "--pods", str(pods), "--config", str(config), "--state-dir", str(tmp_path / "state"))
     with Agent(*options) as agent:
         settles(agent, groups, {"web": "0-47", "batch": alone, "more": alone}, most)
         list_pods(pods, groups, "web", "batch", "more")
-        for burners, (share, lent, less) in zip((1, 2), grown, strict=False):
+        for burners, (share, reclaimable, less) in zip((1, 2), grown, strict=False):
             groups["web"].burn(burners)
-            settles(agent, groups, {"web": share, "batch": lent, "more": lent}, less)
-            web, batch = placed(groups["web"]), placed(groups["batch"])
-            assert batch == placed(groups["more"])
+            settles(agent, groups, {"web": share, "batch": reclaimable, "more": reclaimable}, less)
+            web, batch = agreed_cpus(groups["web"]), agreed_cpus(groups["batch"])
+            assert batch == agreed_cpus(groups["more"])
             assert not web & batch
-            assert ALL - web - batch == kept, "what is kept for the system is nobody's, and nothing else is"
+            assert ALL - web - batch == rest, "exactly the CPUs reserved for the system belong to no pod"
         pools = agent.view()["pools"]
         assert (pools["share"], pools.get("reserve")) == (grown[-1][0], "0,24" if reserved else None)
         assert agent.end() == 0, agent.log

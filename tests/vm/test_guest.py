@@ -1,15 +1,15 @@
-"""The machine itself, whoever made it (tests/vm, Vagrant): what the other tests here count on."""
+"""The machine itself, whether made by tests/vm or Vagrant: what the other tests here rely on."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 
 from agent.sensors.cgroup.hierarchy import detect_hierarchy
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import cgroup
 
 pytestmark = pytest.mark.vm
@@ -38,10 +38,8 @@ def test_memory_beyond_its_limit_goes_to_swap() -> None:
     with cgroup(detect_hierarchy(), "swapping") as group:
         group.file("memory", "memory.high").write_text(str(32 * MIB))
         group.start(["/usr/bin/python3", "-c", HOG])
-        deadline = time.monotonic() + 120
-        while (swapped := int(group.file("memory", "memory.swap.current").read_text())) < 60 * MIB:
-            assert time.monotonic() < deadline, f"only {swapped >> 20} MiB are in swap"
-            time.sleep(0.2)
+        swapped = group.file("memory", "memory.swap.current")
+        until(lambda: int(swapped.read_text()) >= 60 * MIB, "60 MiB are in swap", 120)
         assert int(group.file("memory", "memory.current").read_text()) <= 40 * MIB
 
 

@@ -12,9 +12,9 @@ import pytest
 from api.cpu import format_cpu_list
 from api.decision import OutcomeStatus
 from api.knobs import Knob
+from tests.builders.waiting import until
 from tests.kernel.knob_cgroups import KnobCgroup
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.agent_process import eventually
 from tests.vm.workloads import MIB, PYTHON, SPIN, KnobWriters, hold, numa_nodes, numbers, on_nodes, ran_on, spin
 
 pytestmark = pytest.mark.vm
@@ -35,8 +35,8 @@ for _ in range({PULSES}):
 
 @pytest.fixture
 def group() -> Iterator[TestCgroup]:
-    with cgroup(require_writable_cgroups(), "cpu") as made:
-        yield made
+    with cgroup(require_writable_cgroups(), "cpu") as created:
+        yield created
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ def rivals() -> Iterator[tuple[TestCgroup, TestCgroup]]:
     with ExitStack() as stack:
         pair = [stack.enter_context(cgroup(require_writable_cgroups(), name)) for name in ("less", "more")]
         last = str(max(os.sched_getaffinity(0)))
-        for one in pair:
-            one.file("cpuset", "cpuset.cpus").write_text(last)
-            spin(one)
+        for item in pair:
+            item.file("cpuset", "cpuset.cpus").write_text(last)
+            spin(item)
         yield pair[0], pair[1]
 
 
@@ -58,8 +58,8 @@ def used(group: TestCgroup) -> int:
 
 def shares(pair: tuple[TestCgroup, TestCgroup]) -> tuple[int, int]:
     """Microseconds of CPU that each has had when both have had two seconds together."""
-    before = [used(one) for one in pair]
-    eventually("they run", lambda: sum(map(used, pair)) >= sum(before) + 2_000_000)
+    before = [used(item) for item in pair]
+    until(lambda: sum(map(used, pair)) >= sum(before) + 2_000_000, "they run")
     return used(pair[0]) - before[0], used(pair[1]) - before[1]
 
 
@@ -68,20 +68,20 @@ def test_tasks_run_on_the_cpus_of_their_group_and_on_no_other(agent: KnobWriters
     group.file("cpuset", "cpuset.cpus").write_text(format_cpu_list(every))
     for _ in range(2 * len(every)):
         group.start(SPIN)
-    eventually("they are spread", lambda: ran_on(group.processes) == every)
+    until(lambda: ran_on(group.processes) == every, "they are spread")
     with agent.turned((group, Knob.CPUSET, "1,3")):
         assert ran_on(group.processes) == {1, 3}
         assert {frozenset(os.sched_getaffinity(process.pid)) for process in group.processes} == {frozenset((1, 3))}
-    eventually("they are spread again", lambda: ran_on(group.processes) == every)
+    until(lambda: ran_on(group.processes) == every, "they are spread again")
 
 
 def test_memory_follows_its_group_to_other_numa_nodes(agent: KnobWriters, group: TestCgroup) -> None:
     first, *_, last = numa_nodes()
     group.file("cpuset", "cpuset.mems").write_text(format_cpu_list(numa_nodes()))
     hold(group, 48 * MIB, cpu=numa_nodes()[first][0])
-    eventually("it is where it was touched", lambda: on_nodes(group)[first] >= 48 * MIB)
+    until(lambda: on_nodes(group)[first] >= 48 * MIB, "it is where it was touched")
     with agent.turned((group, Knob.MEMS, str(last))):
-        eventually("it has moved", lambda: on_nodes(group)[last] >= 48 * MIB)
+        until(lambda: on_nodes(group)[last] >= 48 * MIB, "it has moved")
         assert on_nodes(group)[first] < MIB
         assert group.file("cpuset", "cpuset.mems.effective").read_text().strip() == str(last)
 
@@ -94,17 +94,17 @@ def test_what_was_inherited_is_again_or_is_all_that_there_is_while_tasks_are_in_
         pass
     assert group.file("cpuset", knob.value).read_text() == "\n"
     spin(group)
-    whole = group.file("cpuset", f"{knob.value}.effective").read_text()
+    text = group.file("cpuset", f"{knob.value}.effective").read_text()
     agent.actuator.apply([KnobCgroup(group).decide(knob, value)])
     assert group.file("cpuset", f"{knob.value}.effective").read_text() == f"{value}\n"
     (outcome,) = agent.originals.restore(agent.files)
     assert (outcome.status, outcome.before, outcome.after, outcome.error) == (
         OutcomeStatus.APPLIED,
         value,
-        whole.strip(),
+        text.strip(),
         "",
     )
-    assert group.file("cpuset", knob.value).read_text() == whole
+    assert group.file("cpuset", knob.value).read_text() == text
     assert agent.originals.entries() == ()
 
 
@@ -115,7 +115,7 @@ def test_a_quota_throttles_in_nearly_every_period_and_gives_no_more_than_it_says
         before = numbers(group, "cpu.stat")
         group.start(SPIN)
         group.start(SPIN)
-        eventually("thirty periods", lambda: numbers(group, "cpu.stat")["nr_periods"] >= before["nr_periods"] + 30)
+        until(lambda: numbers(group, "cpu.stat")["nr_periods"] >= before["nr_periods"] + 30, "thirty periods")
         after = numbers(group, "cpu.stat")
     periods = after["nr_periods"] - before["nr_periods"]
     assert after["nr_throttled"] - before["nr_throttled"] >= 0.8 * periods
@@ -123,7 +123,7 @@ def test_a_quota_throttles_in_nearly_every_period_and_gives_no_more_than_it_says
     assert (after["usage_usec"] - before["usage_usec"]) / periods <= 23_000
     unlimited = numbers(group, "cpu.stat")["nr_throttled"]
     start = used(group)
-    eventually("it runs freely", lambda: used(group) >= start + 300_000)
+    until(lambda: used(group) >= start + 300_000, "it runs freely")
     assert numbers(group, "cpu.stat")["nr_throttled"] - unlimited <= 1
 
 
@@ -135,13 +135,13 @@ def test_cpu_is_shared_by_weight(agent: KnobWriters, rivals: tuple[TestCgroup, T
     assert 3.2 <= more / less <= 5
 
 
-def test_an_idle_group_has_what_nobody_else_wants(agent: KnobWriters, rivals: tuple[TestCgroup, TestCgroup]) -> None:
+def test_an_idle_group_gets_only_unused_cpu(agent: KnobWriters, rivals: tuple[TestCgroup, TestCgroup]) -> None:
     with agent.turned((rivals[0], Knob.IDLE, "1")):
         idle, other = shares(rivals)
         assert idle <= other / 50
         rivals[1].processes[0].kill()
         start = used(rivals[0])
-        eventually("it has all of the CPU", lambda: used(rivals[0]) >= start + 500_000)
+        until(lambda: used(rivals[0]) >= start + 500_000, "it has all of the CPU")
 
 
 def test_what_was_saved_up_is_used_beyond_the_quota(agent: KnobWriters, group: TestCgroup, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_what_was_saved_up_is_used_beyond_the_quota(agent: KnobWriters, group: T
 
     def pulse(started: Path) -> tuple[int, int]:
         process = group.start([*PYTHON, PULSED, str(started)])
-        eventually("it has started", started.exists)
+        until(started.exists, "it has started")
         before = numbers(group, "cpu.stat")
         assert process.wait() == 0
         after = numbers(group, "cpu.stat")

@@ -16,8 +16,8 @@ from agent.qrm.knobs.io import disk_settings
 from agent.sensors.node.node_reader import NodeReader
 from api.decision import OutcomeStatus
 from api.knobs import Knob
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.agent_process import eventually
 from tests.vm.workloads import DATA, MIB, PYTHON, KnobWriters, disk, io, number_of
 
 pytestmark = pytest.mark.vm
@@ -46,8 +46,8 @@ COST = {
 @pytest.fixture
 def pair() -> Iterator[tuple[TestCgroup, TestCgroup]]:
     with ExitStack() as stack:
-        one, other = (stack.enter_context(cgroup(require_writable_cgroups(), name)) for name in ("one", "other"))
-        yield one, other
+        item, other = (stack.enter_context(cgroup(require_writable_cgroups(), name)) for name in ("one", "other"))
+        yield item, other
 
 
 @pytest.fixture
@@ -64,9 +64,9 @@ def load(group: TestCgroup, kind: str) -> None:
 
 def through(group: TestCgroup, device: str, key: str, least: int) -> tuple[int, float]:
     """How much of that was let through, at least so much, and in how many seconds."""
-    eventually("it has begun", lambda: io(group, device).get(key, 0) > 0)
+    until(lambda: io(group, device).get(key, 0) > 0, "it has started")
     started, before = time.monotonic_ns(), io(group, device)[key]
-    eventually(f"{least} {key}", lambda: io(group, device)[key] >= before + least)
+    until(lambda: io(group, device)[key] >= before + least, f"{least} {key}")
     after = io(group, device)[key]
     return after - before, (time.monotonic_ns() - started) / S
 
@@ -111,7 +111,7 @@ def test_a_busy_disk_is_shared_by_weight(
         with agent.turned((pair[0], Knob.IO_WEIGHT, "50"), (pair[1], Knob.IO_WEIGHT, "200")):
             for group in pair:
                 load(group, "write")
-            eventually("both write", lambda: all(io(group, device).get("wbytes", 0) > MIB for group in pair))
+            until(lambda: all(io(group, device).get("wbytes", 0) > MIB for group in pair), "both write")
             before = [io(group, device)["wbytes"] for group in pair]
             through(pair[0], device, "wbytes", 3 * MIB)
             less, more = (io(group, device)["wbytes"] - start for group, start in zip(pair, before, strict=True))

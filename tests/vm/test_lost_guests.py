@@ -1,4 +1,4 @@
-"""Real guests that come to a bad end: each is told from one that is well, and none of them is left running."""
+"""Real guests that fail: each failure is detected, and none of the guests stays running."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.agent_process import eventually
+from tests.builders.waiting import until
 from tests.vm.__main__ import REPORT, main
 from tests.vm.machine import LOST, QEMU, ROOT
 from tests.vm.test_machine import alive
@@ -61,7 +61,7 @@ def test_results_that_are_lost_are_a_failure(tmp_path: Path) -> None:
     assert not report.exists()
 
 
-def test_who_is_killed_leaves_no_machine_behind(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_no_machine_running(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.vm", "--out", str(tmp_path), "--", "sleep", "3600"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as runner:
         assert runner.stdout is not None
@@ -71,10 +71,10 @@ def test_who_is_killed_leaves_no_machine_behind(tmp_path: Path) -> None:
         assert [name for _, name in machines] == [QEMU[:15]]
         runner.send_signal(signal.SIGKILL)
         runner.wait()
-    eventually("the machine is gone", lambda: not alive(machines[0][0]))
+    until(lambda: not alive(machines[0][0]), "the machine is gone")
 
 
 def children(pid: int) -> list[tuple[int, str]]:
     """Process ids and names of a process' children."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [(int(child), Path(f"/proc/{child}/comm").read_text().strip()) for child in found]
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [(int(child), Path(f"/proc/{child}/comm").read_text().strip()) for child in text]

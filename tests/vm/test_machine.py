@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.agent_process import eventually
+from tests.builders.waiting import until
 from tests.vm.__main__ import BOOTS, is_whole
 from tests.vm.__main__ import pytest as pytest_command
 from tests.vm.initramfs import Cpio
-from tests.vm.kernels import Kernel, Missing, asked, fill, newest_of, obtain, uncompressed
+from tests.vm.kernels import Kernel, Missing, fill, newest_of, obtain, run_program, uncompressed
 from tests.vm.machine import LOST, ROOT, Shape, is_translators_fault, status_of, watch
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
@@ -108,18 +108,21 @@ def test_only_files_that_name_the_mark_are_collected(tmp_path: Path) -> None:
     tests.mkdir(parents=True)
     for name, mark in (("a", "vm"), ("b", "vm_big"), ("c", "kernel")):
         (tests / f"test_{name}.py").write_text(f"pytestmark = pytest.mark.{mark}\n")
-    assert pytest_command("vm", tmp_path)[-1:] == ["tests/some/test_a.py"]
-    assert [word for word in pytest_command("vm_big", tmp_path) if word.endswith(".py")] == ["tests/some/test_b.py"]
+    assert pytest_command(["vm"], tmp_path)[-1:] == ["tests/some/test_a.py"]
+    both = pytest_command(["vm", "vm_big"], tmp_path)
+    assert both[-2:] == ["tests/some/test_a.py", "tests/some/test_b.py"]
+    assert both[both.index("vm or vm_big") - 1] == "-m"
+    assert [word for word in pytest_command(["vm_big"], tmp_path) if word.endswith(".py")] == ["tests/some/test_b.py"]
     with pytest.raises(Missing, match="no test is marked vm_none"):
-        pytest_command("vm_none", tmp_path)
+        pytest_command(["vm_none"], tmp_path)
     for mark in BOOTS:
-        assert pytest_command(mark), "each machine has its tests"
+        assert pytest_command([mark]), "each machine has its tests"
 
 
 def test_a_program_that_goes_on_is_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     console = tmp_path / "console"
-    said = [*PYTHON, "import time\nprint('first\\r\\nso far', end='', flush=True)\ntime.sleep(600)"]
-    assert watch(said, console, 10) is None
+    messages = [*PYTHON, "import time\nprint('first\\r\\nso far', end='', flush=True)\ntime.sleep(600)"]
+    assert watch(messages, console, 10) is None
     assert (console.read_bytes(), capfd.readouterr().out) == (b"first\r\nso far", "first\nso far")
     assert watch([*PYTHON, "print('all')"], console, 600) == 0
     assert console.read_bytes() == b"all\n"
@@ -127,7 +130,7 @@ def test_a_program_that_goes_on_is_ended(tmp_path: Path, capfd: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_program_ends_with_who_watches_it(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_program_ends_with_the_process_that_watches_it(tmp_path: Path, number: signal.Signals) -> None:
     inner = [*PYTHON, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)"]
     log = f"__import__('pathlib').Path({str(tmp_path / 'log')!r})"
     outer = f"from tests.vm.machine import watch\nwatch({inner!r}, {log}, 600)"
@@ -137,7 +140,7 @@ def test_a_program_ends_with_who_watches_it(tmp_path: Path, number: signal.Signa
         assert Path(f"/proc/{inside}").exists()
         watching.send_signal(number)
         watching.wait()
-        eventually("it is gone", lambda: not alive(inside))
+        until(lambda: not alive(inside), "it is gone")
 
 
 def alive(pid: int) -> bool:
@@ -150,9 +153,9 @@ def alive(pid: int) -> bool:
 
 def test_what_is_not_installed_is_named_with_the_remedy() -> None:
     with pytest.raises(Missing, match="no-such-program is not installed: make packages-vm"):
-        asked(["no-such-program"])
+        run_program(["no-such-program"])
     with pytest.raises(Missing, match="sh -c echo full >&2; false: full"):
-        asked(["sh", "-c", "echo full >&2; false"])
+        run_program(["sh", "-c", "echo full >&2; false"])
 
 
 VERSION = "6.1.0-1-amd64"
@@ -166,13 +169,13 @@ PROGRAMS = {
 
 def test_the_cache_has_a_kernel_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With programs in place of apt's and dpkg's that have one kernel, and fail one after the other."""
-    cache, programs, asked_for = tmp_path / "cache", tmp_path / "bin", tmp_path / "asked"
+    cache, programs, requested = tmp_path / "cache", tmp_path / "bin", tmp_path / "asked"
     for directory in (cache, programs):
         directory.mkdir()
     (tmp_path / "image").write_bytes(image(gzip.compress(ELF)))
     for name, text in PROGRAMS.items():
         stated = (
-            f'#!/bin/sh\necho {name} "$1" >> {asked_for}\n[ "$BREAKS" != {name} ] || exec "$BREAKS-is-broken"\n{text}\n'
+            f'#!/bin/sh\necho {name} "$1" >> {requested}\n[ "$BREAKS" != {name} ] || exec "$BREAKS-is-broken"\n{text}\n'
         )
         (programs / name).write_text(stated)
         (programs / name).chmod(0o755)
@@ -193,9 +196,9 @@ def test_the_cache_has_a_kernel_whole_or_not_at_all(tmp_path: Path, monkeypatch:
     assert sorted(path.name for path in cache.iterdir()) == [VERSION, "lock"]
     assert sorted(path.name for path in place.iterdir()) == ["boot", "vmlinux"]
     assert (place / "vmlinux").read_bytes() == ELF
-    asked_for.unlink()
+    requested.unlink()
     assert obtain("6.1", cache).vmlinux.read_bytes() == ELF
-    assert asked_for.read_text() == "apt-cache depends\n", "what is there is not downloaded again"
+    assert requested.read_text() == "apt-cache depends\n", "what is there is not downloaded again"
 
 
 def test_two_that_need_the_same_kernel_download_it_once(tmp_path: Path) -> None:
@@ -213,13 +216,11 @@ def test_two_that_need_the_same_kernel_download_it_once(tmp_path: Path) -> None:
         program.chmod(0o755)
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
     with subprocess.Popen([*PYTHON, holds]) as first:
-        eventually("the first has the lock", ready.exists)
+        until(ready.exists, "the first has the lock")
         with subprocess.Popen(
             [sys.executable, "-c", waits], cwd=ROOT, env=environment, stderr=subprocess.PIPE
         ) as second:
             assert second.stderr is not None
-            eventually(
-                "the second waits for it", lambda: f"-> FLOCK  ADVISORY  WRITE {second.pid} " in locks.read_text()
-            )
+            until(lambda: f"-> FLOCK  ADVISORY  WRITE {second.pid} " in locks.read_text(), "the second waits for it")
             first.kill()
             assert b"kernels.Missing: " in second.stderr.read()

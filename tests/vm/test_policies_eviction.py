@@ -1,4 +1,4 @@
-"""Eviction under real pressure: who leaves a node, or a NUMA node, that runs out of memory, and that nobody else does."""
+"""Eviction under real pressure: which pod leaves a node, or a NUMA node, that runs out of memory, and that no other does."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from api.decision import Cycle
 from api.eviction import EvictionEventReason, ThresholdMet
 from api.pod import Container, Pod
 from api.qos import QoSLevel
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.agent_process import eventually
 from tests.vm.agent_cycles import acting_loop, pod, run_cycle, run_cycles_until
 from tests.vm.workloads import MIB, family, free_bytes, hold, numa_nodes, on_nodes, spin
 
@@ -44,9 +44,9 @@ def alive(group: TestCgroup) -> bool:
 
 
 def victims(done: list[Cycle]) -> list[tuple[str, str, bool]]:
-    """Who was chosen, by which plugin, and whether only to be shown."""
-    found = [victim for each in done if each.evictions is not None for victim in each.evictions.victims]
-    return [(re.split("[-/]", victim.pod)[-1], victim.plugin, victim.dry_run) for victim in found]
+    """Return the victims with their plugins, and whether each is only a dry run."""
+    results = [victim for each in done if each.evictions is not None for victim in each.evictions.victims]
+    return [(re.split("[-/]", victim.pod)[-1], victim.plugin, victim.dry_run) for victim in results]
 
 
 def kills(done: list[Cycle]) -> list[tuple[str, EvictionEventReason]]:
@@ -58,14 +58,14 @@ def settings(plugin: str, *, dry: bool = False, **own: Mapping[str, Any]) -> dic
     return {"advisor": {"policy": "none"}, "eviction": eviction}
 
 
-def gone(loop: Any, between: Callable[[], None] = lambda: None) -> list[Cycle]:
-    """Rounds until somebody has left, with something to do between them, and three more."""
+def cycles_until_exit(loop: Any, between: Callable[[], None] = lambda: None) -> list[Cycle]:
+    """Run cycles until a pod has exited, with `between` after each, and three more."""
 
     def left(each: Cycle) -> bool:
         between()
         return EvictionEventReason.SUCCEEDED in {event.reason for event in each.kills}
 
-    done = run_cycles_until(loop, "somebody has left", left)
+    done = run_cycles_until(loop, "a pod has exited", left)
     return [*done, *(run_cycle(loop) for _ in range(3))]
 
 
@@ -87,7 +87,7 @@ def test_the_largest_batch_pod_leaves_a_node_without_free_memory(tmp_path: Path)
             assert (victims(done), kills(done)) == ([("large", SYSTEM, True)], [])
         assert all(map(alive, (web, small, large)))
         with acting_loop(tmp_path / "real", settings(SYSTEM, **own), pods) as loop:
-            done = gone(loop)
+            done = cycles_until_exit(loop)
         assert victims(done) == [("large", SYSTEM, False)]
         assert kills(done) == [("large", EvictionEventReason.CREATED), ("large", EvictionEventReason.SUCCEEDED)]
         assert {process.wait() for process in large.processes} == {-15}
@@ -97,10 +97,10 @@ def test_the_largest_batch_pod_leaves_a_node_without_free_memory(tmp_path: Path)
 
 @pytest.fixture
 def saturated_numa() -> Iterator[list[TestCgroup]]:
-    """The last NUMA node is nearly full, of somebody who is no pod; of two batch pods the one there is the smaller one."""
+    """The last NUMA node is nearly full with memory of no pod; of two batch pods the one on it is the smaller one."""
     first, *_, last = numa_nodes()
-    with groups("filler", "web", "near", "far") as made:
-        filler, web, near, far = made
+    with groups("filler", "web", "near", "far") as created:
+        filler, web, near, far = created
         for group, node in ((filler, last), (web, last), (near, last), (far, first)):
             group.file("cpuset", "cpuset.mems").write_text(str(node))
         # First, so that it is what the kernel swaps out if it has to.
@@ -108,7 +108,7 @@ def saturated_numa() -> Iterator[list[TestCgroup]]:
         hold(web, 96 * MIB)
         hold(near, 64 * MIB)
         hold(far, 128 * MIB)
-        yield made
+        yield created
 
 
 def test_of_a_crowded_numa_node_the_pod_leaves_that_is_there(saturated_numa: list[TestCgroup], tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_of_a_crowded_numa_node_the_pod_leaves_that_is_there(saturated_numa: lis
     assert on_nodes(near)[last] >= 32 * MIB, "most of it, even if a little had to go to swap"
     pods = [pod(web, "shared_cores"), pod(near, "reclaimed_cores"), pod(far, "reclaimed_cores")]
     with acting_loop(tmp_path, settings(NUMA), pods) as loop:
-        done = gone(loop)
+        done = cycles_until_exit(loop)
         (threshold,) = [each for each in done[0].evictions.thresholds if each.subject == f"numa{last}"]  # type: ignore[union-attr]
         assert (threshold.observed or 0) < (threshold.value or 0)
         others = [each for each in done[0].evictions.thresholds if each is not threshold]  # type: ignore[union-attr]
@@ -141,12 +141,12 @@ def test_background_reclaim_without_a_break_makes_the_largest_batch_pod_leave(tm
         own = {"systemMemory": {"kswapdPagesPerS": 100, "kswapdS": 3, "graceS": 5}}
         pods = [pod(web, "shared_cores"), pod(still, "reclaimed_cores"), pod(busy, "reclaimed_cores")]
         with acting_loop(tmp_path, settings(SYSTEM, **own), pods) as loop:
-            done = gone(loop, between=lambda: busy.processes[0].send_signal(signal.SIGUSR1))
+            done = cycles_until_exit(loop, between=lambda: busy.processes[0].send_signal(signal.SIGUSR1))
         met = {
             each.subject
-            for one in done
-            if one.evictions
-            for each in one.evictions.thresholds
+            for item in done
+            if item.evictions
+            for each in item.evictions.thresholds
             if each.met is ThresholdMet.HARD
         }
         assert met == {"kswapd"}
@@ -178,10 +178,10 @@ def test_of_pods_that_stall_for_memory_the_largest_leaves(plugin: str, own: dict
         }
         listed = [pod(web, "shared_cores"), *(pod(group, "reclaimed_cores") for group in pods)]
         with acting_loop(tmp_path, settings(plugin, **own), listed) as loop:
-            done = gone(loop, between=stir)
+            done = cycles_until_exit(loop, between=stir)
         (met,) = {
             each.reason.text.partition(" ")[0]
-            for one in done if one.evictions for each in one.evictions.thresholds if each.met is ThresholdMet.HARD
+            for item in done if item.evictions for each in item.evictions.thresholds if each.met is ThresholdMet.HARD
         }  # fmt: skip
         assert met == {SYSTEM: above.path, OOMD: "All"}[plugin], "what each looks at"
         assert victims(done)[0] == ("large", plugin, False)
@@ -193,22 +193,22 @@ HANDLES = """trap 'exit 0' TERM; : > "$0"; while :; do :; done"""
 
 def test_a_frozen_pod_leaves_when_its_grace_is_over(tmp_path: Path) -> None:
     """It has something to do at SIGTERM, and cannot; cgroup.kill ends it all the same."""
-    with groups("frozen", "beside") as (frozen, beside):
+    with groups("frozen", "beside") as (frozen, other):
         frozen.start(["sh", "-c", HANDLES, str(tmp_path / "ready")])
-        spin(beside)
-        eventually("it is ready", (tmp_path / "ready").exists)
+        spin(other)
+        until((tmp_path / "ready").exists, "it is ready")
         frozen.file("cpu", "cgroup.freeze").write_text("1")
-        eventually("it is frozen", lambda: "frozen 1" in events(frozen))
+        until(lambda: "frozen 1" in events(frozen), "it is frozen")
         victim = Pod(
             uid="u", namespace="default", name="frozen", qos=QoSLevel.RECLAIMED,
             containers=(Container(name="main", cgroup=frozen.path),),
         )  # fmt: skip
         with closing(SignalEvictor(frozen.hierarchy)) as killer:
             killer.evict(victim, 1.0, "it has to")
-            told = [event.reason for event in killer.outcomes()]
+            texts = [event.reason for event in killer.outcomes()]
             time.sleep(0.3)
-            assert (told, alive(frozen)) == ([EvictionEventReason.CREATED], True)
-            eventually("it is gone", lambda: bool(told.extend(e.reason for e in killer.outcomes()) or told[1:]))
-        assert told == [EvictionEventReason.CREATED, EvictionEventReason.SUCCEEDED]
+            assert (texts, alive(frozen)) == ([EvictionEventReason.CREATED], True)
+            until(lambda: bool(texts.extend(e.reason for e in killer.outcomes()) or texts[1:]), "it is gone")
+        assert texts == [EvictionEventReason.CREATED, EvictionEventReason.SUCCEEDED]
         assert frozen.processes[0].wait() == -9
-        assert alive(beside)
+        assert alive(other)

@@ -12,8 +12,8 @@ import pytest
 
 from api.decision import Cycle, Outcome, OutcomeStatus
 from api.knobs import Knob
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.agent_process import eventually
 from tests.vm.agent_cycles import acting_loop, pod, refused, run_cycle, run_cycles_until
 from tests.vm.workloads import (
     DATA,
@@ -39,16 +39,16 @@ RATIO = 0.04
 @pytest.fixture
 def web() -> Iterator[TestCgroup]:
     """An online pod of 64 MiB."""
-    with cgroup(require_writable_cgroups(), "web") as made:
-        hold(made, 64 * MIB)
-        yield made
+    with cgroup(require_writable_cgroups(), "web") as created:
+        hold(created, 64 * MIB)
+        yield created
 
 
 @pytest.fixture
 def root() -> Iterator[TestCgroup]:
     """The group above batch pods."""
-    with cgroup(require_writable_cgroups(), "batch") as made:
-        yield made
+    with cgroup(require_writable_cgroups(), "batch") as created:
+        yield created
 
 
 def test_batch_work_meets_its_limit_before_the_node_runs_out_of_memory(
@@ -83,7 +83,7 @@ def test_batch_work_meets_its_limit_before_the_node_runs_out_of_memory(
 
 @pytest.fixture
 def without_swap() -> Iterator[None]:
-    """Before Linux 6.9 nobody can say that page cache alone is to be reclaimed, unless there is nothing else to do."""
+    """Before Linux 6.9 a caller cannot limit reclaim to page cache, unless the cgroup has nothing else to reclaim."""
     device = f"/dev/{disk('swap').name}"
     subprocess.run(["swapoff", device], check=True)
     yield
@@ -111,39 +111,40 @@ def test_the_reaper_drops_the_cache_of_batch_work_when_memory_is_short(
         assert (outcome.decision.cgroup, outcome.status) == (job.path, OutcomeStatus.APPLIED)
         assert "free, less than the" in outcome.decision.reason.text
         now = {group.path: numbers(group, "memory.stat") for group in (web, job, small)}
-        gone = {path: before[path]["file"] - now[path]["file"] for path in now}
-        assert gone[job.path] >= 48 * MIB
-        assert max(gone[web.path], gone[small.path]) < MIB, "online work and what is not worth it keep theirs"
+        removed = {path: before[path]["file"] - now[path]["file"] for path in now}
+        assert removed[job.path] >= 48 * MIB
+        assert max(removed[web.path], removed[small.path]) < MIB, "online work and what is not worth it keep theirs"
         assert numbers(job, "memory.stat")["anon"] >= 32 * MIB
 
 
 def dropped(done: Cycle) -> list[Outcome]:
     """What the reaper had done, as far as it is finished."""
-    ours = [outcome for outcome in done.outcomes if outcome.decision.knob is Knob.DROP_CACHE]
-    return [outcome for outcome in ours if outcome.status is not OutcomeStatus.UNCHANGED]
+    own = [outcome for outcome in done.outcomes if outcome.decision.knob is Knob.DROP_CACHE]
+    return [outcome for outcome in own if outcome.status is not OutcomeStatus.UNCHANGED]
 
 
-def judged(done: list[Cycle], group: TestCgroup) -> list[dict[str, float]]:
+def offload_inputs(done: list[Cycle], group: TestCgroup) -> list[dict[str, float]]:
     """What a law of offloading looked at, each time that it looked at that group."""
-    found = []
+    results = []
     for each in done:
         stat = each.snapshot.cgroups[group.path].memory_stat
         for verdict in each.memory.reasons if each.memory is not None else ():
             if verdict.rule == "memory_offload" and f" {group.path} " in verdict.text:
                 inputs = {name: float(value or 0) for name, value in verdict.inputs.items()}
-                found.append({**inputs, "inactive": stat["inactive_anon"] + stat["inactive_file"]})
-    return found
+                results.append({**inputs, "inactive": stat["inactive_anon"] + stat["inactive_file"]})
+    return results
 
 
-def expected(law: str, seen: list[dict[str, float]]) -> list[int]:
+def expected(law: str, observed: list[dict[str, float]]) -> list[int]:
     """By pressure a part of the use; by what is read back nothing at first, then a part of what is inactive, up to as much."""
-    most = [RATIO * each["usage_bytes"] for each in seen]
+    most = [RATIO * each["usage_bytes"] for each in observed]
     if law == "psi":
         return [round(size) for size in most]
-    asked = [
-        max(1.05 * each["last_bytes"], 0.1 * (each["inactive"] or top)) for each, top in zip(seen, most, strict=True)
+    request = [
+        max(1.05 * each["last_bytes"], 0.1 * (each["inactive"] or top))
+        for each, top in zip(observed, most, strict=True)
     ]
-    return [0, *(round(min(pair)) for pair in zip(asked[1:], most[1:], strict=True))]
+    return [0, *(round(min(pair)) for pair in zip(request[1:], most[1:], strict=True))]
 
 
 def test_idle_memory_is_swapped_out_bit_by_bit_and_no_more_once_it_is_wanted_back(
@@ -163,16 +164,16 @@ def test_idle_memory_is_swapped_out_bit_by_bit_and_no_more_once_it_is_wanted_bac
 
             def looked(times: int) -> bool:
                 done.append(run_cycle(loop))
-                return all(len(judged(done, group)) >= times for group in pair)
+                return all(len(offload_inputs(done, group)) >= times for group in pair)
 
-            eventually("three looks at each", lambda: looked(3))
+            until(lambda: looked(3), "three looks at each")
             for group in pair:
-                seen = judged(done, group)
-                wanted = expected(group.path.rpartition("/")[2], seen)
-                assert [each["asked_bytes"] for each in seen] == pytest.approx(wanted, abs=2)
-                given = sum(wanted)
-                eventually("it has given that", lambda group=group, given=given: swapped(group) >= 0.9 * given)
-                # The multi-generational LRU takes what it has begun with, many times as much now and then.
+                observed = offload_inputs(done, group)
+                result = expected(group.path.rpartition("/")[2], observed)
+                assert [each["asked_bytes"] for each in observed] == pytest.approx(result, abs=2)
+                given = sum(result)
+                until(lambda group=group, given=given: swapped(group) >= 0.9 * given, "it has given that")
+                # The multi-generational LRU finishes what it has started, many times as much now and then.
                 assert generations() or swapped(group) <= 1.5 * given + MIB
             assert swapped(web) == 0
             # One has room for half of its memory only, the other for all; both want all of it back, time and again.
@@ -183,9 +184,9 @@ def test_idle_memory_is_swapped_out_bit_by_bit_and_no_more_once_it_is_wanted_bac
                 for group in pair:
                     group.processes[0].send_signal(signal.SIGUSR1)
                 done.append(run_cycle(loop))
-                stalled, misses = (judged(done[before:], group) for group in pair)
+                stalled, misses = (offload_inputs(done[before:], group) for group in pair)
                 return any(each["psi_some_avg60"] > 0.1 and each["law_bytes"] == 0 for each in stalled) and any(
                     each["law_bytes"] < 0.9 * each["last_bytes"] for each in misses
                 )
 
-            eventually("neither is asked for as much as before", backs_off)
+            until(backs_off, "both targets are reduced")

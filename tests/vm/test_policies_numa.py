@@ -1,7 +1,7 @@
 """NUMA-aware placement on the nodes of this machine: real cpusets of dedicated, bound and other pods, and where they run.
 
-Two nodes or four, of two CPUs each; who has what is worked out by hand. Reclaimed pods keep a CPU of every node. A share pool
-wants two, and gets what is left of its nodes: one of one node.
+Two nodes or four, of two CPUs each; the expected CPUs are computed by hand. Reclaimed pods keep a CPU of every node. A
+share pool wants two, and gets what is left of its nodes: one of one node.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 from agent.loop import Loop
 from api.cpu import parse_cpu_list
 from api.decision import Cycle
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.agent_process import eventually
 from tests.vm.agent_cycles import PAUSE_S, acting_loop, pod, refused, run_cycle, write
 from tests.vm.workloads import MIB, SPIN, hold, numa_nodes, on_nodes, ran_on
 
@@ -54,21 +54,21 @@ class Groups:
 @pytest.fixture
 def nodes() -> dict[int, tuple[int, ...]]:
     """CPUs by NUMA node."""
-    found = numa_nodes()
-    if len(found) not in (2, 4) or {len(cpus) for cpus in found.values()} != {2}:
-        pytest.fail(f"this machine has NUMA nodes {found}; these numbers are of two or four nodes of two CPUs each")
-    return found
+    result = numa_nodes()
+    if len(result) not in (2, 4) or {len(cpus) for cpus in result.values()} != {2}:
+        pytest.fail(f"this machine has NUMA nodes {result}; these numbers are of two or four nodes of two CPUs each")
+    return result
 
 
 def has(groups: Groups) -> dict[str, tuple[str, str]]:
     """CPUs and NUMA nodes of each, as they are set; what is in force must be the same."""
-    found = {}
+    result = {}
     for name, group in groups.by_name.items():
         texts = {file: group.file("cpuset", file).read_text().strip() for file in ("cpuset.cpus", "cpuset.mems")}
         for file, text in texts.items():
             assert text in ("", group.file("cpuset", f"{file}.effective").read_text().strip())
-        found[name] = (texts["cpuset.cpus"], texts["cpuset.mems"])
-    return found
+        result[name] = (texts["cpuset.cpus"], texts["cpuset.mems"])
+    return result
 
 
 def settle(loop: Loop) -> Cycle:
@@ -84,30 +84,30 @@ def rejected(done: Cycle) -> dict[str, str]:
     """Why pods do not have what they ask for, by the last word of their names."""
     assert done.advice is not None
     return {
-        key.rpartition("-")[2]: verdict.text.partition(" asks ")[2] for key, verdict in done.advice.rejected.items()
+        key.rpartition("-")[2]: verdict.text.partition(" requests ")[2] for key, verdict in done.advice.rejected.items()
     }
 
 
 def seen_busy(group: TestCgroup) -> set[int]:
     """CPUs on which two processes of the group are seen that take all they can get, for a moment."""
     busy = [group.start(SPIN) for _ in range(2)]
-    eventually("they have joined", lambda: len(group.file("cpu", "cgroup.procs").read_text().split()) >= 3)
-    seen = ran_on(busy)
+    until(lambda: len(group.file("cpu", "cgroup.procs").read_text().split()) >= 3, "they have joined")
+    observed = ran_on(busy)
     for process in busy:
         process.kill()
         process.wait()
         group.processes.remove(process)
-    return seen
+    return observed
 
 
 NOBODYS = ("", "")
-WHOLE = {2: ("0-3", "0-1"), 4: ("0-7", "0-3")}
-"""What was inherited, of who has tasks now: the kernel takes no empty list from them any more."""
+INHERITED = {2: ("0-3", "0-1"), 4: ("0-7", "0-3")}
+"""Inherited values of cgroups with tasks: the kernel does not accept an empty list from them."""
 EXCLUSIVE: dict[int, list[dict[str, tuple[str, str]]]] = {
     2: [
         {"db": ("0-1", "0"), "web": ("2", "1"), "batch": ("0,3", "0-1"), "api": NOBODYS, "other": NOBODYS},
         {"db": ("0-1", "0"), "web": ("2", "1"), "batch": ("0,3", "0-1"), "api": ("2", "1"), "other": ("2", "1")},
-        {"db": WHOLE[2], "web": ("1-2", "0-1"), "batch": ("0,3", "0-1"), "api": NOBODYS, "other": NOBODYS},
+        {"db": INHERITED[2], "web": ("1-2", "0-1"), "batch": ("0,3", "0-1"), "api": NOBODYS, "other": NOBODYS},
     ],
     4: [
         {"db": ("0-3", "0-1"), "web": ("4-5", "2-3"), "batch": ("0,2,6-7", "0-3"), "api": NOBODYS, "other": NOBODYS},
@@ -118,7 +118,7 @@ EXCLUSIVE: dict[int, list[dict[str, tuple[str, str]]]] = {
             "api": ("4", "2"),
             "other": ("4,7", "2-3"),
         },
-        {"db": WHOLE[4], "web": ("1,7", "0-3"), "batch": ("0,2-6", "0-3"), "api": NOBODYS, "other": NOBODYS},
+        {"db": INHERITED[4], "web": ("1,7", "0-3"), "batch": ("0,2-6", "0-3"), "api": NOBODYS, "other": NOBODYS},
     ],
 }
 """With db, which has half of the nodes for itself, web and batch; with api, bound to one node, and with another one that asks
@@ -144,11 +144,11 @@ def test_a_dedicated_pod_has_its_nodes_for_itself(nodes: dict[int, tuple[int, ..
         for name in ("web", "batch"):
             hold(groups[name], MIB)
         hold(groups["db"], 32 * MIB, cpu=nodes[last][0])
-        eventually("it is where it was touched", lambda: on_nodes(groups["db"])[last] >= 32 * MIB)
+        until(lambda: on_nodes(groups["db"])[last] >= 32 * MIB, "it is where it was touched")
         with acting_loop(tmp_path, CANONICAL, listed("db", "web", "batch")) as loop:
             alone = settle(loop)
             assert (has(groups), rejected(alone)) == (EXCLUSIVE[len(nodes)][0], {})
-            eventually("its memory has come along", lambda: sum(on_nodes(groups["db"])[n] for n in half) >= 32 * MIB)
+            until(lambda: sum(on_nodes(groups["db"])[n] for n in half) >= 32 * MIB, "its memory has come along")
             assert on_nodes(groups["db"])[last] < MIB
             for name in ("db", "web", "batch"):
                 assert seen_busy(groups[name]) <= set(parse_cpu_list(has(groups)[name][0]))
@@ -157,15 +157,15 @@ def test_a_dedicated_pod_has_its_nodes_for_itself(nodes: dict[int, tuple[int, ..
             assert has(groups) == EXCLUSIVE[len(nodes)][1]
             left = ", ".join(f"{node}: 0" for node in nodes)
             none = f"no NUMA nodes have them (left on node {left})."
-            reasons = {"other": f"for {cores:g} CPUs, on nodes for itself, {none}"}
+            reasons = {"other": f"{cores:g} CPUs, on nodes for itself; {none}"}
             if len(nodes) == 2:
-                reasons["api"] = f"for 1 CPUs, {none}"  # web would not fit on what is left
+                reasons["api"] = f"1 CPUs; {none}"  # web would not fit on what is left
             assert rejected(crowded) == reasons
             write(tmp_path, CANONICAL, listed("web", "batch"))
             settle(loop)
             assert has(groups) == EXCLUSIVE[len(nodes)][2]
-        whole, none = WHOLE[len(nodes)], NOBODYS
-        assert has(groups) == {"db": whole, "web": whole, "batch": whole, "api": none, "other": none}
+        total, none = INHERITED[len(nodes)], NOBODYS
+        assert has(groups) == {"db": total, "web": total, "batch": total, "api": none, "other": none}
 
 
 BINDING = {
@@ -184,10 +184,10 @@ def test_shared_and_reclaimed_pods_are_bound_to_nodes_with_room(
             pod(groups["batch"], "reclaimed_cores", cpu=0.5, **BOUND),
         ]
         hold(groups["batch"], 32 * MIB, cpu=nodes[0][0])
-        eventually("it is where it was touched", lambda: on_nodes(groups["batch"])[0] >= 32 * MIB)
+        until(lambda: on_nodes(groups["batch"])[0] >= 32 * MIB, "it is where it was touched")
         with acting_loop(tmp_path, CANONICAL, pods) as loop:
             assert rejected(settle(loop)) == {}
             assert has(groups) == BINDING[len(nodes)]
             (node,) = parse_cpu_list(has(groups)["batch"][1])
-            eventually("its memory has come along", lambda: on_nodes(groups["batch"])[node] >= 32 * MIB)
-        assert has(groups) == {"api": NOBODYS, "web": NOBODYS, "batch": WHOLE[len(nodes)]}
+            until(lambda: on_nodes(groups["batch"])[node] >= 32 * MIB, "its memory has come along")
+        assert has(groups) == {"api": NOBODYS, "web": NOBODYS, "batch": INHERITED[len(nodes)]}

@@ -18,16 +18,16 @@ from agent.sensors.cgroup.schedstat import SchedstatRunqLatency
 from agent.sensors.triggers.psi_triggers import open_psi_trigger
 from api.histogram import BOUNDS_NS, slot_of
 from api.load_average import DECAYS, FIXED_POINT_ONE, SAMPLE_INTERVAL_NS
-from api.measurements import Blame, Durations, LoadAverages, RunqLatency
-from probes.cgroup_table import ROOT_CGROUP_ID
+from api.snapshot import Blame, Durations, LoadAverages, RunqLatency
 from probes.loader import load
+from probes.per_cgroup_probe import ROOT_CGROUP_ID
 from probes.threads import NO_THREADS, ProcWalk, TaskIterator, ThreadsProbe, job
+from tests.builders.waiting import until
 from tests.kernel.blame_window import limit, parts
-from tests.kernel.open_probes import LAST_CPU, PINNED, Schedstat, eventually, started_in
+from tests.kernel.open_probes import LAST_CPU, PINNED, Schedstat, started_in
 from tests.kernel.real_cgroups import BURN, TestCgroup, cgroup
 from tests.vm.conftest import Programs
-from tests.vm.psi_triggers import fires
-from tests.vm.workloads import numbers
+from tests.vm.workloads import fires, numbers
 
 pytestmark = pytest.mark.vm_probes
 
@@ -63,7 +63,7 @@ class Pair:
         self.live = {ROOT_CGROUP_ID: "/", first.id: first.path, second.id: second.path}
         self._files = SchedstatRunqLatency(Path("/proc"), hierarchy)
         self.pids = [pinned(group)[0] for group in self.groups]
-        assert eventually(self._shared, STARTED_S)
+        until(self._shared, seconds=STARTED_S)
         self._tell(signal.SIGSTOP, "T")
         before, window = self._read(), [Schedstat(pid) for pid in self.pids]
         began = time.monotonic_ns()
@@ -91,11 +91,11 @@ class Pair:
     def _tell(self, number: int, state: str) -> None:
         for pid in self.pids:
             os.kill(pid, number)
-        assert eventually(lambda: all(f") {state} " in Path(f"/proc/{pid}/stat").read_text() for pid in self.pids))
+        until(lambda: all(f") {state} " in Path(f"/proc/{pid}/stat").read_text() for pid in self.pids))
 
     def _read(self) -> dict[str, list[RunqLatency]]:
-        seen = {form: probe.read(self.live) for form, probe in (*self.probes.items(), ("schedstat", self._files))}
-        return {form: [waits[group.id] for group in self.groups] for form, waits in seen.items()}
+        observed = {form: probe.read(self.live) for form, probe in (*self.probes.items(), ("schedstat", self._files))}
+        return {form: [waits[group.id] for group in self.groups] for form, waits in observed.items()}
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def pair(programs: Programs, hierarchy: Hierarchy) -> Iterator[Pair]:
 
 
 def test_a_pair_on_one_cpu_waits_for_what_it_does_not_run(pair: Pair) -> None:
-    """But for who else wanted that CPU, and the moments in which the two were stopped."""
+    """Excludes other tasks that wanted the CPU, and the times in which the two were stopped."""
     for ran, waited, _ in pair.kernel:
         assert near(ran + waited, pair.elapsed, 0.2)
         assert near(waited, pair.elapsed / 2, 0.4), "half of it is the other one's"
@@ -145,7 +145,7 @@ class Throttled:
         reader = CgroupReader(hierarchy)
         limit(group)
         started_in(group, BURN, prefix=("taskset", "--cpu-list", str(LAST_CPU)))
-        assert eventually(lambda: numbers(group, "cpu.stat")["nr_throttled"] >= PERIODS, STARTED_S)
+        until(lambda: numbers(group, "cpu.stat")["nr_throttled"] >= PERIODS, seconds=STARTED_S)
         end(group)
         self.stat: dict[str, int] = {}
 
@@ -154,12 +154,12 @@ class Throttled:
             return before == self.stat
 
         # The timer of the quota ends the last throttle, and runs out.
-        assert eventually(lambda: not time.sleep(0.3) and settled(), STARTED_S)
+        until(lambda: not time.sleep(0.3) and settled(), seconds=STARTED_S)
         self.sample = reader.read()[group.path]
         reader.close()
         live = {group.id: group.path}
-        found = {form: probe.read(live).cgroups[group.id]["throttles"] for form, probe in probes.items()}
-        self.by_form: Mapping[str, Durations] = found
+        result = {form: probe.read(live).cgroups[group.id]["throttles"] for form, probe in probes.items()}
+        self.by_form: Mapping[str, Durations] = result
 
 
 @pytest.fixture(scope="module")
@@ -186,18 +186,18 @@ def test_functions_of_the_kernel_say_exactly_what_its_file_says(throttled: Throt
 
 def test_so_do_switches_but_for_the_last_throttle(throttled: Throttled, series: str) -> None:
     """They count a throttle when its cgroup runs again on that CPU, so not the last one, nor what was before the first look."""
-    found = [throttled.by_form[form] for form in ("tp_btf", "raw_tp") if form in throttled.by_form]
+    results = [throttled.by_form[form] for form in ("tp_btf", "raw_tp") if form in throttled.by_form]
     if series == "6.1":
-        assert not found, "the kernel keeps the sum that they need since 6.6"
+        assert not results, "the kernel keeps the sum that they need since 6.6"
         return
-    assert found[0] == found[1]
-    exact, slots = throttled.by_form["fentry"].slots, found[0].slots
+    assert results[0] == results[1]
+    exact, slots = throttled.by_form["fentry"].slots, results[0].slots
     assert exact is not None
     assert slots is not None
-    missing = [each - one for each, one in zip(exact, slots, strict=True)]
+    missing = [each - item for each, item in zip(exact, slots, strict=True)]
     assert min(missing) >= 0
     assert sum(missing) <= 3
-    assert found[0].sum_ns // 1000 <= throttled.stat["throttled_usec"]
+    assert results[0].sum_ns // 1000 <= throttled.stat["throttled_usec"]
 
 
 def test_most_throttles_last_four_fifths_of_a_period(throttled: Throttled) -> None:
@@ -229,18 +229,18 @@ def test_threads_by_the_iterator_and_by_proc(programs: Programs, hierarchy: Hier
         for census in (iterator, ProcWalk(Path("/proc"))):
 
             def as_expected(census: TaskIterator | ProcWalk = census) -> bool:
-                found = census.count(live).get(group.id, NO_THREADS)
-                return (found.runnable, found.uninterruptible, found.sleeping) == (SPINNERS, 0, SLEEPERS)
+                cgroups = census.count(live).get(group.id, NO_THREADS)
+                return (cgroups.runnable, cgroups.uninterruptible, cgroups.sleeping) == (SPINNERS, 0, SLEEPERS)
 
-            assert eventually(lambda: all(as_expected() for _ in range(5)), STARTED_S), census.count(live)
+            until(lambda: all(as_expected() for _ in range(5)), "the threads have these states", STARTED_S)
         for _ in range(SAMPLES):
             now_ns += SAMPLE_INTERVAL_NS
-            found = probe.read(live).cgroups[group.id]["load"]
+            cgroups = probe.read(live).cgroups[group.id]["load"]
     probe.close()
-    assert isinstance(found, LoadAverages)
+    assert isinstance(cgroups, LoadAverages)
     # At a sample or two one of them may wait for a page of its program, which is load, but is not runnable.
-    assert found.one - 0.4 < found.runnable_one <= found.one
-    assert found.one == pytest.approx(SPINNERS * (1 - (DECAYS[0] / FIXED_POINT_ONE) ** SAMPLES), abs=0.02)
+    assert cgroups.load1 - 0.4 < cgroups.runnable1 <= cgroups.load1
+    assert cgroups.load1 == pytest.approx(SPINNERS * (1 - (DECAYS[0] / FIXED_POINT_ONE) ** SAMPLES), abs=0.02)
 
 
 def test_waiting_for_the_cpu_is_pressure_that_fires_a_trigger(hierarchy: Hierarchy) -> None:

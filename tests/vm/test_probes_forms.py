@@ -1,4 +1,4 @@
-"""Every probe in every form on this kernel, and the forms beside each other on the same events.
+"""Every probe in every form on this kernel, and all forms at the same time on the same events.
 
 Whatever counts things must count the same things: all forms are attached at the same time, to a workload of known size.
 """
@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 
 from agent.sensors.cgroup.hierarchy import Hierarchy
-from api.measurements import SocketTraffic, Wakeups
+from api.snapshot import SocketTraffic, Wakeups
 from probes import registry
-from probes.cgroup_table import ROOT_CGROUP_ID
 from probes.migrations import numa_nodes_of_cpus
-from tests.kernel.open_probes import PINNED, eventually, having, started_in
+from probes.per_cgroup_probe import ROOT_CGROUP_ID
+from tests.builders.waiting import until
+from tests.kernel.open_probes import PINNED, having, started_in
 from tests.kernel.real_cgroups import TestCgroup, cgroup
 from tests.kernel.test_sockets import CLIENT, ECHO, PING, SERVER, ending, line
 from tests.kernel.test_wakeups import FIRST, NEXT, start
@@ -90,7 +91,7 @@ def test_every_form_loads_but_those_that_this_kernel_lacks(programs: Programs, s
 
 @pytest.fixture
 def paranoid() -> Iterator[None]:
-    """At 3, its default there, Debian's 6.12 wants SYS_ADMIN of whoever opens an event, kprobes among them."""
+    """At 3, its default there, Debian's 6.12 requires SYS_ADMIN to open a perf event, including kprobes."""
     setting = Path("/proc/sys/kernel/perf_event_paranoid")
     before = setting.read_text()
     setting.write_text("2")
@@ -104,7 +105,7 @@ def test_functions_can_be_probed_with_the_capabilities_of_every_other_probe() ->
     assert lines == ["throttles fentry", "throttles kprobe", "oomkill fentry", "oomkill kprobe", "sockets fentry"]
 
 
-def test_blame_is_told_by_the_programs_that_count_waits(programs: Programs) -> None:
+def test_blame_comes_from_the_programs_that_count_waits(programs: Programs) -> None:
     assert {form: waits.has_blame for form, waits in programs("runqlat").items()} == {
         "tp_btf": True, "raw_tp": True, "classic": False,
     }  # fmt: skip
@@ -122,18 +123,18 @@ def test_what_one_sends_the_other_receives_in_every_form(programs: Programs, hie
     """Bytes and segments of a connection over loopback, and datagrams there and back. What a slow machine takes for lost is
     sent again, and the kernel counts it too."""
     probes, retransmits = programs("sockets"), snmp("Tcp", "RetransSegs")
-    with cgroup(hierarchy, "sends") as one, cgroup(hierarchy, "receives") as other:
+    with cgroup(hierarchy, "sends") as item, cgroup(hierarchy, "receives") as other:
         server = started_in(other, SERVER)
-        client = started_in(one, CLIENT, line(server), str(BYTES))
+        client = started_in(item, CLIENT, line(server), str(BYTES))
         with ending(client, server):
             assert line(server) == str(BYTES)
         echo = started_in(other, ECHO, str(DATAGRAMS))
-        ping = started_in(one, PING, line(echo), str(DATAGRAMS))
+        ping = started_in(item, PING, line(echo), str(DATAGRAMS))
         with ending(ping, echo):
             pass
-        seen = {form: probe.read({}).cgroups for form, probe in probes.items()}
+        observed = {form: probe.read({}).cgroups for form, probe in probes.items()}
         sent, received = (
-            same({form: found[group.id]["net"] for form, found in seen.items()}) for group in (one, other)
+            same({form: result[group.id]["net"] for form, result in observed.items()}) for group in (item, other)
         )
         retransmits = snmp("Tcp", "RetransSegs") - retransmits
     assert isinstance(sent, SocketTraffic)
@@ -155,7 +156,7 @@ def test_moves_to_another_node_count_and_those_within_one_do_not(
     second = next(cpu for cpu in nodes if cpu != first and (nodes[cpu] != nodes[first]) == across)
     with cgroup(hierarchy, "moved") as group:
         mover = group.start([sys.executable, "-c", PINNED, str(first)])
-        assert eventually(lambda: os.sched_getaffinity(mover.pid) == {first})
+        until(lambda: os.sched_getaffinity(mover.pid) == {first})
         live = {group.id: group.path}
         before = {form: probe.read(live).cgroups[group.id]["numa_migrations"] for form, probe in probes.items()}
         for turn in range(MOVES):
@@ -171,7 +172,7 @@ def test_moves_to_another_node_count_and_those_within_one_do_not(
 
 
 def test_each_byte_there_and_back_is_a_wakeup_each_way(programs: Programs, hierarchy: Hierarchy) -> None:
-    """Whoever asks sleeps before it does, and whoever answers thinks before that, so that each byte finds its reader asleep."""
+    """Requester and responder both sleep before each byte, so that each byte finds its reader asleep."""
     probes = programs("wakeups")
     with cgroup(hierarchy, "asks") as asks, cgroup(hierarchy, "answers") as answers:
         (there, to), (back, answer) = os.pipe(), os.pipe()
@@ -189,10 +190,12 @@ def test_each_byte_there_and_back_is_a_wakeup_each_way(programs: Programs, hiera
         client.process.stdin.flush()
         assert client.process.stdout.readline() == b"done\n"
         slept = (client.slept() - slept[0], server.slept() - slept[1])
-        found = {form: probe.read(live).cgroups for form, probe in probes.items()}
-        wakeups = {form: (seen[asks.id]["wakeups"], seen[answers.id]["wakeups"]) for form, seen in found.items()}
-    counts = same({form: (counted(asked, answers), counted(told, asks)) for form, (asked, told) in wakeups.items()})
-    assert slept[0] >= 2 * TURNS * 0.96, "each turn is two sleeps of whoever asks"
+        result = {form: probe.read(live).cgroups for form, probe in probes.items()}
+        wakeups = {
+            form: (observed[asks.id]["wakeups"], observed[answers.id]["wakeups"]) for form, observed in result.items()
+        }
+    counts = same({form: (counted(wakeup, answers), counted(text, asks)) for form, (wakeup, text) in wakeups.items()})
+    assert slept[0] >= 2 * TURNS * 0.96, "each turn is two sleeps of the requester"
     assert counts == pytest.approx((TURNS, TURNS), rel=0.04)
 
 

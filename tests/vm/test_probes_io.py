@@ -9,7 +9,7 @@ import pytest
 
 from agent.sensors.cgroup.cgroup_reader import CgroupReader
 from agent.sensors.cgroup.hierarchy import Hierarchy
-from api.measurements import BlockIo
+from api.snapshot import BlockIo
 from tests.kernel.open_probes import started_in
 from tests.kernel.real_cgroups import TestCgroup, cgroup
 from tests.kernel.test_blockio import direct
@@ -27,18 +27,19 @@ with open(sys.argv[1], "xb") as file:
     file.write(b"y" * int(sys.argv[2]))
 print("dirty", flush=True)
 """
-"""Makes a file: the kernel charges the writing back of a file to whoever began to write it, and changes its mind slowly."""
+"""Makes a file: the kernel charges the writing back of a file to the cgroup that first wrote it, and changes its mind
+slowly."""
 
 
 def block_io(programs: Programs, group: TestCgroup, device: str) -> BlockIo:
     """What both forms have seen of this disk."""
     live = {group.id: group.path}
-    found = [probe.read(live).cgroups[group.id]["block_io"][device] for probe in programs("blockio").values()]
-    counts = [(each.read_bytes, each.write_bytes, each.reads.count, each.writes.count) for each in found]
+    results = [probe.read(live).cgroups[group.id]["block_io"][device] for probe in programs("blockio").values()]
+    counts = [(each.read_bytes, each.write_bytes, each.reads.count, each.writes.count) for each in results]
     assert len(counts) == 2
     assert counts[0] == counts[1]
-    assert isinstance(found[0], BlockIo)
-    return found[0]
+    assert isinstance(results[0], BlockIo)
+    return results[0]
 
 
 def stalled_us(group: TestCgroup) -> int:
@@ -63,21 +64,21 @@ def test_direct_requests_are_those_of_io_stat_in_both_forms(programs: Programs, 
     with cgroup(hierarchy, "disk") as group:
         direct(group, file, "read", BLOCKS)
         direct(group, file, "write", BLOCKS)
-        found, stat = block_io(programs, group, device), io(group, device)
+        result, stat = block_io(programs, group, device), io(group, device)
         sample = reader.read()[group.path].io[device]
     reader.close()
     file.unlink()
-    assert (found.read_bytes, found.write_bytes) == (stat["rbytes"], stat["wbytes"])
-    assert found.write_bytes >= BLOCK * BLOCKS
-    assert found.read_bytes >= BLOCK * BLOCKS
-    assert found.reads.count >= BLOCKS
-    assert found.writes.count >= BLOCKS
+    assert (result.read_bytes, result.write_bytes) == (stat["rbytes"], stat["wbytes"])
+    assert result.write_bytes >= BLOCK * BLOCKS
+    assert result.read_bytes >= BLOCK * BLOCKS
+    assert result.reads.count >= BLOCKS
+    assert result.writes.count >= BLOCKS
     assert (sample.read_bytes, sample.write_bytes) == (stat["rbytes"], stat["wbytes"])
     assert (sample.reads, sample.writes) == (stat["rios"], stat["wios"])
 
 
 def test_what_is_written_back_later_is_the_writers(programs: Programs, hierarchy: Hierarchy) -> None:
-    """On version 2 the kernel charges whoever dirtied the pages, though one of its own threads writes them."""
+    """On version 2 the kernel charges the cgroup that dirtied the pages, though a kernel thread writes them."""
     device = number_of("data")
     programs("blockio")
     size, file = 4 << 20, DATA / f"dioptase-test-{os.getpid()}-dirty"
@@ -87,10 +88,10 @@ def test_what_is_written_back_later_is_the_writers(programs: Programs, hierarchy
         assert writer.stdout.readline() == b"dirty\n"
         assert writer.wait() == 0
         os.sync()
-        found, stat = block_io(programs, group, device), io(group, device)
+        result, stat = block_io(programs, group, device), io(group, device)
     file.unlink()
-    assert found.write_bytes >= size
-    assert found.write_bytes == stat["wbytes"]
+    assert result.write_bytes >= size
+    assert result.write_bytes == stat["wbytes"]
 
 
 def test_a_limit_of_the_disk_is_felt_as_pressure(programs: Programs, hierarchy: Hierarchy) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,9 @@ import pytest
 
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.cpu import parse_cpu_list
-from api.measurements import UNLIMITED
-from exporters.malachite.cgroup_v2 import SPLIT_COUNTERS, V2MemoryStat, V2NumaStat
-from tests.kernel.open_probes import eventually
+from api.snapshot import UNLIMITED
+from exporters.malachite.cgroup_v2 import SPLIT_COUNTERS, V2_MEMORY_STAT, V2_NUMA_STAT
+from tests.builders.waiting import until
 from tests.live.agent_process import Agent, write_pods
 from tests.malachite.stock_client import PORT
 from tests.vm.pods import BATCH, DB, WARM_S, WEB, Pods
@@ -76,7 +77,7 @@ class Expected:
             **{name: limit(self._text(f"memory.{name}")) for name in ("max", "high", "low", "min")},
             "swap_current": int(self._text("memory.swap.current")),
             "swap_max": limit(self._text("memory.swap.max")),
-            "mem_stats": {k: v for k, v in with_sums(stat).items() if k in V2MemoryStat.__struct_fields__},
+            "mem_stats": {k: v for k, v in with_sums(stat).items() if k in V2_MEMORY_STAT},
             "mem_numa_stats": self._numa(),
             "mem_local_events": {name: local[name] for name in ("low", "high", "max", "oom", "oom_kill")},
         }
@@ -101,10 +102,7 @@ class Expected:
         for kind, *words in (line.split() for line in self._text("memory.numa_stat").splitlines()):
             for node, _, value in (word.partition("=") for word in words):
                 by_node.setdefault(node, {})[kind] = int(value)
-        return {
-            node: {k: v for k, v in with_sums(stat).items() if k in V2NumaStat.__struct_fields__}
-            for node, stat in by_node.items()
-        }
+        return {node: {k: v for k, v in with_sums(stat).items() if k in V2_NUMA_STAT} for node, stat in by_node.items()}
 
     def _text(self, name: str) -> str:
         return self._pods.file(self._path, name).read_text()
@@ -112,20 +110,20 @@ class Expected:
 
 @pytest.fixture(scope="module")
 def pods(hierarchy: Hierarchy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
-    """Frozen, beside an agent that watches them and has seen them at work."""
+    """Two frozen cgroups, watched by an agent that has seen them running."""
     directory = tmp_path_factory.mktemp("malachite")
     listed = write_pods(directory / "pods.yaml", {WEB: "shared_cores", DB: "shared_cores", BATCH: "reclaimed_cores"})
     config = directory / "config.yaml"
     config.write_text("probes: [threads]\n")
     options = ["--pods", listed, "--config", config, "--state-dir", directory / "state", "--act", "off"]
     with (
-        Pods(hierarchy, DATA) as made,
+        Pods(hierarchy, DATA) as created,
         Agent(*map(str, options), "--malachite", f"127.0.0.1:{PORT}") as agent,
     ):
-        assert eventually(lambda: "Malachite's documents on" in agent.log, STARTS_S), agent.log
-        assert eventually(lambda: has_rate(WEB), WARM_S), agent.log
-        made.freeze()
-        yield made
+        until(lambda: "Malachite's documents on" in agent.log, lambda: agent.log, seconds=STARTS_S)
+        until(lambda: has_rate(WEB), lambda: agent.log, seconds=WARM_S)
+        created.freeze()
+        yield created
 
 
 def has_rate(path: str) -> bool:
@@ -137,17 +135,17 @@ def has_rate(path: str) -> bool:
     return cpu.get("cpu_usage_ratio", 0) > 0 and "task_nr_sleeping" in cpu
 
 
-def agreed(told: Any, read: Any) -> tuple[Any, Any]:
+def agreed(text: Any, read: Any) -> tuple[Any, Any]:
     """The two of them, as soon as they agree: the agent reads some files every five seconds, and the kernel settles accounts
     of pages late. Else what they were at the end."""
     last: list[tuple[Any, Any]] = [(None, None)]
 
     def same() -> bool:
-        last[0] = told(), read()
+        last[0] = text(), read()
         time.sleep(0.3)
         return bool(last[0][0] == last[0][1])
 
-    eventually(same, 30.0)
+    until(same, seconds=30.0)
     return last[0]
 
 
@@ -162,8 +160,8 @@ EACH = pytest.mark.parametrize("path", [WEB, DB, BATCH], ids=lambda path: path.r
 @EACH
 def test_cpu(pods: Pods, path: str) -> None:
     expected = Expected(pods, path)
-    told, read = agreed(lambda: part(groups_of(path)["Cpuacct"]["Cpu"]["V2"], expected.cpu()), expected.cpu)
-    assert told == read
+    text, read = agreed(lambda: part(groups_of(path)["Cpuacct"]["Cpu"]["V2"], expected.cpu()), expected.cpu)
+    assert text == read
     if path == WEB:
         assert (read["max"], read["weight"]) == (50_000, 79)
         assert read["cpu_stats"]["nr_throttled"] >= 20
@@ -173,11 +171,11 @@ def test_cpu(pods: Pods, path: str) -> None:
 def test_threads(pods: Pods, path: str) -> None:
     expected = Expected(pods, path)
 
-    def told() -> tuple[int, int]:
+    def describe() -> tuple[int, int]:
         cpu = groups_of(path)["Cpuacct"]["Cpu"]["V2"]
         return cpu["task_nr_runnable"], cpu["task_nr_runnable"] + cpu["task_nr_unint"] + cpu["task_nr_sleeping"]
 
-    counted, listed = agreed(told, lambda: (0, expected.threads()))
+    counted, listed = agreed(describe, lambda: (0, expected.threads()))
     assert counted == listed, "nothing runs that is frozen"
     assert listed[1] >= 1
 
@@ -185,8 +183,8 @@ def test_threads(pods: Pods, path: str) -> None:
 @EACH
 def test_memory(pods: Pods, path: str) -> None:
     expected = Expected(pods, path)
-    told, read = agreed(lambda: part(groups_of(path)["Memory"]["Memory"]["V2"], expected.memory()), expected.memory)
-    assert told == read
+    text, read = agreed(lambda: part(groups_of(path)["Memory"]["Memory"]["V2"], expected.memory()), expected.memory)
+    assert text == read
     assert set(read["mem_numa_stats"]) == {"N0", "N1"}
     if path == WEB:
         assert read["mem_numa_stats"]["N1"]["anon"] > 40 << 20, "cpuset.mems has node 1 alone"
@@ -199,10 +197,10 @@ def test_memory(pods: Pods, path: str) -> None:
 @EACH
 def test_cpuset_and_block_io(pods: Pods, path: str) -> None:
     expected = Expected(pods, path)
-    told, read = agreed(lambda: part(groups_of(path)["Cpuset"]["CpuSet"]["V2"], expected.cpuset()), expected.cpuset)
-    assert told == read
-    told, read = agreed(lambda: groups_of(path)["Blkio"]["BlkIO"]["V2"]["io_stat"], expected.blkio)
-    assert told == read
+    text, read = agreed(lambda: part(groups_of(path)["Cpuset"]["CpuSet"]["V2"], expected.cpuset()), expected.cpuset)
+    assert text == read
+    text, read = agreed(lambda: groups_of(path)["Blkio"]["BlkIO"]["V2"]["io_stat"], expected.blkio)
+    assert text == read
     if path == WEB:
         assert read[number_of("data")]["Data"]["wbytes"] > 0
 
@@ -212,7 +210,7 @@ def test_pressure(pods: Pods, path: str) -> None:
     """Sums alone: averages fall while nothing happens."""
     expected = Expected(pods, path)
 
-    def told() -> list[float]:
+    def describe() -> list[float]:
         groups = groups_of(path)
         of = (
             groups["Cpuacct"]["Cpu"]["V2"]["cpu_pressure"],
@@ -221,8 +219,8 @@ def test_pressure(pods: Pods, path: str) -> None:
         )
         return [stalls["some"]["total"] for stalls in of]
 
-    seen, read = agreed(told, lambda: [expected.pressure(name) for name in ("cpu", "memory", "io")])
-    assert seen == read
+    observed, read = agreed(describe, lambda: [expected.pressure(name) for name in ("cpu", "memory", "io")])
+    assert observed == read
     assert read[0] > 0 or path == DB
 
 

@@ -14,19 +14,18 @@ from agent.sensors.cgroup.cgroup_reader import CgroupReader
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from agent.sensors.triggers.psi_triggers import open_psi_trigger
 from api.interfaces import ProbeReading
-from api.measurements import Kswapd, OomVictim, ReclaimLatency
-from probes.cgroup_table import ROOT_CGROUP_ID
-from tests.kernel.open_probes import eventually
+from api.snapshot import Kswapd, OomVictim, ReclaimLatency
+from probes.per_cgroup_probe import ROOT_CGROUP_ID
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, limit_memory
 from tests.kernel.test_oomkill import HOG as ENDLESS
 from tests.vm.conftest import Programs
-from tests.vm.psi_triggers import fires
-from tests.vm.workloads import MIB, free_bytes, generations, numbers, vmstat
+from tests.vm.workloads import MIB, fires, free_bytes, generations, numbers, vmstat
 
 pytestmark = pytest.mark.vm_probes
 
 FIELDS = ("wakeups", "scanned_pages", "reclaimed_pages", "active_ns")
-HIGH, WANTED = 64 * MIB, 128 * MIB
+HIGH, USED = 64 * MIB, 128 * MIB
 TOUCH = """
 import mmap, sys
 size = int(sys.argv[1])
@@ -40,19 +39,21 @@ for _ in range(size >> 20): block.write(line)
 class Squeezed:
     """A cgroup that had twice what memory.high lets it have, after it has ended."""
 
-    def __init__(self, programs: Programs, hierarchy: Hierarchy, group: TestCgroup, beside: TestCgroup) -> None:
+    def __init__(self, programs: Programs, hierarchy: Hierarchy, group: TestCgroup, other: TestCgroup) -> None:
         probes = programs("kswapd")
-        live = {ROOT_CGROUP_ID: "/", group.id: group.path, beside.id: beside.path}
+        live = {ROOT_CGROUP_ID: "/", group.id: group.path, other.id: other.path}
         before = {form: probe.read(live).cgroups for form, probe in probes.items()}
         group.file("memory", "memory.high").write_text(str(HIGH))
         trigger = open_psi_trigger(group.file("memory", "memory.pressure"), 50_000, 1_000_000)
         self.quiet = fires(trigger, 1.0)
-        assert group.start([sys.executable, "-c", TOUCH, str(WANTED)]).wait() == 0
+        assert group.start([sys.executable, "-c", TOUCH, str(USED)]).wait() == 0
         self.fired = fires(trigger, 1.0)
         trigger.close()
         self.events = numbers(group, "memory.events")
         after = {form: probe.read(live).cgroups for form, probe in probes.items()}
-        self.reclaims = {form: [seen[of.id]["reclaim"] for of in (group, beside)] for form, seen in after.items()}
+        self.reclaims = {
+            form: [observed[of.id]["reclaim"] for of in (group, other)] for form, observed in after.items()
+        }
         # memory.high's own worker is a kernel thread, and those are the root's.
         self.by_worker = {
             form: after[form][ROOT_CGROUP_ID]["reclaim"].limit.count
@@ -66,21 +67,21 @@ class Squeezed:
 
 @pytest.fixture(scope="module")
 def squeezed(programs: Programs, hierarchy: Hierarchy) -> Iterator[Squeezed]:
-    with cgroup(hierarchy, "squeezed") as group, cgroup(hierarchy, "beside-it") as beside:
-        yield Squeezed(programs, hierarchy, group, beside)
+    with cgroup(hierarchy, "squeezed") as group, cgroup(hierarchy, "beside-it") as other:
+        yield Squeezed(programs, hierarchy, group, other)
 
 
 @pytest.mark.parametrize("form", ["tp_btf", "raw_tp"])
 def test_each_high_event_is_a_reclaim_that_the_probe_saw(squeezed: Squeezed, form: str) -> None:
-    reclaim, beside = squeezed.reclaims[form]
+    reclaim, other = squeezed.reclaims[form]
     assert isinstance(reclaim, ReclaimLatency)
-    assert isinstance(beside, ReclaimLatency)
+    assert isinstance(other, ReclaimLatency)
     assert squeezed.events["high"] >= 10
     assert reclaim.limit.count + squeezed.by_worker[form] == squeezed.events["high"]
     assert reclaim.limit.slots is not None
     assert sum(reclaim.limit.slots) == reclaim.limit.count
-    assert reclaim.reclaimed_pages * 4096 >= WANTED - HIGH - 4 * MIB, "what does not fit has to go"
-    assert (beside.limit.count, beside.reclaimed_pages) == (0, 0)
+    assert reclaim.reclaimed_pages * 4096 >= USED - HIGH - 4 * MIB, "what does not fit has to go"
+    assert (other.limit.count, other.reclaimed_pages) == (0, 0)
 
 
 def test_the_agent_reads_the_same_events(squeezed: Squeezed) -> None:
@@ -94,18 +95,18 @@ def test_reclaim_is_memory_pressure_that_fires_a_trigger(squeezed: Squeezed) -> 
     assert (squeezed.quiet, squeezed.fired) == (False, True)
 
 
-def nodes_of(seen: ProbeReading) -> Mapping[int, Kswapd]:
-    found = seen.node["kswapd"]
-    assert isinstance(found, dict)
-    return found
+def nodes_of(reading: ProbeReading) -> Mapping[int, Kswapd]:
+    result = reading.node["kswapd"]
+    assert isinstance(result, dict)
+    return result
 
 
 def test_a_hog_bound_to_node_1_wakes_its_kswapd_alone_and_is_named(programs: Programs, hierarchy: Hierarchy) -> None:
     """It takes all that is free there and 150 MiB more. Sums over the nodes are those of /proc/vmstat."""
     probes = programs("kswapd")
-    with cgroup(hierarchy, "hog") as group, cgroup(hierarchy, "beside-hog") as beside:
+    with cgroup(hierarchy, "hog") as group, cgroup(hierarchy, "beside-hog") as result:
         group.file("cpuset", "cpuset.mems").write_text("1")
-        live = {ROOT_CGROUP_ID: "/", group.id: group.path, beside.id: beside.path}
+        live = {ROOT_CGROUP_ID: "/", group.id: group.path, result.id: result.path}
         before = {form: probe.read(live) for form, probe in probes.items()}
         books = vmstat()
         assert group.start([sys.executable, "-c", TOUCH, str(free_bytes(1) + 150 * MIB)]).wait() == 0
@@ -115,7 +116,7 @@ def test_a_hog_bound_to_node_1_wakes_its_kswapd_alone_and_is_named(programs: Pro
             still.append(vmstat())
             return all(still[-1][name] == still[-2][name] for name in ("pageoutrun", "pgsteal_kswapd", "pgscan_kswapd"))
 
-        assert eventually(lambda: not time.sleep(0.5) and rests()), "kswapd is done when the hog is gone"
+        until(lambda: not time.sleep(0.5) and rests(), "kswapd is done when the hog is gone")
         books = {name: now - books[name] for name, now in still[-1].items()}
         after = {form: probe.read(live) for form, probe in probes.items()}
         assert probes.keys() == {"tp_btf", "raw_tp"}
@@ -130,13 +131,13 @@ def test_a_hog_bound_to_node_1_wakes_its_kswapd_alone_and_is_named(programs: Pro
             assert grown[1]["wakeups"] == books["pageoutrun"]
             assert grown[1]["active_ns"] > 0
             assert grown[1]["reclaimed_pages"] == books["pgsteal_kswapd"]
-            scanned, taken = grown[1]["scanned_pages"], books["pgscan_kswapd"]
+            scanned, samples = grown[1]["scanned_pages"], books["pgscan_kswapd"]
             if generations():
                 # The books count what was taken off a list; what was only sorted, and looked at twice, apart.
-                assert taken <= scanned <= 2 * (taken + books["pgrefill"])
+                assert samples <= scanned <= 2 * (samples + books["pgrefill"])
             else:
-                assert 0.9 * taken <= scanned <= taken
-            named, other = (after[form].cgroups[of.id]["reclaim"] for of in (group, beside))
+                assert 0.9 * samples <= scanned <= samples
+            named, other = (after[form].cgroups[of.id]["reclaim"] for of in (group, result))
             assert isinstance(named, ReclaimLatency)
             assert isinstance(other, ReclaimLatency)
             assert named.kswapd_wakeups > 0
@@ -146,15 +147,17 @@ def test_a_hog_bound_to_node_1_wakes_its_kswapd_alone_and_is_named(programs: Pro
 def test_an_oom_kill_is_counted_for_its_cgroup_in_every_form(programs: Programs, hierarchy: Hierarchy) -> None:
     probes = programs("oomkill")
     assert probes.keys() == {"tp_btf", "raw_tp", "fentry", "kprobe"}
-    with cgroup(hierarchy, "over") as group, cgroup(hierarchy, "beside-over") as beside:
-        live = {group.id: group.path, beside.id: beside.path}
+    with cgroup(hierarchy, "over") as group, cgroup(hierarchy, "beside-over") as other:
+        live = {group.id: group.path, other.id: other.path}
         limit_memory(group, 24 * MIB)
         hog = group.start([sys.executable, "-c", ENDLESS])
         assert hog.wait() == -signal.SIGKILL
         assert numbers(group, "memory.events")["oom_kill"] == 1
         for form, probe in probes.items():
-            seen = probe.read(live)
-            assert {number: seen.cgroups[number]["oom_kills"] for number in live} == {group.id: 1, beside.id: 0}, form
-            (victim,) = (each for each in seen.node["oom_victims"] if each.cgroup == group.path)
+            observed = probe.read(live)
+            assert {number: observed.cgroups[number]["oom_kills"] for number in live} == {group.id: 1, other.id: 0}, (
+                form
+            )
+            (victim,) = (each for each in observed.node["oom_victims"] if each.cgroup == group.path)
             assert isinstance(victim, OomVictim)
             assert (victim.pid, victim.command) == (hog.pid, Path(sys.executable).name[:15])

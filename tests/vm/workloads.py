@@ -1,11 +1,12 @@
-"""Programs in cgroups of version 2 whose use of the machine is known, what the kernel counts of them, and the agent's hands.
+"""Programs of known resource use in cgroups of version 2, the kernel's counters of them, and the agent's writers.
 
-Time in a guest means little: what is asserted of these programs are counts, shares and places.
+Durations in a guest mean little: assert counts, shares and placement.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import time
@@ -19,19 +20,20 @@ from agent.qrm.actuator.originals import OriginalsJournal
 from agent.qrm.actuator.state_dir import open_originals, read_boot_id
 from agent.qrm.actuator.writer import KnobWriter
 from agent.qrm.knobs.knob_files import canonical
+from agent.sensors.triggers.psi_triggers import PsiTrigger
 from api.cpu import parse_cpu_list
 from api.decision import ActMode, Outcome, OutcomeStatus
 from api.knobs import Knob
+from tests.builders.waiting import until
 from tests.kernel.knob_cgroups import KnobCgroup
 from tests.kernel.real_cgroups import TestCgroup, require_writable_cgroups
-from tests.live.agent_process import eventually
 
 MIB = 1 << 20
 DATA = Path("/run/data")
-"""Where the data disk is mounted."""
+"""Mount point of the data disk."""
 SPIN = ("sh", "-c", "while :; do :; done")
 PYTHON = (sys.executable, "-I", "-S", "-c")
-"""Nothing of any installation is read: a start costs a fraction of a usual one."""
+"""Python options that skip site-packages, which makes a start much cheaper."""
 HOLD = """
 import _signal, ctypes, mmap, sys, time
 if sys.argv[2:]:
@@ -47,8 +49,8 @@ while held.tell() < size:
     held.write(block[: size - held.tell()])
 time.sleep(3600)
 """
-"""So many bytes of anonymous memory in small pages, each written to; each page once more on SIGUSR1. With another argument
-none of them can be swapped out (mlockall of what is mapped and will be)."""
+"""Program that holds anonymous memory in small pages, all written, and writes them again on SIGUSR1. With a further argument
+the memory is locked (mlockall)."""
 CACHE = """
 import sys, time
 with open(sys.argv[1], "rb", buffering=0) as file:
@@ -56,24 +58,24 @@ with open(sys.argv[1], "rb", buffering=0) as file:
         pass
     time.sleep(3600)
 """
-"""A file in page cache."""
+"""Program that fills the page cache with a file."""
 
 
 class KnobWriters(NamedTuple):
-    """The agent's way to knobs and back, with a journal of its own."""
+    """The agent's writers of knobs, with a journal of originals."""
 
     files: KnobWriter
     originals: OriginalsJournal
     actuator: Actuator
 
     @contextmanager
-    def turned(self, *wanted: tuple[TestCgroup, Knob, str]) -> Iterator[None]:
-        """These knobs as asked for, written and read back by the agent, for so long; put back by it, bit for bit."""
-        decisions = [KnobCgroup(group).decide(knob, value) for group, knob, value in wanted]
-        shown = [path for group, knob, _ in wanted for path in self.shown(group, knob)]
+    def turned(self, *knobs: tuple[TestCgroup, Knob, str]) -> Iterator[None]:
+        """Write the knobs by the agent, read them back, and restore them exactly after the block."""
+        decisions = [KnobCgroup(group).decide(knob, value) for group, knob, value in knobs]
+        shown = [path for group, knob, _ in knobs for path in self.shown(group, knob)]
         before = [path.read_text() for path in shown]
         outcomes = self.actuator.apply(decisions)
-        expected = [(OutcomeStatus.APPLIED, canonical(knob, value), "") for _, knob, value in wanted]
+        expected = [(OutcomeStatus.APPLIED, canonical(knob, value), "") for _, knob, value in knobs]
         assert [(o.status, o.after, o.error) for o in outcomes] == expected
         assert all(path.read_text() != text for path, text in zip(shown, before, strict=True))
         yield
@@ -86,21 +88,21 @@ class KnobWriters(NamedTuple):
         assert self.originals.entries() == ()
 
     def shown(self, group: TestCgroup, knob: Knob) -> list[Path]:
-        """The files of a knob."""
-        place = self.files._place(knob, group.path)
+        """Return the files of a knob."""
+        place = self.files._codec(knob, group.path)
         return [group.file(place.controller, file) for file in place.files]
 
     def once(self, group: TestCgroup, knob: Knob, value: str) -> Outcome:
-        """Have something done that is not set; what came of it."""
+        """Apply a one-shot knob and return its outcome."""
         self.actuator.apply([KnobCgroup(group).decide(knob, value)])
-        found: list[Outcome] = []
-        eventually(f"{knob.value} is done", lambda: bool(found.extend(self.actuator.finished()) or found))
-        return found[0]
+        outcomes: list[Outcome] = []
+        until(lambda: bool(outcomes.extend(self.actuator.finished()) or outcomes), f"{knob.value} is done")
+        return outcomes[0]
 
 
 @contextmanager
 def knob_writers(state: Path) -> Iterator[KnobWriters]:
-    """On this machine's cgroups."""
+    """Yield writers on this machine's cgroups."""
     with (
         closing(KnobWriter(require_writable_cgroups())) as files,
         closing(open_originals(state, read_boot_id())) as originals,
@@ -110,25 +112,25 @@ def knob_writers(state: Path) -> Iterator[KnobWriters]:
 
 @contextmanager
 def family(above: TestCgroup, *names: str) -> Iterator[list[TestCgroup]]:
-    """Groups of these names below another, which gets every controller to hand down."""
+    """Yield cgroups of these names below another one, whose controllers are enabled for its children."""
     above.file("cpu", "cgroup.subtree_control").write_text("+cpu +cpuset +memory +io +pids")
     with ExitStack() as stack:
-        made = []
+        created = []
         for name in names:
-            made.append(TestCgroup(above.hierarchy, f"{above.path}/{name}"))
-            stack.callback(made[-1].close)
-        yield made
+            created.append(TestCgroup(above.hierarchy, f"{above.path}/{name}"))
+            stack.callback(created[-1].close)
+        yield created
 
 
 def spin(group: TestCgroup) -> None:
-    """Have a process in the group that takes all the CPU it is given; returns when it is there."""
+    """Start a process in the group that uses all CPU it gets; return once it runs."""
     process = group.start(SPIN)
     procs = group.file("cpu", "cgroup.procs")
-    eventually("it has joined", lambda: str(process.pid) in procs.read_text().split())
+    until(lambda: str(process.pid) in procs.read_text().split(), "it has joined")
 
 
 def hold(group: TestCgroup, size: int, *, cpu: int | None = None, locked: bool = False) -> None:
-    """Have a process in the group hold so many bytes, first touched on that CPU; returns when it does."""
+    """Start a process in the group that holds so many bytes, first touched on that CPU; return once it holds them."""
     pinned = () if cpu is None else ("taskset", "-c", str(cpu))
     process = group.start([*pinned, *PYTHON, HOLD, str(size), *(["locked"] if locked else [])])
 
@@ -136,54 +138,54 @@ def hold(group: TestCgroup, size: int, *, cpu: int | None = None, locked: bool =
         assert process.poll() is None, "it has all the memory that it asks for"
         return charged(group) >= size
 
-    eventually(f"{group.path} holds {size} bytes", held)
+    until(held, f"{group.path} holds {size} bytes")
 
 
 def cache(group: TestCgroup, path: Path, size: int) -> None:
-    """Have so many bytes of a new file on the data disk in the page cache of the group."""
+    """Create a file on the data disk with so many bytes in the page cache, charged to the group."""
     path.write_bytes(bytes(size))
     drop_caches(path)
     group.start([*PYTHON, CACHE, str(path)])
-    eventually(f"{path} is cached", lambda: numbers(group, "memory.stat")["file"] >= size)
+    until(lambda: numbers(group, "memory.stat")["file"] >= size, f"{path} is cached")
 
 
 def drop_caches(path: Path) -> None:
-    """Have a file on its disk and nowhere else."""
+    """Write a file back and drop it from the page cache."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def charged(group: TestCgroup) -> int:
-    """Bytes of memory and swap together."""
+    """Return the group's bytes of memory and swap together."""
     return number(group, "memory.current") + swapped(group)
 
 
 def swapped(group: TestCgroup) -> int:
-    """Bytes of swap."""
+    """Return the group's bytes of swap."""
     return number(group, "memory.swap.current")
 
 
 def number(group: TestCgroup, file: str) -> int:
-    """A file that holds one number."""
+    """Read a file that holds one number."""
     return int(group.file("memory", file).read_text())
 
 
 def numbers(group: TestCgroup, file: str) -> dict[str, int]:
-    """A file with a name and a number in each line."""
+    """Read a file with a name and a number in each line."""
     lines = (line.split() for line in group.file("memory", file).read_text().splitlines())
     return {line[0]: int(line[1]) for line in lines}
 
 
 def on_nodes(group: TestCgroup, kind: str = "anon") -> dict[int, int]:
-    """Bytes of that kind by NUMA node."""
+    """Return bytes of that kind by NUMA node."""
     lines = (line.split() for line in group.file("memory", "memory.numa_stat").read_text().splitlines())
     pairs = next(line[1:] for line in lines if line[0] == kind)
     return {int(pair[1:].split("=")[0]): int(pair.split("=")[1]) for pair in pairs}
 
 
 def io(group: TestCgroup, device: str) -> dict[str, int]:
-    """What the group has read and written of a disk."""
+    """Return the group's counters of a disk in io.stat."""
     for line in group.file("io", "io.stat").read_text().splitlines():
         words = line.split()
         if words[0] == device:
@@ -192,49 +194,56 @@ def io(group: TestCgroup, device: str) -> dict[str, int]:
 
 
 def ran_on(processes: Collection[subprocess.Popen[bytes]]) -> set[int]:
-    """CPUs on which they were seen (proc(5): field 39 of stat). Who sleeps is seen where it last ran."""
-    seen = set()
+    """Return the CPUs on which the processes last ran (proc(5): field 39 of stat)."""
+    observed = set()
     for _ in range(60):
         for process in processes:
-            seen.add(int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[36]))
+            observed.add(int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[36]))
         time.sleep(0.02)
-    return seen
+    return observed
 
 
 def numa_nodes() -> dict[int, tuple[int, ...]]:
-    """Online CPUs of each NUMA node."""
+    """Return the online CPUs of each NUMA node."""
     nodes = sorted(Path("/sys/devices/system/node").glob("node[0-9]*"))
     return {int(node.name[4:]): parse_cpu_list((node / "cpulist").read_text()) for node in nodes}
 
 
 def meminfo(name: str, node: int | None = None) -> int:
-    """Bytes that a NUMA node or the machine says of that name."""
+    """Return the field of this name in a NUMA node's or the machine's meminfo, in bytes."""
     path = "/proc/meminfo" if node is None else f"/sys/devices/system/node/node{node}/meminfo"
     line = next(line for line in Path(path).read_text().splitlines() if f"{name}:" in line)
     return int(line.split()[-2]) * 1024
 
 
 def free_bytes(node: int | None = None) -> int:
-    """Free memory of a NUMA node or of the machine."""
+    """Return the free memory of a NUMA node or of the machine in bytes."""
     return meminfo("MemFree", node)
 
 
 def vmstat() -> dict[str, int]:
-    """Every counter of /proc/vmstat."""
+    """Return every counter of /proc/vmstat."""
     return {name: int(value) for name, value in map(str.split, Path("/proc/vmstat").read_text().splitlines())}
 
 
 def generations() -> bool:
-    """Whether the multi-generational LRU is on."""
+    """Return whether the multi-generational LRU is enabled."""
     enabled = Path("/sys/kernel/mm/lru_gen/enabled")
     return enabled.exists() and int(enabled.read_text(), 16) != 0
 
 
 def number_of(serial: str) -> str:
-    """`254:16`, as io.max and io.stat name the disk with that serial number."""
+    """Return the device number, such as `254:16`, of the disk with that serial number."""
     return (disk(serial) / "dev").read_text().strip()
 
 
 def disk(serial: str) -> Path:
-    """/sys/block/... of the disk with that serial number."""
+    """Return the /sys/block directory of the disk with that serial number."""
     return next(path.parent for path in Path("/sys/block").glob("vd*/serial") if path.read_text().strip() == serial)
+
+
+def fires(trigger: PsiTrigger, within_s: float) -> bool:
+    """Return whether the trigger fires: an event is POLLPRI (psi_trigger_poll in kernel/sched/psi.c)."""
+    poll = select.poll()
+    poll.register(trigger.fileno(), select.POLLPRI)
+    return any(events & select.POLLPRI and not events & select.POLLERR for _, events in poll.poll(within_s * 1000))

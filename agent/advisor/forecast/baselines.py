@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from math import ceil, exp2, log, sqrt
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.advisor.forecast import predictor
 from agent.advisor.forecast.peak_model import NS_PER_S
@@ -18,27 +19,27 @@ from api.knobs import Reason
 
 BUCKET_GROWTH = 1.05
 MAX_EXPONENT = 100
-"""Weights double each half-life; before they grow past 2 to this, the reference moves."""
+"""Weights double each half-life; before they exceed 2 to this power, the reference time moves."""
 MIN_BUCKET_WEIGHT = 0.0001
-"""A bucket with less weight than this has none."""
+"""A bucket below this weight counts as empty."""
 SAFETY_FACTOR = 1.1
 MINUTE_NS, HOUR_S = 60 * NS_PER_S, 3600.0
 
 
 class HistogramScale(msgspec.Struct, frozen=True, kw_only=True):
-    """What differs between resources; amounts are in the unit of the samples."""
+    """Parameters of one resource; amounts are in the unit of the samples."""
 
     first: float
-    """Width of the first bucket, which begins at 0."""
-    most: float
-    """Where the last one begins at least."""
+    """Width of the first bucket, which starts at 0."""
+    last: float
+    """Minimum start of the last bucket."""
     half_life_s: float
-    """After so long half of a sample's weight is left."""
+    """Time after which half of a sample's weight is left."""
     percentile: float
 
     @property
     def buckets(self) -> int:
-        return ceil(log(self.most * (BUCKET_GROWTH - 1) / self.first + 1) / log(BUCKET_GROWTH)) + 1
+        return ceil(log(self.last * (BUCKET_GROWTH - 1) / self.first + 1) / log(BUCKET_GROWTH)) + 1
 
     def bucket_of(self, amount: float) -> int:
         if amount < self.first:
@@ -46,12 +47,12 @@ class HistogramScale(msgspec.Struct, frozen=True, kw_only=True):
         return min(int(log(amount * (BUCKET_GROWTH - 1) / self.first + 1) / log(BUCKET_GROWTH)), self.buckets - 1)
 
     def start_of(self, bucket: int) -> float:
-        """Lower edge of a bucket."""
+        """Return the lower edge of a bucket."""
         return self.first * (BUCKET_GROWTH**bucket - 1) / (BUCKET_GROWTH - 1)
 
 
-CPU_SCALE = HistogramScale(first=0.025, most=1024.0, half_life_s=12 * HOUR_S, percentile=0.95)
-MEMORY_SCALE = HistogramScale(first=5.0 * 2**20, most=2.0 * 2**40, half_life_s=24 * HOUR_S, percentile=0.98)
+CPU_SCALE = HistogramScale(first=0.025, last=1024.0, half_life_s=12 * HOUR_S, percentile=0.95)
+MEMORY_SCALE = HistogramScale(first=5.0 * 2**20, last=2.0 * 2**40, half_life_s=24 * HOUR_S, percentile=0.98)
 
 
 class DecayingHistogram(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,19 +67,19 @@ class DecayingHistogram(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def start_histogram(resource: ForecastResource) -> DecayingHistogram:
-    """One that has seen nothing."""
+    """Return an empty histogram."""
     scale = CPU_SCALE if resource is ForecastResource.CPU else MEMORY_SCALE
     return DecayingHistogram(scale=scale, weights=(0.0,) * scale.buckets)
 
 
 def observe_histogram(state: DecayingHistogram, now_ns: int, used: float) -> DecayingHistogram:
-    """The state with one more sample; the minute's 90th percentile is added when the minute is over."""
+    """Return the state with one more sample; the minute's 90th percentile is added when the minute is over."""
     minute = now_ns // MINUTE_NS
     if state.minute is None or minute == state.minute:
-        return msgspec.structs.replace(state, minute=minute, open=(*state.open, used))
+        return replace(state, minute=minute, open=(*state.open, used))
     ordered = sorted(state.open)
     state = _add_sample(state, state.minute * 60.0, ordered[ceil(0.9 * len(ordered)) - 1])
-    return msgspec.structs.replace(state, minute=minute, open=(used,))
+    return replace(state, minute=minute, open=(used,))
 
 
 def _add_sample(state: DecayingHistogram, at_s: float, used: float) -> DecayingHistogram:
@@ -88,19 +89,19 @@ def _add_sample(state: DecayingHistogram, at_s: float, used: float) -> DecayingH
         weights = [weight * exp2(-moved_s / half_life_s) for weight in weights]
         reference_s += moved_s
     weights[state.scale.bucket_of(used)] += exp2((at_s - reference_s) / half_life_s)
-    return msgspec.structs.replace(state, weights=tuple(weights), reference_s=reference_s, samples=state.samples + 1)
+    return replace(state, weights=tuple(weights), reference_s=reference_s, samples=state.samples + 1)
 
 
 def histogram_percentile(state: DecayingHistogram, share: float) -> float:
-    """Upper edge of the bucket in which so large a share of the weight is reached; 0 without samples."""
+    """Return the upper edge of the bucket in which this share of the weight is reached; 0 without samples."""
     filled = [k for k, weight in enumerate(state.weights) if weight >= MIN_BUCKET_WEIGHT]
     if not filled:
         return 0.0
-    threshold, seen = share * sum(state.weights), 0.0
+    threshold, cumulated = share * sum(state.weights), 0.0
     bucket = filled[-1]
     for k in range(filled[0], filled[-1]):
-        seen += state.weights[k]
-        if seen >= threshold:
+        cumulated += state.weights[k]
+        if cumulated >= threshold:
             bucket = k
             break
     return state.scale.start_of(min(bucket + 1, len(state.weights) - 1))
@@ -112,20 +113,20 @@ def predict_histogram(
     horizon_ns: int = HORIZON_NS,
     resource: ForecastResource = ForecastResource.CPU,
 ) -> PeakForecast:
-    """The percentile and a tenth on top, whatever the time and the horizon. Koordinator promises nothing for a day."""
-    share, hours = state.scale.percentile, state.scale.half_life_s / HOUR_S
-    known = histogram_percentile(state, share)
-    peak = known * SAFETY_FACTOR if state.samples else None
+    """Return the percentile plus a tenth, whatever the time and the horizon. Koordinator predicts nothing for the first day."""
+    quantile, hours = state.scale.percentile, state.scale.half_life_s / HOUR_S
+    percentile = histogram_percentile(state, quantile)
+    peak = percentile * SAFETY_FACTOR if state.samples else None
     return PeakForecast(
         peak=peak,
-        expected=known,
-        margin=(peak or known) - known,
+        expected=percentile,
+        margin=(peak or percentile) - percentile,
         trusted=state.samples >= 1440,
         history_s=60.0 * state.samples,
         reason=Reason(
-            rule=f"koordinator_p{share * 100:g}",
-            text=f"{format_amount(resource, known)} is the {share * 100:g}th percentile of use, half-life {hours:g} h, "
-            "and a tenth is added.",
+            rule=f"koordinator_p{quantile * 100:g}",
+            text=f"{format_amount(resource, percentile)} is the {quantile * 100:g}th percentile of use, half-life {hours:g} h, "
+            "plus a tenth.",
             threshold=SAFETY_FACTOR,
             inputs={"now_ns": now_ns, "horizon_ns": horizon_ns, "samples": state.samples},
         ),
@@ -136,54 +137,56 @@ DAY_MINUTES = 1440
 
 
 class MinutePeaks(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest use of each of the last minutes that had a sample."""
+    """The highest use of each of the last minutes with a sample."""
 
     minute: int | None = None
     open: float = 0.0
     closed: tuple[float, ...] = ()
 
 
-def observe_minute(state: MinutePeaks, now_ns: int, used_cores: float, kept: int = DAY_MINUTES) -> MinutePeaks:
-    """The state with one more sample, of the last `kept` minutes."""
+def observe_minute(state: MinutePeaks, now_ns: int, used_cores: float, minutes: int = DAY_MINUTES) -> MinutePeaks:
+    """Return the state with one more sample, of the last `minutes` minutes."""
     minute = now_ns // MINUTE_NS
     if minute == state.minute:
-        return msgspec.structs.replace(state, open=max(state.open, used_cores))
-    closed = state.closed if state.minute is None else (*state.closed[-kept + 2 :], state.open)
+        return replace(state, open=max(state.open, used_cores))
+    closed = state.closed if state.minute is None else (*state.closed[-minutes + 2 :], state.open)
     return MinutePeaks(minute=minute, open=used_cores, closed=closed)
 
 
 def mean_plus_sigmas(values: Sequence[float]) -> float:
-    """Mean and five standard deviations."""
+    """Return the mean plus five standard deviations."""
     mean = sum(values) / len(values)
     return mean + 5 * sqrt(sum((value - mean) ** 2 for value in values) / len(values))
 
 
 def percentile_99(values: Sequence[float]) -> float:
-    """The 99th percentile, nearest rank."""
+    """Return the 99th percentile, nearest rank."""
     return sorted(values)[ceil(0.99 * len(values)) - 1]
 
 
 class ForecastMethod(msgspec.Struct, frozen=True):
-    """One way to foretell, for a bench or a replay: a state that has seen nothing, and its two functions."""
+    """A forecast method for benchmarks and replays: its initial state and its two functions."""
 
     start: Callable[[ForecastResource], object]
     observe: Callable[..., object]
-    """(state, now_ns, used_cores) -> state"""
+    """Called as (state, now_ns, used_cores); returns the next state."""
     predict: Callable[..., PeakForecast]
-    """(state, now_ns, horizon_ns, resource=) -> forecast"""
-    what: str
+    """Called as (state, now_ns, horizon_ns, resource=); returns the forecast."""
+    description: str
 
 
-def _windowed_method(minutes: int, rule: str, peak_of: Callable[[Sequence[float]], float], what: str) -> ForecastMethod:
-    def seen(state: MinutePeaks, now_ns: int, used_cores: float) -> MinutePeaks:
+def _windowed_method(
+    minutes: int, rule: str, peak_of: Callable[[Sequence[float]], float], description: str
+) -> ForecastMethod:
+    def observe(state: MinutePeaks, now_ns: int, used_cores: float) -> MinutePeaks:
         return observe_minute(state, now_ns, used_cores, minutes)
 
-    def foretold(
+    def predict(
         state: MinutePeaks, now_ns: int, horizon_ns: int = HORIZON_NS, resource: ForecastResource = ForecastResource.CPU
     ) -> PeakForecast:
         values = state.closed if state.minute is None else (*state.closed, state.open)
         peak = peak_of(values) if values else None
-        text = "Nothing was seen yet." if peak is None else f"{format_amount(resource, peak)} is the {what}."
+        text = "There is no sample yet." if peak is None else f"{format_amount(resource, peak)} is the {description}."
         inputs = {"now_ns": now_ns, "horizon_ns": horizon_ns, "minutes": len(values)}
         return PeakForecast(
             peak=peak,
@@ -193,7 +196,7 @@ def _windowed_method(minutes: int, rule: str, peak_of: Callable[[Sequence[float]
             reason=Reason(rule=rule, text=text, inputs=inputs),
         )
 
-    return ForecastMethod(lambda _: MinutePeaks(), seen, foretold, what)
+    return ForecastMethod(lambda _: MinutePeaks(), observe, predict, description)
 
 
 METHODS: dict[str, ForecastMethod] = {

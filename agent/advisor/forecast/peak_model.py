@@ -14,22 +14,22 @@ NS_PER_S = 1_000_000_000
 BUCKET_S = 300
 BUCKET_NS = BUCKET_S * NS_PER_S
 HORIZON_BUCKETS = 12
-"""Buckets that a forecast is for: an hour."""
+"""Buckets of the forecast horizon: an hour."""
 DAY_BUCKETS = 288
 HISTORY_BUCKETS = 3 * DAY_BUCKETS + 1
 QUARTER_BUCKETS = 3
-"""Buckets of the last quarter of an hour; one of them at least has to be known."""
+"""Buckets of the last quarter of an hour, at least one of which must have samples."""
 
 Peaks = Sequence[float | None]
 
 
 class PeakFeatures(msgspec.Struct, frozen=True):
-    """What the regression is given, in the unit of the samples."""
+    """Features of the regression, in the unit of the samples."""
 
     values: tuple[float, ...]
-    """1 and eight peaks, see FEATURES."""
+    """1 and eight peaks, see FEATURE_NAMES."""
     season: bool
-    """Whether yesterday's peaks are known; if not, the last hour's stand for them."""
+    """Whether yesterday's peaks are known; otherwise the last hour's replace them."""
 
 
 FEATURE_NAMES = (
@@ -37,22 +37,22 @@ FEATURE_NAMES = (
     "next_hour_of_days",
 )  # fmt: skip
 PRIOR_WEIGHTS = (0.0, 0.0, 0.3, 0.3, 0.0, 0.0, 0.2, 0.0, 0.2)
-"""What the features weigh before anything is learned: half the present, half the days before."""
+"""Weights of the features before anything is learned: half the present, half the days before."""
 
 
-def max_known_peak(values: Peaks, least: int = 1) -> float | None:
-    """The highest known value, if so many are known."""
-    known = [value for value in values if value is not None]
-    return max(known) if len(known) >= least else None
+def max_known_peak(values: Peaks, minimum: int = 1) -> float | None:
+    """Return the highest measured value; None with fewer than `minimum` measured values."""
+    measured = [value for value in values if value is not None]
+    return max(measured) if len(measured) >= minimum else None
 
 
 def hour_peak(values: Peaks) -> float | None:
-    """The peak of an hour of which at least three quarters are known: of less, it may have been missed."""
+    """Return the peak of an hour with samples in at least three quarters; None with fewer, since the peak may be missing."""
     return max_known_peak(values, HORIZON_BUCKETS * 3 // 4)
 
 
 def build_features(peaks: Peaks) -> PeakFeatures | None:
-    """What is known at the end of the last bucket; None where it says too little of the last hour."""
+    """Return the features at the end of the last bucket; None with too few samples in the last hour."""
     quarter = max_known_peak(peaks[-QUARTER_BUCKETS:])
     hour = max_known_peak(peaks[-HORIZON_BUCKETS:], QUARTER_BUCKETS)
     if quarter is None or hour is None:
@@ -66,7 +66,7 @@ def build_features(peaks: Peaks) -> PeakFeatures | None:
         if last - DAY_BUCKETS - HORIZON_BUCKETS + 1 >= 0
         else None
     )
-    seen = [value for value in days if value is not None]
+    past_days = [value for value in days if value is not None]
     values = (
         1.0,
         newest,
@@ -76,7 +76,7 @@ def build_features(peaks: Peaks) -> PeakFeatures | None:
         hour if day is None else day,
         hour if days[0] is None else days[0],
         hour if before is None else before,
-        sum(seen) / len(seen) if seen else hour,
+        sum(past_days) / len(past_days) if past_days else hour,
     )
     return PeakFeatures(values, days[0] is not None)
 
@@ -87,9 +87,9 @@ def _next_hour_peak(peaks: Peaks, index: int) -> float | None:
 
 FEATURE_COUNT = len(PRIOR_WEIGHTS)
 SAMPLE_DECAY = 1 - 1 / 2016
-"""Of a sample's weight, a bucket later: half is left after five days."""
+"""Factor of a sample's weight per bucket: half is left after five days."""
 PRIOR_SAMPLES = 4.0
-"""The prior counts like so many samples."""
+"""Number of samples that the prior counts as."""
 _TRIANGLE = tuple((i, j) for i in range(FEATURE_COUNT) for j in range(i + 1))
 
 
@@ -104,12 +104,12 @@ class PeakRegression(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def expected_peak(regression: PeakRegression, features: Sequence[float]) -> float:
-    """The expected peak, in the unit of the features."""
+    """Return the expected peak, in the unit of the features."""
     return sum(weight * feature for weight, feature in zip(regression.weights, features, strict=True))
 
 
 def update_regression(regression: PeakRegression, features: Sequence[float], actual: float) -> PeakRegression:
-    """The regression with one more sample in it."""
+    """Return the regression with one more sample."""
     gram = tuple(
         SAMPLE_DECAY * old + features[i] * features[j] for old, (i, j) in zip(regression.gram, _TRIANGLE, strict=True)
     )
@@ -146,28 +146,30 @@ def _cholesky_solve(lower: list[list[float]], right: list[float]) -> list[float]
 MAX_RESIDUALS = 3 * DAY_BUCKETS
 RESIDUAL_HALF_LIFE = DAY_BUCKETS
 QUANTILE_STEP = 0.0005
-"""How far one miss moves the quantile. Misses come in dozens, one for each forecast that a peak was in."""
+"""Change of the quantile by one miss. Misses come in dozens, one for each forecast that contains the peak."""
 MIN_QUANTILE, MAX_QUANTILE, MAX_MISS_FACTOR = 0.85, 0.98, 1.5
-"""Between these the quantile is steered, and where more may be missed, as low as so many times the wanted share of misses asks
-for: forecasts miss less than their quantile, because the alarm holds them up."""
+"""Bounds of the quantile; the lower one falls with a high miss ratio, to 1 - MAX_MISS_FACTOR times it.
+
+Forecasts miss less often than their quantile because the alarm raises them.
+"""
 MIN_RESIDUALS = HORIZON_BUCKETS
-"""Errors that have to be known: an hour of them."""
+"""Minimum number of errors: an hour."""
 _RESIDUAL_WEIGHTS = tuple(0.5 ** (age / RESIDUAL_HALF_LIFE) for age in range(MAX_RESIDUALS - 1, -1, -1))
 
 
 class ConformalMargin(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of the expectation over three days, and what follows from them."""
+    """Errors of the expected peak over three days, and the margin that follows from them."""
 
     residuals: tuple[float, ...] = ()
     """Actual minus expected peak, the latest last."""
     quantile: float | None = None
-    """As steered; None before the first forecast came true."""
+    """As controlled; None before the first forecast was evaluated."""
     amount: float | None = None
-    """What is added to the expected peak; None while too few errors are known."""
+    """Added to the expected peak; None with too few errors."""
 
 
 def update_margin(margin: ConformalMargin, residual: float, missed: bool | None, miss_ratio: float) -> ConformalMargin:
-    """The margin with one more error in it; `missed` is None where nothing had been foretold."""
+    """Return the margin with one more error; `missed` is None if nothing was predicted."""
     quantile = 1 - miss_ratio if margin.quantile is None else margin.quantile
     if missed is not None:
         lowest, highest = min(MIN_QUANTILE, 1 - MAX_MISS_FACTOR * miss_ratio), max(MAX_QUANTILE, 1 - miss_ratio)
@@ -178,13 +180,13 @@ def update_margin(margin: ConformalMargin, residual: float, missed: bool | None,
 
 
 def weighted_quantile(residuals: tuple[float, ...], quantile: float) -> float:
-    """The quantile of these, the latest weighing most: half as much a day earlier."""
+    """Return the quantile of the residuals, whose weight halves per day of age."""
     weights = _RESIDUAL_WEIGHTS[-len(residuals) :]
-    threshold, seen = quantile * sum(weights), 0.0
+    threshold, cumulated = quantile * sum(weights), 0.0
     order = sorted(range(len(residuals)), key=residuals.__getitem__)
     for index in order:
-        seen += weights[index]
-        if seen >= threshold:
+        cumulated += weights[index]
+        if cumulated >= threshold:
             return residuals[index]
     return residuals[order[-1]]
 
@@ -196,20 +198,20 @@ class ForecastAccuracy(msgspec.Struct, frozen=True, kw_only=True):
     """Totals since the start, and each error of the last day. In the unit of the samples."""
 
     evaluated: int = 0
-    """Forecasts whose hour is over, one for each five minutes."""
+    """Forecasts whose hour is over, one every five minutes."""
     missed: int = 0
-    """Those that the peak exceeded."""
+    """Forecasts that the peak exceeded."""
     shortfall_sum: float = 0.0
-    """By how much, together."""
+    """Sum of the excess of missed forecasts."""
     shortfall_max: float = 0.0
     error_sum: float = 0.0
-    """Forecast minus peak, together: what was not lent for safety."""
+    """Sum of forecast minus peak: capacity that was not reclaimed for safety."""
     recent: tuple[float, ...] = ()
     """Forecast minus peak over the last day, the latest last."""
 
 
 def count_forecast(accuracy: ForecastAccuracy, predicted: float, actual: float) -> ForecastAccuracy:
-    """The accuracy with one more forecast in it."""
+    """Return the accuracy with one more forecast."""
     error = predicted - actual
     return ForecastAccuracy(
         evaluated=accuracy.evaluated + 1,
@@ -222,23 +224,23 @@ def count_forecast(accuracy: ForecastAccuracy, predicted: float, actual: float) 
 
 
 def recent_miss_ratio(accuracy: ForecastAccuracy, beyond: float = 0.0) -> float | None:
-    """Share of the last day's forecasts that the peak exceeded by more than `beyond`; None before the first."""
+    """Return the share of the last day's forecasts that the peak exceeded by more than `beyond`; None before the first."""
     if not accuracy.recent:
         return None
     return sum(error < -beyond for error in accuracy.recent) / len(accuracy.recent)
 
 
 def mean_shortfall(accuracy: ForecastAccuracy) -> float | None:
-    """By how much the last day's missed forecasts were missed on average; None where none was."""
+    """Return the mean excess of the last day's missed forecasts; None without a miss."""
     short = [-error for error in accuracy.recent if error < 0]
     return sum(short) / len(short) if short else None
 
 
 def max_shortfall(accuracy: ForecastAccuracy) -> float | None:
-    """By how much the worst of the last day was missed, 0 where none was; None before the first forecast."""
+    """Return the largest excess of the last day, 0 without a miss; None before the first forecast."""
     return max(0.0, -min(accuracy.recent)) if accuracy.recent else None
 
 
 def forecast_bias(accuracy: ForecastAccuracy) -> float | None:
-    """Mean of forecast minus peak over the last day: above 0 is caution. None before the first forecast."""
+    """Return the mean of forecast minus peak over the last day: positive is cautious. None before the first forecast."""
     return sum(accuracy.recent) / len(accuracy.recent) if accuracy.recent else None

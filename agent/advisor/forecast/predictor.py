@@ -8,6 +8,7 @@ from __future__ import annotations
 from math import isfinite
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.advisor.forecast import peak_model
 from agent.advisor.forecast.peak_model import (
@@ -24,15 +25,14 @@ from agent.advisor.forecast.peak_model import (
     hour_peak,
     max_known_peak,
 )
-from agent.advisor.memory.memory_inputs import format_bytes
 from agent.config.advisor import ForecastConfig
 from api.forecast import ForecastResource, PeakForecast
 from api.knobs import Reason
+from api.quantity import format_bytes, format_cores
 
 
 def format_amount(resource: ForecastResource, amount: float) -> str:
-    """`2.5 cores`, `20.6 GiB`."""
-    return f"{amount:.4g} cores" if resource is ForecastResource.CPU else format_bytes(amount)
+    return format_cores(amount) if resource is ForecastResource.CPU else format_bytes(amount)
 
 
 DEFAULT_CONFIG = ForecastConfig()
@@ -40,27 +40,27 @@ HORIZON_NS = HORIZON_BUCKETS * BUCKET_NS
 
 
 class PendingForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What was foretold at the end of one bucket, until its hour is over."""
+    """The forecast at the end of one bucket, until its hour is over."""
 
     features: PeakFeatures | None = None
     base: float | None = None
     predicted: float | None = None
     excess: float = 0.0
-    """How far the bucket's peak rose above every forecast that it was in."""
+    """Excess of the bucket's peak over all forecasts that contain it."""
 
 
 class PeakPredictor(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything remembered of one series of use. A new one has seen nothing."""
+    """State of one series of use."""
 
     bucket: int | None = None
-    """Number of the open bucket, five minutes each since the clock's zero."""
+    """Number of the open bucket: five minutes each since the clock's zero."""
     last_ns: int = 0
     open_peak: float | None = None
     open_samples: int = 0
     usual_samples: int = 0
-    """Of the last bucket that had any."""
+    """Samples of the last bucket that had any."""
     peaks: tuple[float | None, ...] = ()
-    """Of closed buckets, the latest last."""
+    """Peaks of closed buckets, the latest last."""
     pending: tuple[PendingForecast, ...] = ()
     regression: PeakRegression = PeakRegression()
     margin: ConformalMargin = ConformalMargin()
@@ -70,10 +70,10 @@ class PeakPredictor(msgspec.Struct, frozen=True, kw_only=True):
 def observe_use(
     state: PeakPredictor, now_ns: int, used_cores: float | None, config: ForecastConfig = DEFAULT_CONFIG
 ) -> PeakPredictor:
-    """The state with one more sample in it; None, a number below 0 or no number at all leaves it as it was.
+    """Return the state with one more sample; a sample that is None, negative or not finite is ignored.
 
-    A clock that jumped back by less than an hour adds to the open bucket. One that jumped back further, or ahead by more than
-    all that is kept (a reboot, a restored machine), makes a fresh start: what it knew belongs to another time.
+    A clock that jumped back by less than an hour adds to the open bucket. One that jumped back further, or ahead by more
+    than the history (a reboot, a restored machine), resets the state.
     """
     if used_cores is None or not isfinite(used_cores) or used_cores < 0:
         return state
@@ -83,7 +83,7 @@ def observe_use(
         state, ahead = PeakPredictor(bucket=bucket), 0
     for _ in range(ahead):
         state = _close_bucket(state, config)
-    return msgspec.structs.replace(
+    return replace(
         state,
         bucket=bucket if ahead > 0 else state.bucket,
         last_ns=max(state.last_ns, now_ns),
@@ -99,26 +99,26 @@ def predict_peak(
     config: ForecastConfig = DEFAULT_CONFIG,
     resource: ForecastResource = ForecastResource.CPU,
 ) -> PeakForecast:
-    """The peak of use until `now_ns + horizon_ns`; `resource` is for the words.
+    """Return the predicted peak of use until `now_ns + horizon_ns`; `resource` selects the unit of the reason.
 
     The calibration is for an hour: a shorter horizon gets the hour's peak, for a longer one there is no forecast.
     """
     history_s = float(BUCKET_S * sum(peak is not None for peak in state.peaks))
     if horizon_ns > HORIZON_NS:
         return _unknown_forecast(
-            "horizon_too_long", f"Forecasts reach {HORIZON_NS // NS_PER_S} s, not further.", history_s
+            "horizon_too_long", f"The forecast horizon is at most {HORIZON_NS // NS_PER_S} s.", history_s
         )
     peaks = _peaks_with_open_bucket(state)
-    known = build_features(peaks)
-    foretold = _forecast_peak(state, known, peaks)
+    features = build_features(peaks)
+    pending = _forecast_peak(state, features, peaks)
     highest = max_known_peak(peaks)
-    if foretold is None or known is None or highest is None or foretold.predicted is None:
-        # A step counts from its first sample on, and the open one is not among them.
-        text = f"Less than {(history_s + BUCKET_S) / 60:.0f} minutes of use are known, too little to foretell."
+    if pending is None or features is None or highest is None or pending.predicted is None:
+        # The open bucket is not part of the history.
+        text = f"Less than {(history_s + BUCKET_S) / 60:.0f} minutes of use are measured, too little for a forecast."
         return _unknown_forecast("no_history", text, history_s)
-    base, peak = foretold.base or 0.0, foretold.predicted
+    base, peak = pending.base or 0.0, pending.predicted
     age_s = (now_ns - state.last_ns) / NS_PER_S
-    alarm = foretold.excess > 0 or any(entry.excess > 0 for entry in state.pending[-HORIZON_BUCKETS + 1 :])
+    alarm = pending.excess > 0 or any(entry.excess > 0 for entry in state.pending[-HORIZON_BUCKETS + 1 :])
     fresh = abs(age_s) <= config.stale_s
     if not fresh:
         peak = max(peak, highest)
@@ -126,13 +126,13 @@ def predict_peak(
         peak=peak,
         expected=base,
         margin=peak - base,
-        season=known.season,
+        season=features.season,
         alarm=alarm,
         trusted=fresh and history_s >= config.min_history_s,
         history_s=history_s,
         reason=_forecast_reason(
             state,
-            foretold,
+            pending,
             (format_amount(resource, base), format_amount(resource, peak)),
             (age_s, history_s, alarm),
             config,
@@ -141,18 +141,18 @@ def predict_peak(
 
 
 def resume_predictor(state: PeakPredictor, shift_ns: int) -> PeakPredictor:
-    """The same on a clock that shows `shift_ns` more, to the nearest bucket, with totals that start again."""
+    """Return the state moved to a clock that is `shift_ns` ahead, to the nearest bucket, with totals reset."""
     totals = ForecastAccuracy(recent=state.accuracy.recent)
     if state.bucket is None:
-        return msgspec.structs.replace(state, accuracy=totals)
+        return replace(state, accuracy=totals)
     bucket = state.bucket + (shift_ns + BUCKET_NS // 2) // BUCKET_NS
-    return msgspec.structs.replace(state, bucket=bucket, last_ns=state.last_ns + shift_ns, accuracy=totals)
+    return replace(state, bucket=bucket, last_ns=state.last_ns + shift_ns, accuracy=totals)
 
 
 def _close_bucket(state: PeakPredictor, config: ForecastConfig) -> PeakPredictor:
-    """The next bucket is open; the forecast that ends with this one is compared with what came."""
+    """Open the next bucket; evaluate the forecast whose hour ends with the closed one."""
     peaks = (*state.peaks[-HISTORY_BUCKETS + 1 :], state.open_peak)
-    state = msgspec.structs.replace(
+    state = replace(
         state,
         open_peak=None,
         open_samples=0,
@@ -163,7 +163,7 @@ def _close_bucket(state: PeakPredictor, config: ForecastConfig) -> PeakPredictor
     if len(state.pending) == HORIZON_BUCKETS and actual is not None:
         state = _learn_from_peak(state, state.pending[0], actual, config)
     entry = _forecast_peak(state, build_features(peaks), peaks) if peaks[-1] is not None else None
-    return msgspec.structs.replace(state, pending=(*state.pending[-HORIZON_BUCKETS + 1 :], entry or PendingForecast()))
+    return replace(state, pending=(*state.pending[-HORIZON_BUCKETS + 1 :], entry or PendingForecast()))
 
 
 def _learn_from_peak(
@@ -172,7 +172,7 @@ def _learn_from_peak(
     if entry.features is None or entry.base is None:
         return state
     missed = None if entry.predicted is None else actual > entry.predicted
-    return msgspec.structs.replace(
+    return replace(
         state,
         regression=peak_model.update_regression(state.regression, entry.features.values, actual),
         margin=peak_model.update_margin(state.margin, actual - entry.base, missed, config.miss_ratio),
@@ -183,24 +183,24 @@ def _learn_from_peak(
 
 
 def _forecast_peak(
-    state: PeakPredictor, known: PeakFeatures | None, peaks: tuple[float | None, ...]
+    state: PeakPredictor, features: PeakFeatures | None, peaks: tuple[float | None, ...]
 ) -> PendingForecast | None:
-    """What is expected after the last of these peaks; without `predicted` while the margin is not known."""
-    if known is None:
+    """The forecast after the last of these peaks; without `predicted` while the margin is not known."""
+    if features is None:
         return None
-    newest = known.values[1]
-    base = max(peak_model.expected_peak(state.regression, known.values), 0.0)
+    newest = features.values[1]
+    base = max(peak_model.expected_peak(state.regression, features.values), 0.0)
     outstanding = [entry.predicted for entry in state.pending if entry.predicted is not None]
     excess = max(newest - max(outstanding), 0.0) if outstanding and peaks[-1] is not None else 0.0
     predicted = None
     if state.margin.amount is not None:
-        held = max([excess, *(entry.excess for entry in state.pending[-HORIZON_BUCKETS + 1 :])])
-        predicted = max(base + state.margin.amount + held, newest)
-    return PendingForecast(features=known, base=base, predicted=predicted, excess=excess)
+        excess_held = max([excess, *(entry.excess for entry in state.pending[-HORIZON_BUCKETS + 1 :])])
+        predicted = max(base + state.margin.amount + excess_held, newest)
+    return PendingForecast(features=features, base=base, predicted=predicted, excess=excess)
 
 
 def _peaks_with_open_bucket(state: PeakPredictor) -> tuple[float | None, ...]:
-    """Peaks up to now. An open bucket with fewer samples than usual has not peaked yet: it only raises the one before."""
+    """Peaks up to now. An open bucket with fewer samples than usual is incomplete: it can only raise the one before."""
     if state.open_peak is None:
         return state.peaks
     if state.open_samples >= state.usual_samples or not state.peaks or state.peaks[-1] is None:
@@ -216,30 +216,30 @@ def _unknown_forecast(rule: str, text: str, history_s: float) -> PeakForecast:
 
 def _forecast_reason(
     state: PeakPredictor,
-    foretold: PendingForecast,
+    pending: PendingForecast,
     amounts: tuple[str, str],
-    seen: tuple[float, float, bool],
+    context: tuple[float, float, bool],
     config: ForecastConfig,
 ) -> Reason:
-    (base, peak), (age_s, history_s, alarm) = amounts, seen
+    (base, peak), (age_s, history_s, alarm) = amounts, context
     ratio, quantile = peak_model.recent_miss_ratio(state.accuracy), state.margin.quantile
-    text = f"{base} are expected at the most within the hour, {peak} with the margin"
+    text = f"The expected peak within the hour is {base}, {peak} with the margin"
     if abs(age_s) > config.stale_s:
-        rule, text = "stale", f"The last sample is {age_s:.0f} s old: {peak}, the highest remembered."
+        rule, text = "stale", f"The last sample is {age_s:.0f} s old: {peak}, the highest peak of the history."
     elif alarm:
-        rule, text = "drift_alarm", f"{text}, widened since use rose above every forecast within the last hour."
+        rule, text = "drift_alarm", f"{text}, which is wider because use exceeded every forecast within the last hour."
     elif history_s < config.min_history_s:
-        rule, text = "short_history", f"{text}, from {history_s / 3600:.1f} hours of history only."
+        rule, text = "short_history", f"{text}, from only {history_s / 3600:.1f} hours of history."
     else:
-        rule, text = "calibrated", f"{text} that {quantile:.1%} of errors kept."
+        rule, text = "calibrated", f"{text} that covers {quantile:.1%} of the errors."
     return Reason(
         rule=rule,
         text=text,
         threshold=config.miss_ratio,
         inputs={
-            "base": foretold.base,
+            "base": pending.base,
             "margin": state.margin.amount,
-            "excess": foretold.excess,
+            "excess": pending.excess,
             "quantile": quantile,
             "miss_ratio_day": ratio,
             "age_s": age_s,

@@ -7,61 +7,61 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.advisor.forecast.predictor import format_amount
 from agent.advisor.headroom.reclaim_exclusion import unreclaimable_idle_bytes
-from agent.advisor.memory.memory_inputs import format_bytes
 from agent.config.config import AgentConfig
 from api.advice import Headroom, MemoryAdvice
 from api.forecast import Forecast, ForecastResource
 from api.knobs import Reason
+from api.quantity import format_bytes
 from api.snapshot import Snapshot
 
 
 class ForecastHeadroom(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be promised to reclaimed pods; None where nothing is known: keep what was promised, or less."""
+    """Headroom by forecast; None if no amount is known: the reporter then holds or lowers the previous one."""
 
     amount: float | None
     reason: Reason
 
 
 def compute_forecast_headroom(
-    capacity: float, reserve: float, outlook: Forecast, canonical: float | None
+    capacity: float, reserve: float, forecast: Forecast, canonical: float | None
 ) -> ForecastHeadroom:
-    """max(capacity - reserve - peak, 0) of the node as it is now.
+    """Return max(capacity - reserve - peak, 0).
 
-    `canonical` is what Katalyst's formula (by requests or estimates) would promise: while history is short or stale it is the
-    upper bound, and all there is without a forecast. A peak is never taken to be below what online work uses at this moment,
-    where that is known.
+    `canonical` is the headroom by Katalyst's formula: the upper bound while history is short or stale, and the fallback
+    without a forecast. The peak is at least the current use, if that is measured.
     """
-    forecast, used, resource = outlook.forecast, outlook.used, outlook.resource
+    prediction, used, resource = forecast.forecast, forecast.used, forecast.resource
     free = max(capacity - reserve, 0.0)
-    inputs = {"capacity": capacity, "reserve": reserve, "canonical": canonical, "used": used, **forecast.reason.inputs}
+    inputs = {
+        "capacity": capacity,
+        "reserve": reserve,
+        "canonical": canonical,
+        "used": used,
+        **prediction.reason.inputs,
+    }
     bound = None if canonical is None else min(max(canonical, 0.0), free)
-    if forecast.peak is None:
-        rule = "canonical_without_forecast"
-        text = f"{forecast.reason.text} Katalyst's formula promises {_format_bound(resource, bound)}."
-        return ForecastHeadroom(amount=bound, reason=Reason(rule=rule, text=text, inputs=inputs))
-    peak = max(forecast.peak, used or 0.0)
+    if prediction.peak is None:
+        shown = "not known" if bound is None else format_amount(resource, bound)
+        text = f"{prediction.reason.text} Headroom by Katalyst's formula is {shown}."
+        reason = Reason(rule="canonical_without_forecast", text=text, inputs=inputs)
+        return ForecastHeadroom(amount=bound, reason=reason)
+    peak = max(prediction.peak, used or 0.0)
     amount = max(free - peak, 0.0)
-    whole, kept, top, left = (format_amount(resource, value) for value in (capacity, reserve, peak, amount))
-    text = f"{forecast.reason.text} {whole} less {kept} kept and a peak of {top} leave {left}"
-    if forecast.trusted:
-        return ForecastHeadroom(
-            amount=amount, reason=Reason(rule="forecast", text=f"{text}.", threshold=peak, inputs=inputs)
-        )
-    rule = "forecast_below_canonical"
+    total, reserved, highest, left = (format_amount(resource, value) for value in (capacity, reserve, peak, amount))
+    text = f"{prediction.reason.text} {total} less {reserved} reserved and a peak of {highest} leave {left}"
+    if prediction.trusted:
+        reason = Reason(rule="forecast", text=f"{text}.", threshold=peak, inputs=inputs)
+        return ForecastHeadroom(amount=amount, reason=reason)
     if bound is None:
-        text = f"{text}, but neither is the forecast trusted yet nor Katalyst's formula known."
-        return ForecastHeadroom(amount=None, reason=Reason(rule=rule, text=text, threshold=peak, inputs=inputs))
-    text = f"{text}, Katalyst's formula {format_amount(resource, bound)}; the forecast is not trusted to promise more."
-    return ForecastHeadroom(
-        amount=min(amount, bound), reason=Reason(rule=rule, text=text, threshold=peak, inputs=inputs)
-    )
-
-
-def _format_bound(resource: ForecastResource, amount: float | None) -> str:
-    return "nothing that is known" if amount is None else format_amount(resource, amount)
+        text += ", but the forecast is not trusted yet and the value by Katalyst's formula is not known."
+    else:
+        text += f", Katalyst's formula {format_amount(resource, bound)}, the upper bound until the forecast is trusted."
+    reason = Reason(rule="forecast_below_canonical", text=text, threshold=peak, inputs=inputs)
+    return ForecastHeadroom(amount=None if bound is None else min(amount, bound), reason=reason)
 
 
 FORECAST_POLICY = "forecast"
@@ -70,51 +70,56 @@ FORECAST_POLICY = "forecast"
 def forecast_cores(
     capacity: float, reserve: float, forecasts: Sequence[Forecast], fallback: Headroom, reclaimable_cores: float | None
 ) -> tuple[float | None, Reason]:
-    """Cores that can be promised, and why; never more than is lent now."""
-    outlook = _find_forecast(ForecastResource.CPU, forecasts)
-    if outlook is None:
+    """Return the CPU headroom in cores and its reason; at most the cores that reclaimed pods may use now."""
+    forecast = _find_forecast(ForecastResource.CPU, forecasts)
+    if forecast is None:
         return fallback.cores, fallback.reason
-    found = compute_forecast_headroom(capacity, reserve, outlook, fallback.cores)
-    if found.amount is None or reclaimable_cores is None or found.amount <= reclaimable_cores:
-        return found.amount, found.reason
-    verdict = found.reason
-    text = f"{verdict.text.removesuffix('.')}; no more than the {reclaimable_cores:.2f} that are lent now."
-    inputs = {**verdict.inputs, "lent_cores": reclaimable_cores}
-    return reclaimable_cores, msgspec.structs.replace(verdict, text=text, inputs=inputs)
+    headroom = compute_forecast_headroom(capacity, reserve, forecast, fallback.cores)
+    if headroom.amount is None or reclaimable_cores is None or headroom.amount <= reclaimable_cores:
+        return headroom.amount, headroom.reason
+    reason = headroom.reason
+    text = f"{reason.text.removesuffix('.')}; at most the {reclaimable_cores:.2f} that reclaimed pods may use now."
+    inputs = {**reason.inputs, "lent_cores": reclaimable_cores}
+    return reclaimable_cores, replace(reason, text=text, inputs=inputs)
 
 
 def apply_memory_forecast(
     memory: MemoryAdvice, forecasts: Sequence[Forecast], snapshot: Snapshot, config: AgentConfig
 ) -> MemoryAdvice:
-    """The same advice, with what the forecast leaves of the node's memory; by NUMA node in the parts that it had before."""
-    outlook, total = _find_forecast(ForecastResource.MEMORY, forecasts), snapshot.node.memory_total_bytes
-    nothing = config.memory.policy == "none" or not config.advisor.enable_reclaim
-    if nothing or outlook is None or total is None:
+    """Return the memory advice with the headroom by forecast, split over NUMA nodes as before."""
+    forecast, total = _find_forecast(ForecastResource.MEMORY, forecasts), snapshot.node.memory_total_bytes
+    disabled = config.memory.policy == "none" or not config.advisor.enable_reclaim
+    if disabled or forecast is None or total is None:
         return memory
     before, reserve = memory.headroom_bytes, config.memory.reserve_bytes(total) + unreclaimable_idle_bytes(snapshot)
-    found = compute_forecast_headroom(float(total), float(reserve), outlook, before)
-    verdict = found.reason
-    if outlook.forecast.peak is not None and found.amount is not None:
-        text = f"The most to expect of all but reclaimed pods within an hour is {format_bytes(outlook.forecast.peak)}"
-        text += f": of {format_bytes(total)}, {format_bytes(reserve)} kept, {format_bytes(found.amount)} are promised"
-        text += "." if outlook.forecast.trusted else ", no more than without the forecast, which is not trusted yet."
-        verdict = msgspec.structs.replace(verdict, text=text)
-    return msgspec.structs.replace(
+    headroom = compute_forecast_headroom(float(total), float(reserve), forecast, before)
+    reason = headroom.reason
+    if forecast.forecast.peak is not None and headroom.amount is not None:
+        bound = (
+            "" if forecast.forecast.trusted else ", at most the value without the forecast, which is not trusted yet"
+        )
+        text = (
+            f"The predicted memory peak without reclaimed pods within an hour is {format_bytes(forecast.forecast.peak)}"
+            f": with {format_bytes(reserve)} of {format_bytes(total)} reserved,"
+            f" the headroom is {format_bytes(headroom.amount)}{bound}."
+        )
+        reason = replace(reason, text=text)
+    return replace(
         memory,
-        headroom_bytes=found.amount,
-        headroom_by_numa=_split_by_numa(found.amount, memory.headroom_by_numa, snapshot),
-        headroom_reason=verdict,
+        headroom_bytes=headroom.amount,
+        headroom_by_numa=_split_by_numa(headroom.amount, memory.headroom_by_numa, snapshot),
+        headroom_reason=reason,
     )
 
 
 def _split_by_numa(amount: float | None, before: Mapping[int, float], snapshot: Snapshot) -> dict[int, float]:
-    nodes, whole = snapshot.topology.numa_nodes, sum(before.values())
+    nodes, total = snapshot.topology.numa_nodes, sum(before.values())
     if amount is None:
         return {}
     if len(nodes) == 1:
         return {nodes[0]: amount}
-    return {numa: amount * part / whole for numa, part in before.items()} if whole else {}
+    return {numa: amount * part / total for numa, part in before.items()} if total else {}
 
 
 def _find_forecast(resource: ForecastResource, forecasts: Sequence[Forecast]) -> Forecast | None:
-    return next((outlook for outlook in forecasts if outlook.resource is resource), None)
+    return next((forecast for forecast in forecasts if forecast.resource is resource), None)

@@ -5,37 +5,38 @@ inputs the value is held for `freshS`, then decays to the minimum until `expired
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import isfinite
 
 import msgspec
+from msgspec.structs import replace
 
+from agent.advisor.advisor_state import NS_PER_S
 from agent.config.report import ReportConfig
 from agent.config.units import GIB, MIB
 from api.advice import Headroom
-from api.knobs import Reason
+from api.knobs import Reason, ReasonInputs
+from api.quantity import format_bytes, format_cores
 from api.snapshot import Snapshot
-
-NS_PER_S = 1_000_000_000
 
 
 class HeadroomSample(msgspec.Struct, frozen=True, kw_only=True):
-    """An amount at one moment of CLOCK_MONOTONIC."""
+    """An amount at one time of CLOCK_MONOTONIC."""
 
     at_ns: int
     value: float
 
 
 class SampleTrack(msgspec.Struct, frozen=True, kw_only=True):
-    """The latest samples of one amount, oldest first, and the level that they have led to so far."""
+    """The latest samples of one amount, oldest first, and the level that follows from them."""
 
     samples: tuple[HeadroomSample, ...] = ()
     level: float | None = None
-    """None until the window was full once."""
+    """None until the window is full for the first time."""
 
 
 class AveragingWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """How many samples are averaged, how long one counts, and how far the level moves at once."""
+    """Number of averaged samples, their lifetime, and the bounds of one step of the level."""
 
     size: int
     ttl_ns: int
@@ -44,17 +45,17 @@ class AveragingWindow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeadroomSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """One resource: its total, its parts by NUMA node, and when it was known last."""
+    """One resource: total, parts by NUMA node, and the time of the latest value."""
 
     total: SampleTrack = SampleTrack()
     by_numa: Mapping[int, SampleTrack] = {}
     known_ns: int | None = None
     regaining: bool = False
-    """Whether the level is still on its way back from what it lost while nothing was known."""
+    """Whether the level is still below the value that it had before inputs were missing."""
 
 
 def add_sample(track: SampleTrack, value: float, window: AveragingWindow, now_ns: int) -> SampleTrack:
-    """The track with one more sample. The level follows the mean of a full window, step by step."""
+    """Return the track with one more sample. The level follows the mean of a full window in steps."""
     samples = (*track.samples, HeadroomSample(at_ns=now_ns, value=value))[-window.size :]
     valid = [sample.value for sample in samples if now_ns - sample.at_ns < window.ttl_ns]
     if len(valid) < window.size:
@@ -63,7 +64,7 @@ def add_sample(track: SampleTrack, value: float, window: AveragingWindow, now_ns
 
 
 def next_level(level: float | None, mean: float, window: AveragingWindow) -> float:
-    """The next level on the way to the mean: unchanged for less than a min step, at most a max step away."""
+    """Return the next level towards the mean: unchanged for less than a min step, and at most a max step away."""
     if level is None:
         return mean
     if abs(mean - level) < window.min_step:
@@ -72,105 +73,98 @@ def next_level(level: float | None, mean: float, window: AveragingWindow) -> flo
 
 
 def freshness_ratio(age_s: float, fresh_s: float, expired_s: float) -> float:
-    """1 until `fresh_s` after the last that was known, then linear to 0 at `expired_s`."""
+    """Return 1 until `fresh_s` after the latest value, then linearly down to 0 at `expired_s`."""
     return min(max((expired_s - age_s) / (expired_s - fresh_s), 0.0), 1.0)
 
 
 def decay_level(level: float, floor: float, fresh: float) -> float:
-    """What is left of a level above the floor; one below it stays."""
+    """Return the rest of a level above the floor; a level below it stays."""
     low = min(level, floor)
     return low + (level - low) * fresh
 
 
-Inputs = dict[str, float | int | str | None]
 _DIGITS = 6
-"""Parts are rounded to so many digits, so that their sum is the whole to anybody who rounds to thousandths."""
+"""Decimals of the parts, so that their sum equals the total after rounding to thousandths."""
 
 
 class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What the node has; nothing beyond it is advertised, whatever was found."""
+    """Capacity of the node, which no reported amount exceeds."""
 
     cores_by_numa: Mapping[int, float]
     memory_bytes: float | None = None
-    """None where it is not known: then no memory is advertised."""
+    """None if it is not known: then no memory is reported."""
     memory_by_numa: Mapping[int, float] = {}
 
 
 class ReporterState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the reporter knows of the past."""
+    """State of the reporter."""
 
     tick_ns: int | None = None
     cores: HeadroomSeries = HeadroomSeries()
     memory: HeadroomSeries = HeadroomSeries()
     reported_headroom: Headroom | None = None
-    """The latest answer; by its cores_by_numa utilisation is judged (PoolSituation.last_cores)."""
+    """The latest result; utilisation uses its cores_by_numa (`ReclaimPoolInputs.last_cores`)."""
 
 
 class _ResourceInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """One resource in this round: what was found of it and what it is held to."""
+    """One resource in this cycle: computed headroom and limits."""
 
     name: str
-    unit: str
-    per_unit: float
-    """What one unit is in the resource's own: 1 for cores, a GiB for bytes."""
-    found: float | None
-    found_by_numa: Mapping[int, float]
+    show: Callable[[float], str]
+    """Formats an amount as text."""
+    computed: float | None
+    computed_by_numa: Mapping[int, float]
     capacity: float
     reserved: float
     minimum: float
     window: AveragingWindow
     before: float | None
-    """What is advertised of it until now."""
+    """The reported value of the previous period."""
     before_by_numa: Mapping[int, float]
-
-    def show(self, amount: float) -> str:
-        return f"{amount / self.per_unit:.2f} {self.unit}"
 
 
 class _ReportedAmount(msgspec.Struct, frozen=True, kw_only=True):
-    """What is advertised of one resource."""
+    """Reported amount of one resource."""
 
     total: float | None
     by_numa: Mapping[int, float]
     rule: str
     text: str
-    inputs: Inputs = {}
+    inputs: ReasonInputs = {}
     stale: bool = False
-    """Whether it says more of how long nothing was known than of the node."""
+    """Whether it depends on missing inputs rather than on the node."""
 
 
 def report_headroom(
-    found: Headroom,
+    headroom: Headroom,
     capacity: NodeCapacity,
-    memory: ReporterState,
+    state: ReporterState,
     config: ReportConfig,
     now_ns: int,
     *,
     enable_reclaim: bool = True,
 ) -> tuple[Headroom, ReporterState]:
-    """What to advertise now, and the memory for the next call. May be called as often as one likes: it changes every period.
+    """Return the reported headroom and the next state; the value changes once per period however often it is called.
 
-    Amounts are None until a window is full for the first time. A clock that went backwards is another boot's: a fresh start.
+    Amounts are None until a window is full for the first time. A clock that went backwards (a reboot) resets the state.
     """
-    if memory.tick_ns is not None and now_ns < memory.tick_ns:
-        memory = ReporterState()
+    if state.tick_ns is not None and now_ns < state.tick_ns:
+        state = ReporterState()
     if not enable_reclaim:
-        nothing = _zero_headroom(capacity)
-        return nothing, ReporterState(reported_headroom=nothing)
-    before = memory.reported_headroom
-    if before is not None and memory.tick_ns is not None and now_ns - memory.tick_ns < config.period_s * NS_PER_S:
-        return _limit_to_capacity(before, capacity), memory
-    cpu, space = _build_resources(found, capacity, config, before)
-    cores, cpu_series = _update_series(cpu, memory.cores, config, now_ns)
-    amount, space_series = _update_series(space, memory.memory, config, now_ns)
-    advertised = _limit_to_capacity(_drop_negligible_nodes(cores, amount, config), capacity)
-    return advertised, ReporterState(
-        tick_ns=now_ns, cores=cpu_series, memory=space_series, reported_headroom=advertised
-    )
+        zero = _zero_headroom(capacity)
+        return zero, ReporterState(reported_headroom=zero)
+    before = state.reported_headroom
+    if before is not None and state.tick_ns is not None and now_ns - state.tick_ns < config.period_s * NS_PER_S:
+        return _limit_to_capacity(before, capacity), state
+    cpu, memory = _build_resources(headroom, capacity, config, before)
+    cores, cpu_series = _update_series(cpu, state.cores, config, now_ns)
+    size, memory_series = _update_series(memory, state.memory, config, now_ns)
+    reported = _limit_to_capacity(_drop_negligible_nodes(cores, size, config), capacity)
+    return reported, ReporterState(tick_ns=now_ns, cores=cpu_series, memory=memory_series, reported_headroom=reported)
 
 
 def _build_resources(
-    found: Headroom, capacity: NodeCapacity, config: ReportConfig, before: Headroom | None
+    headroom: Headroom, capacity: NodeCapacity, config: ReportConfig, before: Headroom | None
 ) -> tuple[_ResourceInputs, _ResourceInputs]:
     size = max(int(config.window_s // config.period_s), 1)
     ttl_ns = round(2 * config.window_s * NS_PER_S)
@@ -178,10 +172,9 @@ def _build_resources(
     total = capacity.memory_bytes
     cpu = _ResourceInputs(
         name="CPU",
-        unit="cores",
-        per_unit=1.0,
-        found=_finite_amount(found.cores, found.cores_by_numa),
-        found_by_numa=found.cores_by_numa,
+        show=format_cores,
+        computed=_finite_amount(headroom.cores, headroom.cores_by_numa),
+        computed_by_numa=headroom.cores_by_numa,
         capacity=cpus,
         reserved=config.reserved_cores,
         minimum=config.minimum_cores(cpus),
@@ -191,12 +184,11 @@ def _build_resources(
         before=None if before is None else before.cores,
         before_by_numa={} if before is None else before.cores_by_numa,
     )
-    space = _ResourceInputs(
+    memory = _ResourceInputs(
         name="Memory",
-        unit="GiB",
-        per_unit=float(GIB),
-        found=None if total is None else _finite_amount(found.memory_bytes, found.memory_by_numa),
-        found_by_numa=found.memory_by_numa,
+        show=format_bytes,
+        computed=None if total is None else _finite_amount(headroom.memory_bytes, headroom.memory_by_numa),
+        computed_by_numa=headroom.memory_by_numa,
         capacity=total or 0.0,
         reserved=float(config.reserved_memory_mib * MIB),
         minimum=config.minimum_memory_bytes(total or 0.0),
@@ -209,11 +201,11 @@ def _build_resources(
         before=None if before is None else before.memory_bytes,
         before_by_numa={} if before is None else before.memory_by_numa,
     )
-    return cpu, space
+    return cpu, memory
 
 
 def _finite_amount(total: float | None, parts: Mapping[int, float]) -> float | None:
-    """An amount that may be counted on; None where it, or a part of it, is no number."""
+    """The amount, at least 0; None if it or a part of it is not a finite number."""
     if total is None or not isfinite(total) or not all(map(isfinite, parts.values())):
         return None
     return max(total, 0.0)
@@ -222,16 +214,16 @@ def _finite_amount(total: float | None, parts: Mapping[int, float]) -> float | N
 def _update_series(
     resource: _ResourceInputs, series: HeadroomSeries, config: ReportConfig, now_ns: int
 ) -> tuple[_ReportedAmount, HeadroomSeries]:
-    """One resource, one period on: a sample joins the window, or what is there goes stale."""
+    """Advance one resource by a period: add a sample to the window, or let the value go stale."""
     age_s = 0.0 if series.known_ns is None else (now_ns - series.known_ns) / NS_PER_S
     fresh = freshness_ratio(age_s, config.fresh_s, config.expired_s)
     left = series.total.level
     if left is not None:
         left = decay_level(left, resource.minimum + resource.reserved, fresh)
-    if resource.found is not None:
-        # What was given up while stale is not given back at once: growth starts from what was left.
-        total = add_sample(msgspec.structs.replace(series.total, level=left), resource.found, resource.window, now_ns)
-        below = total.level is not None and total.level + resource.window.min_step < resource.found
+    if resource.computed is not None:
+        # A level that decayed while inputs were missing grows back in steps.
+        total = add_sample(replace(series.total, level=left), resource.computed, resource.window, now_ns)
+        below = total.level is not None and total.level + resource.window.min_step < resource.computed
         lost = fresh < 1 and left is not None and series.total.level is not None and left < series.total.level
         series = HeadroomSeries(
             total=total,
@@ -240,8 +232,8 @@ def _update_series(
             regaining=below and (series.regaining or lost),
         )
         left = total.level
-    inputs: Inputs = {
-        "found": resource.found,
+    inputs: ReasonInputs = {
+        "found": resource.computed,
         "level": None if left is None else round(left, 3),
         "samples": len(series.total.samples),
         "age_s": round(age_s, 3),
@@ -250,32 +242,32 @@ def _update_series(
     }
     answer = (
         _report_fresh(resource, series, left)
-        if resource.found is not None
+        if resource.computed is not None
         else _report_stale(resource, left, fresh, age_s)
     )
-    stale = resource.found is None or series.regaining
-    return msgspec.structs.replace(answer, inputs=inputs, stale=stale), series
+    stale = resource.computed is None or series.regaining
+    return replace(answer, inputs=inputs, stale=stale), series
 
 
 def _update_numa_tracks(resource: _ResourceInputs, series: HeadroomSeries, now_ns: int) -> dict[int, SampleTrack]:
-    """The windows of the NUMA nodes, one sample on. Where only the total was found, they stand while their samples count."""
-    if not resource.found_by_numa:
+    """The NUMA nodes' windows with one more sample; without parts, existing windows stay until their samples expire."""
+    if not resource.computed_by_numa:
         ttl_ns = resource.window.ttl_ns
-        return {numa: one for numa, one in series.by_numa.items() if now_ns - one.samples[-1].at_ns < ttl_ns}
+        return {numa: track for numa, track in series.by_numa.items() if now_ns - track.samples[-1].at_ns < ttl_ns}
     return {
         numa: add_sample(series.by_numa.get(numa, SampleTrack()), max(value, 0.0), resource.window, now_ns)
-        for numa, value in sorted(resource.found_by_numa.items())
+        for numa, value in sorted(resource.computed_by_numa.items())
     }
 
 
 def _report_fresh(resource: _ResourceInputs, series: HeadroomSeries, level: float | None) -> _ReportedAmount:
-    """What is advertised of a level that was just measured; no more than before, until every window is full."""
+    """Report a measured level; at most the previous value until every window is full."""
     weights = {numa: track.level for numa, track in series.by_numa.items()}
     amount = None if level is None else min(max(level - resource.reserved, resource.minimum), resource.capacity)
     if level is None or amount is None or None in weights.values():
-        text = f"{resource.name}: fewer than {resource.window.size} samples; no more than before, if anything, is advertised."
+        text = f"{resource.name}: fewer than {resource.window.size} samples: the reported value does not grow."
         return _scale_reported(resource, amount, rule="window_filling", text=text)
-    text = f"{resource.name}: {resource.show(amount)} advertised, of a level of {resource.show(level)}"
+    text = f"{resource.name}: {resource.show(amount)} reported, from a level of {resource.show(level)}"
     if amount > level - resource.reserved:
         text += f" raised to the minimum of {resource.show(resource.minimum)}"
     elif resource.reserved:
@@ -285,18 +277,18 @@ def _report_fresh(resource: _ResourceInputs, series: HeadroomSeries, level: floa
 
 
 def _report_stale(resource: _ResourceInputs, level: float | None, fresh: float, age_s: float) -> _ReportedAmount:
-    """What is left of what was advertised: never more of it in all, nor on any NUMA node."""
+    """Report the rest of the previous value: never more in total, nor on any NUMA node."""
     before = resource.before
     if level is None or before is None:
-        text = f"{resource.name}: nothing is known of it yet, so nothing is advertised."
+        text = f"{resource.name}: not computed yet, so it is not reported."
         return _ReportedAmount(total=None, by_numa={}, rule="never_known", text=text)
     amount = min(max(level - resource.reserved, resource.minimum), before)
-    text = f"{resource.name}: {resource.show(amount)} advertised; nothing new was known for {age_s:.0f} s."
+    text = f"{resource.name}: {resource.show(amount)} reported; inputs have been missing for {age_s:.0f} s."
     return _scale_reported(resource, amount, rule="stale_held" if fresh == 1.0 else "stale_decayed", text=text)
 
 
 def _scale_reported(resource: _ResourceInputs, amount: float | None, *, rule: str, text: str) -> _ReportedAmount:
-    """So much in the proportions of before, and no more than before; just that where the amount is not known."""
+    """The previous value scaled down to `amount`; unchanged if that is larger or None."""
     before, parts = resource.before, resource.before_by_numa
     if before is None or amount is None or amount >= before:
         return _ReportedAmount(total=before, by_numa=parts, rule=rule, text=text)
@@ -307,7 +299,6 @@ def _scale_reported(resource: _ResourceInputs, amount: float | None, *, rule: st
 
 
 def _split_by_weight(amount: float, weights: Mapping[int, float]) -> dict[int, float]:
-    """An amount on NUMA nodes in proportion to their own windows."""
     total = sum(weights.values())
     if total <= 0:
         return dict.fromkeys(weights, 0.0)
@@ -315,28 +306,35 @@ def _split_by_weight(amount: float, weights: Mapping[int, float]) -> dict[int, f
 
 
 def _drop_negligible_nodes(cores: _ReportedAmount, memory: _ReportedAmount, config: ReportConfig) -> Headroom:
-    """Both resources together: a NUMA node where one of them is next to nothing is advertised with neither."""
+    """Merge both resources; a NUMA node where one of them is negligible reports neither."""
     limits = (config.ignored_cores, float(config.ignored_memory_mib * MIB))
     answers = (cores, memory)
-    own = [{n for n, v in answer.by_numa.items() if v <= limit} for answer, limit in zip(answers, limits, strict=True)]
-    scraps = own[0] | own[1]
+    nodes = [
+        {n for n, v in answer.by_numa.items() if v <= limit} for answer, limit in zip(answers, limits, strict=True)
+    ]
+    negligible = nodes[0] | nodes[1]
     texts = [answer.text for answer in answers]
-    if scraps:
-        nodes = ", ".join(str(numa) for numa in sorted(scraps))
-        texts.append(f"NUMA node {nodes}: next to nothing of one resource, so nothing of any is advertised there.")
-    cpu, space = (_clear_nodes(answer, scraps) for answer in answers)
-    little = [a.total is not None and a.total <= limit for a, limit in zip((cpu, space), limits, strict=True)]
-    if any(little):
-        cpu, space = (_clear_nodes(answer, None) for answer in answers)
-    # What the one resource took from the other is no newer than itself.
-    taken = [bool(own[1] - own[0]) or little[1] > little[0], bool(own[0] - own[1]) or little[0] > little[1]]
-    old = (cores.stale or (memory.stale and taken[0]), memory.stale or (cores.stale and taken[1]))
+    if negligible:
+        listed = ", ".join(str(numa) for numa in sorted(negligible))
+        texts.append(f"NUMA node {listed}: one resource is negligible, so none is reported there.")
+    cpu_left, memory_left = (_clear_nodes(answer, negligible) for answer in answers)
+    is_negligible = [
+        a.total is not None and a.total <= limit for a, limit in zip((cpu_left, memory_left), limits, strict=True)
+    ]
+    if any(is_negligible):
+        cpu_left, memory_left = (_clear_nodes(answer, None) for answer in answers)
+    # A value reduced because of the other resource is as stale as that one.
+    is_reduced = [
+        bool(nodes[1] - nodes[0]) or is_negligible[1] > is_negligible[0],
+        bool(nodes[0] - nodes[1]) or is_negligible[0] > is_negligible[1],
+    ]
+    is_stale = (cores.stale or (memory.stale and is_reduced[0]), memory.stale or (cores.stale and is_reduced[1]))
     return Headroom(
-        cores=cpu.total,
-        cores_by_numa=cpu.by_numa,
-        memory_bytes=space.total,
-        memory_by_numa=space.by_numa,
-        stale=tuple(name for name, is_old in zip(("cpu", "memory"), old, strict=True) if is_old),
+        cores=cpu_left.total,
+        cores_by_numa=cpu_left.by_numa,
+        memory_bytes=memory_left.total,
+        memory_by_numa=memory_left.by_numa,
+        stale=tuple(name for name, flag in zip(("cpu", "memory"), is_stale, strict=True) if flag),
         reason=Reason(
             rule=cores.rule,
             text=" ".join(texts),
@@ -349,61 +347,50 @@ def _drop_negligible_nodes(cores: _ReportedAmount, memory: _ReportedAmount, conf
 
 
 def _clear_nodes(answer: _ReportedAmount, nodes: Collection[int] | None) -> _ReportedAmount:
-    """The same without these NUMA nodes, or without any (None); the total is what is left."""
+    """The amount without these NUMA nodes, or without any (None)."""
     if answer.total is None:
         return answer
     by_numa = {n: 0.0 if nodes is None or n in nodes else value for n, value in answer.by_numa.items()}
     total = sum(by_numa.values()) if by_numa else 0.0 if nodes is None else answer.total
-    return msgspec.structs.replace(answer, total=round(total, _DIGITS), by_numa=by_numa)
+    return replace(answer, total=round(total, _DIGITS), by_numa=by_numa)
 
 
-def _limit_to_capacity(reported_headroom: Headroom, capacity: NodeCapacity) -> Headroom:
-    """The same, within what the node has now; a node that shrank between two periods included."""
-    cores, cores_by_numa = _limit_amounts(
-        reported_headroom.cores,
-        reported_headroom.cores_by_numa,
-        sum(capacity.cores_by_numa.values()),
-        capacity.cores_by_numa,
-    )
-    if capacity.memory_bytes is None:
-        memory, memory_by_numa = reported_headroom.memory_bytes, reported_headroom.memory_by_numa
-    else:
-        memory, memory_by_numa = _limit_amounts(
-            reported_headroom.memory_bytes,
-            reported_headroom.memory_by_numa,
-            capacity.memory_bytes,
-            capacity.memory_by_numa,
-        )
-    cut = [
-        f" Cut to {amount / unit:.2f} {name}: the NUMA nodes have no more."
-        for amount, before, unit, name in (
-            (cores, reported_headroom.cores, 1.0, "cores"), (memory, reported_headroom.memory_bytes, float(GIB), "GiB")
+def _limit_to_capacity(reported: Headroom, capacity: NodeCapacity) -> Headroom:
+    """The reported headroom within the node's current capacity, which may have shrunk between two periods."""
+    cpus = capacity.cores_by_numa
+    cores, cores_by_numa = _limit_amounts(reported.cores, reported.cores_by_numa, sum(cpus.values()), cpus)
+    memory, memory_by_numa = reported.memory_bytes, reported.memory_by_numa
+    if capacity.memory_bytes is not None:
+        memory, memory_by_numa = _limit_amounts(memory, memory_by_numa, capacity.memory_bytes, capacity.memory_by_numa)
+    notes = [
+        f" Limited to {show(amount)}, the capacity of the NUMA nodes."
+        for amount, before, unit, show in (
+            (cores, reported.cores, 1.0, format_cores), (memory, reported.memory_bytes, float(GIB), format_bytes)
         )
         if amount is not None and before is not None and amount < before - unit / 100
     ]  # fmt: skip
-    verdict = reported_headroom.reason
-    return msgspec.structs.replace(
-        reported_headroom,
+    reason = reported.reason
+    return replace(
+        reported,
         cores=cores,
         cores_by_numa=cores_by_numa,
         memory_bytes=memory,
         memory_by_numa=memory_by_numa,
-        reason=msgspec.structs.replace(verdict, text="".join((verdict.text, *cut))) if cut else verdict,
+        reason=replace(reason, text="".join((reason.text, *notes))) if notes else reason,
     )
 
 
 def _limit_amounts(
-    total: float | None, by_numa: Mapping[int, float], most: float, most_by_numa: Mapping[int, float]
+    total: float | None, by_numa: Mapping[int, float], maximum: float, maximum_by_numa: Mapping[int, float]
 ) -> tuple[float | None, Mapping[int, float]]:
-    """An amount and its parts within bounds; the amount is the sum of its parts where it has any."""
     if total is None:
         return None, {}
     if not by_numa:
-        return min(total, most), {}
+        return min(total, maximum), {}
     parts = dict(by_numa)
-    if most_by_numa:  # a NUMA node that is gone has nothing
-        parts = {numa: min(value, most_by_numa.get(numa, 0.0)) for numa, value in by_numa.items()}
-    over = sum(parts.values()) / most if most > 0 else 0.0
+    if maximum_by_numa:  # a removed NUMA node has no capacity
+        parts = {numa: min(value, maximum_by_numa.get(numa, 0.0)) for numa, value in by_numa.items()}
+    over = sum(parts.values()) / maximum if maximum > 0 else 0.0
     if over > 1:
         parts = {numa: value / over for numa, value in parts.items()}
     return round(sum(parts.values()), _DIGITS), parts
@@ -415,12 +402,12 @@ def _zero_headroom(capacity: NodeCapacity) -> Headroom:
         cores_by_numa=dict.fromkeys(capacity.cores_by_numa, 0.0),
         memory_bytes=0.0,
         memory_by_numa=dict.fromkeys(capacity.memory_by_numa, 0.0),
-        reason=Reason(rule="reclaim_off", text="Reclaim is off: nothing is advertised."),
+        reason=Reason(rule="reclaim_off", text="Reclaim is disabled: the reported headroom is 0."),
     )
 
 
 def node_capacity(snapshot: Snapshot) -> NodeCapacity:
-    """What the node has. Memory by NUMA node is left out where it is not known of all of them."""
+    """Return the capacity of the node; memory by NUMA node is omitted unless all nodes have it."""
     node, nodes = snapshot.node, snapshot.topology.numa_nodes
     cores = dict.fromkeys(nodes, 0.0)
     for cpu in snapshot.topology.cpus:

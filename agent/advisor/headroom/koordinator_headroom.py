@@ -6,7 +6,7 @@ measured yet counts in both sums; in Koordinator it counts in one of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -15,20 +15,18 @@ from agent.advisor.advisor_state import ContainerDemand
 from agent.advisor.cpu_estimate import estimate_container_cores
 from agent.advisor.pod_usage import non_cache_bytes, pod_cpu_cores, sum_if_all_known, sum_if_any
 from agent.config.advisor import AdvisorConfig, KoordinatorHeadroomConfig
-from agent.config.units import GIB
 from api.advice import Headroom
 from api.cpu import Topology
-from api.knobs import Reason
+from api.knobs import Reason, ReasonInputs
 from api.pod import Pod
 from api.qos import QoSLevel
+from api.quantity import format_bytes, format_cores
 from api.rates import Rates
 from api.snapshot import Snapshot
 
-Inputs = dict[str, float | int | str | None]
-
 
 class KoordinatorTier(StrEnum):
-    """Koordinator's priority classes; the values are its own."""
+    """Koordinator's priority classes, with its values."""
 
     PROD = "koord-prod"
     MID = "koord-mid"
@@ -37,45 +35,39 @@ class KoordinatorTier(StrEnum):
 
     @property
     def high(self) -> bool:
-        """Whether batch has to leave room for it."""
+        """Return whether batch has to leave room for it."""
         return self in (KoordinatorTier.PROD, KoordinatorTier.MID)
 
 
 class KoordinatorDemand(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod, or what is measured of one that is gone (`request` None): its share of one resource."""
+    """One pod, or the use of a terminated pod (`request` None), for one resource."""
 
     tier: KoordinatorTier
     request: float | None = None
     used: float | None = None
-    """None where it is not measured yet."""
+    """None if it is not measured yet."""
     exclusive: bool = False
-    """LSE, and the resource is CPU: what it requested is gone, used or not."""
+    """An LSE pod and its CPU, which counts as its request, used or not."""
 
 
 class KoordinatorBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one resource of the node."""
+    """Inputs of one resource of the node."""
 
     capacity: float
     system_used: float | None
-    """By the system and by host applications above batch; None where not known."""
+    """Use by the system and by host applications above batch; None if it is not measured."""
     reserved: float = 0.0
-    """The larger of what the kubelet and the node's annotation reserve."""
+    """The larger of the kubelet's reservation and the node annotation's."""
     demands: Sequence[KoordinatorDemand] = ()
     prod_reclaimable: float | None = None
-    """What prediction says prod pods will not need of their requests."""
+    """Part of the requests that prod pods will not use, by prediction."""
     node_used: float | None = None
-    per_unit: float = 1.0
-    """What one of the units is that amounts are told in,"""
-    unit: str = ""
-    """and how it is called, with a space before it."""
-
-    def show(self, amount: float) -> str:
-        """For a person."""
-        return f"{round(amount / self.per_unit, 2):g}{self.unit}"
+    show: Callable[[float], str] = format_cores
+    """Formats an amount as text."""
 
 
 class KoordinatorAmount(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be promised of one resource; None where an input is missing."""
+    """Headroom of one resource; None if an input is missing."""
 
     value: float | None
     reason: Reason
@@ -84,29 +76,29 @@ class KoordinatorAmount(msgspec.Struct, frozen=True, kw_only=True):
 def batch_amount(
     budget: KoordinatorBudget, policy: str, reclaim_percent: float, threshold_percent: float | None = None
 ) -> KoordinatorAmount:
-    """Batch by policy `usage`, `request` or `maxUsageRequest`, with (100 - reclaim_percent) % kept as a margin."""
+    """Return batch by policy `usage`, `request` or `maxUsageRequest`, with (100 - reclaim_percent) % reserved as a margin."""
     high = [demand for demand in budget.demands if demand.tier.high]
     margin = budget.capacity * (100 - reclaim_percent) / 100
     system: float | None = budget.reserved
     if policy != "request":
         system = None if budget.system_used is None else max(budget.system_used, budget.reserved)
     parts = [_demand_amount(demand, policy) for demand in high]
-    known = [part for part in parts if part is not None]
-    inputs: Inputs = {
+    amounts = [part for part in parts if part is not None]
+    inputs: ReasonInputs = {
         "capacity": budget.capacity,
         "margin": margin,
         "system": system,
-        "high": sum(known),
+        "high": sum(amounts),
         "policy": policy,
     }
-    if system is None or len(known) < len(parts):
-        lacks = "what the system uses" if system is None else "what every pod above batch needs"
+    if system is None or len(amounts) < len(parts):
+        lacks = "the use of the system" if system is None else "the need of every pod above batch"
         return _unknown_amount("batch", lacks, inputs)
-    value = max(budget.capacity - margin - system - sum(known), 0.0)
+    value = max(budget.capacity - margin - system - sum(amounts), 0.0)
     show = budget.show
     text = (
         f"{show(budget.capacity)} - {show(margin)} margin - {show(system)} system"
-        f" - {show(sum(known))} by pods above batch ({policy})"
+        f" - {show(sum(amounts))} by pods above batch ({policy})"
     )
     if threshold_percent is not None:
         value = min(value, budget.capacity * (threshold_percent / 100))
@@ -125,37 +117,38 @@ def mid_amount(
     unallocated_percent: float = 0.0,
     static_percent: float | None = None,
 ) -> KoordinatorAmount:
-    """Mid from what prod can spare, or a fixed share of the capacity where `static_percent` is given."""
-    most, show = budget.capacity * (threshold_percent / 100), budget.show
+    """Return mid from the spare CPU or memory of prod, or a fixed share of the capacity with `static_percent`."""
+    maximum, show = budget.capacity * (threshold_percent / 100), budget.show
     if static_percent is not None:
-        value = min(budget.capacity * static_percent / 100, most)
-        text = f"Mid is {show(value)}: {static_percent:g} % of {show(budget.capacity)}, at most {show(most)}."
-        return KoordinatorAmount(value=value, reason=Reason(rule="koordinator_mid_static", text=text, threshold=most))
-    requested = [demand.request for demand in budget.demands if demand.tier is KoordinatorTier.PROD]
-    inputs: Inputs = {
+        value = min(budget.capacity * static_percent / 100, maximum)
+        text = f"Mid is {show(value)}: {static_percent:g} % of {show(budget.capacity)}, at most {show(maximum)}."
+        reason = Reason(rule="koordinator_mid_static", text=text, threshold=maximum)
+        return KoordinatorAmount(value=value, reason=reason)
+    inputs: ReasonInputs = {
         "capacity": budget.capacity,
         "prod_reclaimable": budget.prod_reclaimable,
         "node_used": budget.node_used,
         "system": budget.system_used,
     }
     if budget.prod_reclaimable is None or budget.node_used is None:
-        return _unknown_amount("mid", "what prod can spare, or what the node uses,", inputs)
+        return _unknown_amount("mid", "the spare amount of prod, or the use of the node,", inputs)
     spare = max(min(budget.prod_reclaimable, budget.capacity - budget.node_used), 0.0)
     unallocated = 0.0
     if unallocated_percent > 0:
         if budget.system_used is None:
-            return _unknown_amount("mid", "what the system uses", inputs)
-        asked = sum(request or 0.0 for request in requested)  # a pod without a request has allocated nothing
-        unallocated = max(budget.capacity - max(budget.system_used, budget.reserved) - asked, 0.0)
-    value = min(spare + unallocated * unallocated_percent / 100, most)
+            return _unknown_amount("mid", "the use of the system", inputs)
+        # A pod without a request has allocated nothing.
+        requested = sum(demand.request or 0.0 for demand in budget.demands if demand.tier is KoordinatorTier.PROD)
+        unallocated = max(budget.capacity - max(budget.system_used, budget.reserved) - requested, 0.0)
+    value = min(spare + unallocated * unallocated_percent / 100, maximum)
     text = (
         f"Mid is {show(value)}: prod can spare {show(budget.prod_reclaimable)} and the node leaves"
         f" {show(budget.capacity - budget.node_used)}; {unallocated_percent:g} % of {show(unallocated)} unallocated;"
-        f" at most {show(most)}."
+        f" at most {show(maximum)}."
     )
     inputs["unallocated"] = unallocated
     return KoordinatorAmount(
-        value=value, reason=Reason(rule="koordinator_mid", text=text, threshold=most, inputs=inputs)
+        value=value, reason=Reason(rule="koordinator_mid", text=text, threshold=maximum, inputs=inputs)
     )
 
 
@@ -166,23 +159,23 @@ def koordinator_headroom(
     topology: Topology,
     config: KoordinatorHeadroomConfig,
 ) -> Headroom:
-    """Headroom by policy `koordinator-batch` or `koordinator-mid`. CPU is laid on NUMA nodes in proportion to their CPUs."""
+    """Return the headroom by `koordinator-batch` or `koordinator-mid`; CPU is split over NUMA nodes by their CPUs."""
     cores = _cpu_amount(policy, cpu, config)
-    space = None if memory is None else _memory_amount(policy, memory, config)
+    memory_amount = None if memory is None else _memory_amount(policy, memory, config)
     sizes = {numa: sum(1 for c in topology.cpus if c.numa == numa) for numa in topology.numa_nodes}
     total = len(topology.cpus)
-    inputs: Inputs = {f"cpu_{name}": value for name, value in cores.reason.inputs.items()}
+    inputs: ReasonInputs = {f"cpu_{name}": value for name, value in cores.reason.inputs.items()}
     text = f"CPU: {cores.reason.text}"
-    if space is not None:
-        inputs |= {f"memory_{name}": value for name, value in space.reason.inputs.items()}
-        text += f" Memory: {space.reason.text}"
-    verdict = Reason(rule=cores.reason.rule, text=text, threshold=cores.reason.threshold, inputs=inputs)
-    found = cores.value
+    if memory_amount is not None:
+        inputs |= {f"memory_{name}": value for name, value in memory_amount.reason.inputs.items()}
+        text += f" Memory: {memory_amount.reason.text}"
+    reason = Reason(rule=cores.reason.rule, text=text, threshold=cores.reason.threshold, inputs=inputs)
+    amount = cores.value
     return Headroom(
-        cores=found,
-        cores_by_numa={} if found is None else {numa: found * size / total for numa, size in sizes.items()},
-        memory_bytes=None if space is None else space.value,
-        reason=verdict,
+        cores=amount,
+        cores_by_numa={} if amount is None else {numa: amount * size / total for numa, size in sizes.items()},
+        memory_bytes=None if memory_amount is None else memory_amount.value,
+        reason=reason,
     )
 
 
@@ -199,12 +192,12 @@ def _memory_amount(policy: str, budget: KoordinatorBudget, config: KoordinatorHe
     if policy == "koordinator-mid":
         share = config.mid_static_memory_percent
         return mid_amount(budget, config.mid_memory_threshold_percent, config.mid_unallocated_percent, share)
-    most = config.batch_memory_threshold_percent
-    return batch_amount(budget, config.memory_policy, config.memory_reclaim_threshold_percent, most)
+    threshold = config.batch_memory_threshold_percent
+    return batch_amount(budget, config.memory_policy, config.memory_reclaim_threshold_percent, threshold)
 
 
 def _demand_amount(demand: KoordinatorDemand, policy: str) -> float | None:
-    """What a pod above batch takes; its request until it is measured, None where it has neither."""
+    """Amount that a pod above batch takes: its request until it is measured; None without either."""
     if policy == "request" or (demand.exclusive and demand.request is not None):
         return demand.request or 0.0
     if demand.used is None:
@@ -214,8 +207,8 @@ def _demand_amount(demand: KoordinatorDemand, policy: str) -> float | None:
     return demand.used
 
 
-def _unknown_amount(tier: str, lacks: str, inputs: Inputs) -> KoordinatorAmount:
-    text = f"Not known: {lacks} on this node, so nothing new is promised as {tier}."
+def _unknown_amount(tier: str, lacks: str, inputs: ReasonInputs) -> KoordinatorAmount:
+    text = f"Not known: {lacks} on this node. No new headroom is computed for {tier}."
     return KoordinatorAmount(value=None, reason=Reason(rule=f"koordinator_{tier}_unknown", text=text, inputs=inputs))
 
 
@@ -229,19 +222,19 @@ _TIER_BY_PRIORITY = (
 _TIER_BY_LABEL: Mapping[str | None, KoordinatorTier] = {tier.value: tier for tier in KoordinatorTier}
 
 _PEAK_MARGIN = 1.1
-"""[safetyMarginPercent of koordlet's prediction] what is used now may grow by a tenth."""
+"""Use may grow by a tenth (safetyMarginPercent of koordlet's prediction)."""
 
 
 def koordinator_cpu_budget(
     snapshot: Snapshot, change: Rates | None, reserved_cores: float, prod_reclaimable_cores: float | None = None
 ) -> KoordinatorBudget:
-    """CPU of the node for Koordinator's sums. What pods that are not measured use counts as the system's."""
+    """Return the node's CPU for Koordinator's sums; the use of pods that are not measured counts as the system's."""
     busy = None if change is None else change.node.busy_cores
     used = [(pod, pod_cpu_cores(pod, snapshot, change, absent=None)) for pod in snapshot.pods]
     demands = [
         _build_demand(
             pod,
-            sum_if_any(c.cpu_request_cores for c in pod.containers if c.cpu_request_cores is not None),
+            sum_if_any(c.cpu_request_cores for c in pod.containers),
             cores,
             exclusive=pod.labels.get(_QOS_CLASS_LABEL) == "LSE",
         )
@@ -260,7 +253,7 @@ def koordinator_cpu_budget(
 def koordinator_memory_budget(
     snapshot: Snapshot, prod_reclaimable_bytes: float | None = None
 ) -> KoordinatorBudget | None:
-    """The same of memory, page cache left out; None where not even the node's memory is known."""
+    """Return the node's memory without page cache for Koordinator's sums; None if the node's memory is not known."""
     total, available = snapshot.node.memory_total_bytes, snapshot.node.memory_available_bytes
     if total is None:
         return None
@@ -270,25 +263,21 @@ def koordinator_memory_budget(
         for pod in snapshot.pods
     ]
     demands = [
-        _build_demand(
-            pod, sum_if_any(c.memory_request_bytes for c in pod.containers if c.memory_request_bytes is not None), space
-        )
-        for pod, space in used
+        _build_demand(pod, sum_if_any(c.memory_request_bytes for c in pod.containers), size) for pod, size in used
     ]
     return KoordinatorBudget(
         capacity=float(total),
-        system_used=None if busy is None else max(busy - sum(space or 0.0 for _, space in used), 0.0),
+        system_used=None if busy is None else max(busy - sum(size or 0.0 for _, size in used), 0.0),
         demands=demands,
-        per_unit=float(GIB),
-        unit=" GiB",
+        show=format_bytes,
         prod_reclaimable=prod_reclaimable_bytes,
         node_used=busy,
     )
 
 
 def _build_demand(pod: Pod, request: float | None, used: float | None, *, exclusive: bool = False) -> KoordinatorDemand:
-    """A pod as Koordinator's sums have it; one that lends nothing uses what it requested, in them."""
-    if used is not None and not pod.profile.lends:
+    """A pod in Koordinator's sums; a pod that is not reclaimable counts at least with its request."""
+    if used is not None and not pod.profile.reclaimable:
         used = max(used, request or 0.0)
     return KoordinatorDemand(tier=koordinator_tier(pod), request=request, used=used, exclusive=exclusive)
 
@@ -296,27 +285,26 @@ def _build_demand(pod: Pod, request: float | None, used: float | None, *, exclus
 def prod_spare_cores(
     snapshot: Snapshot, change: Rates | None, needs: Mapping[str, ContainerDemand], config: AdvisorConfig
 ) -> float | None:
-    """CPU that prod pods asked for and will not need, by the estimate of each; one that is not measured, or that lends nothing,
-    spares nothing.
+    """Return the CPU that prod pods request and will not need by estimate; None in the first cycle.
 
-    Koordinator has a predictor for it; None in the first round.
+    Koordinator has a predictor for it. A pod that is not measured or not reclaimable has no spare CPU.
     """
     if change is None:
         return None
     return sum(
         max(container.cpu_request_cores - estimate_container_cores(container, needs.get(container.cgroup), config), 0.0)
         for pod in snapshot.pods
-        if koordinator_tier(pod) is KoordinatorTier.PROD and pod.profile.lends
+        if koordinator_tier(pod) is KoordinatorTier.PROD and pod.profile.reclaimable
         for container in pod.containers
         if container.cpu_request_cores is not None
     )
 
 
 def prod_spare_bytes(snapshot: Snapshot) -> float:
-    """The same of memory: what the requests are above what is used, page cache left out, with Koordinator's margin."""
+    """Return the memory that prod pods request above their use without page cache, with Koordinator's margin."""
     spare = 0.0
     for pod in snapshot.pods:
-        if koordinator_tier(pod) is KoordinatorTier.PROD and pod.profile.lends:
+        if koordinator_tier(pod) is KoordinatorTier.PROD and pod.profile.reclaimable:
             for container in pod.containers:
                 used = non_cache_bytes(snapshot.cgroups.get(container.cgroup))
                 if used is not None and container.memory_request_bytes is not None:
@@ -325,7 +313,7 @@ def prod_spare_bytes(snapshot: Snapshot) -> float:
 
 
 def koordinator_tier(pod: Pod) -> KoordinatorTier:
-    """Koordinator's class of a pod: by label, by priority, else batch for reclaimed_cores and prod for all others."""
+    """Return Koordinator's class of a pod: by label, by priority, else batch for reclaimed_cores and prod for the others."""
     label = pod.labels.get(_PRIORITY_CLASS_LABEL)
     if label in _TIER_BY_LABEL:
         return _TIER_BY_LABEL[label]

@@ -13,7 +13,7 @@ import msgspec
 from agent.advisor.advisor_state import AdvisorState
 from agent.advisor.cpu_estimate import estimate_pod_cores, is_pod_reclaimable, numa_share
 from agent.advisor.pod_usage import non_cache_bytes
-from agent.advisor.provision.regions import pod_bound_nodes, share_pool_name
+from agent.advisor.provision.regions import cpus_per_numa_node, pod_bound_nodes, share_pool_name
 from agent.config.advisor import AdvisorConfig
 from api.cpu import Topology
 from api.pod import Pod
@@ -22,44 +22,44 @@ from api.snapshot import Snapshot
 
 
 class DisableReclaimLevel(StrEnum):
-    """How far it reaches that reclaim is off for a pod (the service profile's disableReclaimLevel)."""
+    """Extent to which a pod disables reclaim (the service profile's disableReclaimLevel)."""
 
     POD = "Pod"
-    """Its own NUMA nodes where it has them for itself, none otherwise."""
+    """Its own NUMA nodes if it is exclusive there, none otherwise."""
     NUMA = "NUMA"
     SOCKET = "Socket"
     NODE = "Node"
 
 
 class ReclaimConstraint(msgspec.Struct, frozen=True, kw_only=True):
-    """An online pod as far as it decides what may be lent around it."""
+    """An online pod's constraints on what is reclaimable around it."""
 
     pod: str
     """`namespace/name`."""
     numa_nodes: tuple[int, ...] = ()
-    """Where its CPUs are; empty where that is not known."""
+    """NUMA nodes of its CPUs; empty if they are not known."""
     reclaimable: bool = True
-    """False where its service profile says that it fares badly, or forbids it."""
+    """False if its service profile reports a problem or forbids reclaim."""
     level: DisableReclaimLevel = DisableReclaimLevel.POD
     exclusive: bool = False
-    """numa_exclusive."""
+    """Whether the pod is numa_exclusive."""
     bound_pool: str = ""
-    """Name of its share pool where that is bound to its NUMA nodes."""
+    """Name of its share pool if that is bound to its NUMA nodes."""
 
 
 class ReclaimableNodes(msgspec.Struct, frozen=True, kw_only=True):
-    """NUMA nodes that may be lent, and by node why the others may not."""
+    """Reclaimable NUMA nodes, and by node the reasons why the others are not."""
 
     numa_nodes: tuple[int, ...]
     refused: Mapping[int, str] = {}
     unknown: tuple[str, ...] = ()
-    """Pods that keep others away from somewhere, but nobody knows from where: then nothing can be said of any node."""
+    """Pods that disable reclaim on NUMA nodes that are not known: then no headroom is computed for any node."""
 
 
 def apply_constraints(
     topology: Topology, constraints: Sequence[ReclaimConstraint], disabled_pools: Collection[str]
 ) -> ReclaimableNodes:
-    """The NUMA nodes that no tenant takes out of reclaim."""
+    """Return the NUMA nodes that no constraint excludes."""
     sockets: dict[int, set[int]] = {}
     socket_of: dict[int, int] = {}
     for cpu in topology.cpus:
@@ -67,15 +67,15 @@ def apply_constraints(
         socket_of[cpu.numa] = cpu.socket
     refused: dict[int, str] = {}
     unknown = []
-    for tenant in constraints:
-        for reach, why in _excluded_reaches(tenant, disabled_pools):
+    for constraint in constraints:
+        for reach, why in _excluded_reaches(constraint, disabled_pools):
             if reach is DisableReclaimLevel.NODE:
                 nodes = set(socket_of)
-            elif not tenant.numa_nodes:
-                unknown.append(tenant.pod)
+            elif not constraint.numa_nodes:
+                unknown.append(constraint.pod)
                 continue
             else:
-                nodes = set(tenant.numa_nodes)
+                nodes = set(constraint.numa_nodes)
                 if reach is DisableReclaimLevel.SOCKET:
                     nodes = {n for own in nodes if own in socket_of for n in sockets[socket_of[own]]}
             for numa in nodes:
@@ -88,23 +88,23 @@ def apply_constraints(
 
 
 def _excluded_reaches(
-    tenant: ReclaimConstraint, disabled_pools: Collection[str]
+    constraint: ReclaimConstraint, disabled_pools: Collection[str]
 ) -> list[tuple[DisableReclaimLevel, str]]:
-    """How far a tenant takes NUMA nodes out of reclaim, and why; twice where both reasons hold."""
-    claims: list[tuple[DisableReclaimLevel, str]] = []
-    if not tenant.reclaimable and (tenant.level is not DisableReclaimLevel.POD or tenant.exclusive):
-        reach = DisableReclaimLevel.NUMA if tenant.level is DisableReclaimLevel.POD else tenant.level
-        claims.append((reach, f"reclaim is off for {tenant.pod} at level {tenant.level}"))
-    pool = tenant.bound_pool.partition("-NUMA")[0]
+    """How far a pod disables reclaim, and why; twice if both reasons hold."""
+    reaches: list[tuple[DisableReclaimLevel, str]] = []
+    if not constraint.reclaimable and (constraint.level is not DisableReclaimLevel.POD or constraint.exclusive):
+        reach = DisableReclaimLevel.NUMA if constraint.level is DisableReclaimLevel.POD else constraint.level
+        reaches.append((reach, f"reclaim is disabled for {constraint.pod} at level {constraint.level}"))
+    pool = constraint.bound_pool.partition("-NUMA")[0]
     if pool and pool in disabled_pools:
-        claims.append((DisableReclaimLevel.SOCKET, f"share pool {pool} of {tenant.pod} must not be lent from"))
-    return claims
+        reaches.append((DisableReclaimLevel.SOCKET, f"reclaim is disabled for share pool {pool} of {constraint.pod}"))
+    return reaches
 
 
 def numa_nodes_of_bound_pods(
     pods: Sequence[Pod], cpus_by_cgroup: Mapping[str, tuple[int, ...]], topology: Topology
 ) -> tuple[int, ...]:
-    """NUMA nodes that some pod is bound to: by its result, or, for dedicated_cores, by where its CPUs are."""
+    """Return the NUMA nodes that some pod is bound to: by its result, or by its CPUs for dedicated_cores."""
     numa_of = {cpu.id: cpu.numa for cpu in topology.cpus}
     bound: set[int] = set()
     for pod in pods:
@@ -119,11 +119,10 @@ def numa_nodes_of_bound_pods(
 def build_constraints(
     snapshot: Snapshot, cpus_by_cgroup: Mapping[str, tuple[int, ...]]
 ) -> tuple[ReclaimConstraint, ...]:
-    """Online pods as far as they decide what may be lent around them: those that are to be bound to NUMA nodes, and of the
-    others those that reach farther than to themselves."""
+    """Return the constraints of online pods that are bound to NUMA nodes or reach further than themselves."""
     nodes = snapshot.topology.numa_nodes
     numa_of = {cpu.id: cpu.numa for cpu in snapshot.topology.cpus}
-    found = []
+    result = []
     for pod in snapshot.pods:
         level = DisableReclaimLevel(pod.profile.disable_reclaim_level or DisableReclaimLevel.POD)
         binding = pod.enhancements.numa_binding
@@ -131,94 +130,91 @@ def build_constraints(
             continue
         cpus = (cpu for c in pod.containers for cpu in cpus_by_cgroup.get(c.cgroup, ()))
         bound = pod_bound_nodes(pod, nodes)
-        found.append(
+        result.append(
             ReclaimConstraint(
                 pod=pod.key,
                 numa_nodes=bound or tuple(sorted({numa_of[cpu] for cpu in cpus if cpu in numa_of})),
-                reclaimable=pod.profile.lends,
+                reclaimable=pod.profile.reclaimable,
                 level=level,
                 exclusive=binding and pod.enhancements.numa_exclusive,
                 bound_pool=share_pool_name(pod, nodes) if bound and pod.qos is QoSLevel.SHARED else "",
             )
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def unreclaimable_idle_bytes(snapshot: Snapshot) -> float:
-    """Memory that pods which lend nothing requested and do not use, page cache left out; what is not measured is idle."""
+    """Return the memory that pods which are not reclaimable request and do not use, page cache excluded.
+
+    Memory that is not measured counts as idle.
+    """
     idle = 0.0
     for pod in snapshot.pods:
-        if pod.qos.online and not pod.profile.lends:
+        if pod.qos.online and not pod.profile.reclaimable:
             requested = sum(container.memory_request_bytes or 0 for container in pod.containers)
             used = sum(non_cache_bytes(snapshot.cgroups.get(container.cgroup)) or 0.0 for container in pod.containers)
             idle += max(requested - used, 0.0)
     return idle
 
 
-def reclaimable_nodes(snapshot: Snapshot, memory: AdvisorState, config: AdvisorConfig) -> ReclaimableNodes:
-    """NUMA nodes that may be lent, by where the pods are that keep others away."""
+def reclaimable_nodes(snapshot: Snapshot, state: AdvisorState, config: AdvisorConfig) -> ReclaimableNodes:
+    """Return the reclaimable NUMA nodes, by the constraints of the pods."""
     disabled = config.provision.disable_reclaim_share_pools
-    asked = disabled or any(not pod.profile.lends for pod in snapshot.pods)
-    return apply_constraints(snapshot.topology, build_constraints(snapshot, memory.cpus) if asked else (), disabled)
+    needed = disabled or any(not pod.profile.reclaimable for pod in snapshot.pods)
+    return apply_constraints(snapshot.topology, build_constraints(snapshot, state.cpus) if needed else (), disabled)
 
 
 def max_reclaimable_cores(
-    snapshot: Snapshot, where: ReclaimableNodes, memory: AdvisorState, config: AdvisorConfig
+    snapshot: Snapshot, nodes: ReclaimableNodes, state: AdvisorState, config: AdvisorConfig
 ) -> float | None:
-    """CPU that may be lent at most: of the NUMA nodes that may be, all but what pods requested that lend nothing.
+    """Return the maximum of reclaimable CPU: the reclaimable NUMA nodes less the requests of pods that are not
+    reclaimable.
 
-    None where every pod lends. Where pods are whose place is not known, it is no more than before.
+    None if every pod is reclaimable. While the nodes of a pod are unknown, it does not grow.
     """
     if all(is_pod_reclaimable(pod, config) for pod in snapshot.pods if pod.qos.online):
         return None
-    sizes = numa_cpu_counts(snapshot.topology)
+    sizes = cpus_per_numa_node(snapshot.topology)
 
     def requested(pod: Pod) -> float:
         return (
             0.0
             if is_pod_reclaimable(pod, config)
-            else estimate_pod_cores(pod, snapshot, memory.containers, config, reclaimable=False)
+            else estimate_pod_cores(pod, snapshot, state.containers, config, reclaimable=False)
         )
 
-    kept = online_cores_by_numa(snapshot, memory, requested)
-    most = sum(max(sizes[numa] - kept[numa], 0.0) for numa in where.numa_nodes)
-    return min(most, memory.reclaimable_cores) if where.unknown and memory.reclaimable_cores is not None else most
+    required = online_cores_by_numa(snapshot, state, requested)
+    maximum = sum(max(sizes[numa] - required[numa], 0.0) for numa in nodes.numa_nodes)
+    return min(maximum, state.reclaimable_cores) if nodes.unknown and state.reclaimable_cores is not None else maximum
 
 
-def unreclaimable_idle_cores(snapshot: Snapshot, memory: AdvisorState, config: AdvisorConfig) -> float:
-    """CPU that pods which lend nothing requested and do not use; what is not measured is idle."""
+def unreclaimable_idle_cores(snapshot: Snapshot, state: AdvisorState, config: AdvisorConfig) -> float:
+    """Return the CPU that pods which are not reclaimable request and do not use; CPU that is not measured counts as idle."""
     idle = 0.0
     for pod in snapshot.pods:
         if pod.qos.online and not is_pod_reclaimable(pod, config):
-            known = (memory.containers.get(container.cgroup) for container in pod.containers)
-            used = sum(one.usage_cores or 0.0 for one in known if one is not None)
-            idle += max(estimate_pod_cores(pod, snapshot, memory.containers, config, reclaimable=False) - used, 0.0)
+            demands = (state.containers.get(container.cgroup) for container in pod.containers)
+            used = sum(demand.usage_cores or 0.0 for demand in demands if demand is not None)
+            idle += max(estimate_pod_cores(pod, snapshot, state.containers, config, reclaimable=False) - used, 0.0)
     return idle
 
 
-def online_cores_by_numa(
-    snapshot: Snapshot, memory: AdvisorState, cores_of: Callable[[Pod], float]
-) -> dict[int, float]:
-    """Cores of the online pods by NUMA node: as a bound pod's CPUs are spread; of one that is bound to none, of all alike."""
-    sizes = numa_cpu_counts(snapshot.topology)
+def online_cores_by_numa(snapshot: Snapshot, state: AdvisorState, cores_of: Callable[[Pod], float]) -> dict[int, float]:
+    """Return cores of online pods by NUMA node: bound pods as their CPUs are spread, unbound ones in proportion to all CPUs."""
+    sizes = cpus_per_numa_node(snapshot.topology)
     numa_of = {cpu.id: cpu.numa for cpu in snapshot.topology.cpus}
-    found, anywhere = dict.fromkeys(sizes, 0.0), 0.0
+    by_numa, unbound = dict.fromkeys(sizes, 0.0), 0.0
     for pod in snapshot.pods:
         if not pod.qos.online:
             continue
         cores = cores_of(pod)
         bound = [numa for numa in pod.bound_numa if numa in sizes]
         if not bound:
-            anywhere += cores
+            unbound += cores
             continue
-        assigned = Counter(numa_of.get(cpu) for c in pod.containers for cpu in memory.cpus.get(c.cgroup, ()))
+        assigned = Counter(numa_of.get(cpu) for c in pod.containers for cpu in state.cpus.get(c.cgroup, ()))
         at = {numa: assigned[numa] for numa in bound}
         for numa in bound:
-            found[numa] += cores * numa_share(numa, bound, at)
-    share = anywhere / sum(sizes.values()) if sizes else 0.0
-    return {numa: cores + share * sizes[numa] for numa, cores in found.items()}
-
-
-def numa_cpu_counts(topology: Topology) -> dict[int, int]:
-    """Number of CPUs by NUMA node."""
-    return dict(sorted(Counter(cpu.numa for cpu in topology.cpus).items()))
+            by_numa[numa] += cores * numa_share(numa, bound, at)
+    share = unbound / sum(sizes.values()) if sizes else 0.0
+    return {numa: cores + share * sizes[numa] for numa, cores in by_numa.items()}

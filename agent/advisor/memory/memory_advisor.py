@@ -13,6 +13,7 @@ from agent.advisor.memory.memory_guard import limit_reclaimed_memory, node_condi
 from agent.advisor.memory.memory_headroom import compute_memory_headroom
 from agent.advisor.memory.memory_inputs import MemoryAdvisorState, MemoryInputs, ReclaimRoot
 from agent.advisor.memory.memory_offloading import offload_memory
+from agent.advisor.pod_usage import reclaimed_cgroups
 from agent.config.config import AgentConfig
 from agent.config.memory import MemoryConfig, OffloadingLayerConfig
 from api.advice import NOT_NUMA_BOUND, MemoryAdvice
@@ -22,80 +23,71 @@ from api.snapshot import Snapshot
 
 
 def build_memory_inputs(snapshot: Snapshot, advisor: AdvisorState, config: AgentConfig, now_ns: int) -> MemoryInputs:
-    """What is known in this round; `advisor` is what CPU advice remembers after it."""
+    """Return the inputs of this cycle; `advisor` is the state after this cycle's CPU advice."""
     root = _reclaim_root(snapshot, config.memory.reclaim_root)
-    found = {numa: f"{root}-{numa}" for numa in snapshot.topology.numa_nodes} if root else {}
-    members = tuple(c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers)
+    numa_roots = {numa: f"{root}-{numa}" for numa in snapshot.topology.numa_nodes} if root else {}
     return MemoryInputs(
         snapshot=snapshot,
         now_ns=now_ns,
-        root=ReclaimRoot(path=root, members=members),
-        numa_roots={numa: path for numa, path in found.items() if _reclaim_root(snapshot, path)},
+        root=ReclaimRoot(path=root, members=tuple(reclaimed_cgroups(snapshot))),
+        numa_roots={numa: path for numa, path in numa_roots.items() if _reclaim_root(snapshot, path)},
         enable_reclaim=config.advisor.enable_reclaim,
-        not_reclaimable=frozenset(pod.key for pod in snapshot.pods if not pod.profile.lends),
+        not_reclaimable=frozenset(pod.key for pod in snapshot.pods if not pod.profile.reclaimable),
         profiles={pod.key: _profile_settings(pod) for pod in snapshot.pods if pod.profile.memory_offloading},
-        ramping=frozenset(path for path, known in advisor.containers.items() if known.ramping),
+        ramping=frozenset(path for path, demand in advisor.containers.items() if demand.ramping),
         forbidden_numa=tuple(reclaimable_nodes(snapshot, advisor, config.advisor).refused),
     )
 
 
 def _profile_settings(pod: Pod) -> OffloadingLayerConfig:
-    """What its service profile says of offloading; it was checked where the pod came in."""
+    """Offloading settings of its service profile, which was validated when the pod was parsed."""
     return msgspec.convert(pod.profile.memory_offloading, OffloadingLayerConfig)
 
 
 def writable_cgroups(inputs: MemoryInputs, config: MemoryConfig) -> frozenset[str]:
-    """Cgroups that are no container's and that the settings allow to be changed; also where they cannot be seen now."""
+    """Return the cgroups outside of containers that the settings allow to change, including currently missing ones."""
     snapshot, root = inputs.snapshot, config.reclaim_root.rstrip("/")
-    asked = {root, *(f"{root}-{numa}" for numa in snapshot.topology.numa_nodes)} if root else set()
-    roots = {*inputs.roots, *(asked - snapshot.cgroups.keys())}
+    configured = {root, *(f"{root}-{numa}" for numa in snapshot.topology.numa_nodes)} if root else set()
+    roots = {*inputs.roots, *(configured - snapshot.cgroups.keys())}
     dying = (path for path in snapshot.cgroups if is_dying_parent(path, config)) if config.offloading.dying else ()
     return frozenset(roots.union(config.offloading.cgroups, dying))
 
 
 def _reclaim_root(snapshot: Snapshot, path: str) -> str:
-    """That cgroup, where it is there and no pod is in it that is not reclaimed: its limit would be theirs too."""
+    """The cgroup, if it exists and contains no pod that is not reclaimed: its limit would apply to that pod too."""
     path = path.rstrip("/")
-    if path not in snapshot.cgroups or any(_is_below(pod, path) for pod in snapshot.pods if _is_not_reclaimed(pod)):
-        return ""
-    return path
-
-
-def _is_not_reclaimed(pod: Pod) -> bool:
-    return pod.qos is not QoSLevel.RECLAIMED
-
-
-def _is_below(pod: Pod, path: str) -> bool:
-    return any(container.cgroup == path or container.cgroup.startswith(f"{path}/") for container in pod.containers)
+    others = (c.cgroup for pod in snapshot.pods if pod.qos is not QoSLevel.RECLAIMED for c in pod.containers)
+    is_exclusive = not any(f"{cgroup}/".startswith(f"{path}/") for cgroup in others)
+    return path if path in snapshot.cgroups and is_exclusive else ""
 
 
 def advise_memory(
-    inputs: MemoryInputs, memory: MemoryAdvisorState, config: MemoryConfig
+    inputs: MemoryInputs, state: MemoryAdvisorState, config: MemoryConfig
 ) -> tuple[MemoryAdvice, MemoryAdvisorState]:
-    """What reclaimed pods can be promised of the node's memory, how short it is, and what cgroups should do about it.
+    """Return headroom, memory pressure and knob requests, and the state for the next cycle.
 
-    Never raises on what is missing: that part then asks for nothing, and its verdict says what it lacks.
+    A missing input never raises: the part that needs it requests nothing, and its reason names the input.
     """
-    promised = compute_memory_headroom(inputs, config, memory.headroom_bytes)
+    headroom = compute_memory_headroom(inputs, config, state.headroom_bytes)
     node, by_numa = node_condition(inputs, config), numa_conditions(inputs, config)
-    guarded = limit_reclaimed_memory(inputs, config, memory.guard_bytes)
-    reaped = reap_cache(inputs, config, {NOT_NUMA_BOUND: node, **by_numa}, memory)
-    offloads = offload_memory(inputs, config, memory, reaped.busy)
-    dying = reclaim_dying_cgroups(inputs, config, memory.dying_ns)
+    guard = limit_reclaimed_memory(inputs, config, state.guard_bytes)
+    reap = reap_cache(inputs, config, {NOT_NUMA_BOUND: node, **by_numa}, state)
+    offloads = offload_memory(inputs, config, state, reap.busy)
+    dying = reclaim_dying_cgroups(inputs, config, state.dying_ns)
     advice = MemoryAdvice(
         policy=config.policy,
-        headroom_bytes=promised.bytes,
-        headroom_by_numa=promised.by_numa,
-        headroom_reason=promised.reason,
+        headroom_bytes=headroom.bytes,
+        headroom_by_numa=headroom.by_numa,
+        headroom_reason=headroom.reason,
         condition=node,
         numa_conditions=by_numa,
-        knob_requests=(*guarded.knob_requests, *reaped.knob_requests, *offloads.knob_requests, *dying.knob_requests),
-        reasons=(guarded.reason, reaped.reason, *offloads.reasons, *dying.reasons),
+        knob_requests=(*guard.knob_requests, *reap.knob_requests, *offloads.knob_requests, *dying.knob_requests),
+        reasons=(guard.reason, reap.reason, *offloads.reasons, *dying.reasons),
     )
     return advice, MemoryAdvisorState(
-        headroom_bytes=memory.headroom_bytes if promised.bytes is None else promised.bytes,
-        guard_bytes=guarded.bytes,
-        asked=reaped.asked,
+        headroom_bytes=state.headroom_bytes if headroom.bytes is None else headroom.bytes,
+        guard_bytes=guard.bytes,
+        cache_drops=reap.cache_drops,
         offloaded=offloads.past,
         swap=offloads.swap,
         dying_ns=dying.at_ns,

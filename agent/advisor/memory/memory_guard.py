@@ -13,7 +13,6 @@ from typing import NamedTuple
 from agent.advisor.memory.memory_inputs import (
     InputMissing,
     MemoryInputs,
-    format_bytes,
     node_meminfo,
     node_memory_bytes,
     numa_meminfo,
@@ -24,146 +23,139 @@ from agent.advisor.memory.memory_inputs import (
 )
 from agent.config.memory import MemoryConfig
 from api.advice import KnobRequest, MemoryCondition, MemoryPressure
-from api.knobs import Knob, Reason
+from api.knobs import Knob, Reason, ReasonInputs
+from api.quantity import format_bytes
 
 _WATERMARK_SCALE = 10_000
 
 
 def node_condition(inputs: MemoryInputs, config: MemoryConfig) -> MemoryCondition:
-    """The state of the node as a whole."""
+    """Return the memory pressure of the whole node."""
     snapshot = inputs.snapshot
     try:
         total, count = node_memory_bytes(snapshot), max(len(snapshot.topology.numa_nodes), 1)
-        least = config.critical_bytes(total // count) * count
+        minimum = config.critical_bytes(total // count) * count
         return _memory_condition(
-            "the node", node_meminfo(snapshot, "MemFree"), total, least, watermark_scale_factor(snapshot)
+            "the node", node_meminfo(snapshot, "MemFree"), total, minimum, watermark_scale_factor(snapshot)
         )
     except InputMissing as missing:
         return _unknown_condition("the node", missing)
 
 
 def numa_conditions(inputs: MemoryInputs, config: MemoryConfig) -> dict[int, MemoryCondition]:
-    """The state of every NUMA node."""
+    """Return the memory pressure of every NUMA node."""
     return {numa: _numa_condition(inputs, config, numa) for numa in inputs.snapshot.topology.numa_nodes}
 
 
 def _numa_condition(inputs: MemoryInputs, config: MemoryConfig, numa: int) -> MemoryCondition:
-    snapshot, where = inputs.snapshot, f"NUMA node {numa}"
+    snapshot, place = inputs.snapshot, f"NUMA node {numa}"
     try:
         total = numa_meminfo(snapshot, numa, "MemTotal", config.stale_s)
         free = numa_meminfo(snapshot, numa, "MemFree", config.stale_s)
-        return _memory_condition(where, free, total, config.critical_bytes(total), watermark_scale_factor(snapshot))
+        return _memory_condition(place, free, total, config.critical_bytes(total), watermark_scale_factor(snapshot))
     except InputMissing as missing:
-        return _unknown_condition(where, missing)
+        return _unknown_condition(place, missing)
 
 
-def _memory_condition(where: str, free: int, total: int, least: int, scale: int) -> MemoryCondition:
-    critical = max(float(least), 2 * total * scale / _WATERMARK_SCALE)
+def _memory_condition(place: str, free: int, total: int, minimum: int, scale: int) -> MemoryCondition:
+    critical = max(float(minimum), 2 * total * scale / _WATERMARK_SCALE)
     if free < critical:
-        state, rule, what = (
-            MemoryPressure.DROP_CACHE,
-            "memory_drop_cache",
-            f"less than the {format_bytes(critical)} that it must",
-        )
+        state, relation = MemoryPressure.DROP_CACHE, f"less than the critical {format_bytes(critical)}"
     elif free < 2 * critical:
-        state, rule, what = MemoryPressure.TUNE_MEMCG, "memory_tune_memcg", f"less than twice {format_bytes(critical)}"
+        state, relation = MemoryPressure.TUNE_MEMCG, f"less than twice {format_bytes(critical)}"
     else:
-        state, rule, what = MemoryPressure.NO_RISK, "memory_no_risk", f"at least twice {format_bytes(critical)}"
+        state, relation = MemoryPressure.NO_RISK, f"at least twice {format_bytes(critical)}"
     return MemoryCondition(
         state=state,
         target_bytes=max(round(2 * critical - free), 0),
         reason=Reason(
-            rule=rule,
-            text=f"{where[0].upper()}{where[1:]} has {format_bytes(free)} free, {what}.",
+            rule=f"memory_{state}",
+            text=f"{place[0].upper()}{place[1:]} has {format_bytes(free)} free, {relation}.",
             threshold=critical,
-            inputs={"free_bytes": free, "total_bytes": total, "min_critical_bytes": least, "scale_factor": scale},
+            inputs={"free_bytes": free, "total_bytes": total, "min_critical_bytes": minimum, "scale_factor": scale},
         ),
     )
 
 
-def _unknown_condition(where: str, missing: InputMissing) -> MemoryCondition:
-    text = f"How short memory is on {where} is not known: {missing} is missing."
-    verdict = Reason(rule="memory_pressure_unknown", text=text, inputs={"missing": str(missing)})
-    return MemoryCondition(state=MemoryPressure.UNKNOWN, reason=verdict)
+def _unknown_condition(place: str, missing: InputMissing) -> MemoryCondition:
+    text = f"The memory pressure of {place} is not known: {missing} is missing."
+    reason = Reason(rule="memory_pressure_unknown", text=text, inputs={"missing": str(missing)})
+    return MemoryCondition(state=MemoryPressure.UNKNOWN, reason=reason)
 
 
 _MIN_GROWTH = 1.01
-"""Free memory changes all the time; a limit that grows by less is not worth a write."""
+"""Minimum growth factor of a limit: free memory fluctuates, and a smaller change is not worth a write."""
 
 
 class GuardResult(NamedTuple):
-    """Limits of the reclaim roots and what to remember of them."""
+    """Limits of the reclaim roots, and the state for the next cycle."""
 
     knob_requests: tuple[KnobRequest, ...]
     bytes: Mapping[str, int]
     reason: Reason
 
 
-def limit_reclaimed_memory(situation: MemoryInputs, config: MemoryConfig, before: Mapping[str, int]) -> GuardResult:
-    """What the reclaim root and those of NUMA nodes may use; `before` is what was asked for the last time."""
-    roots = set(situation.roots)
-    unseen = {root: size for root, size in before.items() if root not in situation.snapshot.cgroups}
-    if not roots and unseen:
-        text = f"{', '.join(sorted(unseen))} cannot be seen: the limit on reclaimed pods stays as it was."
-        return GuardResult((), unseen, Reason(rule="memory_guard_unknown", text=text))
+def limit_reclaimed_memory(inputs: MemoryInputs, config: MemoryConfig, before: Mapping[str, int]) -> GuardResult:
+    """Return the limits of the reclaim roots of the node and of NUMA nodes; `before` are the previous limits."""
+    roots = set(inputs.roots)
+    hidden = {root: size for root, size in before.items() if root not in inputs.snapshot.cgroups}
+    if not roots and hidden:
+        text = f"{', '.join(sorted(hidden))} cannot be read: the memory limit of reclaimed pods stays as it is."
+        return GuardResult((), hidden, Reason(rule="memory_guard_unknown", text=text))
     if not roots:
-        text = "No cgroup holds all reclaimed pods: nothing limits their memory together."
-        if config.reclaim_root in situation.snapshot.cgroups:
+        text = "No cgroup contains all reclaimed pods: their total memory is not limited."
+        if config.reclaim_root in inputs.snapshot.cgroups:
             text = (
-                f"A pod that is not reclaimed is below {config.reclaim_root} (memory.reclaimRoot): it is not limited."
+                f"{config.reclaim_root} (memory.reclaimRoot) contains a pod that is not reclaimed: it is not limited."
             )
         elif config.reclaim_root:
-            text = f"There is no cgroup {config.reclaim_root} (memory.reclaimRoot): nothing limits reclaimed pods together."
+            text = f"There is no cgroup {config.reclaim_root} (memory.reclaimRoot)"
+            text += ": the total memory of reclaimed pods is not limited."
         return GuardResult((), {}, Reason(rule="memory_guard_no_root", text=text))
     if not config.guard.enable:
-        verdict = Reason(rule="memory_guard_disabled", text="The memory guard is switched off: there is no limit.")
-        wishes = [wish for root in sorted(roots) for wish in _limit_requests(root, None, config, verdict)]
-        return GuardResult(tuple(wishes), {}, verdict)
+        reason = Reason(rule="memory_guard_disabled", text="The memory guard is disabled: there is no limit.")
+        return GuardResult(_limit_requests(dict.fromkeys(roots), config, reason), {}, reason)
     try:
-        open_nodes = reclaimable_numa_nodes(situation)
-        nodes = situation.snapshot.topology.numa_nodes
+        reclaimable = reclaimable_numa_nodes(inputs)
+        nodes = inputs.snapshot.topology.numa_nodes
         if not nodes:
             raise InputMissing("the NUMA nodes of this machine")
-        spares = {numa: spare_bytes(situation, config, numa) if numa in open_nodes else 0.0 for numa in nodes}
+        spares = {numa: spare_bytes(inputs, config, numa) if numa in reclaimable else 0.0 for numa in nodes}
         limits = {
-            root: _root_use_bytes(situation, config, root) + spares[numa]
-            for numa, root in situation.numa_roots.items()
+            root: _root_use_bytes(inputs, config, root) + spares[numa]
+            for numa, root in inputs.numa_roots.items()
             if root and numa in spares
         }
-        if situation.root.path:
-            limits[situation.root.path] = _root_use_bytes(situation, config, situation.root.path) + sum(spares.values())
+        if inputs.root.path:
+            limits[inputs.root.path] = _root_use_bytes(inputs, config, inputs.root.path) + sum(spares.values())
     except InputMissing as missing:
-        text = f"Not known: {missing}. The limit on reclaimed pods stays as it was."
-        verdict = Reason(rule="memory_guard_unknown", text=text, inputs={"missing": str(missing)})
-        kept = {root: size for root, size in before.items() if root in roots}
-        wishes = [wish for root, size in sorted(kept.items()) for wish in _limit_requests(root, size, config, verdict)]
-        return GuardResult(tuple(wishes), unseen | kept, verdict)
-    sizes_told = " and ".join(f"{format_bytes(size)} in {root}" for root, size in sorted(limits.items()))
-    text = f"Reclaimed pods may use {sizes_told}: what is there and what is free beyond the critical watermark."
-    inputs: dict[str, float | int | str | None] = {
-        f"numa{numa}_spare_bytes": round(size) for numa, size in spares.items()
-    }
-    verdict = Reason(
-        rule="memory_guard", text=text, threshold=config.guard.critical_watermark_scale_factor, inputs=inputs
+        text = f"Not known: {missing}. The memory limit of reclaimed pods stays as it is."
+        reason = Reason(rule="memory_guard_unknown", text=text, inputs={"missing": str(missing)})
+        retained = {root: size for root, size in before.items() if root in roots}
+        return GuardResult(_limit_requests(retained, config, reason), hidden | retained, reason)
+    listed = " and ".join(f"{format_bytes(size)} in {root}" for root, size in sorted(limits.items()))
+    text = f"Reclaimed pods may use {listed}: their use plus what is free above the critical watermark."
+    reason_inputs: ReasonInputs = {f"numa{numa}_spare_bytes": round(size) for numa, size in spares.items()}
+    reason = Reason(
+        rule="memory_guard", text=text, threshold=config.guard.critical_watermark_scale_factor, inputs=reason_inputs
     )
-    # What a group is charged with beyond its pages on NUMA nodes, such as the kernel's own memory, cannot be limited away.
-    floors = {root: _charged_bytes(situation, root) for root in limits}
+    # A limit cannot reduce what is charged beyond pages on NUMA nodes, such as kernel memory.
+    floors = {root: _charged_bytes(inputs, root) for root in limits}
     sizes = {root: _round_limit(max(size, floors[root]), before.get(root)) for root, size in limits.items()}
-    wishes = [wish for root, size in sorted(sizes.items()) for wish in _limit_requests(root, size, config, verdict)]
-    return GuardResult(tuple(wishes), unseen | sizes, verdict)
+    return GuardResult(_limit_requests(sizes, config, reason), hidden | sizes, reason)
 
 
 def spare_bytes(inputs: MemoryInputs, config: MemoryConfig, numa: int) -> float:
-    """What may be taken of one NUMA node beyond what is in use there, in bytes. Raises Unknown."""
+    """Return the free memory of one NUMA node above the critical watermark, in bytes. Raises InputMissing."""
     snapshot = inputs.snapshot
     free = numa_meminfo(snapshot, numa, "MemFree", config.stale_s)
-    least = config.critical_bytes(numa_meminfo(snapshot, numa, "MemTotal", config.stale_s))
+    minimum = config.critical_bytes(numa_meminfo(snapshot, numa, "MemTotal", config.stale_s))
     low = zone_low_bytes(snapshot, numa, config.stale_s) * config.guard.critical_watermark_scale_factor
-    return max(free - max(float(least), low), 0.0)
+    return max(free - max(float(minimum), low), 0.0)
 
 
 def _root_use_bytes(inputs: MemoryInputs, config: MemoryConfig, root: str) -> float:
-    """What is in that cgroup, wherever it is: a limit below it would have the kernel kill somebody. Raises Unknown."""
+    """Memory of that cgroup on all NUMA nodes: a lower limit would make the kernel OOM-kill in it. Raises InputMissing."""
     return float(sum(reclaimed_bytes_by_numa(inputs.snapshot, root, (), config.stale_s).values()))
 
 
@@ -178,11 +170,11 @@ def _round_limit(size: float, before: int | None) -> int:
     return -(-int(size) // PAGESIZE) * PAGESIZE
 
 
-def _limit_requests(
-    root: str, size: int | None, config: MemoryConfig, reason: Reason
-) -> tuple[KnobRequest, KnobRequest]:
-    high = "max" if size is None else str(int(size * config.guard.high_ratio) // PAGESIZE * PAGESIZE)
-    return (
-        KnobRequest(cgroup=root, knob=Knob.MEMORY_MAX, value="max" if size is None else str(size), reason=reason),
-        KnobRequest(cgroup=root, knob=Knob.MEMORY_HIGH, value=high, reason=reason),
-    )
+def _limit_requests(sizes: Mapping[str, int | None], config: MemoryConfig, reason: Reason) -> tuple[KnobRequest, ...]:
+    """Requests of memory.max and memory.high by root; a size of None removes the limits."""
+    requests: list[KnobRequest] = []
+    for root, size in sorted(sizes.items()):
+        high = "max" if size is None else str(int(size * config.guard.high_ratio) // PAGESIZE * PAGESIZE)
+        values = {Knob.MEMORY_MAX: "max" if size is None else str(size), Knob.MEMORY_HIGH: high}
+        requests += (KnobRequest(cgroup=root, knob=knob, value=value, reason=reason) for knob, value in values.items())
+    return tuple(requests)

@@ -10,11 +10,10 @@ from mmap import PAGESIZE
 
 import msgspec
 
+from agent.advisor.advisor_state import NS_PER_S
 from agent.config.memory import OffloadingLayerConfig
 from api.pod import Pod
 from api.snapshot import CgroupSample, Snapshot
-
-NS_PER_S = 1_000_000_000
 
 
 class InputMissing(Exception):
@@ -22,16 +21,16 @@ class InputMissing(Exception):
 
 
 class ReclaimRoot(msgspec.Struct, frozen=True, kw_only=True):
-    """Where reclaimed pods are kept together."""
+    """The cgroup above the reclaimed pods."""
 
     path: str = ""
-    """The cgroup above all of them; empty where there is none, and then nothing can limit them together."""
+    """Path of the cgroup above all of them; empty if there is none, and then nothing limits them together."""
     members: tuple[str, ...] = ()
-    """Cgroups that make up its use where there is no such cgroup: those of the reclaimed containers."""
+    """Cgroups of the reclaimed containers, whose sum is the use if there is no such cgroup."""
 
 
 class MemoryInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is known in a round."""
+    """Inputs of memory advice in one cycle."""
 
     snapshot: Snapshot
     now_ns: int
@@ -41,55 +40,55 @@ class MemoryInputs(msgspec.Struct, frozen=True, kw_only=True):
     """By NUMA node: the cgroup above the reclaimed pods that are bound to it."""
     enable_reclaim: bool = True
     not_reclaimable: Collection[str] = ()
-    """Pods, `namespace/name`, that lend nothing although the node lends."""
+    """Pods, `namespace/name`, that are not reclaimable although the node is."""
     ramping: Collection[str] = ()
-    """Cgroups of containers that are still taken at their requests."""
+    """Cgroups of containers that still count with their requests."""
     forbidden_numa: tuple[int, ...] = ()
-    """NUMA nodes of which nothing may be lent (disableReclaimSharePools)."""
+    """NUMA nodes that are not reclaimable (disableReclaimSharePools)."""
     profiles: Mapping[str, OffloadingLayerConfig] = {}
-    """Settings of offloading by pod, from its service profile."""
+    """Offloading settings by pod, from its service profile."""
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """Cgroups above reclaimed pods alone: of all of them, and of those that are bound to one NUMA node."""
+        """Return the cgroups that contain only reclaimed pods: of all of them, and of those bound to one NUMA node."""
         return tuple(sorted({self.root.path, *self.numa_roots.values()} - {""}))
 
-    def lends(self, pod: Pod) -> bool:
-        """Whether what the pod leaves idle may be lent."""
+    def is_reclaimable(self, pod: Pod) -> bool:
+        """Return whether idle memory of the pod is reclaimable."""
         return self.enable_reclaim and pod.key not in self.not_reclaimable
 
 
 def reclaimable_numa_nodes(inputs: MemoryInputs) -> tuple[int, ...]:
-    """NUMA nodes of which something may be lent: not those that a pod has for itself and does not lend.
+    """Return the reclaimable NUMA nodes: all but those of exclusive pods that are not reclaimable.
 
-    Raises Unknown where it is not known which ones that are.
+    Raises InputMissing if the NUMA nodes of such a pod are not known.
     """
-    taken = set(inputs.forbidden_numa)
+    excluded = set(inputs.forbidden_numa)
     for pod in inputs.snapshot.pods:
-        if pod.enhancements.numa_exclusive and pod.qos.online and not inputs.lends(pod):
+        if pod.enhancements.numa_exclusive and pod.qos.online and not inputs.is_reclaimable(pod):
             if not pod.bound_numa:
-                raise InputMissing(f"the NUMA nodes that {pod.key} has for itself")
-            taken.update(pod.bound_numa)
-    return tuple(numa for numa in inputs.snapshot.topology.numa_nodes if numa not in taken)
+                raise InputMissing(f"the NUMA nodes that {pod.key} uses exclusively")
+            excluded.update(pod.bound_numa)
+    return tuple(numa for numa in inputs.snapshot.topology.numa_nodes if numa not in excluded)
 
 
 def has_elapsed(now_ns: int, then_ns: int | None, seconds: float) -> bool:
-    """Whether so much time has passed. A time in the future is of an earlier boot: that one has passed."""
+    """Return whether the time has passed. A time in the future is of an earlier boot and counts as passed."""
     return then_ns is None or not 0 <= now_ns - then_ns < seconds * NS_PER_S
 
 
 class CacheDropRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Cache that a container was told to drop."""
+    """A request to drop page cache of a container."""
 
     cgroup_id: int
     at_ns: int
     read_at_ns: int | None
-    """The reading that it was told on: until there is another one, what it gave is not seen yet."""
+    """The reading before the request: its effect is visible from the next reading on."""
     bytes: int
 
 
 class OffloadState(msgspec.Struct, frozen=True, kw_only=True):
-    """One cgroup that gives up memory bit by bit: what was read and asked at the last interval's end."""
+    """State of one cgroup that releases memory: readings and request at the end of the last interval."""
 
     cgroup_id: int
     at_ns: int
@@ -100,30 +99,30 @@ class OffloadState(msgspec.Struct, frozen=True, kw_only=True):
     activated: int | None = None
     stall_us: int | None = None
     size_bytes: float | None = None
-    """Policy `senpai`: the size that is aimed at."""
+    """Policy `senpai`: the target size."""
 
 
 class SwapRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cgroup that gives up memory may swap out: memory.swap.max as it was last asked for."""
+    """The last requested memory.swap.max of a cgroup that releases memory."""
 
     cgroup_id: int
     value: str
 
 
 class MemoryAdvisorState(msgspec.Struct, frozen=True, kw_only=True):
-    """All that memory advice knows of the past."""
+    """State of memory advice."""
 
     headroom_bytes: float | None = None
     guard_bytes: Mapping[str, int] = {}
-    """By cgroup: the limit that was last asked for."""
-    asked: Mapping[str, CacheDropRequest] = {}
+    """By cgroup: the last requested limit."""
+    cache_drops: Mapping[str, CacheDropRequest] = {}
     """By cgroup."""
     offloaded: Mapping[str, OffloadState] = {}
     """By cgroup."""
     swap: Mapping[str, SwapRequest] = {}
     """By cgroup."""
     dying_ns: int | None = None
-    """When what removed cgroups left behind was last reclaimed."""
+    """When memory of removed cgroups was last reclaimed."""
 
 
 _MEMORY_STAT_NAMES = {
@@ -137,70 +136,71 @@ _MEMORY_STAT_NAMES = {
     "pgscan": ("pgscan",),
     "pgsteal": ("pgsteal",),
 }
-"""memory.stat of version 1, with the cgroups below, and of version 2."""
+"""Names in memory.stat of version 1, with descendants, and of version 2."""
 _ACTIVATE_COUNTERS = ("workingset_activate_anon", "workingset_activate_file")
-"""Kernels from 5.9 on count anonymous memory and files apart (commit 170b04b7ae49)."""
+"""Kernels from 5.9 on count anonymous and file pages separately (commit 170b04b7ae49)."""
 
 
 def is_fresh(read_at_ns: int | None, snapshot: Snapshot, stale_s: float) -> bool:
-    """Whether files that were read then may be judged. A clock that was set makes them look old until they are read again."""
+    """Return whether files read at that time are recent enough. A clock change makes them look old until they are read
+    again."""
     return read_at_ns is None or abs(snapshot.wall_time_ns - read_at_ns) <= stale_s * NS_PER_S
 
 
 def fresh_sample(snapshot: Snapshot, path: str, stale_s: float) -> CgroupSample | None:
-    """The cgroup's sample; None if it is not there or was read too long ago."""
+    """Return the cgroup's sample; None if it is missing or too old."""
     sample = snapshot.cgroups.get(path)
     return sample if sample is not None and is_fresh(sample.files_read_at_ns, snapshot, stale_s) else None
 
 
 def read_stat(sample: CgroupSample, name: str) -> int | None:
-    """One line of memory.stat, by this module's name for it."""
+    """Return one counter of memory.stat, by this module's name for it."""
     return next((sample.memory_stat[key] for key in _MEMORY_STAT_NAMES[name] if key in sample.memory_stat), None)
 
 
 def activated_pages(sample: CgroupSample) -> int | None:
-    """Pages that were read back soon after they had been reclaimed and were wanted often, cumulative."""
+    """Return the cumulative number of pages that were read back soon after reclaim and became active."""
     split = [sample.memory_stat[key] for key in _ACTIVATE_COUNTERS if key in sample.memory_stat]
     return sum(split) if split else sample.memory_stat.get("workingset_activate")
 
 
 def used_bytes(sample: CgroupSample) -> int | None:
-    """Anonymous memory and page cache. Shared memory is part of the cache and is not counted again."""
+    """Return anonymous memory plus page cache. Shared memory is part of the cache and is not added again."""
     anon, file = read_stat(sample, "anon"), read_stat(sample, "file")
     return None if anon is None or file is None else anon + file
 
 
 def droppable_cache_bytes(sample: CgroupSample) -> int | None:
-    """Page cache that can be dropped: shared memory has nowhere to go but swap."""
+    """Return the page cache that can be dropped; shared memory can only be swapped."""
     file, shmem = read_stat(sample, "file"), read_stat(sample, "shmem")
     return None if file is None else max(file - (shmem or 0), 0)
 
 
 def bytes_by_numa(sample: CgroupSample, kind: str) -> Mapping[int, int] | None:
-    """Bytes by NUMA node, cgroups below included: `anon`, `cache` that can be dropped, or `total`."""
-    found = sample.numa_stat
-    if "total" in found:  # version 1 counts pages; its `file` has no shared memory in it
+    """Return bytes by NUMA node, descendants included: `anon`, droppable `cache`, or `total`."""
+    stat = sample.numa_stat
+    if "total" in stat:  # version 1 counts pages; its `file` has no shared memory in it
         name = "file" if kind == "cache" else kind
-        pages = found.get(f"hierarchical_{name}", found.get(name))
+        pages = stat.get(f"hierarchical_{name}", stat.get(name))
         return None if pages is None else {numa: count * PAGESIZE for numa, count in pages.items()}
-    if "anon" not in found or "file" not in found:
+    if "anon" not in stat or "file" not in stat:
         return None
-    anon, file = found["anon"], found["file"]
+    anon, file = stat["anon"], stat["file"]
     if kind == "anon":
         return anon
     if kind == "cache":
-        shmem = found.get("shmem", {})
+        shmem = stat.get("shmem", {})
         return {numa: max(size - shmem.get(numa, 0), 0) for numa, size in file.items()}
-    fixed = found.get("unevictable", {})
+    fixed = stat.get("unevictable", {})
     return {numa: anon.get(numa, 0) + file.get(numa, 0) + fixed.get(numa, 0) for numa in anon.keys() | file.keys()}
 
 
 def reclaimed_bytes_by_numa(snapshot: Snapshot, path: str, members: tuple[str, ...], stale_s: float) -> dict[int, int]:
-    """What the reclaim root, or its members where there is no such cgroup, has on each NUMA node. Raises Unknown."""
+    """Return the memory of the reclaim root, or of its members without such a cgroup, by NUMA node. Raises InputMissing."""
     result: dict[int, int] = {}
     for cgroup in (path,) if path else members:
         if cgroup not in snapshot.cgroups and not path:
-            continue  # a container that is not there has no memory
+            continue  # a container without a cgroup has no memory
         sample = fresh_sample(snapshot, cgroup, stale_s)
         sizes = None if sample is None else bytes_by_numa(sample, "total")
         if sizes is None:
@@ -211,7 +211,7 @@ def reclaimed_bytes_by_numa(snapshot: Snapshot, path: str, members: tuple[str, .
 
 
 def node_memory_bytes(snapshot: Snapshot) -> int:
-    """Memory of the node. Raises Unknown."""
+    """Return the memory of the node. Raises InputMissing."""
     total = snapshot.node.memory_total_bytes
     if not total:
         raise InputMissing("the node's memory")
@@ -219,7 +219,7 @@ def node_memory_bytes(snapshot: Snapshot) -> int:
 
 
 def node_meminfo(snapshot: Snapshot, name: str) -> int:
-    """A line of /proc/meminfo in bytes. Raises Unknown."""
+    """Return a line of /proc/meminfo in bytes. Raises InputMissing."""
     value = snapshot.node.meminfo.get(name)
     if value is None:
         raise InputMissing(f"{name} of the node")
@@ -227,17 +227,17 @@ def node_meminfo(snapshot: Snapshot, name: str) -> int:
 
 
 def numa_meminfo(snapshot: Snapshot, numa: int, name: str, stale_s: float) -> int:
-    """A line of a NUMA node's meminfo in bytes. Raises Unknown."""
+    """Return a line of a NUMA node's meminfo in bytes. Raises InputMissing."""
     node = snapshot.node
-    found = node.numa.get(numa)
-    value = found.meminfo.get(name) if found and is_fresh(node.files_read_at_ns, snapshot, stale_s) else None
+    sample = node.numa.get(numa)
+    value = sample.meminfo.get(name) if sample and is_fresh(node.files_read_at_ns, snapshot, stale_s) else None
     if value is None:
         raise InputMissing(f"{name} of NUMA node {numa}")
     return value
 
 
 def watermark_scale_factor(snapshot: Snapshot) -> int:
-    """vm.watermark_scale_factor, in ten-thousandths of a node's memory. Raises Unknown."""
+    """Return vm.watermark_scale_factor, in ten-thousandths of a node's memory. Raises InputMissing."""
     value = snapshot.node.sysctl.get("vm.watermark_scale_factor")
     if value is None:
         raise InputMissing("vm.watermark_scale_factor")
@@ -245,19 +245,9 @@ def watermark_scale_factor(snapshot: Snapshot) -> int:
 
 
 def zone_low_bytes(snapshot: Snapshot, numa: int, stale_s: float) -> int:
-    """Low watermarks of a NUMA node's zones together. Raises Unknown."""
+    """Return the sum of the low watermarks of a NUMA node's zones. Raises InputMissing."""
     node = snapshot.node
     zones = [zone.low for zone in node.zones if zone.node == numa]
     if not zones or not is_fresh(node.files_read_at_ns, snapshot, stale_s):
         raise InputMissing(f"watermarks of NUMA node {numa}")
     return sum(zones) * PAGESIZE
-
-
-def format_bytes(size: float) -> str:
-    """For people: `1.5 GiB`, `81.9 MiB`."""
-    return f"{size / (1 << 30):.4g} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.3g} MiB"
-
-
-def format_count(count: int, noun: str) -> str:
-    """For people: `1 pod`, `2 pods`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

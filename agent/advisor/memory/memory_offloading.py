@@ -11,25 +11,26 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
+from agent.advisor.advisor_state import NS_PER_S
 from agent.advisor.memory.memory_inputs import (
-    NS_PER_S,
     InputMissing,
     MemoryAdvisorState,
     MemoryInputs,
     OffloadState,
     SwapRequest,
     activated_pages,
-    format_bytes,
     fresh_sample,
     has_elapsed,
     read_stat,
 )
 from agent.config.memory import MemoryConfig, OffloadingConfig, OffloadingLayerConfig
 from api.advice import KnobRequest
-from api.knobs import Knob, Reason
+from api.knobs import Knob, Reason, ReasonInputs
 from api.pod import Pod
 from api.qos import QoSLevel
+from api.quantity import format_bytes
 from api.snapshot import CgroupSample, Snapshot
 
 _POOL_BY_QOS = {QoSLevel.RECLAIMED: "reclaim", QoSLevel.DEDICATED: "dedicated"}
@@ -37,7 +38,7 @@ _DEFAULT_POOL_BY_QOS = {QoSLevel.SHARED: "share", QoSLevel.SYSTEM: "reserve"}
 
 
 class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings in force; the values here are the bottom layer."""
+    """Effective settings; the defaults are the lowest layer."""
 
     enable: bool = False
     enable_swap: bool = False
@@ -56,7 +57,7 @@ _SENPAI_INTERVAL_S = 6.0
 
 
 def pod_offload_settings(pod: Pod, inputs: MemoryInputs, config: OffloadingConfig) -> OffloadSettings:
-    """The settings that hold for every container of the pod."""
+    """Return the settings of every container of the pod."""
     layers = [config.default, config.levels.get(pod.qos), config.pools.get(pod_pool(pod))]
     if pod.key in inputs.not_reclaimable:
         layers.append(OffloadingLayerConfig(enable=False))
@@ -67,65 +68,65 @@ def pod_offload_settings(pod: Pod, inputs: MemoryInputs, config: OffloadingConfi
 
 
 def cgroup_offload_settings(path: str, config: OffloadingConfig) -> OffloadSettings:
-    """The settings of a cgroup that is named by path."""
+    """Return the settings of a cgroup that the configuration names by path."""
     return merge_layers(config.default, config.cgroups[path])
 
 
 @lru_cache(maxsize=256)
 def merge_layers(*layers: OffloadingLayerConfig | None) -> OffloadSettings:
-    """The layers, the first at the bottom: each setting has the value of the highest layer that sets it."""
+    """Merge the layers, lowest first: each setting has the value of the highest layer that sets it."""
     values: dict[str, object] = {}
     for layer in layers:
         if layer is not None:
-            found = {name: getattr(layer, name) for name in layer.__struct_fields__}
-            values.update((name, value) for name, value in found.items() if value is not None)
+            settings = {name: getattr(layer, name) for name in layer.__struct_fields__}
+            values.update((name, value) for name, value in settings.items() if value is not None)
     if values.get("policy") == "senpai":
         values.setdefault("interval_s", _SENPAI_INTERVAL_S)
     return msgspec.convert(values, OffloadSettings)
 
 
 def pod_pool(pod: Pod) -> str:
-    """The pool whose settings it has, whichever NUMA node that is on."""
+    """Return the pool whose settings apply to the pod, without its NUMA node."""
     return _POOL_BY_QOS.get(pod.qos) or pod.enhancements.cpuset_pool or _DEFAULT_POOL_BY_QOS[pod.qos]
 
 
-def _is_blocked(block: Mapping[str, tuple[str, ...]], has: Mapping[str, str]) -> bool:
-    return any(name in has and (not values or has[name] in values) for name, values in block.items())
+def _is_blocked(block: Mapping[str, tuple[str, ...]], present: Mapping[str, str]) -> bool:
+    return any(name in present and (not values or present[name] in values) for name, values in block.items())
 
 
 _REFAULT_GROWTH = 1.05
 _INACTIVE_RATIO = 0.1
 MAPPED_FACTOR = 2
-"""Cache that is less than so many times what is mapped is in use."""
+"""Cache below this multiple of mapped files is in use."""
 _MIN_CAP = 1 << 20
 
 
 def psi_target(usage: float, avg60: float, max_probe: float, threshold: float) -> float:
-    """A part of the use that shrinks to nothing as the pressure (some avg60, percent) comes up to the threshold."""
+    """Return a part of the use that falls to 0 as the pressure (some avg60, percent) rises to the threshold."""
     return max(0.0, 1 - avg60 / threshold) * max_probe * usage
 
 
 class ReclaimedPages(NamedTuple):
-    """What reclaim did to the cgroup in an interval."""
+    """Pages that reclaim handled in the cgroup during an interval."""
 
     scanned: int
     stolen: int
     activated: int
-    """Of the stolen ones and earlier ones: read back soon and wanted."""
+    """Reclaimed pages that were read back soon and became active."""
 
     @property
     def accuracy(self) -> float:
-        """The part of what was reclaimed that was not wanted; 1 where nothing was."""
+        """Return the part of reclaimed pages that was not needed; 1 without any."""
         return 1 - self.activated / self.stolen if self.stolen > 0 and self.scanned > 0 else 1.0
 
     @property
     def efficiency(self) -> float:
-        """The part of what was looked at that could be reclaimed; 1 where nothing was."""
+        """Return the part of scanned pages that was reclaimed; 1 without any."""
         return self.stolen / self.scanned if self.stolen > 0 and self.scanned > 0 else 1.0
 
 
 class RefaultTargets(NamedTuple):
-    """Settings of `refault`."""
+    """Settings of policy `refault`."""
 
     accuracy: float
     efficiency: float
@@ -133,19 +134,19 @@ class RefaultTargets(NamedTuple):
 
 
 def refault_target(last: float, pages: ReclaimedPages, inactive: float, usage: float, targets: RefaultTargets) -> float:
-    """Less than the last time when reclaim hit the wrong pages or hardly any, and a little more when it went well.
+    """Return less than the last time if reclaim was inaccurate or inefficient, and slightly more if it went well.
 
-    Where nothing is called inactive (the multi-generational LRU says so of all memory until it is first asked for some) it
-    begins with a part of the most that may be asked: with nothing it would never begin.
+    Without inactive pages it starts with a part of the maximum: the multi-generational LRU counts no page as inactive
+    until memory is first reclaimed, so that starting from 0 would never start.
     """
     if pages.accuracy < targets.accuracy or pages.efficiency < targets.efficiency:
         return max(0.0, last * pages.accuracy)
-    most = usage * targets.max_probe
-    return min(max(last * _REFAULT_GROWTH, (inactive or most) * _INACTIVE_RATIO), most)
+    maximum = usage * targets.max_probe
+    return min(max(last * _REFAULT_GROWTH, (inactive or maximum) * _INACTIVE_RATIO), maximum)
 
 
 class SenpaiLaw(NamedTuple):
-    """Settings of `senpai`."""
+    """Settings of policy `senpai`."""
 
     stall_s: float
     min_bytes: float
@@ -157,14 +158,14 @@ class SenpaiLaw(NamedTuple):
 
 
 def senpai_target(usage: float, size: float, stall_s: float, law: SenpaiLaw) -> tuple[float, float]:
-    """The size to aim at from now on, and how much to give up for it, at most max_probe of the use.
+    """Return the new target size and the bytes to release, at most max_probe of the use.
 
-    With more stall than is aimed at the size grows and nothing is asked for; with less it shrinks, the faster the less.
+    With more stall than targeted the size grows and nothing is released; with less it shrinks, the faster the less stall.
     """
     if stall_s >= law.stall_s:
         error = stall_s / law.stall_s
-        grown = size * (1 + min((error / law.backoff) ** 2, 1.0) * law.max_backoff)
-        return min(grown, max(law.max_bytes, usage)), 0.0
+        increased = size * (1 + min((error / law.backoff) ** 2, 1.0) * law.max_backoff)
+        return min(increased, max(law.max_bytes, usage)), 0.0
     error = law.stall_s / max(stall_s, 1e-6)
     part = min((error / law.probe) ** 2 * law.max_probe, law.max_probe)
     size = max(min(size, usage) * (1 - part), min(law.min_bytes, usage))
@@ -174,7 +175,7 @@ def senpai_target(usage: float, size: float, stall_s: float, law: SenpaiLaw) -> 
 def limit_without_swap(
     target: float, cache: float, mapped: float, inactive_file: float, reserved: float | None
 ) -> float:
-    """No more than file cache can give where nothing can be swapped out."""
+    """Return at most what file cache can release while nothing can be swapped out."""
     if cache < MAPPED_FACTOR * mapped:
         return 0.0
     target = min(target, max(MAPPED_FACTOR * (cache - mapped), _MIN_CAP))
@@ -189,7 +190,7 @@ ValueT = TypeVar("ValueT")
 
 
 class OffloadResult(NamedTuple):
-    """Who is to give up how much, and what to remember of it."""
+    """Offload and swap requests, and the state for the next cycle."""
 
     knob_requests: tuple[KnobRequest, ...]
     past: Mapping[str, OffloadState]
@@ -204,60 +205,62 @@ class _OffloadStep(NamedTuple):
 
 
 def offload_memory(
-    inputs: MemoryInputs, config: MemoryConfig, before: MemoryAdvisorState, busy: Collection[str]
+    inputs: MemoryInputs, config: MemoryConfig, state: MemoryAdvisorState, busy: Collection[str]
 ) -> OffloadResult:
-    """One round; `busy` are cgroups that were told to drop cache and have not been read since.
+    """Evaluate one cycle; `busy` are cgroups with a cache drop request whose effect is not visible yet.
 
-    What a cgroup may swap is asked for in every round, for what nobody asks for is given back: where it is not known how
-    full swap is, what was asked for before is asked for again.
+    memory.swap.max is requested in every cycle, because a value without a request is restored. If swap use is unknown,
+    the previous request is repeated.
     """
     has_swap = inputs.snapshot.node.meminfo.get("SwapTotal") != 0
     swap = _is_swap_allowed(inputs.snapshot, config.offloading)
-    asked: dict[str, SwapRequest] = {}
-    wishes: list[KnobRequest] = []
-    verdicts: list[Reason] = []
-    past: dict[str, OffloadState] = {}
+    swap_requests: dict[str, SwapRequest] = {}
+    requests: list[KnobRequest] = []
+    reasons: list[Reason] = []
+    states: dict[str, OffloadState] = {}
     missing: dict[str, list[str]] = {}
     for path, settings in _offload_targets(inputs, config.offloading):
-        present = inputs.snapshot.cgroups.get(path)
-        if present is None:
-            asked |= {path: before.swap[path]} if path in before.swap else {}
+        sample_now = inputs.snapshot.cgroups.get(path)
+        if sample_now is None:
+            swap_requests |= {path: state.swap[path]} if path in state.swap else {}
             continue
-        known = before.offloaded.get(path)
-        known = known if known is not None and known.cgroup_id == present.id else None
-        if known is not None:
-            past[path] = known
-        last = before.swap.get(path)
-        wish = (
-            _repeat_swap_request(path, last, present.id) if swap is None else _build_swap_request(path, settings, swap)
+        previous = state.offloaded.get(path)
+        previous = previous if previous is not None and previous.cgroup_id == sample_now.id else None
+        if previous is not None:
+            states[path] = previous
+        last = state.swap.get(path)
+        request = (
+            _repeat_swap_request(path, last, sample_now.id)
+            if swap is None
+            else _build_swap_request(path, settings, swap)
         )
-        if has_swap and wish is not None:
-            asked[path] = SwapRequest(cgroup_id=present.id, value=wish.value)
-            wishes.append(wish)
+        if has_swap and request is not None:
+            swap_requests[path] = SwapRequest(cgroup_id=sample_now.id, value=request.value)
+            requests.append(request)
         sample = fresh_sample(inputs.snapshot, path, config.stale_s)
         if sample is None:
-            missing.setdefault("a reading of its memory files that is not too old", []).append(path)
+            missing.setdefault("a recent reading of its memory files", []).append(path)
             continue
-        if path in busy or (known is not None and not _is_due(inputs, settings, known, sample)):
+        if path in busy or (previous is not None and not _is_due(inputs, settings, previous, sample)):
             continue
         try:
             result = _advance_cgroup(
-                inputs, settings, config.offloading, sample, known, bool(swap) and settings.enable_swap
+                inputs, settings, config.offloading, sample, previous, bool(swap) and settings.enable_swap
             )
-        except InputMissing as what:
-            missing.setdefault(str(what), []).append(path)
+        except InputMissing as error:
+            missing.setdefault(str(error), []).append(path)
             continue
-        past[path] = result.past
-        verdicts.append(result.reason)
+        states[path] = result.past
+        reasons.append(result.reason)
         if result.bytes >= _MIN_RECLAIM_BYTES:
             value = str(int(result.bytes))
-            wishes.append(KnobRequest(cgroup=path, knob=Knob.MEMORY_RECLAIM, value=value, reason=result.reason))
-    verdicts.extend(_unknown_reason(what, paths) for what, paths in missing.items())
-    return OffloadResult(tuple(wishes), past, tuple(verdicts), asked)
+            requests.append(KnobRequest(cgroup=path, knob=Knob.MEMORY_RECLAIM, value=value, reason=result.reason))
+    reasons.extend(_unknown_reason(error, paths) for error, paths in missing.items())
+    return OffloadResult(tuple(requests), states, tuple(reasons), swap_requests)
 
 
 def _offload_targets(inputs: MemoryInputs, config: OffloadingConfig) -> Iterator[tuple[str, OffloadSettings]]:
-    """Cgroups that are to give up memory, each once: a path in the settings counts more than the container there."""
+    """Cgroups to offload, each once: a path in the settings takes precedence over the container's own settings."""
     for path in config.cgroups:
         settings = cgroup_offload_settings(path, config)
         if settings.enable:
@@ -272,14 +275,14 @@ def _offload_targets(inputs: MemoryInputs, config: OffloadingConfig) -> Iterator
                     yield container.cgroup, settings
 
 
-def _is_due(inputs: MemoryInputs, settings: OffloadSettings, known: OffloadState, sample: CgroupSample) -> bool:
-    if not has_elapsed(inputs.now_ns, known.at_ns, settings.interval_s):
+def _is_due(inputs: MemoryInputs, settings: OffloadSettings, previous: OffloadState, sample: CgroupSample) -> bool:
+    if not has_elapsed(inputs.now_ns, previous.at_ns, settings.interval_s):
         return False
-    return sample.files_read_at_ns is None or sample.files_read_at_ns != known.read_at_ns
+    return sample.files_read_at_ns is None or sample.files_read_at_ns != previous.read_at_ns
 
 
 def _is_swap_allowed(snapshot: Snapshot, config: OffloadingConfig) -> bool | None:
-    """Whether anything may be swapped out; None where that is unknown."""
+    """Whether anything may be swapped out; None if swap use is unknown."""
     total, free = (snapshot.node.meminfo.get(name) for name in ("SwapTotal", "SwapFree"))
     if total is None or free is None:
         return None
@@ -289,30 +292,30 @@ def _is_swap_allowed(snapshot: Snapshot, config: OffloadingConfig) -> bool | Non
 def _repeat_swap_request(path: str, last: SwapRequest | None, cgroup_id: int) -> KnobRequest | None:
     if last is None or last.cgroup_id != cgroup_id:
         return None
-    text = f"Memory of {path} is offloaded. How full swap is, is not known: its memory.swap.max stays {last.value}."
-    verdict = Reason(rule="memory_offload_swap_unknown", text=text)
-    return KnobRequest(cgroup=path, knob=Knob.SWAP_MAX, value=last.value, reason=verdict)
+    text = f"Memory of {path} is offloaded. Swap use is not known: memory.swap.max stays {last.value}."
+    reason = Reason(rule="memory_offload_swap_unknown", text=text)
+    return KnobRequest(cgroup=path, knob=Knob.SWAP_MAX, value=last.value, reason=reason)
 
 
 def _build_swap_request(path: str, settings: OffloadSettings, swap: bool) -> KnobRequest:
-    open_ = swap and settings.enable_swap
-    why = "is allowed" if open_ else "is not allowed" if not settings.enable_swap else "is nearly full"
-    verdict = Reason(rule="memory_offload_swap", text=f"Memory of {path} is offloaded, and swap {why} for it.")
-    return KnobRequest(cgroup=path, knob=Knob.SWAP_MAX, value="max" if open_ else "0", reason=verdict)
+    allowed = swap and settings.enable_swap
+    cause = "is allowed" if allowed else "is not allowed" if not settings.enable_swap else "is nearly full"
+    reason = Reason(rule="memory_offload_swap", text=f"Memory of {path} is offloaded, and its swap {cause}.")
+    return KnobRequest(cgroup=path, knob=Knob.SWAP_MAX, value="max" if allowed else "0", reason=reason)
 
 
 def _advance_cgroup(
-    situation: MemoryInputs,
+    inputs: MemoryInputs,
     settings: OffloadSettings,
     config: OffloadingConfig,
     sample: CgroupSample,
-    known: OffloadState | None,
+    previous: OffloadState | None,
     swap: bool,
 ) -> _OffloadStep:
-    """The end of an interval: what the law asks for, within what can be given. Raises Unknown."""
+    """Finish an interval: the result of the policy, within what can be released. Raises InputMissing."""
     now = OffloadState(
         cgroup_id=sample.id,
-        at_ns=situation.now_ns,
+        at_ns=inputs.now_ns,
         read_at_ns=sample.files_read_at_ns,
         scanned=read_stat(sample, "pgscan"),
         stolen=read_stat(sample, "pgsteal"),
@@ -322,46 +325,40 @@ def _advance_cgroup(
     usage = _require_known(sample.memory_bytes, "its memory")
     size: float | None = None
     if settings.policy == "senpai":
-        size, target = _senpai_step(situation, settings, config, sample, now, known)
+        size, target = _senpai_step(inputs, settings, config, sample, now, previous)
         if swap:
-            files = _require_known(read_stat(sample, "active_file"), "its cache") + _require_known(
-                read_stat(sample, "inactive_file"), "its cache"
-            )
+            files = _require_stat(sample, "active_file") + _require_stat(sample, "inactive_file")
             target = min(target, files + config.senpai_swap_bytes_per_s * settings.interval_s)
     else:
-        target = _katalyst_target(settings, sample, now, known)
-    asked = target
+        target = _katalyst_target(settings, sample, now, previous)
+    requested = target
     if not swap:
-        asked = limit_without_swap(
+        requested = limit_without_swap(
             target,
-            _require_known(read_stat(sample, "file"), "its cache"),
-            _require_known(read_stat(sample, "mapped"), "its mapped files"),
-            _require_known(read_stat(sample, "inactive_file"), "its inactive files"),
+            _require_stat(sample, "file"),
+            _require_stat(sample, "mapped"),
+            _require_stat(sample, "inactive_file"),
             settings.reserved_inactive_file_bytes,
         )
     if settings.max_reclaim_bytes is not None:
-        asked = min(asked, settings.max_reclaim_bytes)
-    inputs: dict[str, float | int | str | None] = {
+        requested = min(requested, settings.max_reclaim_bytes)
+    observed: ReasonInputs = {
         "usage_bytes": usage,
         "law_bytes": round(target),
-        "asked_bytes": round(asked),
-        "last_bytes": None if known is None else round(known.target_bytes),
+        "asked_bytes": round(requested),
+        "last_bytes": None if previous is None else round(previous.target_bytes),
         "psi_some_avg60": None if sample.memory_pressure is None else sample.memory_pressure.some_avg60,
         "size_bytes": None if size is None else round(size),
         "swap": int(swap),
     }
-    text = f"Policy {settings.policy} asks {sample.path} for {format_bytes(target)} of {format_bytes(usage)}; it can give {format_bytes(asked)}."
-    verdict = Reason(rule="memory_offload", text=text, threshold=settings.psi_avg60_threshold, inputs=inputs)
-    past = OffloadState(
-        **{name: getattr(now, name) for name in now.__struct_fields__ if name not in ("target_bytes", "size_bytes")},
-        target_bytes=asked,
-        size_bytes=size,
-    )
-    return _OffloadStep(asked, past, verdict)
+    text = f"Policy {settings.policy} requests {format_bytes(target)} of {format_bytes(usage)} from {sample.path};"
+    text += f" {format_bytes(requested)} can be released."
+    reason = Reason(rule="memory_offload", text=text, threshold=settings.psi_avg60_threshold, inputs=observed)
+    return _OffloadStep(requested, replace(now, target_bytes=requested, size_bytes=size), reason)
 
 
 def _katalyst_target(
-    settings: OffloadSettings, sample: CgroupSample, now: OffloadState, known: OffloadState | None
+    settings: OffloadSettings, sample: CgroupSample, now: OffloadState, previous: OffloadState | None
 ) -> float:
     usage = _require_known(sample.memory_bytes, "its memory")
     results = []
@@ -370,27 +367,25 @@ def _katalyst_target(
         law = (settings.psi_max_probe, settings.psi_avg60_threshold)
         results.append(psi_target(usage, _require_known(avg60, "its memory pressure"), *law))
     if settings.policy in ("refault", "integrated"):
-        inactive = _require_known(read_stat(sample, "inactive_anon"), "its inactive memory") + _require_known(
-            read_stat(sample, "inactive_file"), "its inactive files"
-        )
+        inactive = _require_stat(sample, "inactive_anon") + _require_stat(sample, "inactive_file")
         targets = RefaultTargets(
             settings.reclaim_accuracy_target, settings.reclaim_scan_efficiency_target, settings.refault_max_probe
         )
-        if (pages := _pages_since(now, known)) is None:
-            return 0.0  # counters start here: what reclaim did before is not the last request's doing
-        results.append(refault_target(known.target_bytes if known else 0.0, pages, inactive, usage, targets))
+        if (pages := _pages_since(now, previous)) is None:
+            return 0.0  # counters start here: earlier reclaim was not caused by a request
+        results.append(refault_target(previous.target_bytes if previous else 0.0, pages, inactive, usage, targets))
     return min(results)
 
 
-def _pages_since(now: OffloadState, known: OffloadState | None) -> ReclaimedPages | None:
-    """What reclaim did since the last interval; None in the first, and where a counter went backwards. Raises Unknown."""
+def _pages_since(now: OffloadState, previous: OffloadState | None) -> ReclaimedPages | None:
+    """Pages reclaimed since the last interval; None in the first, and if a counter went backwards. Raises InputMissing."""
     changes = []
     for name in ("scanned", "stolen", "activated"):
-        after = _require_known(getattr(now, name), "what reclaim did to it")
-        before = None if known is None else getattr(known, name)
-        if before is None or after < before:
+        after = _require_known(getattr(now, name), "its reclaim counters")
+        earlier = None if previous is None else getattr(previous, name)
+        if earlier is None or after < earlier:
             return None
-        changes.append(after - before)
+        changes.append(after - earlier)
     return ReclaimedPages(*changes)
 
 
@@ -400,19 +395,19 @@ def _senpai_step(
     config: OffloadingConfig,
     sample: CgroupSample,
     now: OffloadState,
-    known: OffloadState | None,
+    previous: OffloadState | None,
 ) -> tuple[float, float]:
-    """The size aimed at and what to give up. Raises Unknown."""
+    """The target size and the bytes to release. Raises InputMissing."""
     usage = float(_require_known(sample.memory_bytes, "its memory"))
     stall_us = _require_known(now.stall_us, "its memory pressure")
-    io = _require_known(None if sample.io_pressure is None else sample.io_pressure.some_avg10, "its pressure on disks")
-    before = None if known is None else known.stall_us
-    size = usage if known is None or known.size_bytes is None else known.size_bytes
-    if known is None or before is None or stall_us < before or inputs.now_ns <= known.at_ns:
+    io = _require_known(None if sample.io_pressure is None else sample.io_pressure.some_avg10, "its I/O pressure")
+    stalled_us = None if previous is None else previous.stall_us
+    size = usage if previous is None or previous.size_bytes is None else previous.size_bytes
+    if previous is None or stalled_us is None or stall_us < stalled_us or inputs.now_ns <= previous.at_ns:
         return size, 0.0
     law = SenpaiLaw(
-        # The aim is for one interval; a round that comes late has had more time to stall.
-        config.senpai_stall_s * (inputs.now_ns - known.at_ns) / (settings.interval_s * NS_PER_S),
+        # The target is for one interval; a late cycle has had more time to stall.
+        config.senpai_stall_s * (inputs.now_ns - previous.at_ns) / (settings.interval_s * NS_PER_S),
         config.senpai_min_bytes,
         config.senpai_max_bytes,
         config.senpai_max_probe,
@@ -420,18 +415,32 @@ def _senpai_step(
         config.senpai_probe,
         config.senpai_backoff,
     )
-    size, target = senpai_target(usage, size, (stall_us - before) / US_PER_S, law)
+    size, target = senpai_target(usage, size, (stall_us - stalled_us) / US_PER_S, law)
     pressure = 0.0 if sample.memory_pressure is None else sample.memory_pressure.some_avg10
     return size, target if max(pressure, io) < config.senpai_pressure else 0.0
 
 
-def _require_known(value: ValueT | None, what: str) -> ValueT:
+_STAT_INPUTS = {
+    "file": "its cache",
+    "active_file": "its active files",
+    "inactive_file": "its inactive files",
+    "inactive_anon": "its inactive memory",
+    "mapped": "its mapped files",
+}
+"""Names of counters in messages."""
+
+
+def _require_stat(sample: CgroupSample, name: str) -> int:
+    return _require_known(read_stat(sample, name), _STAT_INPUTS[name])
+
+
+def _require_known(value: ValueT | None, missing_input: str) -> ValueT:
     if value is None:
-        raise InputMissing(what)
+        raise InputMissing(missing_input)
     return value
 
 
-def _unknown_reason(what: str, paths: list[str]) -> Reason:
+def _unknown_reason(missing_input: str, paths: list[str]) -> Reason:
     others = f" and {len(paths) - 1} others" if len(paths) > 1 else ""
-    text = f"Not known of {paths[0]}{others}: {what}. Nothing is asked of them."
-    return Reason(rule="memory_offload_unknown", text=text, inputs={"missing": what, "cgroups": len(paths)})
+    text = f"Not known for {paths[0]}{others}: {missing_input}. No memory is offloaded there."
+    return Reason(rule="memory_offload_unknown", text=text, inputs={"missing": missing_input, "cgroups": len(paths)})

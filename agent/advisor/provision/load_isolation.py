@@ -8,32 +8,30 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from agent.advisor.advisor_state import IsolationLoad, ProvisionInputs, ProvisionState
+from agent.advisor.advisor_state import NS_PER_S, IsolationLoad, ProvisionInputs, ProvisionState
 from agent.advisor.provision.regions import max_container_cores, share_pool_name
 from agent.config.advisor import IsolationConfig
 from api.knobs import Reason
 from api.pod import Container, Pod
 from api.qos import QoSLevel
 
-NS_PER_S = 1_000_000_000
-
 
 class LoadIsolation(msgspec.Struct, frozen=True, kw_only=True):
-    """Pods to be kept apart and why, and what is to be remembered."""
+    """Isolated pods with the reason of each, and the state for the next cycle."""
 
     pods: Mapping[str, Reason] = {}
     """By `namespace/name`."""
     loads: Mapping[str, IsolationLoad] = {}
 
 
-def isolate_pods(inputs: ProvisionInputs, memory: ProvisionState, config: IsolationConfig) -> LoadIsolation:
-    """Go through the pods of every pool as long as its bounds allow one more: those that are apart first, then by uid."""
+def isolate_pods(inputs: ProvisionInputs, state: ProvisionState, config: IsolationConfig) -> LoadIsolation:
+    """Select the pods to isolate, pool by pool within its bounds: pods that are isolated already first, then by uid."""
     if not config.enabled:
         return LoadIsolation()
     numa_nodes = inputs.snapshot.topology.numa_nodes
     pools: dict[str, list[Pod]] = {}
     for pod in inputs.snapshot.pods:
-        if pod.key in inputs.together:
+        if pod.key in inputs.pods_without_own_pool:
             continue
         if pod.qos is QoSLevel.SHARED and any(not _is_ramping(container, inputs) for container in pod.containers):
             pools.setdefault(share_pool_name(pod, numa_nodes), []).append(pod)
@@ -42,7 +40,7 @@ def isolate_pods(inputs: ProvisionInputs, memory: ProvisionState, config: Isolat
     for pool in sorted(pools):
         base = pool.rpartition("-NUMA")[0] or pool
         if base not in config.disabled_pools:
-            _isolate_pool(base, pools[pool], inputs, memory, config, (chosen, loads))
+            _isolate_pool(base, pools[pool], inputs, state, config, (chosen, loads))
     return LoadIsolation(pods=chosen, loads=loads)
 
 
@@ -50,7 +48,7 @@ def _isolate_pool(
     base: str,
     pods: Sequence[Pod],
     inputs: ProvisionInputs,
-    memory: ProvisionState,
+    state: ProvisionState,
     config: IsolationConfig,
     result: tuple[dict[str, Reason], dict[str, IsolationLoad]],
 ) -> None:
@@ -61,34 +59,32 @@ def _isolate_pool(
         )
         for pod in pods
     }
-    # Rounded: 0.29 x 100 pods are 29 of them.
-    most = round(sum(sizes.values()) * config.max_resource_ratios.get(base, config.max_resource_ratio), 6)
-    most_pods = min(len(pods) - 1, int(round(len(pods) * config.max_pod_ratios.get(base, config.max_pod_ratio), 6)))
-    apart: list[str] = []
-    for pod in sorted(sorted(pods, key=_pod_uid, reverse=True), key=lambda pod: pod.key not in memory.isolated):
-        fits = sum(sizes[key] for key in apart) + sizes[pod.key] <= most and len(apart) < most_pods
+    # Rounded because of binary fractions: 0.29 x 100 pods are 29 pods.
+    max_cores = round(sum(sizes.values()) * config.max_resource_ratios.get(base, config.max_resource_ratio), 6)
+    max_pods = min(len(pods) - 1, int(round(len(pods) * config.max_pod_ratios.get(base, config.max_pod_ratio), 6)))
+    isolated: list[str] = []
+    for pod in sorted(
+        sorted(pods, key=lambda pod: pod.uid, reverse=True), key=lambda pod: pod.key not in state.isolated
+    ):
+        fits = sum(sizes[key] for key in isolated) + sizes[pod.key] <= max_cores and len(isolated) < max_pods
         for container in pod.containers:
             if _is_ramping(container, inputs):
                 continue
-            before = memory.loads.get(container.cgroup, IsolationLoad())
+            before = state.loads.get(container.cgroup, IsolationLoad())
             if not fits or pod.key in chosen:
                 loads[container.cgroup] = before
                 continue
-            was = pod.key in memory.isolated
+            isolated_before = pod.key in state.isolated
             runnable = inputs.runnable.get(container.cgroup)
             loads[container.cgroup] = now = _update_load(before, container, runnable, inputs.now_ns, config)
-            if _is_isolated(now, runnable, inputs.now_ns, config, was=was):
+            if _is_isolated(now, runnable, inputs.now_ns, config, isolated_before=isolated_before):
                 chosen[pod.key] = _isolation_reason(pod, container, runnable, now, config)
-                apart.append(pod.key)
-
-
-def _pod_uid(pod: Pod) -> str:
-    return pod.uid
+                isolated.append(pod.key)
 
 
 def _is_ramping(container: Container, inputs: ProvisionInputs) -> bool:
-    known = inputs.needs.get(container.cgroup)
-    return known is not None and known.ramping
+    demand = inputs.needs.get(container.cgroup)
+    return demand is not None and demand.ramping
 
 
 def _update_load(
@@ -103,14 +99,14 @@ def _update_load(
 
 
 def _is_isolated(
-    now: IsolationLoad, runnable: float | None, now_ns: int, config: IsolationConfig, *, was: bool
+    now: IsolationLoad, runnable: float | None, now_ns: int, config: IsolationConfig, *, isolated_before: bool
 ) -> bool:
-    """Without a measurement a pod stays what it is."""
+    """Without a measurement, a pod keeps its state."""
     if runnable is None:
-        return was
+        return isolated_before
     if now.calm_since_ns is None:
-        return was or now.rounds >= config.lock_in_rounds
-    return was and now_ns - now.calm_since_ns < config.lock_out_s * NS_PER_S
+        return isolated_before or now.rounds >= config.lock_in_rounds
+    return isolated_before and now_ns - now.calm_since_ns < config.lock_out_s * NS_PER_S
 
 
 def _isolation_reason(
@@ -119,15 +115,13 @@ def _isolation_reason(
     size = max_container_cores(container)
     threshold = min(size * config.load_ratio, size + config.load_cores)
     if runnable is None:
-        rule, text = "isolation_unknown", f"{pod.key} stays apart: how many tasks it has to run is not known"
+        rule, text = "isolation_unknown", f"{pod.key} stays isolated: its number of runnable tasks is not measured"
     elif now.calm_since_ns is None:
         rule = "isolated"
-        text = (
-            f"{pod.key} has {runnable:.1f} tasks to run, more than {threshold:g} for the {size:g} cores that it may use"
-        )
+        text = f"{pod.key} has {runnable:.1f} runnable tasks, more than {threshold:g} for its {size:g} cores"
     else:
         rule = "isolation_lock_out"
-        text = f"{pod.key} stays apart until {config.lock_out_s:g} s after its load fell to {runnable:.1f} tasks"
+        text = f"{pod.key} stays isolated until {config.lock_out_s:g} s after its load fell to {runnable:.1f} runnable tasks"
     return Reason(
         rule=rule,
         text=text,
@@ -137,9 +131,9 @@ def _isolation_reason(
 
 
 def fits_numa_nodes(needed: Mapping[int, float], cpus: Mapping[int, int], free: Collection[int]) -> bool:
-    """Whether what share regions require, isolated pods may use and dedicated pods asked for fits, NUMA node by NUMA node.
+    """Return whether share regions, isolated pods and dedicated pods fit on every NUMA node.
 
-    `needed` is by the NUMA node that they are bound to; what is under another number runs on the `free` nodes.
+    `needed` is by the NUMA node that they are bound to; other keys run on the `free` nodes.
     """
     rest = sum(cores for numa, cores in needed.items() if numa not in cpus)
     return rest <= sum(cpus[numa] for numa in free) and all(

@@ -9,13 +9,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from math import ceil
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import AdvisorState, ProvisionInputs, ProvisionState, RegionState
 from agent.advisor.cpu_estimate import estimate_pod_cores, numa_share
-from agent.advisor.headroom.headroom_policies import ProfileScore, RegionNeed, region_headroom
+from agent.advisor.headroom.headroom_policies import RegionNeed, region_headroom
 from agent.advisor.pod_usage import reclaimed_cpu_by_numa
 from agent.advisor.provision.load_isolation import fits_numa_nodes, isolate_pods
 from agent.advisor.provision.pool_sizes import (
+    RECLAIM_POOL,
     PoolAssembly,
     RegionRequest,
     RegulatedRequirement,
@@ -49,7 +51,7 @@ from agent.advisor.provision.regions import (
     pod_bound_nodes,
     requested_cores,
 )
-from agent.config.advisor import AdvisorConfig, InferenceConfig, ProvisionConfig
+from agent.config.advisor import AdvisorConfig, InferenceConfig, ProvisionConfig, ProvisionPolicyName
 from api.advice import (
     NOT_NUMA_BOUND,
     ControlKnob,
@@ -60,85 +62,86 @@ from api.advice import (
     RegionAdvice,
     RegionKind,
 )
-from api.knobs import Reason
+from api.knobs import Reason, ReasonInputs
 from api.pod import Pod
 from api.qos import QoSLevel
+from api.quantity import format_count
 from api.rates import Rates
 from api.snapshot import Snapshot
 
 
 def build_provision_inputs(
-    snapshot: Snapshot, change: Rates | None, memory: AdvisorState, inference: InferenceConfig, now_ns: int
+    snapshot: Snapshot, change: Rates | None, state: AdvisorState, inference: InferenceConfig, now_ns: int
 ) -> ProvisionInputs:
-    """What is known in this round; `now_ns` is CLOCK_MONOTONIC."""
+    """Return the inputs of this cycle; `now_ns` is CLOCK_MONOTONIC."""
     numa_of = {cpu.id: cpu.numa for cpu in snapshot.topology.cpus}
-    measured = request_p99_ms(snapshot.indicators, memory.requests, now_ns)
+    measured = request_p99_ms(snapshot.indicators, state.requests, now_ns)
     return ProvisionInputs(
         now_ns=now_ns,
         snapshot=snapshot,
-        previous=memory.previous,
+        previous=state.previous,
         change=change,
-        needs=memory.containers,
-        reserve=_count_by_numa(memory.pools.get("reserve", ()), numa_of),
-        forbidden=_count_by_numa(memory.pools.get("interrupt", ()), numa_of),
-        assigned=memory.cpus,
-        pools=memory.pools,
-        found=frozenset(memory.pools if memory.previous is None else ()),
-        reclaim_use_cores=_reclaimed_use_by_numa(snapshot, change, memory, numa_of),
-        reclaim_quota_cores=memory.provision.quotas,
+        needs=state.containers,
+        reserve=_count_by_numa(state.pools.get("reserve", ()), numa_of),
+        forbidden=_count_by_numa(state.pools.get("interrupt", ()), numa_of),
+        assigned=state.cpus,
+        pools=state.pools,
+        restored_pools=frozenset(state.pools if state.previous is None else ()),
+        reclaim_use_cores=_reclaimed_use_by_numa(snapshot, change, state, numa_of),
+        reclaim_quota_cores=state.provision.quotas,
         indicators=measured,
         targets={pod.key: pod.profile.targets for pod in snapshot.pods if pod.profile.targets},
         predictions=predict_from_requests(snapshot.pods, measured, now_ns) if inference.strategy != "none" else None,
         inference=inference,
         runnable={
             path: float(sample.threads_by_state.runnable)
-            for path in memory.containers
+            for path in state.containers
             if (sample := snapshot.cgroups.get(path)) is not None and sample.threads_by_state is not None
         },
-        together=memory.refused,
-        not_reclaimable=frozenset(pod.key for pod in snapshot.pods if not pod.profile.lends),
+        pods_without_own_pool=state.refused,
+        not_reclaimable=frozenset(pod.key for pod in snapshot.pods if not pod.profile.reclaimable),
     )
 
 
 def _reclaimed_use_by_numa(
-    snapshot: Snapshot, change: Rates | None, memory: AdvisorState, numa_of: Mapping[int, int]
+    snapshot: Snapshot, change: Rates | None, state: AdvisorState, numa_of: Mapping[int, int]
 ) -> dict[int, float]:
-    """CPU that reclaimed pods use, where it is known. What those use that are bound to no node is spread as their CPUs are."""
-    if not memory.pools.get("reclaim"):
+    """CPU use of reclaimed pods where it is measured; the use of unbound pods is spread as their CPUs are."""
+    if not state.pools.get("reclaim"):
         return {}
     used = reclaimed_cpu_by_numa(snapshot, change, snapshot.topology.numa_nodes)
     unbound = [pod for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED and len(pod.bound_numa) != 1]
-    cpus = {cpu for pod in unbound for container in pod.containers for cpu in memory.cpus.get(container.cgroup, ())}
-    where, anywhere = _count_by_numa(tuple(cpus or memory.pools["reclaim"]), numa_of), used.pop(NOT_NUMA_BOUND)
-    total, found = sum(where.values()), {}
+    cpus = {cpu for pod in unbound for container in pod.containers for cpu in state.cpus.get(container.cgroup, ())}
+    spread, unbound_cores = _count_by_numa(tuple(cpus or state.pools["reclaim"]), numa_of), used.pop(NOT_NUMA_BOUND)
+    total, result = sum(spread.values()), {}
     for numa, own in used.items():
-        part = where.get(numa, 0) / total if total else 0.0
-        more = anywhere * part if anywhere is not None else None if part else 0.0
+        part = spread.get(numa, 0) / total if total else 0.0
+        more = unbound_cores * part if unbound_cores is not None else None if part else 0.0
         if own is not None and more is not None:
-            found[numa] = own + more
-    return found
+            result[numa] = own + more
+    return result
 
 
 def _count_by_numa(cpus: Sequence[int], numa_of: Mapping[int, int]) -> dict[int, int]:
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for cpu in cpus:
         if cpu in numa_of:
-            found[numa_of[cpu]] = found.get(numa_of[cpu], 0) + 1
-    return found
+            counts[numa_of[cpu]] = counts.get(numa_of[cpu], 0) + 1
+    return counts
 
 
-def propose_none(inputs: RegionInputs, settings: PolicySettings) -> PolicyAnswer:  # noqa: ARG001 - every policy has this form
-    """Nobody says what the region needs: it keeps what its pods asked for, and nothing is lent of it."""
-    return RegionProposal(policy="none", controls={}, text="no policy looks at it, so it keeps what its pods asked for")
+def propose_none(inputs: RegionInputs, settings: PolicySettings) -> PolicyAnswer:  # noqa: ARG001 - one signature
+    """Propose nothing: the region keeps the requests of its pods and is not reclaimable."""
+    return RegionProposal(policy="none", controls={}, text="no policy applies, so it keeps the requests of its pods")
 
 
 def propose_canonical(inputs: RegionInputs, settings: PolicySettings) -> PolicyAnswer:  # noqa: ARG001
-    """The requirement is the estimated need of its containers."""
+    """Propose the estimated need of its containers as the requirement."""
     count = len(inputs.region.containers)
     return RegionProposal(
         policy="canonical",
         controls={ControlKnob.REQUIREMENT: inputs.need},
-        text=f"{count} container{'' if count == 1 else 's'} {'is' if count == 1 else 'are'} estimated to need "
+        text=f"{format_count(count, 'container')} {'is' if count == 1 else 'are'} estimated to need "
         f"{inputs.need:.2f} cores",
     )
 
@@ -147,10 +150,10 @@ NS_PER_MINUTE, MINUTES_PER_DAY = 60_000_000_000, 24 * 60
 
 
 class ProvisionContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What all regions of a round have in common."""
+    """Inputs that all regions of a cycle share."""
 
-    situation: ProvisionInputs
-    memory: ProvisionState
+    inputs: ProvisionInputs
+    state: ProvisionState
     advisor: AdvisorConfig
     config: ProvisionConfig
     node: NumaCapacity
@@ -158,31 +161,29 @@ class ProvisionContext(msgspec.Struct, frozen=True, kw_only=True):
     numa_of: Mapping[int, int]
     smt: bool
     reclaim: Mapping[int, int] | None
-    """CPUs of the reclaim pool as it is now, by NUMA node."""
+    """CPUs of the current reclaim pool, by NUMA node."""
 
 
 def build_region_inputs(
     member: RegionMembers, limits: RegionBounds, need: float, before: int | None, context: ProvisionContext
 ) -> RegionInputs:
-    """What a policy judges of a region."""
-    region, situation = member.region, context.situation
-    quota = (
-        situation.reclaim_quota_cores.get(region.numa_nodes[0], 0.0) if region.bound and context.config.quota else 0.0
-    )
+    """Return the inputs of a region's policy."""
+    region, inputs = member.region, context.inputs
+    quota = inputs.reclaim_quota_cores.get(region.numa_nodes[0], 0.0) if region.bound and context.config.quota else 0.0
     requirement = float(ceil(need) if before is None else before)
-    use = [situation.reclaim_use_cores.get(numa) for numa in region.numa_nodes]
+    use = [inputs.reclaim_use_cores.get(numa) for numa in region.numa_nodes]
     reclaim = context.node.cpus if context.reclaim is None else context.reclaim
-    follows = set(region_policy_names(region, context.config)) - {"none", "canonical"}
-    signals = context.indicators.signals(member, context.config.targets) if follows else ()
-    memory = context.memory.regions.get(region.name, RegionState())
-    unknown = set(memory.controllers) - {signal.name for signal in signals} if follows else set()
+    policies = set(region_policy_names(region, context.config)) - {"none", "canonical"}
+    signals = context.indicators.signals(member, context.config.targets) if policies else ()
+    state = context.state.regions.get(region.name, RegionState())
+    unknown = set(state.controllers) - {signal.name for signal in signals} if policies else set()
     if unknown:
         unknown &= context.indicators.unknown(member, context.config.targets)
     moved, retargeted = signals, None
-    if signals and situation.inference.strategy != "none":
-        minute = situation.snapshot.wall_time_ns // NS_PER_MINUTE % MINUTES_PER_DAY
+    if signals and inputs.inference.strategy != "none":
+        minute = inputs.snapshot.wall_time_ns // NS_PER_MINUTE % MINUTES_PER_DAY
         moved, retargeted = adjust_targets(
-            signals, region.pods, situation.predictions, situation.inference, situation.now_ns, minute
+            signals, region.pods, inputs.predictions, inputs.inference, inputs.now_ns, minute
         )
     return RegionInputs(
         region=region,
@@ -193,47 +194,48 @@ def build_region_inputs(
         signals=moved,
         unknown=frozenset(unknown),
         target_reason=retargeted,
-        memory=memory,
+        state=state,
         reclaim_cpus=sum(reclaim.get(numa, 0) for numa in region.numa_nodes),
         reclaim_use_cores=None if None in use else sum(cores for cores in use if cores is not None),
     )
 
 
-def region_policy_names(region: Region, config: ProvisionConfig) -> tuple[str, ...]:
-    """Names of the policies that are to be followed, the preferred one first."""
+def region_policy_names(region: Region, config: ProvisionConfig) -> tuple[ProvisionPolicyName, ...]:
+    """Return the names of the configured policies, the preferred one first."""
     return config.share_policies if region.kind is RegionKind.SHARE else config.dedicated_policies
 
 
 def region_need_cores(member: RegionMembers, context: ProvisionContext) -> float:
-    """Canonical estimate of a region; of a dedicated pod that nothing may be lent of, its NUMA nodes."""
-    situation, advisor = context.situation, context.advisor
+    """Return the canonical estimate of a region; of a dedicated pod that is not reclaimable, its NUMA nodes."""
+    inputs, advisor = context.inputs, context.advisor
     total = 0.0
     for pod in member.pods:
-        lent = advisor.enable_reclaim and pod.key not in situation.not_reclaimable
+        reclaimable = advisor.enable_reclaim and pod.key not in inputs.not_reclaimable
         bound = pod_bound_nodes(pod, context.node.cpus)
         if member.region.kind is RegionKind.DEDICATED and member.region.bound:
-            if lent:
-                cores = estimate_pod_cores(pod, situation.snapshot, situation.needs, advisor, reclaimable=True)
-            else:
-                cores = float(sum(context.node.cpus[numa] for numa in bound))
+            cores = (
+                estimate_pod_cores(pod, inputs.snapshot, inputs.needs, advisor, reclaimable=True)
+                if reclaimable
+                else float(sum(context.node.cpus[numa] for numa in bound))
+            )
             total += cores * numa_share(member.region.numa_nodes[0], bound, assigned_cpus_by_numa(pod, context))
         else:
-            total += estimate_pod_cores(pod, situation.snapshot, situation.needs, advisor, reclaimable=lent)
+            total += estimate_pod_cores(pod, inputs.snapshot, inputs.needs, advisor, reclaimable=reclaimable)
     return total
 
 
 def assigned_cpus_by_numa(pod: Pod, context: ProvisionContext) -> Counter[int]:
-    """A pod's CPUs by NUMA node."""
-    cpus = {cpu for container in pod.containers for cpu in context.situation.assigned.get(container.cgroup, ())}
+    """Return the number of a pod's CPUs by NUMA node."""
+    cpus = {cpu for container in pod.containers for cpu in context.inputs.assigned.get(container.cgroup, ())}
     return Counter(context.numa_of[cpu] for cpu in cpus if cpu in context.numa_of)
 
 
 def previous_requirement(region: Region, request: float, context: ProvisionContext) -> int | None:
-    """What the region had until now; None where nobody knows."""
-    known = context.memory.regions.get(region.name)
-    if known is not None and known.requirement is not None:
-        return known.requirement
-    pools = context.situation.pools
+    """Return the previous requirement of the region; None if there is none."""
+    region_state = context.state.regions.get(region.name)
+    if region_state is not None and region_state.requirement is not None:
+        return region_state.requirement
+    pools = context.inputs.pools
     if region.exclusive:
         reclaimed = context.reclaim or {}
         return max(sum(context.node.available[numa] - reclaimed.get(numa, 0) for numa in region.numa_nodes), 0)
@@ -242,38 +244,34 @@ def previous_requirement(region: Region, request: float, context: ProvisionConte
     return len(pools[region.pool]) if region.pool in pools else None
 
 
-FULL_SCORE = ProfileScore(value=100.0)
-"""How a service fares of which nobody says that it fares badly; Katalyst's answer too."""
-
-
 class RegionEvaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of one region before pools are sized."""
+    """Evaluation of one region before pools are sized."""
 
     region: Region
     bounds: RegionBounds
     proposal: RegionProposal
-    want: RegionRequest
+    request: RegionRequest
     need: float = 0.0
     before: int | None = None
-    memory: RegionState = RegionState()
+    state: RegionState = RegionState()
     regulated: RegulatedRequirement | None = None
-    """None of a pod that is kept apart: its size is not regulated."""
+    """None for an isolated pod: its size is not regulated."""
     signals: tuple[IndicatorState, ...] = ()
     skipped: tuple[str, ...] = ()
     cause: Reason | None = None
-    """Why it is kept apart."""
+    """Reason of its isolation."""
 
 
 def explain_region(evaluation: RegionEvaluation, assembled: PoolAssembly, note: str) -> RegionAdvice:
-    """The advice for one region, with its verdict; `note` is about all of them."""
+    """Return the advice for one region with its reason; `note` applies to all regions."""
     region, limits = evaluation.region, evaluation.bounds
     controls = dict(evaluation.proposal.controls)
     if evaluation.regulated is not None and controls:
         controls[ControlKnob.REQUIREMENT] = float(evaluation.regulated.cpus)
-    inputs: dict[str, float | int | str | None] = {
+    inputs: ReasonInputs = {
         "cpus": assembled.granted[region.name],
-        "lent_cpus": assembled.lent[region.name],
-        "request_cpus": evaluation.want.request,
+        "lent_cpus": assembled.reclaimable_cpus[region.name],
+        "request_cpus": evaluation.request.requested,
         "upper_cores": round(limits.upper, 3),
         "lower_cores": round(limits.lower, 3),
         "reserved_for_allocate_cores": round(limits.reserved_for_allocate, 3),
@@ -283,7 +281,7 @@ def explain_region(evaluation: RegionEvaluation, assembled: PoolAssembly, note: 
         inputs |= {
             "estimate_cores": round(evaluation.need, 3),
             "before_cpus": evaluation.before,
-            "wanted_cpus": evaluation.regulated.wanted,
+            "wanted_cpus": evaluation.regulated.unlimited,
         }
     if evaluation.cause is not None:
         inputs |= evaluation.cause.inputs
@@ -304,7 +302,7 @@ def explain_region(evaluation: RegionEvaluation, assembled: PoolAssembly, note: 
 
 
 def add_region_headroom(advice: RegionAdvice, evaluation: RegionEvaluation, advisor: AdvisorConfig) -> RegionAdvice:
-    """The same with what the region leaves to reclaimed pods, by the policy of headroom for its kind."""
+    """Return the advice with the region's headroom by the headroom policy of its kind."""
     limits = evaluation.bounds
     policies = {
         RegionKind.SHARE: advisor.headroom.share_region,
@@ -318,10 +316,9 @@ def add_region_headroom(advice: RegionAdvice, evaluation: RegionEvaluation, advi
         reserved_for_allocate_cores=limits.reserved_for_allocate,
         reserved_for_reclaim_cores=limits.reserved_for_reclaim,
         reclaimable=evaluation.region.reclaimable,
-        score=FULL_SCORE,
     )
-    cores, verdict = region_headroom(need, policies[evaluation.region.kind])
-    return msgspec.structs.replace(advice, headroom_cores=cores, headroom_reason=verdict)
+    cores, reason = region_headroom(need, policies[evaluation.region.kind])
+    return replace(advice, headroom_cores=cores, headroom_reason=reason)
 
 
 def _region_rule(evaluation: RegionEvaluation) -> str:
@@ -338,20 +335,20 @@ def _region_text(evaluation: RegionEvaluation, assembled: PoolAssembly) -> str:
     regulated = evaluation.regulated
     if regulated is not None and evaluation.proposal.controls:
         parts.append(
-            f"with a reserve of {evaluation.bounds.reserved_for_allocate:.4g} that makes {regulated.wanted} CPUs"
+            f"with a reserve of {evaluation.bounds.reserved_for_allocate:.4g} that makes {regulated.unlimited} CPUs"
             + (f"; {regulated.limit}, so {regulated.cpus}" if regulated.limit else "")
         )
     if not evaluation.region.reclaimable and regulated is not None:
-        parts.append(f"nothing of it is lent: it asked for {evaluation.want.request}")
+        parts.append(f"it is not reclaimable: its pods request {evaluation.request.requested}")
     parts.append(
         f"it gets {assembled.granted[name]}"
-        + (", since all pools together ask for more than there is" if name in assembled.throttled else "")
-        + (f", of which {assembled.lent[name]} are lent" if assembled.lent[name] else "")
+        + (", because all pools together request more CPUs than there are" if name in assembled.throttled else "")
+        + (f", {assembled.reclaimable_cpus[name]} of them reclaimable" if assembled.reclaimable_cpus[name] else "")
     )
     return "; ".join((*parts, *evaluation.skipped))
 
 
-RECLAIM_POOL, RESERVE_POOL = "reclaim", "reserve"
+RESERVE_POOL = "reserve"
 PROVISION_POLICIES: Mapping[str, Callable[[RegionInputs, PolicySettings], PolicyAnswer]] = {
     "none": propose_none,
     "canonical": propose_canonical,
@@ -361,20 +358,19 @@ PROVISION_POLICIES: Mapping[str, Callable[[RegionInputs, PolicySettings], Policy
 
 
 def provision_cpus(
-    inputs: ProvisionInputs, memory: ProvisionState, advisor: AdvisorConfig, config: ProvisionConfig
+    inputs: ProvisionInputs, state: ProvisionState, advisor: AdvisorConfig, config: ProvisionConfig
 ) -> tuple[CpuAdvice, ProvisionState]:
-    """Regions, their policies' proposals, regulated, assembled to sizes of pools; and the memory for the next round.
+    """Build regions, evaluate their policies, regulate and assemble pool sizes; return the advice and the next state.
 
-    Where pods that are to be kept apart do not fit, the round is done over without keeping any apart. Nothing is advised
-    of a node whose CPUs are not known.
+    If isolated pods do not fit, no pod is isolated. A node without a CPU topology gets empty advice.
     """
     topology, reclaim = inputs.snapshot.topology, inputs.pools.get(RECLAIM_POOL)
     if not topology.cpus:
-        return CpuAdvice(), memory
+        return CpuAdvice(), state
     numa_of = {cpu.id: cpu.numa for cpu in topology.cpus}
-    turn = ProvisionContext(
-        situation=inputs,
-        memory=memory,
+    context = ProvisionContext(
+        inputs=inputs,
+        state=state,
         advisor=advisor,
         config=config,
         node=build_numa_capacity(topology, inputs.reserve, inputs.forbidden, advisor, config),
@@ -383,50 +379,54 @@ def provision_cpus(
         smt=topology.smt,
         reclaim=None if reclaim is None else Counter(numa_of[cpu] for cpu in reclaim if cpu in numa_of),
     )
-    isolation = isolate_pods(inputs, memory, config.isolation)
-    apart = dict(isolation.pods)
-    decided = _evaluate_regions(turn, apart)
-    crowded = bool(apart) and not _fits_with_isolation(decided, turn)
-    if crowded:
-        apart = {}
-        decided = _evaluate_regions(turn, apart)
+    isolation = isolate_pods(inputs, state, config.isolation)
+    isolated = dict(isolation.pods)
+    evaluations = _evaluate_regions(context, isolated)
+    no_room = bool(isolated) and not _fits_with_isolation(evaluations, context)
+    if no_room:
+        isolated = {}
+        evaluations = _evaluate_regions(context, isolated)
     mode = SharingMode(enable_reclaim=advisor.enable_reclaim, overlap=config.overlap, quota=config.quota)
-    assembled = assemble_pools([one.want for one in decided], turn.node, mode)
-    reserve = sum(inputs.reserve.get(numa, 0) for numa in turn.node.cpus)
+    assembled = assemble_pools([evaluation.request for evaluation in evaluations], context.node, mode)
+    reserve = sum(inputs.reserve.get(numa, 0) for numa in context.node.cpus)
     sizes = (PoolSize(pool=RESERVE_POOL, cpus=reserve), *assembled.sizes) if reserve else assembled.sizes
-    note = "; pods with too many tasks are not kept apart, since there is no room" if crowded else ""
+    note = "; overloaded pods are not isolated because there is no room" if no_room else ""
     advice = CpuAdvice(
-        regions=tuple(add_region_headroom(explain_region(one, assembled, note), one, advisor) for one in decided),
+        regions=tuple(
+            add_region_headroom(explain_region(evaluation, assembled, note), evaluation, advisor)
+            for evaluation in evaluations
+        ),
         sizes=sizes,
-        isolated=tuple(sorted(apart)),
+        isolated=tuple(sorted(isolated)),
     )
     return advice, ProvisionState(
         quotas={size.numa: size.quota_cores for size in sizes if size.pool == RECLAIM_POOL and size.quota_cores},
         regions={
-            one.region.name: _update_region_state(one, assembled.granted[one.region.name], inputs) for one in decided
+            evaluation.region.name: _update_region_state(evaluation, assembled.granted[evaluation.region.name], inputs)
+            for evaluation in evaluations
         },
         loads=isolation.loads,
         isolated=advice.isolated,
     )
 
 
-def _evaluate_regions(context: ProvisionContext, apart: Mapping[str, Reason]) -> list[RegionEvaluation]:
-    situation, config = context.situation, context.config
+def _evaluate_regions(context: ProvisionContext, isolated: Mapping[str, Reason]) -> list[RegionEvaluation]:
+    inputs, config = context.inputs, context.config
 
     def reclaimable(pod: Pod, pool: str) -> bool:
-        off = pool in config.disable_reclaim_share_pools if pool else pod.key in situation.not_reclaimable
-        return context.advisor.enable_reclaim and not off
+        disabled = pool in config.disable_reclaim_share_pools if pool else pod.key in inputs.not_reclaimable
+        return context.advisor.enable_reclaim and not disabled
 
     def assigned_nodes(pod: Pod) -> tuple[int, ...]:
         return tuple(sorted(numa for numa in assigned_cpus_by_numa(pod, context) if numa in context.node.cpus))
 
-    found = build_regions(situation.snapshot.pods, tuple(context.node.cpus), apart, assigned_nodes, reclaimable)
-    limits = compute_bounds(found, context.node, context.advisor, config)
-    return [_evaluate_region(member, limits[member.region.name], context, apart) for member in found]
+    regions = build_regions(inputs.snapshot.pods, tuple(context.node.cpus), isolated, assigned_nodes, reclaimable)
+    limits = compute_bounds(regions, context.node, context.advisor, config)
+    return [_evaluate_region(member, limits[member.region.name], context, isolated) for member in regions]
 
 
 def _evaluate_region(
-    member: RegionMembers, limits: RegionBounds, context: ProvisionContext, apart: Mapping[str, Reason]
+    member: RegionMembers, limits: RegionBounds, context: ProvisionContext, isolated: Mapping[str, Reason]
 ) -> RegionEvaluation:
     region = member.region
     request = requested_cores(member)
@@ -435,51 +435,53 @@ def _evaluate_region(
         proposal = RegionProposal(
             policy="canonical",
             controls={ControlKnob.ISOLATED_UPPER: upper, ControlKnob.ISOLATED_LOWER: lower},
-            text=apart[member.pods[0].key].text,
+            text=isolated[member.pods[0].key].text,
         )
-        want = RegionRequest(region=region, upper=upper, lower=lower, request=max(ceil(request), 1))
-        need, cause = region_need_cores(member, context), apart[member.pods[0].key]
-        return RegionEvaluation(region=region, bounds=limits, proposal=proposal, want=want, need=need, cause=cause)
+        region_request = RegionRequest(region=region, upper=upper, lower=lower, requested=max(ceil(request), 1))
+        need, cause = region_need_cores(member, context), isolated[member.pods[0].key]
+        return RegionEvaluation(
+            region=region, bounds=limits, proposal=proposal, request=region_request, need=need, cause=cause
+        )
     before = previous_requirement(region, request, context)
     need = region_need_cores(member, context)
-    case = build_region_inputs(member, limits, need, before, context)
-    proposal, skipped = _propose_controls(case, context)
-    if case.target_reason is not None:
-        proposal = msgspec.structs.replace(proposal, inputs={**proposal.inputs, **case.target_reason.inputs})
-        skipped = (*skipped, case.target_reason.text.rstrip("."))
+    inputs = build_region_inputs(member, limits, need, before, context)
+    proposal, skipped = _propose_controls(inputs, context)
+    if inputs.target_reason is not None:
+        proposal = replace(proposal, inputs={**proposal.inputs, **inputs.target_reason.inputs})
+        skipped = (*skipped, inputs.target_reason.text.rstrip("."))
     if not proposal.controls:
-        region = msgspec.structs.replace(region, reclaimable=False)
+        region = replace(region, reclaimable=False)
     if region.kind is RegionKind.SHARE and not region.reclaimable and _lacks_requests(member):
-        request = max(request, need)  # pods that ask for nothing would have nothing
+        request = max(request, need)  # pods without requests would have no CPU
     regulated = regulate_requirement(
         proposal.controls.get(ControlKnob.REQUIREMENT, need),
         limits,
         before,
         context.advisor,
-        may_shrink=is_shrink_allowed(case.memory.last_ramp_down_ns, context.situation.now_ns, context.advisor),
+        may_shrink=is_shrink_allowed(inputs.state.last_ramp_down_ns, context.inputs.now_ns, context.advisor),
         even=context.smt and region.kind is RegionKind.SHARE and not context.config.overlap,
     )
-    if before is not None and region.pool in context.situation.found:
+    if before is not None and region.pool in context.inputs.restored_pools:
         regulated = hold_requirement(before, limits)
     quota = proposal.controls.get(ControlKnob.RECLAIM_QUOTA)
-    governed = quota is not None and context.config.quota and context.config.overlap
-    want = RegionRequest(
+    has_quota = quota is not None and context.config.quota and context.config.overlap
+    region_request = RegionRequest(
         region=region,
-        # Where a quota limits reclaimed pods, they may run on all of its CPUs.
-        requirement=1 if governed else max(regulated.cpus, 1),
-        request=max(ceil(request), 1),
+        # Reclaimed pods that a quota limits may run on all of its CPUs.
+        requirement=1 if has_quota else max(regulated.cpus, 1),
+        requested=max(ceil(request), 1),
         quota=quota,
     )
     return RegionEvaluation(
         region=region,
         bounds=limits,
         proposal=proposal,
-        want=want,
+        request=region_request,
         need=need,
         before=before,
-        memory=case.memory,
+        state=inputs.state,
         regulated=regulated,
-        signals=case.signals,
+        signals=inputs.signals,
         skipped=skipped,
     )
 
@@ -489,27 +491,28 @@ def _lacks_requests(member: RegionMembers) -> bool:
 
 
 def _propose_controls(inputs: RegionInputs, context: ProvisionContext) -> tuple[RegionProposal, tuple[str, ...]]:
-    """Of the first policy that can be followed; why those before it could not."""
-    names, skipped = region_policy_names(inputs.region, context.config), []
+    """Return the proposal of the first policy that applies, and why those before it do not."""
+    names, skipped = region_policy_names(inputs.region, context.config), list[str]()
+    candidates: tuple[ProvisionPolicyName, ...] = (*names, "canonical")
     settings = PolicySettings(advisor=context.advisor, gains=context.config.gains)
-    for name in (*names, "canonical"):
+    for name in candidates:
         answer = PROVISION_POLICIES[name](inputs, settings)
         if isinstance(answer, str):
-            skipped.append(f"{name} is not followed: {answer}")
+            skipped.append(f"{name} does not apply: {answer}")
             continue
-        reference = next((other for policy, other in context.config.restrict.items() if policy == name), "")
-        if reference in names:
+        reference = context.config.restrict.get(name)
+        if reference is not None and reference in names:
             answer = _apply_restriction(answer, PROVISION_POLICIES[reference](inputs, settings))
         return answer, tuple(skipped)
     raise AssertionError("canonical needs nothing and always answers")
 
 
 def _apply_restriction(proposal: RegionProposal, reference: PolicyAnswer) -> RegionProposal:
-    mine = proposal.controls.get(ControlKnob.RECLAIM_QUOTA)
+    own = proposal.controls.get(ControlKnob.RECLAIM_QUOTA)
     other = None if isinstance(reference, str) else reference.controls.get(ControlKnob.RECLAIM_QUOTA)
-    if isinstance(reference, str) or mine is None or other is None or mine <= other:
+    if isinstance(reference, str) or own is None or other is None or own <= other:
         return proposal
-    return msgspec.structs.replace(
+    return replace(
         proposal,
         controls={**proposal.controls, ControlKnob.RECLAIM_QUOTA: other},
         text=f"{proposal.text}; {reference.policy} allows {other:.2f} cores",
@@ -518,37 +521,37 @@ def _apply_restriction(proposal: RegionProposal, reference: PolicyAnswer) -> Reg
 
 def _fits_with_isolation(evaluations: Sequence[RegionEvaluation], context: ProvisionContext) -> bool:
     needed: Counter[int] = Counter()
-    taken: set[int] = set()
-    for one in evaluations:
-        region = one.region
+    bound_nodes: set[int] = set()
+    for evaluation in evaluations:
+        region = evaluation.region
         if region.bound:
-            taken.update(region.numa_nodes)
+            bound_nodes.update(region.numa_nodes)
         if region.exclusive:
             continue
         if region.kind is RegionKind.ISOLATION:
-            cpus = one.want.upper
+            cpus = evaluation.request.upper
         elif region.kind is RegionKind.DEDICATED:
-            cpus = one.want.request
+            cpus = evaluation.request.requested
         else:
-            cpus = max(one.want.requirement, one.before or 0)
+            cpus = max(evaluation.request.requirement, evaluation.before or 0)
         needed[region.numa_nodes[0] if region.bound else NOT_NUMA_BOUND] += cpus
-    free: Collection[int] = [numa for numa in context.node.cpus if numa not in taken]
+    free: Collection[int] = [numa for numa in context.node.cpus if numa not in bound_nodes]
     return fits_numa_nodes(needed, context.node.cpus, free)
 
 
 def _update_region_state(evaluation: RegionEvaluation, granted: int, inputs: ProvisionInputs) -> RegionState:
     if evaluation.regulated is None:
         return RegionState()
-    # Where nothing is lent the pool is larger than it would have to be: what it has is where shrinking starts from.
+    # A pool that is not reclaimable is larger than required: shrinking starts from its actual size.
     requirement = evaluation.regulated.cpus if evaluation.region.reclaimable else granted
     shrunk = evaluation.before is not None and requirement < evaluation.before
     return RegionState(
         policy=evaluation.proposal.policy,
         requirement=requirement,
-        quota_cores=evaluation.want.quota,
-        # When an agent before this one did nobody knows: not longer ago than the start of this one.
+        quota_cores=evaluation.request.quota,
+        # The last shrink of a previous agent is unknown: assume the start of this one.
         last_ramp_down_ns=inputs.now_ns
-        if shrunk or evaluation.region.pool in inputs.found
-        else evaluation.memory.last_ramp_down_ns,
+        if shrunk or evaluation.region.pool in inputs.restored_pools
+        else evaluation.state.last_ramp_down_ns,
         controllers=evaluation.proposal.controllers,
     )

@@ -11,6 +11,7 @@ from math import ceil
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.config.advisor import AdvisorConfig, ProvisionConfig
 from api.advice import Region, RegionKind
@@ -26,9 +27,9 @@ class NumaCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
     cpus: Mapping[int, int]
     available: Mapping[int, int]
-    """Without the reserve pool and those that no pool of pods may have."""
+    """Without the reserve pool and the CPUs that no pool of pods may have."""
     reserved_for_reclaim: Mapping[int, int]
-    """Of those available, what reclaimed pods keep whatever happens."""
+    """CPUs of those available that reclaimed pods always keep."""
 
 
 class RegionMembers(NamedTuple):
@@ -39,7 +40,7 @@ class RegionMembers(NamedTuple):
 
 
 class RegionBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What a region's requirement is kept within, and what is added to it. Cores."""
+    """Bounds of a region's requirement, and the reserves added to it, in cores."""
 
     upper: float
     lower: float
@@ -54,8 +55,8 @@ def build_numa_capacity(
     advisor: AdvisorConfig,
     config: ProvisionConfig,
 ) -> NumaCapacity:
-    """What there is to share out."""
-    cpus = dict(sorted(Counter(cpu.numa for cpu in topology.cpus).items()))
+    """Return the CPUs of each NUMA node and how many of them are available."""
+    cpus = cpus_per_numa_node(topology)
     reserved = reserve_for_reclaim(cpus, advisor, config)
     available = {numa: max(size - reserve.get(numa, 0) - forbidden.get(numa, 0), 0) for numa, size in cpus.items()}
     return NumaCapacity(
@@ -66,7 +67,7 @@ def build_numa_capacity(
 
 
 def reserve_for_reclaim(cpus: Mapping[int, int], advisor: AdvisorConfig, config: ProvisionConfig) -> dict[int, int]:
-    """CPUs that reclaimed pods keep on each NUMA node: a ratio of the node, or a number spread evenly, at least one each."""
+    """Return the CPUs reserved for reclaimed pods on each NUMA node: a ratio, or a number spread evenly, at least one each."""
     if config.numa_min_reclaimed_ratio:
         return {
             numa: max(config.numa_min_reclaimed_cores, ceil(round(config.numa_min_reclaimed_ratio * size, 6)))
@@ -76,6 +77,11 @@ def reserve_for_reclaim(cpus: Mapping[int, int], advisor: AdvisorConfig, config:
     return {numa: max(total // len(cpus), 1) for numa in cpus}
 
 
+def cpus_per_numa_node(topology: Topology) -> dict[int, int]:
+    """Return the number of CPUs by NUMA node."""
+    return dict(sorted(Counter(cpu.numa for cpu in topology.cpus).items()))
+
+
 def build_regions(
     pods: Sequence[Pod],
     numa_nodes: Collection[int],
@@ -83,24 +89,24 @@ def build_regions(
     assigned_nodes: Callable[[Pod], tuple[int, ...]],
     reclaimable: Callable[[Pod, str], bool],
 ) -> tuple[RegionMembers, ...]:
-    """Regions in the order of their first pod. `reclaimable` is asked of a pod and the name of its pool."""
-    found: dict[str, Region] = {}
+    """Return the regions in the order of their first pod. `reclaimable` receives a pod and the name of its pool."""
+    regions: dict[str, Region] = {}
     members: dict[str, list[Pod]] = {}
     for pod in pods:
         for region in _pod_regions(pod, numa_nodes, isolated, assigned_nodes, reclaimable):
-            found.setdefault(region.name, region)
+            regions.setdefault(region.name, region)
             members.setdefault(region.name, []).append(pod)
-    free = unbound_numa_nodes(found.values(), numa_nodes)
+    free = unbound_numa_nodes(regions.values(), numa_nodes)
     result = []
-    for name, region in found.items():
-        its = tuple(members[name])
-        complete = msgspec.structs.replace(
+    for name, region in regions.items():
+        region_pods = tuple(members[name])
+        complete = replace(
             region,
             numa_nodes=region.numa_nodes or free,
-            containers=tuple(container.cgroup for pod in its for container in pod.containers),
-            pods=tuple(pod.key for pod in its),
+            containers=tuple(container.cgroup for pod in region_pods for container in pod.containers),
+            pods=tuple(pod.key for pod in region_pods),
         )
-        result.append(RegionMembers(complete, its))
+        result.append(RegionMembers(complete, region_pods))
     return tuple(result)
 
 
@@ -114,10 +120,14 @@ def _pod_regions(
     bound = pod_bound_nodes(pod, numa_nodes)
     if pod.qos is QoSLevel.DEDICATED:
         pool = f"dedicated-{pod.key}"
-        lent = reclaimable(pod, "")
+        is_reclaimable = reclaimable(pod, "")
         if not bound:
             yield Region(
-                name=pool, kind=RegionKind.DEDICATED, pool=pool, numa_nodes=assigned_nodes(pod), reclaimable=lent
+                name=pool,
+                kind=RegionKind.DEDICATED,
+                pool=pool,
+                numa_nodes=assigned_nodes(pod),
+                reclaimable=is_reclaimable,
             )
         for numa in bound:
             yield Region(
@@ -127,25 +137,25 @@ def _pod_regions(
                 numa_nodes=(numa,),
                 bound=True,
                 exclusive=pod.enhancements.numa_exclusive,
-                reclaimable=lent,
+                reclaimable=is_reclaimable,
             )
     elif pod.qos is QoSLevel.SHARED:
         base = pod.enhancements.cpuset_pool or SHARE_POOL
         suffix = f"-NUMA{bound[0]}" if bound else ""
-        apart = pod.key in isolated
-        name = f"isolation-{pod.key}{suffix}" if apart else f"{base}{suffix}"
+        isolated_pod = pod.key in isolated
+        name = f"isolation-{pod.key}{suffix}" if isolated_pod else f"{base}{suffix}"
         yield Region(
             name=name,
-            kind=RegionKind.ISOLATION if apart else RegionKind.SHARE,
+            kind=RegionKind.ISOLATION if isolated_pod else RegionKind.SHARE,
             pool=name,
             numa_nodes=bound,
             bound=bool(bound),
-            reclaimable=not apart and reclaimable(pod, base),
+            reclaimable=not isolated_pod and reclaimable(pod, base),
         )
 
 
 def pod_bound_nodes(pod: Pod, numa_nodes: Collection[int]) -> tuple[int, ...]:
-    """NUMA nodes of this machine that a pod is bound to; a shared pod is bound to one or to none."""
+    """Return the NUMA nodes of this machine that a pod is bound to; a shared pod is bound to one or none."""
     if not pod.enhancements.numa_binding:
         return ()
     bound = tuple(sorted(set(pod.bound_numa) & set(numa_nodes)))
@@ -153,32 +163,31 @@ def pod_bound_nodes(pod: Pod, numa_nodes: Collection[int]) -> tuple[int, ...]:
 
 
 def share_pool_name(pod: Pod, numa_nodes: Collection[int]) -> str:
-    """Name of the pool that a shared pod belongs to when it is not kept apart."""
+    """Return the name of the pool of a shared pod that is not isolated."""
     bound = pod_bound_nodes(pod, numa_nodes)
     return f"{pod.enhancements.cpuset_pool or SHARE_POOL}{f'-NUMA{bound[0]}' if bound else ''}"
 
 
-def unbound_numa_nodes(found: Iterable[Region], numa_nodes: Collection[int]) -> tuple[int, ...]:
-    """NUMA nodes of the regions that are bound to none: those that nobody is bound to; where there is none, those that
-    nobody has for itself; at last all."""
-    taken: set[int] = set()
+def unbound_numa_nodes(regions: Iterable[Region], numa_nodes: Collection[int]) -> tuple[int, ...]:
+    """Return the NUMA nodes for unbound regions: those without bound regions, else those without exclusive pods, else all."""
+    bound_nodes: set[int] = set()
     exclusive: set[int] = set()
-    for region in found:
+    for region in regions:
         if region.bound:
-            taken.update(region.numa_nodes)
+            bound_nodes.update(region.numa_nodes)
         if region.exclusive:
             exclusive.update(region.numa_nodes)
-    every = sorted(numa_nodes)
-    for without in (taken, exclusive):
-        if left := tuple(numa for numa in every if numa not in without):
-            return left
-    return tuple(every)
+    all_nodes = sorted(numa_nodes)
+    for excluded in (bound_nodes, exclusive):
+        if nodes := tuple(numa for numa in all_nodes if numa not in excluded):
+            return nodes
+    return tuple(all_nodes)
 
 
 def compute_bounds(
     members: Sequence[RegionMembers], node: NumaCapacity, advisor: AdvisorConfig, config: ProvisionConfig
 ) -> dict[str, RegionBounds]:
-    """Bounds of every region, by its name."""
+    """Return the bounds of every region, by name."""
     sharing = Counter(
         numa
         for region, _ in members
@@ -189,7 +198,7 @@ def compute_bounds(
     result = {}
     for member in members:
         region = member.region
-        # As fractions: three thirds of the reserve are the reserve, not a little more, which would be rounded up to a CPU.
+        # Fractions, because three binary thirds of the reserve may exceed it and would be rounded up to a further CPU.
         parts = {numa: Fraction(1, max(sharing[numa], 1)) for numa in region.numa_nodes}
         upper, lower = _region_limits(member, node, advisor, config)
         result[region.name] = RegionBounds(
@@ -218,7 +227,7 @@ def _region_limits(
 
 
 def max_region_cores(member: RegionMembers, *, sidecars: bool) -> float:
-    """The most that the pods may use: limits, or requests where there is no limit or a lower one."""
+    """Return the maximum use of the pods: limits, or requests if there is no limit or a lower one."""
     return sum(
         max_container_cores(container)
         for pod in member.pods
@@ -228,12 +237,12 @@ def max_region_cores(member: RegionMembers, *, sidecars: bool) -> float:
 
 
 def max_container_cores(container: Container) -> float:
-    """Limit of a container, or its request where that is more."""
+    """Return the limit of a container, or its request if that is higher."""
     return max(container.cpu_limit_cores or 0.0, container.cpu_request_cores or 0.0)
 
 
 def requested_cores(member: RegionMembers) -> float:
-    """What the pods asked for, together; of a pod that is bound to several NUMA nodes each has an equal part."""
+    """Return the sum of the pods' requests; a pod bound to several NUMA nodes has an equal part on each."""
     total = sum(container.cpu_request_cores or 0.0 for pod in member.pods for container in pod.containers)
     if member.region.kind is RegionKind.DEDICATED and member.region.bound:
         return total / max(len(member.pods[0].bound_numa), 1)

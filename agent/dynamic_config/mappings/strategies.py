@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -44,33 +44,36 @@ def _map_strategies(enabled: Sequence[Mapping[str, Any]]) -> SettingValues:
 
 
 def _decode_entries(parameter: str, text: str, kind: type[Any]) -> list[Mapping[str, Any]]:
-    """A list of JSON objects in a text, with their numbers under the names of the settings."""
+    """Decode a JSON list of objects in a text, with the settings' names."""
     try:
-        found = msgspec.json.decode(text, type=list[kind])  # type: ignore[valid-type]
+        entries = msgspec.json.decode(text, type=list[kind])  # type: ignore[valid-type]
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ValueError(
-            f"{parameter} is no JSON list of objects with {', '.join(kind.__struct_fields__)}: {error}"
+            f"{parameter} is not a JSON list of objects with {', '.join(kind.__struct_fields__)}: {error}"
         ) from None
     return [
         {{"net": "below"}.get(name, name): value for name, value in msgspec.structs.asdict(each).items()}
-        for each in found
+        for each in entries
     ]
 
 
 def unknown_strategies(enabled: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names that nothing here answers to; `none` is nobody."""
-    known = {"none", "borwein_v2", "borwein_v3", "metric_threshold", "numa_cpu_pressure_eviction"}
+    """Return a message for each strategy without an implementation here; `none` is no strategy."""
+    names = {"none", "borwein_v2", "borwein_v3", "metric_threshold", "numa_cpu_pressure_eviction"}
     return [
-        f"{each['name']:.80}: only {_KNOWN_STRATEGIES} are strategies here"
+        f"{each['name']:.80}: is not one of the strategies {_KNOWN_STRATEGIES}"
         for each in enabled
-        if each["name"] not in known
+        if each["name"] not in names
     ]
 
 
-def _map_power(disabled: bool) -> SettingValues:
-    # Switching it on takes an annotation prefix, which only the settings file has.
-    if disabled:
-        yield ("power", "enable"), False
+def _map_power(setting: str) -> Callable[[bool], SettingValues]:
+    def switch_off(disabled: bool) -> SettingValues:
+        # The answer to power alerts needs an annotation prefix, which only the settings file has.
+        if disabled:
+            yield ("power", setting), False
+
+    return switch_off
 
 
 STRATEGY_MAPPINGS: tuple[FieldMapping, ...] = (
@@ -86,15 +89,13 @@ STRATEGY_MAPPINGS: tuple[FieldMapping, ...] = (
         _map_strategies,
     ),
 )
-POWER_MAPPINGS: tuple[FieldMapping, ...] = (FieldMapping("disablePowerAdvisor", ("power.enable",), _map_power),)
+POWER_MAPPINGS: tuple[FieldMapping, ...] = (
+    FieldMapping("disablePowerAdvisor", ("power.enable",), _map_power("enable")),
+    FieldMapping("disablePowerCapping", ("power.capping",), _map_power("capping")),
+)
 POWER_UNUSED: tuple[UnusedField, ...] = (
-    UnusedField(
-        "disablePowerCapping", "caps are written by whoever is told to; power.enable is all there is to switch off"
-    ),
-    UnusedField("powerReductionRatio", "Katalyst's own agent does not use it either; see power.voluntaryPercent"),
+    UnusedField("powerReductionRatio", "Katalyst's own agent ignores it too; see power.voluntaryPercent"),
 )
-AUTH_UNUSED_REASON = (
-    "who may ask this agent, and with which password, stands in the file of --web-config; it is not even fetched"
-)
-IRQ_UNUSED_REASON = "interrupts are left where the kernel and irqbalance put them"
-BANDWIDTH_UNUSED_REASON = "memory bandwidth is divided by knobs.resctrl alone"
+AUTH_UNUSED_REASON = "the file of --web-config defines accounts and passwords of this agent; the object is not fetched"
+IRQ_UNUSED_REASON = "the kernel and irqbalance place interrupts"
+BANDWIDTH_UNUSED_REASON = "only knobs.resctrl divides memory bandwidth"

@@ -19,10 +19,10 @@ _POLICIES = {"psi": "psi", "refault": "refault", "integrated": "integrated"}
 
 
 def _policy(value: str) -> str:
-    found = _POLICIES.get(value.lower())
-    if found is None:
+    policy = _POLICIES.get(value.lower())
+    if policy is None:
         raise ValueError(f"policyName {value!r:.60} is none of PSI, Refault and Integrated")
-    return found
+    return policy
 
 
 LAYER_FIELDS: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
@@ -38,7 +38,7 @@ LAYER_FIELDS: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
     ("refaultPolicy.reclaimAccuracyTarget", "reclaimAccuracyTarget", identity),
     ("refaultPolicy.reclaimScanEfficiencyTarget", "reclaimScanEfficiencyTarget", identity),
 )
-"""Field of a configDetail, setting of a layer, and unit."""
+"""Field of a configDetail, setting of a layer, and conversion."""
 
 
 def _map_layers(
@@ -60,8 +60,8 @@ def _map_block_selector(section: str) -> Callable[[Sequence[Mapping[str, Any]]],
             operator, values = each["operator"], each.get("values") or []
             if operator not in ("In", "Exists") or (operator == "In" and not values):
                 raise ValueError(
-                    f"{each['key']!r:.80} with operator {operator!r:.40} and {len(values)} values: pods are left alone "
-                    "for what they have; write In with values, or Exists"
+                    f"{each['key']!r:.80} with operator {operator!r:.40} and {len(values)} values is not "
+                    "supported; use In with values, or Exists"
                 )
             yield ("memory", "offloading", "block", section, each["key"]), values if operator == "In" else []
 

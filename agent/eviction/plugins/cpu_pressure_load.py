@@ -17,8 +17,9 @@ from agent.eviction.finding import (
     make_threshold,
     missing_input_finding,
     not_met_finding,
+    rank_candidates,
 )
-from agent.eviction.sample_window import SampleWindow, append_sample, ratio_above, recent_windows
+from agent.eviction.sample_window import SampleWindow, append_pod_samples, append_sample, ratio_above, recent_windows
 from api.eviction import ThresholdMet
 from api.pod import Pod
 from api.qos import QoSLevel
@@ -30,37 +31,37 @@ SOFT_LEVEL, HARD_LEVEL = 1.0, 2.0
 
 
 class CpuLoadState(msgspec.Struct, frozen=True, kw_only=True):
-    """The last samples."""
+    """The latest samples of pools and pods."""
 
     sampled_at_ns: int | None = None
     pools: Mapping[str, SampleWindow] = {}
-    """By pool: 1 where the load was above the soft bound, 2 above the hard one."""
+    """Samples by pool: 1 for a load above the soft bound, 2 for one above the hard bound."""
     pods: Mapping[str, SampleWindow] = {}
-    """Load by pod."""
+    """Samples of the load by pod."""
 
 
 def evaluate_cpu_load(
-    situation: EvictionInputs, memory: CpuLoadState, config: CpuLoadEvictionConfig
+    inputs: EvictionInputs, state: CpuLoadState, config: CpuLoadEvictionConfig
 ) -> tuple[tuple[EvictionFinding, ...], CpuLoadState]:
-    """One finding for each pool, the worst first."""
-    pools = {name: cpus for name, cpus in situation.pools.items() if _is_monitored_pool(name, config)}
+    """Returns one finding per pool, the worst first."""
+    pools = {name: cpus for name, cpus in inputs.pools.items() if _is_monitored_pool(name, config)}
     if not pools:
         return (not_met_finding(NAME, "no_pools", "No pool of online pods is placed.", SCOPE),), CpuLoadState()
-    homes = pool_by_pod(situation)
-    judged_pods = [pod for pod in situation.running_pods if _is_evaluated(pod, config)]
-    members = {name: [pod for pod in judged_pods if homes.get(pod.key) == name] for name in pools}
-    since = memory.sampled_at_ns
-    if since is None or not 0 <= situation.now_ns - since < config.sample_s * NS_PER_S:
-        memory = _add_samples(situation, memory, members, config)
-    age_s = situation.stale_s + config.sample_s
-    memory = msgspec.structs.replace(
-        memory,
-        pools=recent_windows(memory.pools, situation.now_ns, age_s),
-        pods=recent_windows(memory.pods, situation.now_ns, age_s),
+    homes = pool_by_pod(inputs)
+    evaluated_pods = [pod for pod in inputs.running_pods if _is_evaluated(pod, config)]
+    members = {name: [pod for pod in evaluated_pods if homes.get(pod.key) == name] for name in pools}
+    since = state.sampled_at_ns
+    if since is None or not 0 <= inputs.now_ns - since < config.sample_s * NS_PER_S:
+        state = _add_samples(inputs, state, members, config)
+    age_s = inputs.stale_s + config.sample_s
+    state = msgspec.structs.replace(
+        state,
+        pools=recent_windows(state.pools, inputs.now_ns, age_s),
+        pods=recent_windows(state.pods, inputs.now_ns, age_s),
     )
-    findings = [_finding(name, len(pools[name]), members[name], memory, config) for name in sorted(pools)]
+    findings = [_finding(name, len(pools[name]), members[name], state, config) for name in sorted(pools)]
     findings.sort(key=lambda each: (_urgency(each.threshold.met), -(each.threshold.observed or 0.0)))
-    return tuple(findings), memory
+    return tuple(findings), state
 
 
 def _urgency(met: ThresholdMet) -> int:
@@ -73,59 +74,51 @@ def _is_monitored_pool(pool: str, config: CpuLoadEvictionConfig) -> bool:
 
 
 def _is_evaluated(pod: Pod, config: CpuLoadEvictionConfig) -> bool:
-    """A dedicated pod that has no CPUs of its own is on those of a pool, and still none of those that this is about."""
+    """Returns whether the pod is a candidate: a dedicated pod without CPUs of its own runs in a pool, and is none."""
     return pod.qos is not QoSLevel.DEDICATED or DEDICATED not in config.skip_pools
 
 
 def _add_samples(
-    situation: EvictionInputs, memory: CpuLoadState, members: Mapping[str, list[Pod]], config: CpuLoadEvictionConfig
+    inputs: EvictionInputs, state: CpuLoadState, members: Mapping[str, list[Pod]], config: CpuLoadEvictionConfig
 ) -> CpuLoadState:
-    """One sample more of each pool and pod whose load is known; rings of others go as they are, those of the gone go."""
-    sizes = {name: len(situation.pools[name]) for name in members}
-    limit = situation.shared_limit_cpus
+    """Returns the state with one more sample of each pool and pod with a load, without pools and pods that are gone."""
+    sizes = {name: len(inputs.pools[name]) for name in members}
+    limit = inputs.shared_limit_cpus
     growing = limit is not None and sum(sizes.values()) < limit
-    loads = {
-        pod.key: load for pods in members.values() for pod in pods if (load := _pod_load(situation, pod)) is not None
-    }
-    pools = {name: memory.pools[name] for name in members if name in memory.pools}
+    loads = {pod.key: load for pods in members.values() for pod in pods if (load := _pod_load(inputs, pod)) is not None}
+    pools = {name: state.pools[name] for name in members if name in state.pools}
     for name, pods in members.items():
-        known = [loads[pod.key] for pod in pods if pod.key in loads]
-        if known or not pods:
-            total, size = sum(known), sizes[name]
+        loads_known = [loads[pod.key] for pod in pods if pod.key in loads]
+        if loads_known or not pods:
+            total, size = sum(loads_known), sizes[name]
             soft = size * config.lower_bound_ratio
             if limit is not None:
                 soft = total if growing else 1.0
             hard = total if growing else size * config.upper_bound_ratio
             level = HARD_LEVEL if total > hard else SOFT_LEVEL if total > soft else 0.0
-            pools[name] = append_sample(memory.pools.get(name), level, config.ring_size, situation.now_ns)
-    rings = {}
-    for pods in members.values():
-        for pod in pods:
-            before = memory.pods.get(pod.key)
-            if pod.key in loads:
-                rings[pod.key] = append_sample(before, loads[pod.key], config.ring_size, situation.now_ns)
-            elif before is not None:
-                rings[pod.key] = before
-    return CpuLoadState(sampled_at_ns=situation.now_ns, pools=pools, pods=rings)
+            pools[name] = append_sample(state.pools.get(name), level, config.ring_size, inputs.now_ns)
+    sampled = [pod for pods in members.values() for pod in pods]
+    windows = append_pod_samples(state.pods, sampled, loads, config.ring_size, inputs.now_ns)
+    return CpuLoadState(sampled_at_ns=inputs.now_ns, pools=pools, pods=windows)
 
 
-def _pod_load(situation: EvictionInputs, pod: Pod) -> float | None:
-    """One-minute load of a pod, by the probe or else as the advisor makes it from waits; what is known of it."""
-    known = []
+def _pod_load(inputs: EvictionInputs, pod: Pod) -> float | None:
+    """Returns the one-minute load of a pod, by the probe or else the advisor's estimate from run-queue latency."""
+    loads_known = []
     for container in pod.containers:
-        sample = situation.snapshot.cgroups.get(container.cgroup)
+        sample = inputs.snapshot.cgroups.get(container.cgroup)
         if sample is None:
             continue
-        load = sample.load.one if sample.load is not None else situation.loads.get(container.cgroup)
+        load = sample.load.load1 if sample.load is not None else inputs.loads.get(container.cgroup)
         if load is not None:
-            known.append(load)
-    return sum(known) if known else None
+            loads_known.append(load)
+    return sum(loads_known) if loads_known else None
 
 
 def _finding(
-    name: str, size: int, pods: list[Pod], memory: CpuLoadState, config: CpuLoadEvictionConfig
+    name: str, size: int, pods: list[Pod], state: CpuLoadState, config: CpuLoadEvictionConfig
 ) -> EvictionFinding:
-    ring = memory.pools.get(name)
+    ring = state.pools.get(name)
     if ring is None:
         return missing_input_finding(NAME, f"load of pool {name}", SCOPE, name)
     soft = ratio_above(ring, SOFT_LEVEL - 0.5, config.ring_size)
@@ -144,9 +137,8 @@ def _finding(
     )  # fmt: skip
     candidates: tuple[EvictionCandidate, ...] = ()
     if met is ThresholdMet.HARD:
-        known = [pod for pod in pods if pod.key in memory.pods]
-        ranked = sorted(known, key=lambda pod: (-sum(memory.pods[pod.key].values), pod.key))
-        candidates = tuple(EvictionCandidate(pod=pod, grace_s=config.grace_s) for pod in ranked)
+        sampled = [pod for pod in pods if pod.key in state.pods]
+        candidates = rank_candidates(sampled, lambda pod: -sum(state.pods[pod.key].values), config.grace_s)
     return EvictionFinding(
         threshold=threshold, candidates=candidates, kind="cpu", cool_down_s=config.cool_down_s, waits=True
     )

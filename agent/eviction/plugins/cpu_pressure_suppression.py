@@ -30,24 +30,24 @@ RECLAIM_POOL = "reclaim"
 
 
 class CpuSuppressionState(msgspec.Struct, frozen=True, kw_only=True):
-    """Since when each pod has borne more than it should, CLOCK_MONOTONIC."""
+    """Since when each pod exceeds its tolerance (CLOCK_MONOTONIC)."""
 
     since_ns: Mapping[str, int] = {}
 
 
 def evaluate_cpu_suppression(
-    situation: EvictionInputs, memory: CpuSuppressionState, config: CpuSuppressionEvictionConfig
+    inputs: EvictionInputs, state: CpuSuppressionState, config: CpuSuppressionEvictionConfig
 ) -> tuple[tuple[EvictionFinding, ...], CpuSuppressionState]:
-    """One finding for each NUMA node with bound pods, and one for the pods that are bound to none.
+    """Returns one finding per NUMA node with bound pods, and one for the pods that are bound to none.
 
-    Time in which the pool is not known counts for nobody: all begin anew after it.
+    Without the pool's size all timers start again.
     """
-    pods = reclaimed_pods(situation.running_pods)
+    pods = reclaimed_pods(inputs.running_pods)
     if not pods:
         return (
             not_met_finding(NAME, "no_reclaimed_pods", "There are no reclaimed pods.", SCOPE),
         ), CpuSuppressionState()
-    if RECLAIM_POOL not in situation.pools:
+    if RECLAIM_POOL not in inputs.pools:
         return (missing_input_finding(NAME, "the reclaim pool", SCOPE),), CpuSuppressionState()
     groups: dict[int, list[Pod]] = {}
     for pod in pods:
@@ -55,7 +55,7 @@ def evaluate_cpu_suppression(
     since: dict[str, int] = {}
     findings = []
     for numa, group in sorted(groups.items()):
-        supply = _pool_supply(situation, numa, frozenset(groups) - {NOT_NUMA_BOUND})
+        supply = _pool_supply(inputs, numa, frozenset(groups) - {NOT_NUMA_BOUND})
         if supply <= 0:
             findings.append(
                 not_met_finding(
@@ -63,24 +63,24 @@ def evaluate_cpu_suppression(
                 )
             )
             continue
-        finding, kept = _group_finding(situation, memory, group, (_subject(numa), supply), config)
+        finding, retained = _group_finding(inputs, state, group, (_subject(numa), supply), config)
         findings.append(finding)
-        since.update(kept)
+        since.update(retained)
     return tuple(findings), CpuSuppressionState(since_ns=since)
 
 
-def _pool_supply(situation: EvictionInputs, numa: int, bound: frozenset[int]) -> float:
-    """CPUs of the reclaim pool on that NUMA node, or on those without bound pods, and not more than the quotas there."""
-    numa_of = {cpu.id: cpu.numa for cpu in situation.snapshot.topology.cpus}
-    every = Counter(numa_of.get(cpu, NOT_NUMA_BOUND) for cpu in situation.pools[RECLAIM_POOL])
+def _pool_supply(inputs: EvictionInputs, numa: int, bound: frozenset[int]) -> float:
+    """Returns the CPUs of the reclaim pool on that NUMA node, or on those without bound pods, limited by the quotas there."""
+    numa_of = {cpu.id: cpu.numa for cpu in inputs.snapshot.topology.cpus}
+    every = Counter(numa_of.get(cpu, NOT_NUMA_BOUND) for cpu in inputs.pools[RECLAIM_POOL])
     here = {node: n for node, n in every.items() if (node not in bound if numa == NOT_NUMA_BOUND else node == numa)}
     if numa == NOT_NUMA_BOUND and not here:
         here = every
-    sizes = situation.advice.sizes if situation.advice is not None else ()
+    sizes = inputs.advice.sizes if inputs.advice is not None else ()
     quotas = {
         each.numa: each.quota_cores for each in sizes if each.pool == RECLAIM_POOL and each.quota_cores is not None
     }
-    # The quota of UNBOUND is that of all nodes that have none of their own: these have a part of it, as of their CPUs.
+    # The quota of UNBOUND covers all NUMA nodes without a quota of their own, in proportion to their CPUs.
     others = quotas.pop(NOT_NUMA_BOUND, None)
     free = float(sum(n for node, n in here.items() if node not in quotas))
     if others is not None and free:
@@ -93,8 +93,8 @@ def _subject(numa: int) -> str:
 
 
 def _group_finding(
-    situation: EvictionInputs,
-    memory: CpuSuppressionState,
+    inputs: EvictionInputs,
+    state: CpuSuppressionState,
     pods: Sequence[Pod],
     supplied: tuple[str, float],
     config: CpuSuppressionEvictionConfig,
@@ -108,12 +108,12 @@ def _group_finding(
         rate, bears = ceil(round(total, 6)) / supply, _tolerance_rate(pod, config)
         if rate <= bears:
             continue
-        began = since[pod.key] = memory.since_ns.get(pod.key, situation.now_ns)
-        if situation.now_ns - began <= config.min_tolerance_s * NS_PER_S:
+        began = since[pod.key] = state.since_ns.get(pod.key, inputs.now_ns)
+        if inputs.now_ns - began <= config.min_tolerance_s * NS_PER_S:
             continue
         met = True
-        # Who cannot be made to leave goes on requesting what it does, and bearing too much.
-        if pod.key not in situation.stuck:
+        # A stuck pod still requests CPU and is still suppressed, so its timer goes on.
+        if pod.key not in inputs.stuck:
             text = (
                 f"Reclaimed pods requested {rate:.2f} times the {supply:g} cores that they have; this one bears {bears:.2f} "
                 f"(current pool suppression rate {rate:.2f} is over than the pod suppression tolerance rate {bears:.2f})."
@@ -122,7 +122,8 @@ def _group_finding(
             total -= requested_reclaimed_cores(pod)
     text = f"Reclaimed pods requested {worst:.2f} times the {supply:g} cores that they have; {len(since)} bear less."
     threshold = make_threshold(
-        NAME, ThresholdMet.SOFT if met else ThresholdMet.NOT_MET, SCOPE, subject=subject, value=config.max_tolerance_rate, observed=worst,
+        NAME, ThresholdMet.SOFT if met else ThresholdMet.NOT_MET, SCOPE, subject=subject,
+        value=config.max_tolerance_rate, observed=worst,
         text=text, inputs={"supply_cores": supply, "pods": len(pods), "suppressed": len(since)},
     )  # fmt: skip
     return EvictionFinding(threshold=threshold, candidates=tuple(victims), direct=True, kind="cpu"), since

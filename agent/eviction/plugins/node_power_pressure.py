@@ -18,37 +18,37 @@ REASON = "host under power pressure"
 
 
 class NodePowerEvictionState(msgspec.Struct, frozen=True, kw_only=True):
-    """Who was chosen for the answer that stands."""
+    """The victims of the power response that is in force."""
 
     answer_ns: int | None = None
     chosen: tuple[str, ...] = ()
-    """By uid."""
+    """Uids of the victims."""
 
 
 def evaluate_node_power(
-    situation: EvictionInputs, memory: NodePowerEvictionState
+    inputs: EvictionInputs, state: NodePowerEvictionState
 ) -> tuple[tuple[EvictionFinding, ...], NodePowerEvictionState]:
-    """One finding with all that have to leave."""
-    power = situation.power
+    """Returns one finding with all victims of the power response."""
+    power = inputs.power
     if power is None:
-        text = "Nobody answers power alerts here: power.enable is off."
+        text = "The agent does not respond to power alerts: set power.enable."
         return (not_met_finding(NAME, "power_off", text, SCOPE),), NodePowerEvictionState()
     if power.kind is not PowerActionKind.EVICT:
         return (not_met_finding(NAME, power.reason.rule, power.reason.text, SCOPE),), NodePowerEvictionState()
-    here = reclaimed_pods(situation.running_pods)
-    pods = [pod for pod in here if pod.key not in situation.stuck]
-    if power.at_ns != memory.answer_ns:
+    here = reclaimed_pods(inputs.running_pods)
+    pods = [pod for pod in here if pod.key not in inputs.stuck]
+    if power.at_ns != state.answer_ns:
         first = sorted(pods, key=lambda pod: (pod.priority, -requested_reclaimed_cores(pod), pod.key))[: power.count]
-        memory = NodePowerEvictionState(answer_ns=power.at_ns, chosen=tuple(pod.uid for pod in first))
-    left = [pod for pod in pods if pod.uid in memory.chosen]
-    # Also while a budget keeps who was chosen: the trouble is not over by that.
-    met = any(pod.uid in memory.chosen for pod in here)
+        state = NodePowerEvictionState(answer_ns=power.at_ns, chosen=tuple(pod.uid for pod in first))
+    left = [pod for pod in pods if pod.uid in state.chosen]
+    # Also while a budget blocks a victim, because the power alert is still in force.
+    met = any(pod.uid in state.chosen for pod in here)
     text = f"{REASON}: {power.reason.text}"
     threshold = make_threshold(
         NAME, ThresholdMet.HARD if met else ThresholdMet.NOT_MET, SCOPE, value=power.reason.threshold or 0.0,
         observed=float(power.current_watts), text=text, inputs=power.reason.inputs,
     )  # fmt: skip
     candidates = tuple(
-        EvictionCandidate(pod=pod, text=text) for pod in sorted(left, key=lambda p: memory.chosen.index(p.uid))
+        EvictionCandidate(pod=pod, text=text) for pod in sorted(left, key=lambda p: state.chosen.index(p.uid))
     )
-    return (EvictionFinding(threshold=threshold, candidates=candidates, direct=True, forced=True, kind="cpu"),), memory
+    return (EvictionFinding(threshold=threshold, candidates=candidates, direct=True, forced=True, kind="cpu"),), state

@@ -11,7 +11,7 @@ from math import floor
 import msgspec
 
 from agent.config.eviction import NumaCpuConfig
-from agent.eviction.eviction_inputs import EvictionInputs
+from agent.eviction.eviction_inputs import NS_PER_S, EvictionInputs, PodEvictionRecord
 from agent.eviction.finding import (
     EvictionCandidate,
     EvictionFinding,
@@ -19,10 +19,12 @@ from agent.eviction.finding import (
     mean,
     missing_input_finding,
     not_met_finding,
+    rank_candidates,
 )
 from agent.eviction.sample_window import (
     CpuSample,
     SampleWindow,
+    append_pod_samples,
     append_sample,
     is_sample_due,
     pod_cpu_use,
@@ -31,19 +33,25 @@ from agent.eviction.sample_window import (
     recent_windows,
 )
 from api.eviction import ThresholdMet
-from api.measurements import Machine
 from api.pod import Pod
 from api.qos import QoSLevel
+from api.snapshot import Machine
 
 MAX_SCORE = 100.0
 EXCLUDED_SCORE = -1000.0
 USAGE_WEIGHT, USAGE_DISTANCE, MIN_USAGE_GAP_RATIO = 0.6, 0.3, 0.4
+TOP_PART = 0.9
+"""Part of the score that a workload keeps below the lowest limit of evictions per hour."""
+FREQUENCY_LIMITS = (0.15, 0.3, 0.5)
+"""Katalyst's limits of the part of a workload's pods that is evicted per hour."""
+FREQUENCY_WINDOWS_S = (1800, 3600, 7200)
+"""Windows of Katalyst's scorer (cpueviction/rules)."""
 
 
 def usage_score(use: float, gap: float) -> int:
-    """60 for a pod that uses just what is too much, falling to 0 at 0.3 beside it; -1000 for one that frees next to nothing.
+    """Returns Katalyst's score: 60 for a pod that uses exactly the excess, 0 at a difference of 0.3, -1000 for tiny pods.
 
-    Both are parts of the NUMA node: `use` the pod's, `gap` what the node uses above its threshold.
+    `use` of the pod and the excess `gap` of the node above its threshold are fractions of the NUMA node.
     """
     if use <= MIN_USAGE_GAP_RATIO * gap:
         return round(EXCLUDED_SCORE)
@@ -53,8 +61,47 @@ def usage_score(use: float, gap: float) -> int:
     )
 
 
+def evicted_per_hour(record: PodEvictionRecord, now_s: float) -> dict[float, float]:
+    """Returns the part of the workload's pods that was evicted per hour, by window in hours; empty without buckets.
+
+    Of a bucket that began before the window the part in it counts, as in Katalyst. Without a disruption budget the number of
+    pods is not known, and the part is 0.
+    """
+    if not record.buckets:
+        return {}
+    ratios = {}
+    for window_s in FREQUENCY_WINDOWS_S:
+        start_s, count = now_s - window_s, 0
+        for bucket in record.buckets:
+            inside_s = min(bucket.time_s + bucket.duration_s - start_s, bucket.duration_s)
+            count += _round_half_away(bucket.count * max(inside_s, 0) / bucket.duration_s)
+        hours = window_s / 3600
+        ratios[hours] = count / record.expected_pods / hours if record.expected_pods else 0.0
+    return ratios
+
+
+def frequency_score(ratios: Mapping[float, float]) -> int:
+    """Returns 100 for a workload of which no pod was evicted lately, and -10000 times the part evicted per hour if it is at
+    least the highest limit; 0 without ratios. `ratios` is by window in hours; short windows weigh more."""
+    weights = sum(1 / window for window in ratios)
+    if not weights:
+        return 0
+    return _round_half_away(sum(_window_score(ratio) / window for window, ratio in ratios.items()) / weights)
+
+
+def _window_score(ratio: float) -> float:
+    low, middle, high = FREQUENCY_LIMITS
+    if ratio >= high:
+        return EXCLUDED_SCORE * 10 * ratio
+    if ratio >= middle:
+        return (1 - (ratio - middle) / (high - middle)) * (1 - TOP_PART) * MAX_SCORE
+    if ratio >= low:
+        return (TOP_PART / 2 + (1 - (ratio - low) / (middle - low)) * (1 - TOP_PART)) * MAX_SCORE
+    return (TOP_PART + (1 - ratio / low) * (1 - TOP_PART)) * MAX_SCORE
+
+
 def _round_half_away(value: float) -> int:
-    """Half away from zero."""
+    """Rounds half away from zero, as Go does."""
     return floor(value + 0.5) if value >= 0 else -floor(-value + 0.5)
 
 
@@ -72,12 +119,12 @@ THRESHOLDS: Mapping[str, tuple[float, float]] = {
     "AMD_K19Zen3": (0.55, 0.55),
     "AMD_K17Zen2": (0.51, 0.6),
 }
-"""Katalyst's, by code name: of a physical machine and of a virtual one."""
+"""Katalyst's thresholds by CPU code name: of a physical machine and of a virtual one."""
 DEFAULT_THRESHOLD = 0.6
 
 
 class NumaCpuState(msgspec.Struct, frozen=True, kw_only=True):
-    """The last samples: parts of the NUMA node."""
+    """The latest samples, as fractions of the NUMA node."""
 
     sample: CpuSample | None = None
     numa: Mapping[int, SampleWindow] = {}
@@ -85,55 +132,52 @@ class NumaCpuState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def evaluate_numa_cpu(
-    situation: EvictionInputs, memory: NumaCpuState, config: NumaCpuConfig
+    inputs: EvictionInputs, state: NumaCpuState, config: NumaCpuConfig
 ) -> tuple[tuple[EvictionFinding, ...], NumaCpuState]:
-    """One finding, of the worst NUMA node."""
+    """Returns one finding, of the worst NUMA node."""
     pods = {
-        node: [pod for pod in situation.running_pods if pod.qos is QoSLevel.SHARED and pod.bound_numa == (node,)]
-        for node in situation.snapshot.topology.numa_nodes
+        node: [pod for pod in inputs.running_pods if pod.qos is QoSLevel.SHARED and pod.bound_numa == (node,)]
+        for node in inputs.snapshot.topology.numa_nodes
     }
     if not any(pods.values()):
         return (
             not_met_finding(NAME, "no_bound_pods", "No shared pod is bound to a NUMA node.", SCOPE),
         ), NumaCpuState()
-    if is_sample_due(memory.sample, situation, config.sample_s):
-        memory = _add_samples(situation, memory, pods, config)
-    age_s = situation.stale_s + config.sample_s
-    memory = msgspec.structs.replace(
-        memory,
-        numa=recent_windows(memory.numa, situation.now_ns, age_s),
-        pods=recent_windows(memory.pods, situation.now_ns, age_s),
+    if is_sample_due(state.sample, inputs, config.sample_s):
+        state = _add_samples(inputs, state, pods, config)
+    age_s = inputs.stale_s + config.sample_s
+    state = msgspec.structs.replace(
+        state,
+        numa=recent_windows(state.numa, inputs.now_ns, age_s),
+        pods=recent_windows(state.pods, inputs.now_ns, age_s),
     )
-    if not memory.numa:
-        return (missing_input_finding(NAME, "CPU use of the pods that are bound to NUMA nodes", SCOPE),), memory
-    return (_finding(situation, memory, pods, config),), memory
+    if not state.numa:
+        return (missing_input_finding(NAME, "CPU use of the pods that are bound to NUMA nodes", SCOPE),), state
+    return (_finding(inputs, state, pods, config),), state
 
 
 def _add_samples(
-    situation: EvictionInputs, memory: NumaCpuState, pods: Mapping[int, list[Pod]], config: NumaCpuConfig
+    inputs: EvictionInputs, state: NumaCpuState, pods: Mapping[int, list[Pod]], config: NumaCpuConfig
 ) -> NumaCpuState:
-    after = read_cpu_counters(situation)
-    sizes = {node: sum(cpu.numa == node for cpu in situation.snapshot.topology.cpus) for node in pods}
-    numa, rings = dict(memory.numa), {}
+    after = read_cpu_counters(inputs)
+    sizes = {node: sum(cpu.numa == node for cpu in inputs.snapshot.topology.cpus) for node in pods}
+    numa, uses = dict(state.numa), dict[str, float]()
     for node, group in pods.items():
         parts = {
             pod.key: use.total / sizes[node]
             for pod in group
-            if (use := pod_cpu_use(pod, memory.sample, after)) is not None
+            if (use := pod_cpu_use(pod, state.sample, after)) is not None
         }
-        if parts or (not group and memory.sample is not None):
-            numa[node] = append_sample(memory.numa.get(node), sum(parts.values()), config.ring_size, after.at_ns)
-        for pod in group:
-            before = memory.pods.get(pod.key)
-            if pod.key in parts:
-                rings[pod.key] = append_sample(before, parts[pod.key], config.ring_size, after.at_ns)
-            elif before is not None:
-                rings[pod.key] = before
-    return NumaCpuState(sample=after, numa=numa, pods=rings)
+        if parts or (not group and state.sample is not None):
+            numa[node] = append_sample(state.numa.get(node), sum(parts.values()), config.ring_size, after.at_ns)
+        uses |= parts
+    bound = [pod for group in pods.values() for pod in group]
+    windows = append_pod_samples(state.pods, bound, uses, config.ring_size, after.at_ns)
+    return NumaCpuState(sample=after, numa=numa, pods=windows)
 
 
 def usage_threshold(machine: Machine, config: NumaCpuConfig) -> float:
-    """Use over size of a NUMA node that such CPUs bear, before it is expanded."""
+    """Returns the threshold of this CPU model, use over size of a NUMA node, before the expansion factor."""
     if config.usage_threshold is not None:
         return config.usage_threshold
     physical, virtual = THRESHOLDS.get(machine.codename, (DEFAULT_THRESHOLD, DEFAULT_THRESHOLD))
@@ -141,15 +185,15 @@ def usage_threshold(machine: Machine, config: NumaCpuConfig) -> float:
 
 
 def _finding(
-    situation: EvictionInputs, memory: NumaCpuState, pods: Mapping[int, list[Pod]], config: NumaCpuConfig
+    inputs: EvictionInputs, state: NumaCpuState, pods: Mapping[int, list[Pod]], config: NumaCpuConfig
 ) -> EvictionFinding:
-    base = usage_threshold(situation.snapshot.node.machine, config)
+    base = usage_threshold(inputs.snapshot.node.machine, config)
     bound = base * config.expand_factor
-    parts = {node: ratio_above(ring, bound, config.ring_size) for node, ring in memory.numa.items()}
+    parts = {node: ratio_above(ring, bound, config.ring_size) for node, ring in state.numa.items()}
     over = [node for node, part in parts.items() if part >= config.threshold_met_percentage]
-    worst = max(parts, key=lambda node: (parts[node], mean(memory.numa[node].values), -node))
-    average = mean(memory.numa[worst].values)
-    candidates = _rank_candidates(memory, pods[worst], average - base, config) if over else ()
+    worst = max(parts, key=lambda node: (parts[node], mean(state.numa[node].values), -node))
+    average = mean(state.numa[worst].values)
+    candidates = _rank_candidates(inputs, state, pods[worst], average - base, config) if over else ()
     met = ThresholdMet.HARD if over and candidates else ThresholdMet.NOT_MET
     text = (
         f"Shared pods of NUMA node {worst} use {average:.2f} of it; above {bound:.3f} in {parts[worst]:.0%} of the last "
@@ -160,20 +204,21 @@ def _finding(
         condition=CONDITION if len(over) == len(parts) else "", text=text,
         inputs={"numa": worst, "use": round(average, 4), "bound": round(bound, 4), "overloaded": len(over)},
     )  # fmt: skip
-    # The samples before a victim left say nothing of the node without it.
+    # Samples from before an eviction do not apply to the node without the victim.
     cool_down_s = config.ring_size * config.sample_s
     return EvictionFinding(threshold=threshold, candidates=candidates, kind="cpu", waits=True, cool_down_s=cool_down_s)
 
 
 def _rank_candidates(
-    memory: NumaCpuState, pods: Sequence[Pod], gap: float, config: NumaCpuConfig
+    inputs: EvictionInputs, state: NumaCpuState, pods: Sequence[Pod], gap: float, config: NumaCpuConfig
 ) -> tuple[EvictionCandidate, ...]:
-    scored = []
-    for pod in pods:
-        ring = memory.pods.get(pod.key)
-        if ring is None:
-            continue
-        scored.append((-usage_score(mean(ring.values), gap), pod.key, pod))
-    return tuple(
-        EvictionCandidate(pod=pod, grace_s=config.grace_s) for _, _, pod in sorted(scored, key=lambda each: each[:2])
-    )
+    """Returns the sampled pods in the order of their total score; a pod without a record has no frequency score."""
+
+    def score(pod: Pod) -> int:
+        total = usage_score(mean(state.pods[pod.key].values), gap) if "Usage" in config.scorers else 0
+        if "WorkloadEvictionFrequency" in config.scorers and pod.uid in inputs.records:
+            ratios = evicted_per_hour(inputs.records[pod.uid], inputs.snapshot.wall_time_ns / NS_PER_S)
+            total += frequency_score(ratios)
+        return total
+
+    return rank_candidates((pod for pod in pods if pod.key in state.pods), lambda pod: -score(pod), config.grace_s)

@@ -19,9 +19,10 @@ from agent.eviction.finding import (
     missing_input_finding,
     rank_by_memory,
 )
-from api.eviction import EvictionThreshold, ThresholdMet, format_bytes
+from api.eviction import EvictionThreshold, ThresholdMet
 from api.pod import Pod
 from api.qos import QoSLevel
+from api.quantity import format_bytes
 from api.snapshot import NodeSample
 
 NAME = "numa-memory-pressure-eviction-plugin"
@@ -29,22 +30,22 @@ SCOPE = "NumaMemory"
 MIB, GIB = 1 << 20, 1 << 30
 REFERENCE_NODE_BYTES = 32 * GIB
 MIN_ROUNDS_FOR_KSWAPD = 2
-"""Rounds below the low mark, after which reclaim at work counts for another round."""
+"""Cycles below the low watermark, after which active reclaim counts as another cycle."""
 
 
 class NumaMemoryPressureState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of each NUMA node."""
+    """The state of one NUMA node between two cycles."""
 
     read_at_ns: int | None = None
-    """When the reading was made that was counted last, CLOCK_REALTIME: each counts once, however often it is looked at."""
+    """Time of the latest reading that was counted (CLOCK_REALTIME); each reading counts once."""
     rounds: Mapping[int, int] = {}
-    """Below the low mark, less those above it since."""
+    """Readings below the low watermark, minus those above it since."""
     scanned: Mapping[int, int] = {}
-    """Pages that reclaim had looked at by then."""
+    """Pages that reclaim had scanned by then."""
 
 
 class NumaWatermarks(NamedTuple):
-    """In bytes."""
+    """Free memory and watermarks of a NUMA node in bytes."""
 
     free: float
     low: float
@@ -53,17 +54,17 @@ class NumaWatermarks(NamedTuple):
 
 
 def evaluate_numa_memory(
-    situation: EvictionInputs, memory: NumaMemoryPressureState, config: NumaMemoryConfig
+    inputs: EvictionInputs, state: NumaMemoryPressureState, config: NumaMemoryConfig
 ) -> tuple[tuple[EvictionFinding, ...], NumaMemoryPressureState]:
-    """One finding for each NUMA node. Rounds of a node that is not known begin anew."""
-    node = situation.snapshot.node
-    if not situation.node_files_fresh:
+    """Returns one finding per NUMA node. The count of a node without readings starts again."""
+    node = inputs.snapshot.node
+    if not inputs.node_files_fresh:
         return (missing_input_finding(NAME, "/proc/zoneinfo", SCOPE),), NumaMemoryPressureState()
-    new = node.files_read_at_ns != memory.read_at_ns
-    rounds, scanned = ({}, {}) if new else (dict(memory.rounds), dict(memory.scanned))
+    new = node.files_read_at_ns != state.read_at_ns
+    rounds, scanned = ({}, {}) if new else (dict(state.rounds), dict(state.scanned))
     findings = []
     for number in sorted({zone.node for zone in node.zones} | node.numa.keys()):
-        marks = _watermarks(situation, number)
+        marks = _watermarks(inputs, number)
         if marks is None:
             findings.append(missing_input_finding(NAME, f"free memory of NUMA node {number}", SCOPE, f"numa{number}"))
             continue
@@ -71,15 +72,17 @@ def evaluate_numa_memory(
             scans = _scanned_pages(node, number)
             if scans is not None:
                 scanned[number] = scans
-            reclaiming = scans is not None and scans > memory.scanned.get(number, scans)
-            rounds[number] = _count_cycle(memory.rounds.get(number, 0), marks, config, reclaiming=reclaiming)
-        finding = _finding(situation, number, marks, rounds[number], config)
-        # Who left for this reading may be gone by now, and the reading does not tell.
+            reclaiming = scans is not None and scans > state.scanned.get(number, scans)
+            rounds[number] = _count_cycle(state.rounds.get(number, 0), marks, config, reclaiming=reclaiming)
+        finding = _finding(inputs, number, marks, rounds[number], config)
+        # The victim for this reading may be gone by now, which the reading does not show.
         findings.append(finding if new else msgspec.structs.replace(finding, candidates=()))
     if not findings:
         findings.append(missing_input_finding(NAME, "every NUMA node", SCOPE))
-    # The worst node first: of one plugin one pod leaves in a round.
-    findings.sort(key=lambda found: (found.threshold.met is ThresholdMet.NOT_MET, _watermark_ratio(found.threshold)))
+    # The worst node first: each plugin evicts one pod per cycle.
+    findings.sort(
+        key=lambda findings: (findings.threshold.met is ThresholdMet.NOT_MET, _watermark_ratio(findings.threshold))
+    )
     return tuple(findings), NumaMemoryPressureState(read_at_ns=node.files_read_at_ns, rounds=rounds, scanned=scanned)
 
 
@@ -90,14 +93,14 @@ def _watermark_ratio(threshold: EvictionThreshold) -> float:
 
 
 def _scanned_pages(node: NodeSample, number: int) -> int | None:
-    """Pages that reclaim has looked at: in the background on that node where the probe tells, else on all; and direct."""
+    """Returns the pages scanned by direct reclaim and by kswapd, of that node if the probe counts them, else of all nodes."""
     direct = node.vmstat.get("pgscan_direct")
     kswapd = node.kswapd[number].scanned_pages if number in node.kswapd else node.vmstat.get("pgscan_kswapd")
     return None if direct is None or kswapd is None else direct + kswapd
 
 
-def _watermarks(situation: EvictionInputs, number: int) -> NumaWatermarks | None:
-    node = situation.snapshot.node
+def _watermarks(inputs: EvictionInputs, number: int) -> NumaWatermarks | None:
+    node = inputs.snapshot.node
     zones = [zone for zone in node.zones if zone.node == number]
     numa = node.numa.get(number)
     if not zones or numa is None or not {"MemTotal", "Inactive(file)"} <= numa.meminfo.keys():
@@ -112,8 +115,8 @@ def _watermarks(situation: EvictionInputs, number: int) -> NumaWatermarks | None
     least = 4 * GIB * scale
     if numa.meminfo["Inactive(file)"] < max(least, low):
         low = max(least, low + GIB * scale)
-    going = sum(numa_memory_bytes(situation, pod, number) or 0.0 for pod in situation.terminating_pods)
-    return NumaWatermarks(free=free + going, low=low, min=kernel_min + GIB * scale, total=total)
+    terminating_bytes = sum(numa_memory_bytes(inputs, pod, number) or 0.0 for pod in inputs.terminating_pods)
+    return NumaWatermarks(free=free + terminating_bytes, low=low, min=kernel_min + GIB * scale, total=total)
 
 
 def _count_cycle(before: int, marks: NumaWatermarks, config: NumaMemoryConfig, *, reclaiming: bool) -> int:
@@ -125,15 +128,15 @@ def _count_cycle(before: int, marks: NumaWatermarks, config: NumaMemoryConfig, *
             after += 1
     else:
         after = before - 1
-    # More than enough for any pod is not remembered: it would take as long to forget.
+    # The count is limited: a larger one would take as long to fall again.
     return max(min(after, config.any_rounds), 0)
 
 
 def _finding(
-    situation: EvictionInputs, number: int, marks: NumaWatermarks, rounds: int, config: NumaMemoryConfig
+    inputs: EvictionInputs, number: int, marks: NumaWatermarks, rounds: int, config: NumaMemoryConfig
 ) -> EvictionFinding:
     critical = marks.free < marks.min
-    short = critical or marks.free < marks.low  # of small zones the minimum, once raised, is the higher one
+    short = critical or marks.free < marks.low  # on small NUMA nodes the raised minimum may exceed the low watermark
     any_level = short and rounds >= config.any_rounds
     met = (
         ThresholdMet.HARD
@@ -149,13 +152,13 @@ def _finding(
     candidates: tuple[EvictionCandidate, ...] = ()
     if met is ThresholdMet.HARD:
         candidates = rank_by_memory(
-            situation.running_pods,
-            lambda pod: numa_memory_bytes(situation, pod, number),
+            inputs.running_pods,
+            lambda pod: numa_memory_bytes(inputs, pod, number),
             lambda pod: _grace_s(pod, config),
             any_level=any_level,
-            least=config.victim_ratio * marks.total,
+            min_bytes=config.victim_ratio * marks.total,
         )
-    inputs = {
+    facts = {
         "numa": number,
         "free_bytes": marks.free,
         "low_bytes": marks.low,
@@ -172,7 +175,7 @@ def _finding(
             observed=marks.free,
             below=True,
             text=text,
-            inputs=inputs,
+            inputs=facts,
         ),
         candidates=candidates,
         kind="memory",

@@ -24,29 +24,29 @@ NAME = "oomd-pressure"
 PRESSURE, SWAP = "memory.pressure", "swap"
 DOMINANT_SHARE, MIN_GROWTH, PERCENTILE = 0.5, 1.25, 0.8
 AVERAGE_DECAY = 4
-"""A pod's average moves by a quarter towards each new size."""
+"""Weight of a new size in a pod's moving average is 1 over this."""
 
 
 class OomdState(msgspec.Struct, frozen=True, kw_only=True):
-    """Since when tasks stall, CLOCK_MONOTONIC, and the average size of each reclaimed pod in bytes."""
+    """Since when all tasks stall (CLOCK_MONOTONIC), and the average size of each reclaimed pod in bytes."""
 
     since_ns: int | None = None
     sizes: Mapping[str, float] = {}
 
 
 def evaluate_oomd(
-    situation: EvictionInputs, memory: OomdState, config: OomdConfig
+    inputs: EvictionInputs, state: OomdState, config: OomdConfig
 ) -> tuple[tuple[EvictionFinding, ...], OomdState]:
-    """One finding for each detector."""
-    pods = [(pod, size) for pod in reclaimed_pods(situation.running_pods) if (size := memory_bytes(situation, pod))]
+    """Returns one finding per detector."""
+    pods = [(pod, size) for pod in reclaimed_pods(inputs.running_pods) if (size := memory_bytes(inputs, pod))]
     averages = {
         pod.key: before + (size - before) / AVERAGE_DECAY
         for pod, size in pods
-        for before in (memory.sizes.get(pod.key, size),)
+        for before in (state.sizes.get(pod.key, size),)
     }
     ranked = _rank_pods(pods, averages)
-    pressure, since = _evaluate_pressure(situation, memory.since_ns, ranked, config)
-    return (pressure, _evaluate_swap(situation, ranked, config)), OomdState(since_ns=since, sizes=averages)
+    pressure, since = _evaluate_pressure(inputs, state.since_ns, ranked, config)
+    return (pressure, _evaluate_swap(inputs, ranked, config)), OomdState(since_ns=since, sizes=averages)
 
 
 def _rank_pods(pods: list[tuple[Pod, float]], averages: Mapping[str, float]) -> tuple[Pod, ...]:
@@ -55,20 +55,20 @@ def _rank_pods(pods: list[tuple[Pod, float]], averages: Mapping[str, float]) -> 
         return tuple(pod for pod, _ in ordered)
     largest = ordered[: max(round(len(ordered) * (1 - PERCENTILE)), 1)]
     growth = {pod.key: size / averages[pod.key] for pod, size in largest}
-    # Who did not grow enough stays in order of size, behind.
+    # Pods that did not grow enough come last, in order of size.
     ordered.sort(key=lambda each: -growth[each[0].key] if growth.get(each[0].key, 0) >= MIN_GROWTH else 0)
     return tuple(pod for pod, _ in ordered)
 
 
 def _evaluate_pressure(
-    situation: EvictionInputs, since: int | None, ranked: tuple[Pod, ...], config: OomdConfig
+    inputs: EvictionInputs, since: int | None, ranked: tuple[Pod, ...], config: OomdConfig
 ) -> tuple[EvictionFinding, int | None]:
-    pressure = situation.snapshot.node.memory_pressure
+    pressure = inputs.snapshot.node.memory_pressure
     if pressure is None or pressure.full_avg10 is None:
         return missing_input_finding(NAME, "memory pressure of the node", PRESSURE), None
     above = pressure.full_avg10 > config.full_avg10
-    since = None if not above else situation.now_ns if since is None else since
-    for_s = 0.0 if since is None else (situation.now_ns - since) / NS_PER_S
+    since = None if not above else inputs.now_ns if since is None else since
+    for_s = 0.0 if since is None else (inputs.now_ns - since) / NS_PER_S
     text = (
         f"All tasks stalled for memory {pressure.full_avg10:g} % of the time (threshold {config.full_avg10:g} %), above it for "
         f"{for_s:.0f} s of {config.duration_s:g} s."
@@ -77,8 +77,8 @@ def _evaluate_pressure(
     return _finding(PRESSURE, (config.duration_s, for_s), met=met, text=text, ranked=ranked, config=config), since
 
 
-def _evaluate_swap(situation: EvictionInputs, ranked: tuple[Pod, ...], config: OomdConfig) -> EvictionFinding:
-    meminfo = situation.snapshot.node.meminfo
+def _evaluate_swap(inputs: EvictionInputs, ranked: tuple[Pod, ...], config: OomdConfig) -> EvictionFinding:
+    meminfo = inputs.snapshot.node.meminfo
     total, free = meminfo.get("SwapTotal"), meminfo.get("SwapFree")
     if total is None or free is None:
         return missing_input_finding(NAME, "free swap", SWAP)
@@ -94,7 +94,8 @@ def _finding(
     scope: str, numbers: tuple[float, float], *, met: bool, text: str, ranked: tuple[Pod, ...], config: OomdConfig
 ) -> EvictionFinding:
     threshold = make_threshold(
-        NAME, ThresholdMet.HARD if met else ThresholdMet.NOT_MET, scope, value=numbers[0], observed=numbers[1], below=scope == SWAP, text=text,
+        NAME, ThresholdMet.HARD if met else ThresholdMet.NOT_MET, scope,
+        value=numbers[0], observed=numbers[1], below=scope == SWAP, text=text,
         inputs={"pods": len(ranked)},
     )  # fmt: skip
     candidates = tuple(EvictionCandidate(pod=pod, grace_s=config.grace_s) for pod in ranked) if met else ()

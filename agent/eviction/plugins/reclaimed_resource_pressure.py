@@ -1,4 +1,4 @@
-"""Plugins reclaimed-resource-pressure, per node and per NUMA node: requests exceed a multiple of headroom.
+"""Plugin reclaimed-resource-pressure-eviction-plugin: requests exceed a multiple of the headroom.
 The soft thresholds apply to pods that request notices; Katalyst defines those settings and never reads them. Pure.
 """
 
@@ -14,61 +14,46 @@ from agent.eviction.eviction_inputs import (
     requested_reclaimed_memory,
 )
 from agent.eviction.finding import (
-    EvictionCandidate,
     EvictionFinding,
     make_threshold,
     missing_input_finding,
     not_met_finding,
+    rank_candidates,
 )
 from agent.eviction.victims import wants_soft_eviction_notice
-from api.eviction import ThresholdMet, format_bytes
+from api.eviction import ThresholdMet
 from api.pod import Pod
+from api.quantity import format_bytes
 
 NAME = "reclaimed-resource-pressure-eviction-plugin"
-NUMA_NAME = "reclaimed-numa-resource-pressure-eviction-plugin"
 CPU = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
 MEMORY = "resource.katalyst.kubewharf.io/reclaimed_memory"
 
 RequestAmount = Callable[[Pod], float]
 
 
-def evaluate_reclaimed(situation: EvictionInputs, config: ReclaimedPressureConfig) -> tuple[EvictionFinding, ...]:
-    """One finding for CPU and one for memory."""
-    pods, headroom = reclaimed_pods(situation.running_pods), situation.headroom
+def evaluate_reclaimed(inputs: EvictionInputs, config: ReclaimedPressureConfig) -> tuple[EvictionFinding, ...]:
+    """Returns one finding for CPU and one for memory."""
+    pods, headroom = reclaimed_pods(inputs.running_pods), inputs.headroom
     if not pods:
         return (not_met_finding(NAME, "no_reclaimed_pods", "There are no reclaimed pods."),)
     if headroom is None:
-        return (missing_input_finding(NAME, "what is promised to reclaimed pods"),)
+        return (missing_input_finding(NAME, "The headroom of reclaimed pods"),)
     return (
-        _evaluate_resource(NAME, CPU, CPU, pods, headroom.cores, config),
-        _evaluate_resource(NAME, MEMORY, MEMORY, pods, headroom.memory_bytes, config),
+        evaluate_resource(NAME, CPU, CPU, pods, headroom.cores, config),
+        evaluate_resource(NAME, MEMORY, MEMORY, pods, headroom.memory_bytes, config),
     )
 
 
-def evaluate_reclaimed_numa(situation: EvictionInputs, config: ReclaimedPressureConfig) -> tuple[EvictionFinding, ...]:
-    """The same for the reclaimed pods that are bound to a NUMA node, and what is promised there."""
-    pods, headroom = [pod for pod in reclaimed_pods(situation.running_pods) if pod.bound_numa], situation.headroom
-    if not pods:
-        return (not_met_finding(NUMA_NAME, "no_bound_pods", "No reclaimed pod is bound to a NUMA node."),)
-    if headroom is None:
-        return (missing_input_finding(NUMA_NAME, "what is promised to reclaimed pods by NUMA node"),)
-    findings = []
-    for node in sorted({node for pod in pods for node in pod.bound_numa}):
-        here = [pod for pod in pods if node in pod.bound_numa]
-        cores, memory = headroom.cores_by_numa.get(node), headroom.memory_by_numa.get(node)
-        findings.append(_evaluate_resource(NUMA_NAME, f"zone{node}|{CPU}", CPU, here, cores, config))
-        findings.append(_evaluate_resource(NUMA_NAME, f"zone{node}|{MEMORY}", MEMORY, here, memory, config))
-    return tuple(findings)
-
-
-def _evaluate_resource(
-    plugin: str, scope: str, resource: str, pods: Sequence[Pod], promised: float | None, config: ReclaimedPressureConfig
+def evaluate_resource(
+    plugin: str, scope: str, resource: str, pods: Sequence[Pod], headroom: float | None, config: ReclaimedPressureConfig
 ) -> EvictionFinding:
-    if promised is None:
-        return missing_input_finding(plugin, "what is promised to reclaimed pods", scope)
+    """Returns the finding of one plugin and resource, on the node or on the NUMA node that `scope` names."""
+    if headroom is None:
+        return missing_input_finding(plugin, "The headroom of reclaimed pods", scope)
     cpu = resource == CPU
     request = _requested_millicores if cpu else requested_reclaimed_memory
-    total = promised * 1000 if cpu else promised
+    total = headroom * 1000 if cpu else headroom
     hard, soft = (
         (config.cpu_threshold, config.cpu_soft_threshold)
         if cpu
@@ -78,18 +63,20 @@ def _evaluate_resource(
     used = sum(shares.values())
     shown = (f"{used:.0f}m", f"{total:.0f}m") if cpu else (format_bytes(used), format_bytes(total))
     if total <= 0:
-        text = f"Reclaimed pods requested {shown[0]}; nothing is promised, and that alone evicts nobody."
+        text = f"Reclaimed pods requested {shown[0]}; the headroom is 0, and that alone evicts no pod."
         return not_met_finding(plugin, "nothing_promised", text, scope)
     met = (
         ThresholdMet.HARD if used > hard * total else ThresholdMet.SOFT if used > soft * total else ThresholdMet.NOT_MET
     )
     factor = soft if met is ThresholdMet.SOFT else hard
-    ranked = sorted((pod for pod in pods if shares[pod.key] > 0), key=lambda pod: (-shares[pod.key], pod.key))
-    text = f"Reclaimed pods requested {shown[0]}; {shown[1]} are promised, and {factor:g} times that is the threshold."
+    evictable = [pod for pod in pods if shares[pod.key] > 0]
+    text = (
+        f"Reclaimed pods requested {shown[0]}; the headroom is {shown[1]}, and {factor:g} times that is the threshold."
+    )
     if met is not ThresholdMet.HARD:
-        ranked = [pod for pod in ranked if met is ThresholdMet.SOFT and wants_soft_eviction_notice(pod)]
+        evictable = [pod for pod in evictable if met is ThresholdMet.SOFT and wants_soft_eviction_notice(pod)]
     if met is ThresholdMet.SOFT:
-        text += f" {len(ranked)} of {len(pods)} pods ask to be told."
+        text += f" {len(evictable)} of {len(pods)} pods request notices."
     return EvictionFinding(
         threshold=make_threshold(
             plugin,
@@ -101,7 +88,7 @@ def _evaluate_resource(
             text=text,
             inputs={"requested": used, "promised": total, "factor": factor, "pods": len(pods)},
         ),
-        candidates=tuple(EvictionCandidate(pod=pod, grace_s=config.grace_s) for pod in ranked),
+        candidates=rank_candidates(evictable, lambda pod: -shares[pod.key], config.grace_s),
         kind="cpu" if cpu else "memory",
     )
 
@@ -111,5 +98,5 @@ def _requested_millicores(pod: Pod) -> float:
 
 
 def _numa_share(pod: Pod, request: RequestAmount, scope: str) -> float:
-    """What a pod asks of one NUMA node: one that is bound to several asks the same of each."""
+    """Returns a pod's request on one NUMA node; a pod on several nodes requests the same of each."""
     return request(pod) / len(pod.bound_numa) if scope.startswith("zone") else request(pod)

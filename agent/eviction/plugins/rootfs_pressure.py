@@ -1,4 +1,4 @@
-"""Plugins rootfs-pressure and rootfs-overuse: the file system of images and writable layers fills up.
+"""Plugin rootfs-pressure-eviction-plugin: the file system of images and writable layers fills up.
 It is pure.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from agent.config.eviction import FilesystemThreshold, RootfsOveruseConfig, RootfsPressureConfig
+from agent.config.eviction import FilesystemThreshold, RootfsPressureConfig
 from agent.eviction.eviction_inputs import EvictionInputs, RootfsUse
 from agent.eviction.finding import (
     EvictionCandidate,
@@ -15,23 +15,19 @@ from agent.eviction.finding import (
     make_threshold,
     missing_input_finding,
     not_met_finding,
+    rank_candidates,
 )
-from api.eviction import ThresholdMet, format_bytes
-from api.measurements import Filesystem
+from api.eviction import ThresholdMet
 from api.qos import QoSLevel
+from api.quantity import format_bytes
+from api.snapshot import Filesystem
 
-PRESSURE_NAME = "rootfs-pressure-eviction-plugin"
-OVERUSE_NAME = "rootfs-overuse-eviction-plugin"
+NAME = "rootfs-pressure-eviction-plugin"
 SCOPE = CONDITION = "SystemRootfs"
-OVERUSE_SCOPE = "rootfs"
-MIN_OVERUSE_BYTES = 20 * (1 << 30)
-"""Whatever is configured, a pod may write so much,"""
-MIN_OVERUSE_RATIO = 0.1
-"""or this part of the file system."""
 
 
 class _RootfsResource(NamedTuple):
-    """Bytes or inodes: what is left, out of what, and what pods use."""
+    """Free and total bytes or inodes of the file system, and the use of pods."""
 
     what: str
     free: int
@@ -42,14 +38,15 @@ class _RootfsResource(NamedTuple):
     use: Callable[[RootfsUse], int]
 
 
-def evaluate_rootfs_pressure(situation: EvictionInputs, config: RootfsPressureConfig) -> tuple[EvictionFinding, ...]:
-    """One finding for bytes and one for inodes."""
-    room = _filesystem(situation, config.mount)
+def evaluate_rootfs_pressure(inputs: EvictionInputs, config: RootfsPressureConfig) -> tuple[EvictionFinding, ...]:
+    """Returns one finding for bytes and one for inodes."""
+    room = fresh_filesystem(inputs, config.mount)
     if room is None:
-        return (missing_input_finding(PRESSURE_NAME, f"room on {config.mount}", SCOPE),)
+        return (missing_input_finding(NAME, f"room on {config.mount}", SCOPE),)
     if room.size_bytes < config.minimum_capacity_bytes:
-        text = f"{config.mount} has {format_bytes(room.size_bytes)}: below {format_bytes(config.minimum_capacity_bytes)} it is left alone."
-        return (not_met_finding(PRESSURE_NAME, "file_system_small", text, SCOPE),)
+        minimum = format_bytes(config.minimum_capacity_bytes)
+        text = f"{config.mount} has {format_bytes(room.size_bytes)}: below {minimum} it is left alone."
+        return (not_met_finding(NAME, "file_system_small", text, SCOPE),)
     kinds = (
         _RootfsResource(
             "bytes", room.available_bytes, room.size_bytes, config.minimum_free, config.pod_minimum,
@@ -60,96 +57,45 @@ def evaluate_rootfs_pressure(situation: EvictionInputs, config: RootfsPressureCo
             config.reclaimed_priority_inodes, lambda use: use.inodes,
         ),
     )  # fmt: skip
-    return tuple(_evaluate_pressure(situation, kind, config) for kind in kinds)
+    return tuple(_evaluate_pressure(inputs, kind, config) for kind in kinds)
 
 
-def _filesystem(situation: EvictionInputs, mount: str) -> Filesystem | None:
-    return situation.snapshot.node.filesystems.get(mount) if situation.node_files_fresh else None
+def fresh_filesystem(inputs: EvictionInputs, mount: str) -> Filesystem | None:
+    """Returns the file system at a mount point; None if it is unknown or its reading is too old."""
+    return inputs.snapshot.node.filesystems.get(mount) if inputs.node_files_fresh else None
 
 
-def _evaluate_pressure(
-    situation: EvictionInputs, kind: _RootfsResource, config: RootfsPressureConfig
-) -> EvictionFinding:
+def _evaluate_pressure(inputs: EvictionInputs, kind: _RootfsResource, config: RootfsPressureConfig) -> EvictionFinding:
     least = kind.least.of(kind.capacity)
     if least is None:
-        return not_met_finding(
-            PRESSURE_NAME, "not_configured", f"No minimum of free {kind.what} is set.", SCOPE, kind.what
-        )
+        return not_met_finding(NAME, "not_configured", f"No minimum of free {kind.what} is set.", SCOPE, kind.what)
     if not 0 < kind.capacity >= kind.free:
-        return missing_input_finding(PRESSURE_NAME, f"free {kind.what} of {config.mount}", SCOPE, kind.what)
-    going = sum(
-        kind.use(situation.rootfs[pod.key]) for pod in situation.terminating_pods if pod.key in situation.rootfs
-    )
+        return missing_input_finding(NAME, f"free {kind.what} of {config.mount}", SCOPE, kind.what)
+    going = sum(kind.use(inputs.rootfs[pod.key]) for pod in inputs.terminating_pods if pod.key in inputs.rootfs)
     free = kind.free + going
     met = ThresholdMet.HARD if free < least else ThresholdMet.NOT_MET
     text = (
         f"{config.mount} has {free} {kind.what} free or about to be, of {kind.capacity}; the threshold is {least:.0f}."
     )
     threshold = make_threshold(
-        PRESSURE_NAME, met, SCOPE, subject=kind.what, value=least, observed=free, below=True, condition=CONDITION, text=text,
+        NAME, met, SCOPE, subject=kind.what, value=least, observed=free, below=True, condition=CONDITION, text=text,
         inputs={"mount": config.mount, "kind": kind.what, "free": kind.free, "capacity": kind.capacity},
     )  # fmt: skip
     return EvictionFinding(
-        threshold=threshold, candidates=_rank_users(situation, kind, config) if met is ThresholdMet.HARD else ()
+        threshold=threshold, candidates=_rank_users(inputs, kind, config) if met is ThresholdMet.HARD else ()
     )
 
 
 def _rank_users(
-    situation: EvictionInputs, kind: _RootfsResource, config: RootfsPressureConfig
+    inputs: EvictionInputs, kind: _RootfsResource, config: RootfsPressureConfig
 ) -> tuple[EvictionCandidate, ...]:
-    """Reclaimed pods that use a lot first, then who uses most; who uses little stays."""
+    """Returns reclaimed pods above the minimum first, then the pods with the highest use, without pods below it."""
     least, first = kind.pod_least.of(kind.capacity), kind.first.of(kind.capacity)
-    ranked = []
-    for pod in situation.running_pods:
-        use = situation.rootfs.get(pod.key)
-        if use is None:
-            continue
-        amount = kind.use(use)
+    order: dict[str, tuple[bool, int]] = {}
+    for pod in inputs.running_pods:
+        amount = kind.use(inputs.rootfs[pod.key]) if pod.key in inputs.rootfs else 0
         priority = first is not None and pod.qos is QoSLevel.RECLAIMED and amount > first
         if amount and (priority or least is None or amount >= least):
-            ranked.append((not priority, -amount, pod.key, pod))
-    return tuple(
-        EvictionCandidate(pod=each[3], grace_s=config.grace_s) for each in sorted(ranked, key=lambda each: each[:3])
-    )
-
-
-def evaluate_rootfs_overuse(situation: EvictionInputs, config: RootfsOveruseConfig) -> tuple[EvictionFinding, ...]:
-    """The pods that write most, of those that write more than their level may."""
-    room = _filesystem(situation, config.mount)
-    if room is None or room.size_bytes < 1:
-        return (missing_input_finding(OVERUSE_NAME, f"room on {config.mount}", OVERUSE_SCOPE),)
-    bounds = {
-        QoSLevel.SHARED: _overuse_bound(config.shared, room.size_bytes),
-        QoSLevel.RECLAIMED: _overuse_bound(config.reclaimed, room.size_bytes),
-    }
-    over = []
-    for pod in situation.running_pods:
-        bound, use = bounds.get(pod.qos), situation.rootfs.get(pod.key)
-        if pod.qos not in config.levels or bound is None or use is None:
-            continue
-        if pod.qos is QoSLevel.SHARED and pod.namespace not in config.shared_namespaces:
-            continue
-        if use.used_bytes > bound:
-            text = f"rootfs overuse threshold met: writable layers hold {format_bytes(use.used_bytes)}, above {format_bytes(bound)}."
-            candidate = EvictionCandidate(pod=pod, text=text, grace_s=config.grace_s)
-            over.append((-use.used_bytes, pod.key, bound, candidate))
-    if not over:
-        return (
-            not_met_finding(
-                OVERUSE_NAME, "no_over_user", "No pod writes more than it may, as far as is known.", OVERUSE_SCOPE
-            ),
-        )
-    over.sort(key=lambda each: each[:2])
-    threshold = make_threshold(
-        OVERUSE_NAME, ThresholdMet.SOFT, OVERUSE_SCOPE, value=over[0][2], observed=-over[0][0], text=over[0][3].text,
-        inputs={"pods": len(over)},
-    )  # fmt: skip
-    return (
-        EvictionFinding(threshold=threshold, candidates=tuple(each[3] for each in over[: config.count]), direct=True),
-    )
-
-
-def _overuse_bound(amount: FilesystemThreshold, capacity: int) -> float | None:
-    if amount.number is not None:
-        return max(amount.number, MIN_OVERUSE_BYTES)
-    return None if not amount.ratio else max(amount.ratio, MIN_OVERUSE_RATIO) * capacity
+            order[pod.key] = not priority, -amount
+    users = (pod for pod in inputs.running_pods if pod.key in order)
+    return rank_candidates(users, lambda pod: order[pod.key], config.grace_s)

@@ -7,23 +7,24 @@ from __future__ import annotations
 from agent.config.eviction import RssOveruseConfig
 from agent.eviction.eviction_inputs import EvictionInputs, rss_bytes
 from agent.eviction.finding import EvictionCandidate, EvictionFinding, make_threshold, not_met_finding
-from api.eviction import ThresholdMet, format_bytes
+from api.eviction import ThresholdMet
 from api.pod import Pod
 from api.qos import QoSLevel
+from api.quantity import format_bytes
 
 NAME = "rss-overuse-eviction-plugin"
 SCOPE = "rss"
 QOS_LEVELS = (QoSLevel.SHARED, QoSLevel.RECLAIMED)
 
 
-def evaluate_rss_overuse(situation: EvictionInputs, config: RssOveruseConfig) -> tuple[EvictionFinding, ...]:
-    """Every over-user, put forward softly; one that requests no memory, in one of its containers, is none."""
+def evaluate_rss_overuse(inputs: EvictionInputs, config: RssOveruseConfig) -> tuple[EvictionFinding, ...]:
+    """Returns one soft finding with every pod above its bound. A pod with a container without a memory request has no bound."""
     over: list[tuple[float, EvictionCandidate]] = []
     looked = 0
-    for pod in situation.running_pods:
+    for pod in inputs.running_pods:
         if pod.qos not in QOS_LEVELS or any(pod.labels.get(key) != value for key, value in config.labels.items()):
             continue
-        request, rss = _memory_request(pod), rss_bytes(situation, pod)
+        request, rss = _memory_request(pod), rss_bytes(inputs, pod)
         if request is None or rss is None:
             continue
         looked += 1
@@ -31,8 +32,8 @@ def evaluate_rss_overuse(situation: EvictionInputs, config: RssOveruseConfig) ->
         ratio = config.ratio if own is None else own
         if rss > ratio * request:
             text = (
-                f"Resident memory is {format_bytes(rss)}, above {ratio:g} times the {format_bytes(request)} that were requested "
-                f"(hit rss overuse policy, threshold is {ratio:.2f})."
+                f"Resident memory is {format_bytes(rss)}, above {ratio:g} times the {format_bytes(request)} that were "
+                f"requested (hit rss overuse policy, threshold is {ratio:.2f})."
             )
             over.append((rss / request, EvictionCandidate(pod=pod, text=text, grace_s=config.grace_s)))
     if not looked:
@@ -51,8 +52,8 @@ def evaluate_rss_overuse(situation: EvictionInputs, config: RssOveruseConfig) ->
 def _memory_request(pod: Pod) -> int | None:
     total = 0
     for container in pod.containers:
-        asked = container.memory_request_bytes or container.reclaimed_memory_bytes
-        if not asked and container.memory_request_bytes is None:
+        request = container.memory_request_bytes or container.reclaimed_memory_bytes
+        if not request and container.memory_request_bytes is None:
             return None
-        total += asked or 0
+        total += request or 0
     return total or None

@@ -20,54 +20,53 @@ from agent.eviction.finding import (
     not_met_finding,
     rank_by_memory,
 )
-from api.eviction import EvictionThreshold, ThresholdMet, format_bytes
+from api.eviction import EvictionThreshold, ThresholdMet
 from api.pod import Pod
+from api.quantity import format_bytes
 from api.snapshot import Snapshot
 
 NAME = "system-memory-pressure-eviction-plugin"
 SCOPE = "SystemMemory"
 CONDITION = "MemoryPressure"
 FREE, KSWAPD, PSI = "free", "kswapd", "psi"
-"""The detectors."""
+"""Names of the three detectors."""
 PSI_ANY_FACTOR = 3
-"""Stalling for so many times psi_s, any pod may have to leave."""
+"""After stalls for so many times psi_s, pods of any QoS level are candidates."""
 SCALE_PARTS = 10_000
-"""Of watermark_scale_factor."""
+"""Divisor of vm.watermark_scale_factor, which is in units of 1/10000."""
 
 
 class SystemMemoryPressureState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered from round to round."""
+    """The state of the detectors between two cycles."""
 
     stolen_pages: int | None = None
-    """By background reclaim, when it was last known, and when that was read."""
+    """Pages that background reclaim had freed (pgsteal_kswapd) at the latest reading, and the time of that reading."""
     stolen_at_ns: int | None = None
     pages_per_s: float = 0.0
-    """Between the last two readings."""
+    """Rate between the latest two readings."""
     stealing_since_ns: int | None = None
-    """CLOCK_REALTIME, like stolen_at_ns: the counter is not read every tick."""
+    """CLOCK_REALTIME, like stolen_at_ns, because the counter is not read in every cycle."""
     stalling_since_ns: int | None = None
 
 
 def evaluate_system_memory(
-    situation: EvictionInputs, memory: SystemMemoryPressureState, config: SystemMemoryConfig
+    inputs: EvictionInputs, state: SystemMemoryPressureState, config: SystemMemoryConfig
 ) -> tuple[tuple[EvictionFinding, ...], SystemMemoryPressureState]:
-    """One finding for each detector, those that are met first."""
-    free = _evaluate_free(situation, config)
-    stealing, memory = _evaluate_kswapd(situation, memory, config)
-    stalling, memory = _evaluate_psi(situation, memory, config)
-    return tuple(
-        sorted((free, stealing, stalling), key=lambda each: each.threshold.met is ThresholdMet.NOT_MET)
-    ), memory
+    """Returns one finding per detector, those that are met first."""
+    free = _evaluate_free(inputs, config)
+    stealing, state = _evaluate_kswapd(inputs, state, config)
+    stalling, state = _evaluate_psi(inputs, state, config)
+    return tuple(sorted((free, stealing, stalling), key=lambda each: each.threshold.met is ThresholdMet.NOT_MET)), state
 
 
 def _make_finding(
-    situation: EvictionInputs, config: SystemMemoryConfig, threshold: EvictionThreshold, *, any_level: bool
+    inputs: EvictionInputs, config: SystemMemoryConfig, threshold: EvictionThreshold, *, any_level: bool
 ) -> EvictionFinding:
     candidates: tuple[EvictionCandidate, ...] = ()
     if threshold.met is ThresholdMet.HARD:
         candidates = rank_by_memory(
-            situation.running_pods,
-            lambda pod: memory_bytes(situation, pod),
+            inputs.running_pods,
+            lambda pod: memory_bytes(inputs, pod),
             lambda _: config.grace_s,
             any_level=any_level,
         )
@@ -80,24 +79,24 @@ def _make_finding(
     )
 
 
-def _evaluate_free(situation: EvictionInputs, config: SystemMemoryConfig) -> EvictionFinding:
-    node = situation.snapshot.node
+def _evaluate_free(inputs: EvictionInputs, config: SystemMemoryConfig) -> EvictionFinding:
+    node = inputs.snapshot.node
     free, total = node.meminfo.get("MemFree"), node.meminfo.get("MemTotal")
     scale = node.sysctl.get("vm.watermark_scale_factor")
-    if free is None or total is None or scale is None or not situation.node_files_fresh:
+    if free is None or total is None or scale is None or not inputs.node_files_fresh:
         return missing_input_finding(NAME, "free memory or vm.watermark_scale_factor", SCOPE, FREE)
     bound = max(config.free_minimum_bytes, total * scale / SCALE_PARTS)
-    going = sum(memory_bytes(situation, pod) or 0.0 for pod in situation.terminating_pods)
-    observed = free + going
+    terminating_bytes = sum(memory_bytes(inputs, pod) or 0.0 for pod in inputs.terminating_pods)
+    observed = free + terminating_bytes
     text = f"{format_bytes(observed)} of memory are free or about to be; the watermark is {format_bytes(bound)}."
-    inputs: dict[str, ThresholdInput] = {
+    facts: dict[str, ThresholdInput] = {
         "free_bytes": free,
-        "leaving_bytes": going,
+        "leaving_bytes": terminating_bytes,
         "total_bytes": total,
         "scale_factor": scale,
     }
-    threshold = _detector_threshold(FREE, (bound, observed), observed < bound, text, inputs)
-    return _make_finding(situation, config, threshold, any_level=False)
+    threshold = _detector_threshold(FREE, (bound, observed), observed < bound, text, facts)
+    return _make_finding(inputs, config, threshold, any_level=False)
 
 
 def _detector_threshold(
@@ -105,40 +104,40 @@ def _detector_threshold(
     numbers: tuple[float, float],
     met: bool,
     text: str,
-    inputs: Mapping[str, ThresholdInput],
+    facts: Mapping[str, ThresholdInput],
 ) -> EvictionThreshold:
-    """`numbers` are the threshold and what is held against it."""
+    """Returns the threshold of a detector; `numbers` are its value and the observation."""
     value, observed = numbers
     return make_threshold(
         NAME, ThresholdMet.HARD if met else ThresholdMet.NOT_MET, SCOPE, subject=detector, value=value, observed=observed,
-        below=detector == FREE, condition=CONDITION, text=text, inputs=inputs,
+        below=detector == FREE, condition=CONDITION, text=text, inputs=facts,
     )  # fmt: skip
 
 
 def _evaluate_kswapd(
-    situation: EvictionInputs, memory: SystemMemoryPressureState, config: SystemMemoryConfig
+    inputs: EvictionInputs, state: SystemMemoryPressureState, config: SystemMemoryConfig
 ) -> tuple[EvictionFinding, SystemMemoryPressureState]:
-    """Background reclaim at work without a break."""
-    node, at_ns = situation.snapshot.node, situation.snapshot.node.files_read_at_ns
+    """Evaluates whether background reclaim works without a break."""
+    node, at_ns = inputs.snapshot.node, inputs.snapshot.node.files_read_at_ns
     stolen = node.vmstat.get("pgsteal_kswapd")
-    if stolen is None or at_ns is None or not situation.node_files_fresh:
-        forgotten = SystemMemoryPressureState(stalling_since_ns=memory.stalling_since_ns)
+    if stolen is None or at_ns is None or not inputs.node_files_fresh:
+        forgotten = SystemMemoryPressureState(stalling_since_ns=state.stalling_since_ns)
         return missing_input_finding(NAME, "pgsteal_kswapd", SCOPE, KSWAPD), forgotten
-    before, before_ns, since = memory.stolen_pages, memory.stolen_at_ns, memory.stealing_since_ns
+    before, before_ns, since = state.stolen_pages, state.stolen_at_ns, state.stealing_since_ns
     if before is None or before_ns is None or stolen < before or at_ns < before_ns:
-        first = msgspec.structs.replace(memory, stolen_pages=stolen, stolen_at_ns=at_ns, stealing_since_ns=None)
+        first = msgspec.structs.replace(state, stolen_pages=stolen, stolen_at_ns=at_ns, stealing_since_ns=None)
         text = "Background reclaim has been seen once: no rate yet."
         return not_met_finding(NAME, "kswapd_first_look", text, SCOPE, KSWAPD), first
-    rate, since_s = memory.pages_per_s, 0.0
+    rate, since_s = state.pages_per_s, 0.0
     if at_ns > before_ns:
         rate = (stolen - before) * NS_PER_S / (at_ns - before_ns)
         since = (before_ns if since is None else since) if rate >= config.kswapd_pages_per_s else None
-        memory = SystemMemoryPressureState(
+        state = SystemMemoryPressureState(
             stolen_pages=stolen,
             stolen_at_ns=at_ns,
             pages_per_s=rate,
             stealing_since_ns=since,
-            stalling_since_ns=memory.stalling_since_ns,
+            stalling_since_ns=state.stalling_since_ns,
         )
     if since is not None:
         since_s = (at_ns - since) / NS_PER_S
@@ -146,21 +145,21 @@ def _evaluate_kswapd(
         f"Background reclaim has taken away {config.kswapd_pages_per_s:g} pages a second or more for {since_s:.0f} s, now "
         f"{rate:.0f}; the threshold is {config.kswapd_s:g} s."
     )
-    inputs: dict[str, ThresholdInput] = {"pages_per_s": round(rate, 1), "for_s": round(since_s, 1)}
+    facts: dict[str, ThresholdInput] = {"pages_per_s": round(rate, 1), "for_s": round(since_s, 1)}
     met = since is not None and since_s >= config.kswapd_s
-    threshold = _detector_threshold(KSWAPD, (config.kswapd_s, since_s), met, text, inputs)
-    return _make_finding(situation, config, threshold, any_level=True), memory
+    threshold = _detector_threshold(KSWAPD, (config.kswapd_s, since_s), met, text, facts)
+    return _make_finding(inputs, config, threshold, any_level=True), state
 
 
 def _evaluate_psi(
-    situation: EvictionInputs, memory: SystemMemoryPressureState, config: SystemMemoryConfig
+    inputs: EvictionInputs, state: SystemMemoryPressureState, config: SystemMemoryConfig
 ) -> tuple[EvictionFinding, SystemMemoryPressureState]:
-    """The burstable pods stall for memory, several of them."""
-    snapshot = situation.snapshot
+    """Evaluates whether several burstable pods stall for memory."""
+    snapshot = inputs.snapshot
     root = next((path for path in config.psi_roots if path in snapshot.cgroups), None)
     pressure = None if root is None else snapshot.cgroups[root].memory_pressure
     if root is None or pressure is None:
-        calm = msgspec.structs.replace(memory, stalling_since_ns=None)
+        calm = msgspec.structs.replace(state, stalling_since_ns=None)
         return missing_input_finding(NAME, "memory pressure of the burstable pods' root", SCOPE, PSI), calm
     stalls = [stall for pod in snapshot.pods if (stall := _pod_stall(snapshot, pod, root)) is not None]
     stalling = [stall for stall in stalls if stall > config.psi_pod_avg10]
@@ -170,34 +169,34 @@ def _evaluate_psi(
     )
     since = None
     if met:
-        since = situation.now_ns if memory.stalling_since_ns is None else memory.stalling_since_ns
-    for_s = 0.0 if since is None else (situation.now_ns - since) / NS_PER_S
+        since = inputs.now_ns if state.stalling_since_ns is None else state.stalling_since_ns
+    for_s = 0.0 if since is None else (inputs.now_ns - since) / NS_PER_S
     text = (
         f"{root} stalls for memory {pressure.some_avg10:g} % of the time (threshold {config.psi_avg10:g} %), {len(stalling)} "
         f"pods of {config.psi_pods} by {average:.1f} % on average (threshold {config.psi_pods_mean:g} %), for {for_s:.0f} s of "
         f"{config.psi_s:g} s."
     )
-    inputs: dict[str, ThresholdInput] = {
+    facts: dict[str, ThresholdInput] = {
         "avg10": pressure.some_avg10,
         "pods": len(stalling),
         "mean": round(average, 3),
         "for_s": for_s,
     }
     threshold = _detector_threshold(
-        PSI, (config.psi_s, for_s), since is not None and for_s >= config.psi_s, text, inputs
+        PSI, (config.psi_s, for_s), since is not None and for_s >= config.psi_s, text, facts
     )
-    memory = msgspec.structs.replace(memory, stalling_since_ns=since)
-    return _make_finding(situation, config, threshold, any_level=for_s >= PSI_ANY_FACTOR * config.psi_s), memory
+    state = msgspec.structs.replace(state, stalling_since_ns=since)
+    return _make_finding(inputs, config, threshold, any_level=for_s >= PSI_ANY_FACTOR * config.psi_s), state
 
 
 def _pod_stall(snapshot: Snapshot, pod: Pod, root: str) -> float | None:
-    """A burstable pod's stall: of its own cgroup where it has one, else of its worst container."""
-    found = []
+    """Returns the stall of a burstable pod: that of its cgroup, else that of its worst container."""
+    stalls = []
     for container in pod.containers:
         if not container.cgroup.startswith(f"{root}/"):
             continue
         above = container.cgroup.rpartition("/")[0]
         sample = snapshot.cgroups.get(container.cgroup if above == root else above)
         if sample is not None and sample.memory_pressure is not None:
-            found.append(sample.memory_pressure.some_avg10)
-    return max(found, default=None)
+            stalls.append(sample.memory_pressure.some_avg10)
+    return max(stalls, default=None)

@@ -17,14 +17,14 @@ from api.qos import QoSLevel
 
 DAY_S = 86_400.0
 NOISE = 0.05
-"""Relative, of every second."""
+"""Relative noise of every second."""
 BURST_EVERY_S, BURST_S = 300.0, 20.0
 
 Load = Callable[[float], float]
 
 
 def build_load(kind: str, seed: int) -> Load:
-    """The load of that name. Raises KeyError where there is none."""
+    """Return the load of that kind. Raises KeyError for an unknown kind."""
     return partial(_with_noise, LOAD_KINDS[kind], seed)
 
 
@@ -33,7 +33,7 @@ def _with_noise(shape: Callable[[float, int], float], seed: int, at_s: float) ->
 
 
 def seeded_uniform(seed: int, number: int) -> float:
-    """A random number of [0, 1) for each pair: any second can be asked for, in any order, and is the same again."""
+    """Return a random number in [0, 1) for each pair, the same in every call and order."""
     digest = blake2b(f"{seed} {number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64
 
@@ -50,13 +50,13 @@ def _weekly(at_s: float, seed: int) -> float:
 
 
 def _bursty(at_s: float, seed: int) -> float:
-    """A quarter, and in some windows of five minutes a burst to between a half and all, which dies away within a minute."""
+    """A quarter, and in some windows of five minutes a burst to between a half and all, which decays within a minute."""
     window, within = divmod(at_s, BURST_EVERY_S)
-    began = seeded_uniform(seed, -1 - int(window)) * (BURST_EVERY_S - 3 * BURST_S)
+    start_s = seeded_uniform(seed, -1 - int(window)) * (BURST_EVERY_S - 3 * BURST_S)
     height = 0.25 + 0.5 * seeded_uniform(seed + 1, int(window))
-    if seeded_uniform(seed + 2, int(window)) < 0.4 or within < began:
+    if seeded_uniform(seed + 2, int(window)) < 0.4 or within < start_s:
         return 0.25
-    return 0.25 + height * exp(-(within - began) / BURST_S)
+    return 0.25 + height * exp(-(within - start_s) / BURST_S)
 
 
 def _step(at_s: float, _seed: int) -> float:
@@ -87,13 +87,13 @@ CORES_PER_L3 = 8
 
 
 class SimulatedService(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod with one container, and what it asks of the CPU."""
+    """One pod with one container and its CPU demand."""
 
     pod: Pod
     peak_cores: float
     load: Load
     request_us: float = 500.0
-    """CPU time of one request: how much work comes with each wakeup."""
+    """CPU time of one request: the work of each wakeup."""
     threads: int = 8
 
     @property
@@ -105,7 +105,7 @@ class SimulatedService(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulationPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is simulated."""
+    """A node and its workloads."""
 
     topology: Topology
     memory_bytes: int
@@ -113,33 +113,35 @@ class SimulationPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_topology(cpus: int, numa: int = 1, threads: int = 2) -> Topology:
-    """CPUs numbered as Linux does on x86: one thread of every core first, then their siblings; two NUMA nodes a socket from
-    four on. Raises ValueError where the numbers do not divide."""
+    """Return CPUs numbered as Linux does on x86: one thread of every core first, then their siblings.
+
+    From four NUMA nodes on, a socket has two of them. Raises ValueError if the numbers do not divide.
+    """
     if not 1 <= cpus <= MAX_CPUS or not 1 <= numa <= MAX_NUMA_NODES:
         raise ValueError(f"{cpus} CPUs on {numa} NUMA nodes: at most {MAX_CPUS} on {MAX_NUMA_NODES} can be simulated")
     if cpus % (numa * threads):
-        raise ValueError(f"{cpus} CPUs cannot be dealt out to {numa} NUMA nodes in cores of {threads}")
+        raise ValueError(f"{cpus} CPUs cannot be divided among {numa} NUMA nodes in cores of {threads} threads")
     cores = cpus // threads
     per_socket = 2 if numa >= 4 and numa % 2 == 0 else 1
-    found = []
+    built = []
     for number in range(cpus):
         core = number % cores
         node = core * numa // cores
-        found.append(Cpu(id=number, core=core, socket=node // per_socket, numa=node, l3=core // CORES_PER_L3))
-    return Topology(cpus=tuple(found))
+        built.append(Cpu(id=number, core=core, socket=node // per_socket, numa=node, l3=core // CORES_PER_L3))
+    return Topology(cpus=tuple(built))
 
 
 def build_service(
     name: str, kind: str, peak_cores: float, *, qos: QoSLevel = QoSLevel.SHARED, seed: int = 1, parent: str = "/pods"
 ) -> SimulatedService:
-    """An online service that asks for its peak, as they do."""
+    """Return an online service that requests its peak."""
     container = Container(name=name, cgroup=f"{parent}/{name}", cpu_request_cores=peak_cores)
     pod = Pod(uid=f"sim/{name}", namespace="sim", name=name, qos=qos, containers=(container,))
     return SimulatedService(pod=pod, peak_cores=peak_cores, load=build_load(kind, seed))
 
 
 def build_batch_job(name: str, appetite_cores: float, *, parent: str = "/pods") -> SimulatedService:
-    """Work that takes whatever it is given, up to its number of threads."""
+    """Return batch work that uses all CPU that it gets, up to its number of threads."""
     container = Container(name=name, cgroup=f"{parent}/{name}", reclaimed_cpu_cores=appetite_cores)
     pod = Pod(uid=f"sim/{name}", namespace="sim", name=name, qos=QoSLevel.RECLAIMED, containers=(container,))
     return SimulatedService(
@@ -152,7 +154,7 @@ def _always(_at_s: float) -> float:
 
 
 def build_node(cpus: int, numa: int, kinds: Sequence[str], *, online: int, seed: int) -> SimulationPlan:
-    """A machine with so many services, whose peaks together are four fifths of it, and batch work that would take all."""
+    """Return a node with `online` services, whose peaks add up to four fifths of it, and batch work that would use all."""
     machine = build_topology(cpus, numa, 2 if cpus % (2 * numa) == 0 else 1)
     peak = 0.8 * cpus / max(online, 1)
     services = [build_service(f"web{i}", kinds[i % len(kinds)], peak, seed=seed + i) for i in range(online)]

@@ -18,7 +18,6 @@ from agent.qrm.actuator.pending_originals import PendingOriginals
 from agent.qrm.actuator.plan import (
     CycleState,
     WritePlan,
-    failure_outcome,
     grows_memory,
     limits_of,
     lowered_quota,
@@ -30,9 +29,9 @@ from agent.qrm.actuator.plan import (
     writing_order,
 )
 from agent.qrm.actuator.recheck_cache import AvailableKnobs, RecheckCache
-from agent.qrm.actuator.restore import LIST_KNOBS, WEIGHT_PINNED, key_of, still_needed
+from agent.qrm.actuator.restore import WEIGHT_PINNED, failure_outcome, key_of, still_needed
 from agent.qrm.actuator.writer import KnobWriter, OriginalValue, RawValue
-from agent.qrm.knobs.knob_files import MEMSW_LIMIT_FILE, canonical, clamp_value
+from agent.qrm.knobs.knob_files import LIST_KNOBS, MEMSW_LIMIT_FILE, canonical, clamp_value
 from agent.qrm.knobs.notation import MAX, UNLIMITED
 from api.cpu import format_cpu_list, parse_cpu_list
 from api.decision import ActMode, Decision, Outcome, OutcomeStatus
@@ -43,52 +42,52 @@ NO_JOURNAL = "originals cannot be journalled, so nothing is changed: give the ag
 
 
 class Actuator:
-    """Applies decisions. Without a journal of originals it writes nothing."""
+    """Applies decisions to cgroups. Without a journal of originals it writes nothing."""
 
     def __init__(
         self,
         files: KnobWriter,
         originals: OriginalsJournal | None,
         act: ActMode,
-        foretold: PendingOriginals | None = None,
+        pending_originals: PendingOriginals | None = None,
     ) -> None:
-        """`foretold` are originals of cgroups that were made with values of ours."""
-        self._files, self.foretold = files, foretold or PendingOriginals()
+        """`pending_originals` holds originals of cgroups that the runtime creates with values of the agent."""
+        self._files, self.pending_originals = files, pending_originals or PendingOriginals()
         self._originals = originals
         self._act = act
-        self._seen = RecheckCache()
-        self._once = OneShotWorker(files.hierarchy)
-        self._offered = AvailableKnobs(files)
+        self._cache = RecheckCache()
+        self._one_shot = OneShotWorker(files.hierarchy)
+        self._available = AvailableKnobs(files)
 
     def apply(
-        self, decisions: Sequence[Decision], now_ns: int | None = None, *, loosen: Collection[str] = ()
+        self, decisions: Sequence[Decision], now_ns: int | None = None, *, quota_exempt: Collection[str] = ()
     ) -> tuple[Outcome, ...]:
-        """What came of each decision, in the order in which they were given; nothing at all with `Act.OFF`.
-
-        With the time, knobs that are decided as before are looked at every few seconds only, without it every time. Cgroups
-        to `loosen` may have a quota above the owner's: Koordinator's burst means just that.
-        """
+        """Return the outcome of each decision, in the order of the decisions; nothing with `ActMode.OFF`. With
+        `now_ns`, unchanged decisions are answered from a cache and their knobs re-read every few seconds; without it
+        every knob is read. Cgroups in `quota_exempt` may exceed the owner's quota (Koordinator's quota burst)."""
         if self._act is ActMode.OFF:
             return ()
         with self._files.one_cycle():
             if self._originals is not None:
-                with suppress(Unavailable):  # they stay told, and a decision on one of them tells why
-                    self.foretold.adopt(self._files, self._originals)
-            return self._applied(decisions, now_ns, loosen)
+                with suppress(Unavailable):  # they stay pending, and the decision on such a cgroup reports the reason
+                    self.pending_originals.adopt(self._files, self._originals)
+            return self._apply_uncached(decisions, now_ns, quota_exempt)
 
-    def _applied(
-        self, decisions: Sequence[Decision], now_ns: int | None, loosen: Collection[str]
+    def _apply_uncached(
+        self, decisions: Sequence[Decision], now_ns: int | None, quota_exempt: Collection[str]
     ) -> tuple[Outcome, ...]:
-        recalled = self._seen.recall(decisions, now_ns)
+        cached = self._cache.recall(decisions, now_ns)
         outcomes: dict[int, Outcome] = {}
         plans: dict[int, WritePlan] = {}
-        state = CycleState(self._files.cpu_count(), frozenset(loosen))
-        for outcome in recalled.values():
-            state.settle(outcome.decision.cgroup, outcome.decision.knob, outcome.after or "")
-        asked = [index for index in range(len(decisions)) if index not in recalled]
-        settings = [index for index in asked if decisions[index].knob not in ONE_SHOT_KNOBS]
-        for index in sorted(settings, key=lambda i: planning_order(decisions[i])):
-            planned = self.foretold.outcome_if_unwritten(decisions[index]) or self._plan(decisions[index], state)
+        state = CycleState(self._files.cpu_count(), frozenset(quota_exempt))
+        for outcome in cached.values():
+            state.set_value(outcome.decision.cgroup, outcome.decision.knob, outcome.after or "")
+        uncached = [index for index in range(len(decisions)) if index not in cached]
+        knob_indices = [index for index in uncached if decisions[index].knob not in ONE_SHOT_KNOBS]
+        for index in sorted(knob_indices, key=lambda i: planning_order(decisions[i])):
+            planned = self.pending_originals.outcome_if_unwritten(decisions[index]) or self._plan(
+                decisions[index], state
+            )
             if isinstance(planned, Outcome):
                 outcomes[index] = planned
             else:
@@ -97,34 +96,35 @@ class Actuator:
             outcomes.update((index, plan.outcome(OutcomeStatus.DRY_RUN)) for index, plan in plans.items())
         elif plans:
             outcomes.update(self._journal_and_write(plans))
-        self._seen.note({index: decisions[index].value for index in outcomes}, outcomes, now_ns)
+        self._cache.note({index: decisions[index].value for index in outcomes}, outcomes, now_ns)
         outcomes.update(
-            (index, self._do(decisions[index])) for index in asked if decisions[index].knob in ONE_SHOT_KNOBS
+            (index, self._submit_one_shot(decisions[index]))
+            for index in uncached
+            if decisions[index].knob in ONE_SHOT_KNOBS
         )
-        outcomes.update(recalled)
+        outcomes.update(cached)
         return tuple(outcomes[index] for index in range(len(decisions)))
 
     def finished(self) -> tuple[Outcome, ...]:
-        """What came of earlier decisions that were to be done once, since this was last asked."""
-        return self._once.finished()
+        """Return the outcomes of one-shot operations that finished since the last call."""
+        return self._one_shot.finished()
 
     @property
     def act(self) -> ActMode:
-        """How far this actuator goes."""
+        """Mode: off, dry run or on."""
         return self._act
 
     @property
     def version(self) -> str:
-        """Of the cgroups that it writes to: `v1` or `v2`."""
+        """Version of the cgroups it writes to: `v1` or `v2`."""
         return self._files.version
 
     def knobs(self, cgroups: Collection[str]) -> Mapping[str, frozenset[Knob]]:
-        """What the kernel has for each of these cgroups: one may lack what another has (controllers, cpu.idle)."""
-        return self._offered.of(cgroups)
+        """Return the knobs that the kernel offers for each cgroup; they differ by controller and kernel version."""
+        return self._available.of(cgroups)
 
     def previous_quota_cores(self, reclaimed: Collection[str]) -> float | None:
-        """CPU that an earlier agent's quotas allow these cgroups in all, where it was killed and left some; None where
-        nothing limits."""
+        """Return the CPU that the quotas of a killed agent allow these cgroups in total; None without such a quota."""
         total = None
         for entry in self._originals.entries() if self._originals else ():
             if entry.knob is not Knob.QUOTA or entry.cgroup not in reclaimed:
@@ -139,70 +139,69 @@ class Actuator:
         return total
 
     def release(self, decisions: Sequence[Decision], unseen: Collection[str]) -> tuple[Outcome, ...]:
-        """Give back every knob that was changed and that nobody decides on any more: its pod left, or the policy changed.
-
-        Cgroups that this round could not see keep what they have: not seeing is no reason to lend.
-        """
+        """Restore every changed knob that has no decision any more: its pod ended, or the policy changed. Cgroups of
+        `unseen` keep their values: a failed reading is no reason to restore."""
         if self._originals is None or self._act is not ActMode.ON:
             return ()
         entries, decided = self._originals.entries(), {(decision.cgroup, decision.knob) for decision in decisions}
         keep = still_needed(entries, decided, unseen, self._files.version)
         for entry in entries:
             if key_of(entry) not in keep:
-                self._seen.forget(entry, entry.knob)
+                self._cache.forget(entry, entry.knob)
         return self._originals.restore(self._files, keep) if len(keep) < len(entries) else ()
 
-    def _do(self, decision: Decision) -> Outcome:
-        """Have something done that is not set."""
+    def _submit_one_shot(self, decision: Decision) -> Outcome:
         try:
-            if decision.cgroup == "/":
-                raise Unavailable("/ is the whole machine", "decide on cgroups of pods only")
-            value = canonical(decision.knob, decision.value)
+            value = _requested_value(decision)
         except ValueError as error:
             return Outcome(decision=decision, status=OutcomeStatus.REFUSED, error=str(error))
         except Unavailable as error:
             return failure_outcome(decision, error)
         if self._act is ActMode.DRY_RUN:
             return Outcome(decision=decision, status=OutcomeStatus.DRY_RUN)
-        return self._once.submit(msgspec.structs.replace(decision, value=value))
+        return self._one_shot.submit(msgspec.structs.replace(decision, value=value))
 
     def _plan(self, decision: Decision, state: CycleState) -> WritePlan | Outcome:
-        """What has to be written for a decision, or the outcome where nothing has."""
+        """Return the plan of a write, or the outcome if nothing has to be written."""
         cgroup, cgroup_id, knob = decision.cgroup, decision.cgroup_id, decision.knob
         before = clamped_from = None
         try:
-            if cgroup == "/":
-                raise Unavailable("/ is the whole machine", "decide on cgroups of pods only")
-            asked = canonical(knob, decision.value)
-            reading = self._files.look(cgroup, cgroup_id, knob)
+            requested = _requested_value(decision)
+            reading = self._files.read_with_context(cgroup, cgroup_id, knob)
             raw = reading.raw
-            ours = self._originals is not None and raw.texts == self._originals.last_written.left((cgroup, knob))
-            if ours and not reading.beside and (same := self._seen.unchanged_outcome(decision)) is not None:
-                state.settle(cgroup, knob, same.after or "")
+            is_last_written = self._originals is not None and raw.texts == self._originals.last_written.get(
+                (cgroup, knob)
+            )
+            if (
+                is_last_written
+                and not reading.context
+                and (same := self._cache.unchanged_outcome(decision)) is not None
+            ):
+                state.set_value(cgroup, knob, same.after or "")
                 return same
-            before = self._files.decode(cgroup, knob, raw, reading.beside)
-            foreign = not ours and self._is_externally_modified(original_of(decision, knob, raw))
-            loosened = knob is Knob.QUOTA and cgroup in state.loosened
+            before = self._files.decode(cgroup, knob, raw, reading.context)
+            modified = not is_last_written and self._is_externally_modified(original_of(decision, knob, raw))
+            exempt = knob is Knob.QUOTA and cgroup in state.quota_exempt
             own = (
                 UNLIMITED
-                if loosened
-                else owner_value(decision, reading, before if foreign else None, self._files, self._originals)
+                if exempt
+                else owner_value(decision, reading, before if modified else None, self._files, self._originals)
             )
-            value = clamp_value(knob, asked, limits_of(decision, asked, before, self._files, state, own))
-            if value != asked:
+            value = clamp_value(knob, requested, limits_of(decision, requested, before, self._files, state, own))
+            if value != requested:
                 decision, clamped_from = msgspec.structs.replace(decision, value=value), decision.value
-            state.settle(cgroup, knob, value)
-            # What depends on another knob has moved with that one.
-            drifted = not reading.beside and self._seen.drifted(decision, before, value)
+            state.set_value(cgroup, knob, value)
+            # A value that depends on another knob changes with that knob: this is no drift.
+            drifted = not reading.context and self._cache.drifted(decision, before, value)
             plan = WritePlan(decision, before, raw, clamped_from, drifted)
             if knob is Knob.QUOTA and plan.changes:
-                plan = msgspec.structs.replace(plan, burst=self._burst_above(plan))
+                plan = msgspec.structs.replace(plan, burst=self._burst_to_lower(plan))
             if knob is Knob.WEIGHT and self._will_be_idle(decision, state):
                 return plan.outcome(
                     OutcomeStatus.UNCHANGED, after=before, error=f"{WEIGHT_PINNED} until the group stops being idle"
                 )
-            if not plan.changes and not foreign:
-                self._recognise(decision, raw)
+            if not plan.changes and not modified:
+                self._adopt_present_value(decision, raw)
                 return plan.outcome(OutcomeStatus.UNCHANGED, after=before)
         except ValueError as error:
             return Outcome(decision=decision, status=OutcomeStatus.REFUSED, before=before, error=str(error))
@@ -216,7 +215,7 @@ class Actuator:
         entry = self._originals.find(now.cgroup, now.cgroup_id, now.knob)
         return entry is not None and self._originals.last_written.is_externally_modified(entry, now, self._files)
 
-    def _known_original(self, decision: Decision, knob: Knob) -> OriginalValue | None:
+    def _journalled(self, decision: Decision, knob: Knob) -> OriginalValue | None:
         return self._originals.find(decision.cgroup, decision.cgroup_id, knob) if self._originals else None
 
     def _will_be_idle(self, decision: Decision, state: CycleState) -> bool:
@@ -240,7 +239,7 @@ class Actuator:
             reason = f"{error.reason}: {error.remedy}"
             return {index: plan.outcome(OutcomeStatus.REFUSED, error=reason) for index, plan in plans.items()}
         changing = {index: plan for index, plan in plans.items() if plan.changes}
-        # Until it is read back, nobody can say what a write has left there.
+        # A failing write may leave any value; it is recorded again when it has been read back.
         self._originals.last_written.forget([(plan.decision.cgroup, plan.decision.knob) for plan in changing.values()])
         for knob in LIST_KNOBS:
             self._widen([plan for plan in changing.values() if plan.decision.knob is knob])
@@ -254,25 +253,30 @@ class Actuator:
         return {index: with_note(outcome, notes[index]) for index, outcome in outcomes.items()}
 
     def _record(self, originals: OriginalsJournal, plans: Mapping[int, WritePlan]) -> dict[int, str]:
-        """Journal what these plans are going to change; for each, what of it somebody else has written meanwhile."""
-        found = {index: self._originals_of(plan) for index, plan in plans.items()}
-        foreign = {index: [now for now in nows if self._is_externally_modified(now)] for index, nows in found.items()}
-        theirs = [now for nows in foreign.values() for now in nows]
-        originals.record(*(now for nows in found.values() for now in nows), replace={key_of(now) for now in theirs})
-        for now in theirs:
-            originals.last_written.note(now, now.raw.texts)
+        """Journal the originals of these plans; return by plan a note on values that were modified externally."""
+        originals_by_plan = {index: self._originals_of(plan) for index, plan in plans.items()}
+        modified_by_plan = {
+            index: [now for now in nows if self._is_externally_modified(now)]
+            for index, nows in originals_by_plan.items()
+        }
+        modified = [now for nows in modified_by_plan.values() for now in nows]
+        originals.record(
+            *(now for nows in originals_by_plan.values() for now in nows), replace={key_of(now) for now in modified}
+        )
+        for now in modified:
+            originals.last_written.record(now, now.raw.texts)
         return {
             index: "; ".join(
-                f"{now.knob.value} was changed by someone else to {self._files.decode(now.cgroup, now.knob, now.raw)}: "
-                "taken as its new original"
+                f"{now.knob.value} was changed by another program to {self._files.decode(now.cgroup, now.knob, now.raw)}, "
+                "which becomes its new original"
                 for now in nows
             )
-            for index, nows in foreign.items()
+            for index, nows in modified_by_plan.items()
         }
 
     def _originals_of(self, plan: WritePlan) -> list[OriginalValue]:
-        """What a write is going to change: setting cpu.idle changes the weight too, and while it is set the file of the
-        weight does not hold the owner's."""
+        """Return the originals that a write changes. Setting cpu.idle changes the weight as well. While it is set,
+        the weight file does not hold the owner's value."""
         decision = plan.decision
         own = original_of(decision, decision.knob, plan.raw)
         try:
@@ -285,8 +289,8 @@ class Actuator:
             return []
         return [own] if plan.burst is None else [own, plan.burst]
 
-    def _burst_above(self, plan: WritePlan) -> OriginalValue | None:
-        """The burst of the group, where it is more than the quota that it is getting."""
+    def _burst_to_lower(self, plan: WritePlan) -> OriginalValue | None:
+        """Return the burst of the cgroup if it exceeds the planned quota."""
         quota_us, decision = lowered_quota(plan), plan.decision
         if quota_us is None:
             return None
@@ -294,38 +298,38 @@ class Actuator:
             raw = self._files.read_raw(decision.cgroup, decision.cgroup_id, Knob.BURST)
             higher = int(self._files.decode(decision.cgroup, Knob.BURST, raw)) > quota_us
         except Unavailable:
-            return None  # before Linux 5.14 there is none
+            return None  # cpu.max.burst exists since Linux 5.14
         return original_of(decision, Knob.BURST, raw) if higher else None
 
-    def _make_way(self, plan: WritePlan) -> None:
-        """Move what is in the way of a write: the kernel takes no quota below the burst, and version 1 no memory above what
-        memory and swap may have together."""
+    def _remove_obstacles(self, plan: WritePlan) -> None:
+        """Change the knobs that the kernel requires to be changed first. The kernel refuses a quota below the burst,
+        and version 1 a memory limit above the limit of memory and swap."""
         decision = plan.decision
         if plan.burst is not None:
             quota_us = canonical(Knob.QUOTA, decision.value).split()[0]
             self._files.write(decision.cgroup, decision.cgroup_id, Knob.BURST, quota_us)
-            self._moved(decision, Knob.BURST)
-        swap = self._known_original(decision, Knob.SWAP_MAX)
-        if swap is not None and self._files.version == "v1" and grows_memory(plan):
-            held = self._files.read(decision.cgroup, decision.cgroup_id, Knob.SWAP_MAX)
-            grown = canonical(Knob.MEMORY_MAX, decision.value)
-            # What it may swap stays what it is, and may have been written a moment ago.
-            kept = {MEMSW_LIMIT_FILE: str(int(grown) + int(held))} if MAX not in (grown, held) else swap.raw.texts
-            self._files.write_raw(swap.cgroup, swap.cgroup_id, swap.knob, kept)
-            self._moved(decision, Knob.SWAP_MAX)
+            self._note_moved(decision, Knob.BURST)
+        swap_original = self._journalled(decision, Knob.SWAP_MAX)
+        if swap_original is not None and self._files.version == "v1" and grows_memory(plan):
+            swap_bytes = self._files.read(decision.cgroup, decision.cgroup_id, Knob.SWAP_MAX)
+            memory_bytes = canonical(Knob.MEMORY_MAX, decision.value)
+            # The swap limit keeps its value, which may have been written in this very cycle.
+            texts = (
+                {MEMSW_LIMIT_FILE: str(int(memory_bytes) + int(swap_bytes))}
+                if MAX not in (memory_bytes, swap_bytes)
+                else swap_original.raw.texts
+            )
+            self._files.write_raw(swap_original.cgroup, swap_original.cgroup_id, swap_original.knob, texts)
+            self._note_moved(decision, Knob.SWAP_MAX)
 
-    def _moved(self, decision: Decision, knob: Knob) -> None:
-        self._seen.forget(decision, knob)
-        entry = self._known_original(decision, knob)
-        if self._originals is not None and entry is not None:
-            raw = self._files.read_raw(decision.cgroup, decision.cgroup_id, knob)
-            self._originals.last_written.note(entry, raw.texts)
+    def _note_moved(self, decision: Decision, knob: Knob) -> None:
+        self._cache.forget(decision, knob)
+        raw = self._files.read_raw(decision.cgroup, decision.cgroup_id, knob)
+        self._record_written(decision, knob, raw.texts)
 
     def _widen(self, plans: Sequence[WritePlan]) -> None:
-        """Give cpusets that lie in one another the new CPUs or NUMA nodes on top of the old, so that each can then move alone.
-
-        Refusals show when the decision itself is written.
-        """
+        """Add the new CPUs or NUMA nodes of nested cpusets to the old ones, so that each can then shrink alone.
+        Refusals are reported when the decision itself is written."""
         touching = nested_cgroups([plan.decision.cgroup for plan in plans])
         for plan in sorted(plans, key=lambda p: p.decision.cgroup.count("/")):
             cgroup, value = plan.decision.cgroup, plan.decision.value
@@ -343,16 +347,16 @@ class Actuator:
         cgroup, cgroup_id, knob = decision.cgroup, decision.cgroup_id, decision.knob
         after = None
         try:
-            self._make_way(plan)
-            # Nothing of this round moves a quota before it is written; the others are read once more.
+            self._remove_obstacles(plan)
+            # No other write of this cycle changes a quota; all other knobs are read again.
             current = plan.raw.texts if knob is Knob.QUOTA else None
-            wrote = self._files.write(cgroup, cgroup_id, knob, decision.value, current)
-            known = {file: text for file, text in (current or {}).items() if file not in wrote}
-            reading = self._files.look(cgroup, cgroup_id, knob, known=known)
+            written = self._files.write(cgroup, cgroup_id, knob, decision.value, current)
+            unchanged = {file: text for file, text in (current or {}).items() if file not in written}
+            reading = self._files.read_with_context(cgroup, cgroup_id, knob, unchanged=unchanged)
             raw = reading.raw
-            after = self._files.decode(cgroup, knob, raw, reading.beside)
-            error = self._give_weight_back(decision) if knob is Knob.IDLE and after == "0" else ""
-            self._remember(decision, raw)
+            after = self._files.decode(cgroup, knob, raw, reading.context)
+            error = self._restore_weight_after_idle(decision) if knob is Knob.IDLE and after == "0" else ""
+            self._note_written(decision, raw)
         except (Unavailable, Vanished) as failure:
             return failure_outcome(decision, failure, before=plan.before, after=after, clamped_from=plan.clamped_from)
         if after != canonical(knob, decision.value):
@@ -360,37 +364,44 @@ class Actuator:
             return plan.outcome(OutcomeStatus.MISMATCH, after=after, error=error)
         return plan.outcome(OutcomeStatus.APPLIED, after=after, error=error)
 
-    def _recognise(self, decision: Decision, raw: RawValue) -> None:
-        """A wanted value that an agent before this one left there is as good as written now."""
-        entry = self._known_original(decision, decision.knob)
-        if (
-            self._act is ActMode.ON
-            and self._originals
-            and entry
-            and not self._originals.last_written.has_written(entry)
-        ):
-            self._remember(decision, raw)
+    def _adopt_present_value(self, decision: Decision, raw: RawValue) -> None:
+        """Record a value as the agent's own if a previous agent has already written it."""
+        entry = self._journalled(decision, decision.knob)
+        if self._act is not ActMode.ON or self._originals is None or entry is None:
+            return
+        if self._originals.last_written.get(key_of(entry)) is None:
+            self._note_written(decision, raw)
 
-    def _remember(self, decision: Decision, raw: RawValue) -> None:
-        """What the agent left in this knob, and through cpu.idle in the weight."""
-        left = {decision.knob: raw.texts}
+    def _note_written(self, decision: Decision, raw: RawValue) -> None:
+        """Record the value that the agent wrote, and the weight that writing cpu.idle set."""
+        texts_by_knob = {decision.knob: raw.texts}
         if decision.knob is Knob.IDLE:
-            left[Knob.WEIGHT] = (
+            texts_by_knob[Knob.WEIGHT] = (
                 weight_after_idle(self._files, decision.cgroup)
                 if decision.value == "1"
                 else self._files.read_raw(decision.cgroup, decision.cgroup_id, Knob.WEIGHT).texts
             )
-        for knob, texts in left.items():
-            entry = self._known_original(decision, knob)
-            if self._originals is not None and entry is not None:
-                self._originals.last_written.note(entry, texts)
+        for knob, texts in texts_by_knob.items():
+            self._record_written(decision, knob, texts)
 
-    def _give_weight_back(self, decision: Decision) -> str:
-        # The kernel has just reset the weight; unless a decision on it follows, the original is what the owner wanted.
-        entry = self._known_original(decision, Knob.WEIGHT)
+    def _record_written(self, decision: Decision, knob: Knob, texts: Mapping[str, str]) -> None:
+        entry = self._journalled(decision, knob)
+        if self._originals is not None and entry is not None:
+            self._originals.last_written.record(entry, texts)
+
+    def _restore_weight_after_idle(self, decision: Decision) -> str:
+        # Leaving cpu.idle resets the weight (kernel/sched/fair.c, sched_group_set_idle()): write the original again.
+        entry = self._journalled(decision, Knob.WEIGHT)
         try:
             if entry is not None:
                 self._files.write_raw(entry.cgroup, entry.cgroup_id, entry.knob, entry.raw.texts)
         except Unavailable as error:
-            return f"the weight from before could not be put back: {error.reason}: {error.remedy}"
+            return f"the original weight could not be restored: {error.reason}: {error.remedy}"
         return ""
+
+
+def _requested_value(decision: Decision) -> str:
+    """Return the canonical value. Raises ValueError if it is invalid, Unavailable for the root cgroup."""
+    if decision.cgroup == "/":
+        raise Unavailable("/ is the root cgroup, which the agent never changes", "decide on cgroups of pods only")
+    return canonical(decision.knob, decision.value)

@@ -12,10 +12,9 @@ import msgspec
 from agent.qrm.cpuset.state import CpusetState, state_after_reboot
 from api.cpu import parse_cpu_list
 from api.interfaces import Unavailable
+from common import state_file
 from common.files import read_small_file
 from common.state_file import StateFileDamaged, quarantine_file, replace_file
-from common.state_file import decode_state as state_file_decode_state
-from common.state_file import encode_state as state_file_encode_state
 
 VERSION = 1
 FILE_NAME = "cpu_plugin_state"
@@ -29,15 +28,15 @@ class _File(CpusetState, frozen=True, kw_only=True):
 
 
 def encode_state(state: CpusetState, boot_id: str) -> bytes:
-    """The file for this state."""
-    return state_file_encode_state(
+    """Return the content of the file for this state."""
+    return state_file.encode_state(
         _File(version=VERSION, boot_id=boot_id, checksum="", **msgspec.structs.asdict(state))
     )
 
 
 def decode_state(data: bytes) -> tuple[str, CpusetState]:
-    """Boot id and state of a file. Raises Damaged unless every byte is as `encode_state` wrote it."""
-    file = state_file_decode_state(data, _File, VERSION)
+    """Return boot id and state of a file. Raises StateFileDamaged unless every byte is as `encode_state` wrote it."""
+    file = state_file.decode_state(data, _File, VERSION)
     state = CpusetState(**{name: getattr(file, name) for name in CpusetState.__struct_fields__})
     try:
         for entry in state.pod_entries.values():
@@ -49,7 +48,7 @@ def decode_state(data: bytes) -> tuple[str, CpusetState]:
 
 
 class CpusetCheckpoint:
-    """The file in a state directory that this process has locked. `messages` tells a person what was found wrong with it."""
+    """The file in a locked state directory. `messages` reports what was wrong with it."""
 
     def __init__(self, state_dir: Path, boot_id: str) -> None:
         self.path = state_dir / FILE_NAME
@@ -58,18 +57,18 @@ class CpusetCheckpoint:
         self._saved: CpusetState | None = None
 
     def load(self, now_ns: int) -> CpusetState | None:
-        """What was saved last; None where there is nothing that can be trusted, see `messages`. Raises Unavailable."""
+        """Return the saved state; None without a file that can be used, see `messages`. Raises Unavailable."""
         try:
             boot_id, state = decode_state(read_small_file(self.path, MAX_FILE_BYTES))
         except FileNotFoundError:
             return None
         except OSError as error:
             raise Unavailable(
-                f"the state of CPUs cannot be read from {self.path}: {error.strerror}",
+                f"the CPU state cannot be read from {self.path}: {error.strerror}",
                 "make the file readable for this user",
             ) from None
         except StateFileDamaged as error:
-            self._set_aside(str(error))
+            self._quarantine(str(error))
             return None
         if boot_id != self._boot_id:
             return state_after_reboot(state, now_ns)
@@ -77,7 +76,7 @@ class CpusetCheckpoint:
         return state
 
     def save(self, state: CpusetState) -> bool:
-        """Have it on disk when it returns; False where the file says so already. Raises Unavailable."""
+        """Write the state to disk; return whether it changed. Raises Unavailable."""
         worth = _worth_saving(state)
         if worth == self._saved:
             return False
@@ -85,19 +84,19 @@ class CpusetCheckpoint:
             replace_file(self.path, encode_state(state, self._boot_id))
         except OSError as error:
             raise Unavailable(
-                f"the state of CPUs cannot be written to {self.path}: {error.strerror}",
+                f"the CPU state cannot be written to {self.path}: {error.strerror}",
                 f"make room in {self.path.parent} and make it writable, or choose another with --state-dir",
             ) from None
         self._saved = worth
         return True
 
-    def _set_aside(self, reason: str) -> None:
+    def _quarantine(self, reason: str) -> None:
         aside = quarantine_file(self.path, reason)
         self.messages = (
-            f"{self.path} was damaged: {reason}. It is kept as {aside}; who has which CPUs was read from the cgroups instead",
+            f"{self.path} was damaged: {reason}. It was renamed to {aside}; the CPU state was rebuilt from the cgroups",
         )
 
 
 def _worth_saving(state: CpusetState) -> CpusetState:
-    # Headroom is an input that comes anew with each round; a write for each of its changes would be one a second.
+    # Headroom is an input of every cycle; saving its changes would write the file every second.
     return msgspec.structs.replace(state, numa_headroom={})

@@ -26,19 +26,19 @@ from common.grpc_unix import CallRefused, GrpcClient
 log = logging.getLogger(__name__)
 CYCLE_BUDGET_S = 1.0
 CALL_TIMEOUT_S = 1.0
-"""So that a round with a runtime that hangs is longer by two seconds at the most."""
+"""With a runtime that hangs, a cycle is longer by at most two seconds."""
 RETRY_AFTER_S = 10.0
-"""After a failure the runtime is left alone for so long."""
+"""After a failure the runtime is not called for this time."""
 NO_LIMIT = -1
-"""Of a memory limit; a zero anywhere says that the runtime is to leave what there is."""
+"""Memory limit that means none; zero in any field means that the runtime leaves the value unchanged."""
 _CONTAINER_ID = re.compile(r"/(?:cri-containerd-|crio-)?([0-9a-f]{64})(?:\.scope)?")
 _SERVICE = wire.DESCRIPTOR.services_by_name["RuntimeService"]
 
 
 def update_request(cgroup: str, knob: Knob, texts: Mapping[str, str]) -> wire.UpdateContainerResourcesRequest | None:
-    """The runtime's word for these texts of version 1's files or version 2's; None where it has none. Pure."""
-    found = _CONTAINER_ID.search(cgroup[cgroup.rfind("/") :])
-    if found is None:
+    """Return the request for these texts of version 1's or version 2's files; None if the CRI has none. Pure."""
+    container_id = _CONTAINER_ID.search(cgroup[cgroup.rfind("/") :])
+    if container_id is None:
         return None
     plain = {file: text.strip() for file, text in texts.items()}
     resources = wire.LinuxContainerResources()
@@ -61,17 +61,17 @@ def update_request(cgroup: str, knob: Knob, texts: Mapping[str, str]) -> wire.Up
         resources.memory_limit_in_bytes = NO_LIMIT
     if not resources.ByteSize():
         return None
-    return wire.UpdateContainerResourcesRequest(container_id=found[1], linux=resources)
+    return wire.UpdateContainerResourcesRequest(container_id=container_id[1], linux=resources)
 
 
 class CriKnobWriter(KnobWriter):
-    """The same files; containers' are written by their runtime. Calls are made in a thread of its own, and waited for."""
+    """A KnobWriter that writes container knobs through their runtime, in calls from a thread of its own."""
 
     def __init__(self, hierarchy: Hierarchy, socket: Path) -> None:
         super().__init__(hierarchy)
-        self.told = self.refused = 0
-        """Writes by the runtime so far, and those that it did not do."""
-        self._left_s, self._silent_until = CYCLE_BUDGET_S, 0.0
+        self.runtime_writes = self.runtime_failures = 0
+        """Writes by the runtime, and calls that failed."""
+        self._left_s, self._retry_at_s = CYCLE_BUDGET_S, 0.0
         self._missed: dict[int, wire.LinuxContainerResources] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cri-writes", daemon=True)
@@ -80,7 +80,7 @@ class CriKnobWriter(KnobWriter):
 
     @contextmanager
     def one_cycle(self) -> Iterator[None]:
-        """As for files; and what of its time the runtime may use anew."""
+        """As in KnobWriter; also renews the time budget of the runtime."""
         self._left_s = CYCLE_BUDGET_S
         with super().one_cycle():
             yield
@@ -93,26 +93,26 @@ class CriKnobWriter(KnobWriter):
         texts: Mapping[str, str],
         current: Mapping[str, str] | None = None,
     ) -> frozenset[str]:
-        """As for files. Those that the runtime writes are not written again if they hold what they are to hold by then."""
+        """As in KnobWriter. Files that the runtime has written to the requested texts are not written again."""
         request = update_request(cgroup, knob, texts)
         if request is not None and self.alive(cgroup, cgroup_id):
-            told = self._tell(cgroup, cgroup_id, request)
-            if told is not None:
-                current = None  # whether it says yes or no: it may have written more than it was asked for
-            held = self.look(cgroup, cgroup_id, knob).raw.texts if told else {}
-            if told and all(held.get(file, "").strip() == text.strip() for file, text in texts.items()):
+            written = self._call_runtime(cgroup, cgroup_id, request)
+            if written is not None:
+                current = None  # even after a refusal the runtime may have written some of the files
+            held = self.read_with_context(cgroup, cgroup_id, knob).raw.texts if written else {}
+            if written and all(held.get(file, "").strip() == text.strip() for file, text in texts.items()):
                 return frozenset(held)
         return super().write_raw(cgroup, cgroup_id, knob, texts, current)
 
     def alive(self, cgroup: str, cgroup_id: int) -> bool:
-        """As for files; what was kept for the runtime of one that is gone is forgotten."""
+        """As in KnobWriter; drops pending requests of a removed cgroup."""
         lives = super().alive(cgroup, cgroup_id)
         if not lives:
             self._missed.pop(cgroup_id, None)
         return lives
 
     def close(self) -> None:
-        """Idempotent."""
+        """As in KnobWriter; also stops the thread. Idempotent."""
         super().close()
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(self._peer.close(), self._loop).result(CALL_TIMEOUT_S)
@@ -120,29 +120,30 @@ class CriKnobWriter(KnobWriter):
             self._thread.join(CALL_TIMEOUT_S)
             self._loop.close()
 
-    def _tell(self, cgroup: str, cgroup_id: int, request: wire.UpdateContainerResourcesRequest) -> bool | None:
-        """Whether the runtime has written it; None where it was not asked. With it goes what it missed of that container: it
-        writes all that it believes, and an earlier value of the agent's would look like somebody else's."""
-        began, missed = time.monotonic(), self._missed.pop(cgroup_id, wire.LinuxContainerResources())
-        missed.MergeFrom(request.linux)
-        request.linux.CopyFrom(missed)
-        if self._left_s <= 0 or began < self._silent_until:
-            self._missed[cgroup_id] = missed
+    def _call_runtime(self, cgroup: str, cgroup_id: int, request: wire.UpdateContainerResourcesRequest) -> bool | None:
+        """Return whether the runtime has written the request; None if it was not called. The request includes those
+        that the runtime missed: it writes all values it knows of, and would overwrite the agent's value with an
+        earlier one."""
+        start_s, resources = time.monotonic(), self._missed.pop(cgroup_id, wire.LinuxContainerResources())
+        resources.MergeFrom(request.linux)
+        request.linux.CopyFrom(resources)
+        if self._left_s <= 0 or start_s < self._retry_at_s:
+            self._missed[cgroup_id] = resources
             return None
-        calling = asyncio.run_coroutine_threadsafe(self._peer.call("UpdateContainerResources", request), self._loop)
+        call = asyncio.run_coroutine_threadsafe(self._peer.call("UpdateContainerResources", request), self._loop)
         try:
-            calling.result()  # the call itself has a deadline
-            self.told += 1
+            call.result()  # the call has a deadline of its own
+            self.runtime_writes += 1
             return True
         except Unavailable as error:
-            self.refused += 1
-            self._missed[cgroup_id] = missed
-            if not isinstance(error, CallRefused):  # it answers, and has a reason that concerns this container
-                self._silent_until = began + RETRY_AFTER_S
+            self.runtime_failures += 1
+            self._missed[cgroup_id] = resources
+            if not isinstance(error, CallRefused):  # a refusal concerns this container alone
+                self._retry_at_s = start_s + RETRY_AFTER_S
             log.warning("%s: files are written instead: %s: %s", cgroup, error.reason, error.remedy)
             return False
         finally:
-            self._left_s -= time.monotonic() - began
+            self._left_s -= time.monotonic() - start_s
 
 
 async def _open_peer(socket: Path) -> GrpcClient:

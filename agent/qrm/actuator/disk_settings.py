@@ -1,4 +1,4 @@
-"""Writes settings of whole disks below /sys and journals their original values in a file of its own.
+"""Writes settings of disks and processor packages below /sys and journals their original values in a file of its own.
 Originals are on disk before the first change. A value that was modified externally since the last write is left
 alone.
 """
@@ -6,130 +6,113 @@ alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
+from agent.qrm.actuator.boot_journal import BootJournal, JournalBody, json_codec
 from agent.qrm.actuator.restore import RESTORE_REASON
 from agent.qrm.knobs.io import SysfsSetting
 from api.decision import Decision, Outcome, OutcomeStatus
-from api.interfaces import Unavailable
 from api.knobs import Knob, Reason
 from common.files import read_small_file
-from common.state_file import replace_file, sync_directory
 
 FILE_NAME = "node-originals.json"
 _MAX_FILE_BYTES = 1 << 20
-_RESET_WORDS = ("enable=0", "ctrl=auto")
-"""What takes a device's line away, by the file's last word: io.cost.qos and io.cost.model."""
+_RESET_WORDS = {"io.cost.qos": "enable=0", "io.cost.model": "ctrl=auto"}
+"""Words that remove the line of a device, by file name."""
+DISK_KNOBS = (Knob.WBT, Knob.IO_COST_QOS, Knob.IO_COST_MODEL)
+_SYSFS_KNOBS = (*DISK_KNOBS, Knob.POWER_LIMIT)
+SettingKey = tuple[str, str]
+"""Path and device."""
 
 
-_ALLOWED_NAMES = (Knob.WBT.value, Knob.IO_COST_QOS.value, Knob.IO_COST_MODEL.value)
-
-
-class SysfsOriginal(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file held of one device, or in all, and what the agent has left there."""
+class SysfsOriginal(Struct, frozen=True, kw_only=True):
+    """Original content of a file, or of its line for one device."""
 
     path: str
     device: str
     text: str
-    """Empty where there was no line of that device."""
+    """Empty if there was no line of that device."""
     left: str = ""
-
-
-class _Body(msgspec.Struct, frozen=True, kw_only=True):
-    boot_id: str
-    entries: tuple[SysfsOriginal, ...]
+    """Text that the file showed after the last write; empty while a write is under way."""
 
 
 class DiskSettings:
-    """The writer of these files and its journal. Only one process may use a state directory; Originals locks it."""
+    """Writes settings of disks and processor packages below /sys, with a journal of their originals."""
 
     def __init__(self, sys: Path, state_dir: Path, boot_id: str) -> None:
+        """Raises Unavailable if the journal cannot be read."""
         self.sys = sys
-        """Where sysfs is."""
-        self._path, self._boot_id = state_dir / FILE_NAME, boot_id
-        self._entries: dict[tuple[str, str], SysfsOriginal] = {}
-        self._load()
+        """Mount point of sysfs."""
+        self._journal = BootJournal(
+            state_dir / FILE_NAME,
+            boot_id,
+            json_codec(JournalBody[SysfsOriginal], lambda entry: (entry.path, entry.device)),
+            damage_remedy="compare the disks it names with their defaults, then delete it",
+        )
+        for key in [key for key in self._journal.by_key if not _is_allowed(key[0])]:
+            del self._journal.by_key[key]
 
     def entries(self) -> tuple[SysfsOriginal, ...]:
-        """Everything that may still differ from its original."""
-        return tuple(self._entries.values())
+        """Return the originals of all values that may still differ from them."""
+        return self._journal.entries()
 
     def apply(self, settings: Sequence[SysfsSetting], *, dry: bool = False) -> tuple[Outcome, ...]:
-        """Write what differs; every original is on disk before the first of them is written. What came of each setting."""
-        outcomes = {(setting.path, setting.device): self._look(setting) for setting in settings}
-        due = [
-            setting for setting in settings if outcomes[setting.path, setting.device].status is OutcomeStatus.DRY_RUN
-        ]
-        if dry or not due:
-            return tuple(outcomes.values())
+        """Write the settings that differ, after journalling the originals of all of them; return an outcome for each."""
+        checked = [self._check(setting) for setting in settings]
+        keys = [(setting.path, setting.device) for setting in settings]
+        return self._journal.write_due(
+            checked,
+            lambda index: self._record(keys[index], checked[index].before or ""),
+            lambda index: self._write_setting(keys[index], checked[index]),
+            dry=dry,
+        )
+
+    def original(self, path: str) -> str:
+        """Return the journalled original of a file, else its content; empty if it cannot be read."""
+        entry = self._journal.by_key.get((path, ""))
         try:
-            # All at once: each time the journal is written, the disk is waited for.
-            self._note(due, outcomes)
-            for setting in due:
-                key = setting.path, setting.device
-                outcomes[key] = self._write_one(setting, outcomes[key])
-            self._save()
-        except Unavailable as error:
-            text = f"{error.reason}: {error.remedy}"
-            for setting in due:
-                key = setting.path, setting.device
-                found = outcomes[key]
-                status = OutcomeStatus.REFUSED if found.status is OutcomeStatus.DRY_RUN else found.status
-                outcomes[key] = msgspec.structs.replace(found, status=status, error=text)
-        return tuple(outcomes.values())
+            return self._read(path, "") if entry is None else entry.text
+        except OSError:
+            return ""
 
-    def restore(self, keep: Sequence[SysfsSetting] = ()) -> tuple[Outcome, ...]:
-        """Put back what none of these settings is about; what cannot be stays in the journal."""
-        outcomes = []
-        kept = {(setting.path, setting.device) for setting in keep}
-        for key, entry in tuple(self._entries.items()):
-            if key in kept:
-                continue
-            outcome = self._restore(entry)
-            outcomes.append(outcome)
-            if outcome.status is not OutcomeStatus.REFUSED:
-                del self._entries[key]
-        if outcomes:
-            self._save()
-        return tuple(outcomes)
+    def restore(self, keep: Sequence[SysfsSetting] = (), knobs: Collection[Knob] = _SYSFS_KNOBS) -> tuple[Outcome, ...]:
+        """Restore the originals of these knobs in all files but those of `keep`; refused ones stay in the journal."""
+        others = {key for key in self._journal.by_key if _knob_of(key[0]) not in knobs}
+        return self._journal.restore_each(others | {(setting.path, setting.device) for setting in keep}, self._restore)
 
-    def _look(self, setting: SysfsSetting) -> Outcome:
-        """Whether it is as wanted; DRY_RUN stands for what has to be written."""
+    def _check(self, setting: SysfsSetting) -> Outcome:
+        """Compare the file with the setting; DRY_RUN means that the file has to be written."""
         decision = sysfs_decision(setting.path, setting.device, setting.line, setting.reason)
         try:
             before = self._read(setting.path, setting.device)
         except OSError as error:
             return _refused(decision, setting.path, error)
-        if _shows_all_words(_split_words(setting.line), before):
+        if _contains_words(before, setting.line):
             return Outcome(decision=decision, status=OutcomeStatus.UNCHANGED, before=before, after=before)
         return Outcome(decision=decision, status=OutcomeStatus.DRY_RUN, before=before)
 
-    def _note(self, due: Sequence[SysfsSetting], found: Mapping[tuple[str, str], Outcome]) -> None:
-        for setting in due:
-            key = setting.path, setting.device
-            known, before = self._entries.get(key), found[key].before or ""
-            # Somebody else's value is the original from then on.
-            if known is None or before not in (known.left, known.text):
-                known = SysfsOriginal(path=setting.path, device=setting.device, text=before)
-            # Whoever is killed from here on cannot say any more what it left there.
-            self._entries[key] = msgspec.structs.replace(known, left="")
-        self._save()
+    def _record(self, key: SettingKey, before: str) -> None:
+        entry = self._journal.by_key.get(key)
+        # A value that was modified externally becomes the new original.
+        if entry is None or before not in (entry.left, entry.text):
+            entry = SysfsOriginal(path=key[0], device=key[1], text=before)
+        # An agent killed between write and save must not take its own value for an external one: left is empty.
+        self._journal.by_key[key] = replace(entry, left="")
 
-    def _write_one(self, setting: SysfsSetting, found: Outcome) -> Outcome:
-        path, device = setting.path, setting.device
+    def _write_setting(self, key: SettingKey, outcome: Outcome) -> Outcome:
+        line = outcome.decision.value
         try:
-            self._write(path, setting.line)
-            after = self._read(path, device)
+            self._write(key[0], line)
+            after = self._read(*key)
         except OSError as error:
-            return _refused(found.decision, path, error)
-        self._entries[path, device] = msgspec.structs.replace(self._entries[path, device], left=after)
-        status = (
-            OutcomeStatus.APPLIED if _shows_all_words(_split_words(setting.line), after) else OutcomeStatus.MISMATCH
-        )
-        return msgspec.structs.replace(found, status=status, after=after)
+            return _refused(outcome.decision, key[0], error)
+        self._journal.by_key[key] = replace(self._journal.by_key[key], left=after)
+        status = OutcomeStatus.APPLIED if _contains_words(after, line) else OutcomeStatus.MISMATCH
+        return replace(outcome, status=status, after=after)
 
     def _restore(self, entry: SysfsOriginal) -> Outcome:
         path, device = entry.path, entry.device
@@ -138,8 +121,7 @@ class DiskSettings:
             before = self._read(path, device)
             if before == entry.text or (entry.left and before != entry.left):
                 return Outcome(decision=decision, status=OutcomeStatus.UNCHANGED, before=before, after=before)
-            nothing = f"{device} {_RESET_WORDS[path.endswith('model')]}"
-            self._write(path, entry.text or nothing)
+            self._write(path, entry.text or f"{device} {_RESET_WORDS.get(path.rpartition('/')[2], '')}")
             after = self._read(path, device)
         except FileNotFoundError:
             return Outcome(decision=decision, status=OutcomeStatus.VANISHED)
@@ -160,56 +142,36 @@ class DiskSettings:
         finally:
             os.close(fd)
 
-    def _load(self) -> None:
-        try:
-            body = msgspec.json.decode(read_small_file(self._path, _MAX_FILE_BYTES), type=_Body)
-        except FileNotFoundError:
-            return
-        except (OSError, msgspec.DecodeError) as error:
-            raise Unavailable(
-                f"{self._path} cannot be read: {error}",
-                "compare the disks it names with their defaults, then delete it",
-            ) from None
-        # Another boot has begun with the kernel's own values.
-        if body.boot_id == self._boot_id:
-            self._entries = {(entry.path, entry.device): entry for entry in body.entries if _is_ours(entry.path)}
-
-    def _save(self) -> None:
-        try:
-            if self._entries:
-                body = _Body(boot_id=self._boot_id, entries=self.entries())
-                replace_file(self._path, msgspec.json.encode(body) + b"\n")
-            else:
-                self._path.unlink(missing_ok=True)
-                sync_directory(self._path.parent)
-        except OSError as error:
-            raise Unavailable(
-                f"original values cannot be journalled in {self._path}: {error.strerror}",
-                "make room and make it writable",
-            ) from None
-
 
 def sysfs_decision(path: str, device: str, line: str, reason: Reason) -> Decision:
-    """What is decided about a file below /sys, of the disk that it is a file of, or that its line is about."""
-    disk = f"/sys/dev/block/{device}" if device else f"/sys/{path.removesuffix('/queue/wbt_lat_usec')}"
-    knob = Knob(path.rpartition("/")[2])
-    return Decision(cgroup=disk, cgroup_id=0, pod="", knob=knob, value=line, reason=reason)
+    """Return the decision on a file below /sys; its `cgroup` is the path of the disk or of the processor package."""
+    knob = Knob(_knob_of(path))
+    owner = (
+        f"/sys/dev/block/{device}" if device else f"/sys/{path.removesuffix(f'/{knob.value}').removesuffix('/queue')}"
+    )
+    return Decision(cgroup=owner, cgroup_id=0, pod="", knob=knob, value=line, reason=reason)
 
 
-def _is_ours(path: str) -> bool:
-    """Whether a journal may have it: whoever writes one must not choose other files."""
-    return not path.startswith("/") and ".." not in path.split("/") and path.rpartition("/")[2] in _ALLOWED_NAMES
+def _is_allowed(path: str) -> bool:
+    # A manipulated journal must not make the agent write to other files.
+    return not path.startswith("/") and ".." not in path.split("/") and _knob_of(path) in _SYSFS_KNOBS
 
 
-def _split_words(line: str) -> list[str]:
-    return line.split()
+def _knob_of(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
-def _shows_all_words(wanted: Sequence[str], shown: str) -> bool:
-    """Whether every word that is wanted is shown: the kernel adds those that were not given."""
-    return set(wanted) <= set(shown.split()) and bool(shown)
+def _contains_words(text: str, line: str) -> bool:
+    # The kernel shows more words than were written.
+    return set(line.split()) <= set(text.split()) and bool(text)
 
 
 def _refused(decision: Decision, path: str, error: OSError) -> Outcome:
-    text = f"{path}: {error.strerror}: see whether this kernel and this disk have it"
+    # Limits that the firmware locks are refused (drivers/powercap/intel_rapl_common.c).
+    hint = (
+        "unlock it in the firmware"
+        if _knob_of(path) == Knob.POWER_LIMIT
+        else "see whether this kernel and this disk have it"
+    )
+    text = f"{path}: {error.strerror}: {hint}"
     return Outcome(decision=decision, status=OutcomeStatus.REFUSED, error=text)

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from queue import SimpleQueue
 
-from agent.qrm.actuator.plan import USAGE_FILES, failure_outcome
+from agent.qrm.actuator.plan import USAGE_FILES
+from agent.qrm.actuator.restore import failure_outcome
 from agent.qrm.actuator.writer import KernelRefused, KnobWriter
 from agent.qrm.knobs.notation import MAX_NUMA_NODES, parse_number
 from agent.sensors.cgroup.hierarchy import Hierarchy
@@ -25,59 +26,75 @@ from api.interfaces import Unavailable, Vanished
 from api.knobs import Knob
 
 TIME_LIMIT_S = 30.0
-"""Katalyst gives a container so long to drop its page cache. No further piece is begun after it."""
+"""Katalyst's limit for dropping the page cache of a container. No further chunk is started after it."""
 CHUNK_BYTES = 64 << 20
-"""So much is asked of the kernel at a time: it cannot be told to stop within one."""
-IN_PROGRESS = "under way: what came of it follows when it is done"
+"""Size of one reclaim request: the kernel cannot be interrupted within one."""
+IN_PROGRESS = "in progress: the outcome is reported when the operation has finished"
 _MIGRATE_PAGES = {"x86_64": 256, "aarch64": 238}
-"""The system call's number."""
+"""System call numbers."""
 _BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
 class OneShotWorker:
-    """At most one thing is under way for a cgroup; whoever asks for another meanwhile is told so."""
+    """Queue and thread of one-shot operations; at most one operation per cgroup is in progress."""
 
-    def __init__(self, hierarchy: Hierarchy, limit_s: float = TIME_LIMIT_S) -> None:
-        self._hierarchy, self._limit_s = hierarchy, limit_s
-        self._asked: SimpleQueue[Decision] = SimpleQueue()
+    def __init__(self, hierarchy: Hierarchy) -> None:
+        self._hierarchy = hierarchy
+        self._requests: SimpleQueue[Decision] = SimpleQueue()
         self._done: SimpleQueue[Outcome] = SimpleQueue()
         self._busy: set[str] = set()
         self._thread: threading.Thread | None = None
 
     def submit(self, decision: Decision) -> Outcome:
-        """Have it done. The outcome says only that it is under way."""
+        """Start the operation, unless one is in progress for this cgroup; the outcome says that it is in progress."""
         if decision.cgroup not in self._busy:
             self._busy.add(decision.cgroup)
-            self._asked.put(decision)
+            self._requests.put(decision)
             if self._thread is None:
-                # It must not keep an agent alive whose write the kernel holds up.
+                # A daemon thread, so that a write that blocks in the kernel does not keep the agent from exiting.
                 self._thread = threading.Thread(target=self._run, name="once", daemon=True)
                 self._thread.start()
         return Outcome(decision=decision, status=OutcomeStatus.UNCHANGED, error=IN_PROGRESS)
 
     def finished(self) -> tuple[Outcome, ...]:
-        """What was done since this was last asked."""
-        found = []
+        """Return the outcomes of operations that finished since the last call."""
+        outcomes = []
         while not self._done.empty():
-            found.append(self._done.get())
-            self._busy.discard(found[-1].decision.cgroup)
-        return tuple(found)
+            outcomes.append(self._done.get())
+            self._busy.discard(outcomes[-1].decision.cgroup)
+        return tuple(outcomes)
 
     def _run(self) -> None:
-        # Descriptors are not shared between threads: one may be closed while the other reads.
-        files = KnobWriter(self._hierarchy)
+        # The thread has descriptors of its own: the cycle may close one of its own while this thread reads.
+        files: KnobWriter | None = None
         while True:
-            self._done.put(run_one_shot(self._asked.get(), files, self._limit_s))
+            decision = self._requests.get()
+            try:
+                files = files or KnobWriter(self._hierarchy)
+                outcome = run_one_shot(decision, files)
+            except Exception as error:  # noqa: BLE001 - without an outcome the cgroup would be busy for ever
+                outcome = _unexpected_failure(decision, error)
+            self._done.put(outcome)
+
+
+def _unexpected_failure(decision: Decision, error: Exception) -> Outcome:
+    if isinstance(error, Unavailable):
+        return failure_outcome(decision, error)
+    return Outcome(
+        decision=decision,
+        status=OutcomeStatus.REFUSED,
+        error=f"{decision.cgroup}: {decision.knob.value} failed with an unexpected error: {error!r}: report it as a bug",
+    )
 
 
 def run_one_shot(decision: Decision, files: KnobWriter, limit_s: float = TIME_LIMIT_S) -> Outcome:
-    """Do it now, and say what it did."""
+    """Run the operation and return its outcome."""
     before: int | None = None
-    work, use = _OPERATIONS[decision.knob]
+    operation, measure = _OPERATIONS[decision.knob]
     try:
-        before = use(decision, files)
-        note = work(decision, files, time.monotonic() + limit_s)
-        after = use(decision, files)
+        before = measure(decision, files)
+        note = operation(decision, files, time.monotonic() + limit_s)
+        after = measure(decision, files)
     except (Unavailable, Vanished) as error:
         return failure_outcome(decision, error, before=None if before is None else str(before))
     except (OSError, ValueError) as error:
@@ -93,34 +110,35 @@ def _reclaim(decision: Decision, files: KnobWriter, deadline_s: float) -> str:
 
 def _drop_cache(decision: Decision, files: KnobWriter, deadline_s: float) -> str:
     if files.version == "v1":
-        files.act(decision.cgroup, decision.cgroup_id, decision.knob, "0")
+        files.write_one_shot(decision.cgroup, decision.cgroup_id, decision.knob, "0")
         return ""
     try:
         return _reclaim_in_chunks(decision, files, deadline_s, lambda size: f"{size} swappiness=0")
     except KernelRefused as error:
         if error.code != errno.EINVAL:
             raise
-    # Before Linux 6.9 nothing can be said about swapping: without swap there is nothing to say.
+    # Before Linux 6.9 memory.reclaim takes no swappiness; without swap none is needed.
     if _has_swap():
         raise Unavailable(
-            f"{decision.cgroup}: this kernel cannot drop page cache without swapping", "Linux 6.9 or newer, or no swap"
+            f"{decision.cgroup}: this kernel cannot drop page cache without swapping",
+            "use Linux 6.9 or newer, or disable swap",
         )
     return _reclaim_in_chunks(decision, files, deadline_s, str)
 
 
 def _reclaim_in_chunks(decision: Decision, files: KnobWriter, deadline_s: float, line: Callable[[int], str]) -> str:
-    asked = left = int(decision.value)
+    requested = left = int(decision.value)
     while left > 0:
-        piece = min(left, CHUNK_BYTES)
+        chunk = min(left, CHUNK_BYTES)
         try:
-            files.act(decision.cgroup, decision.cgroup_id, decision.knob, line(piece))
+            files.write_one_shot(decision.cgroup, decision.cgroup_id, decision.knob, line(chunk))
         except KernelRefused as error:
             if error.code != errno.EAGAIN:
                 raise
-            return f"partial: the kernel found less than the {asked} bytes that were asked for"
-        left -= piece
+            return f"partial: the kernel could reclaim less than the requested {requested} bytes"
+        left -= chunk
         if left > 0 and time.monotonic() >= deadline_s:
-            return f"partial: {left} of {asked} bytes were left when the time was over"
+            return f"partial: {left} of {requested} bytes were left at the time limit"
     return ""
 
 
@@ -128,14 +146,15 @@ def _migrate(decision: Decision, files: KnobWriter, deadline_s: float) -> str:
     call = _MIGRATE_PAGES.get(platform.machine())
     if call is None:
         raise Unavailable(
-            f"no number of migrate_pages is known for {platform.machine()}", "let the pages be where they are"
+            f"the system call number of migrate_pages is unknown on {platform.machine()}",
+            "do not configure page migration",
         )
     source, target = (_node_mask(parse_cpu_list(words)) for words in decision.value.split())
     libc = ctypes.CDLL(None, use_errno=True)
-    stuck, processes = 0, files.processes(decision.cgroup, decision.cgroup_id)
-    for count, pid in enumerate(processes):
+    remaining, processes = 0, files.processes(decision.cgroup, decision.cgroup_id)
+    for done, pid in enumerate(processes):
         if time.monotonic() >= deadline_s:
-            return f"partial: {len(processes) - count} of {len(processes)} processes were left when the time was over"
+            return f"partial: {len(processes) - done} of {len(processes)} processes were left at the time limit"
         result = libc.syscall(call, pid, MAX_NUMA_NODES + 1, source, target)
         code = ctypes.get_errno()
         if result < 0 and code != errno.ESRCH:
@@ -144,8 +163,8 @@ def _migrate(decision: Decision, files: KnobWriter, deadline_s: float) -> str:
                 "name NUMA nodes that have memory and that the process may use",
                 code,
             )
-        stuck += max(result, 0)
-    return f"partial: {stuck} pages could not be moved" if stuck else ""
+        remaining += max(result, 0)
+    return f"partial: {remaining} pages could not be moved" if remaining else ""
 
 
 def _node_mask(nodes: Iterable[int]) -> ctypes.Array[ctypes.c_ulong]:
@@ -160,7 +179,7 @@ def _used_bytes(decision: Decision, files: KnobWriter) -> int:
 
 
 def _bytes_on_source(decision: Decision, files: KnobWriter) -> int:
-    """Bytes of anonymous memory and page cache on the nodes that are to be left."""
+    """Return the bytes of anonymous memory and page cache on the source nodes."""
     source = {f"N{node}" for node in parse_cpu_list(decision.value.split()[0])}
     text = files.read_text(decision.cgroup, decision.cgroup_id, "memory", "memory.numa_stat")
     kinds, unit = (
@@ -171,8 +190,8 @@ def _bytes_on_source(decision: Decision, files: KnobWriter) -> int:
     return sum(parse_number(value) for node, _, value in pairs if node in source) * unit
 
 
-def _has_swap(path: Path = Path("/proc/swaps")) -> bool:
-    return len(path.read_text().splitlines()) > 1
+def _has_swap() -> bool:
+    return len(Path("/proc/swaps").read_text().splitlines()) > 1
 
 
 _OPERATIONS: dict[Knob, tuple[Callable[[Decision, KnobWriter, float], str], Callable[[Decision, KnobWriter], int]]] = {

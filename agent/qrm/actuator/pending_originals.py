@@ -1,21 +1,20 @@
 """Holds the originals and the reserved CPUs of containers that the runtime creates with values of the agent.
-The NRI plugin reports them before the cgroup exists; once it exists, they are journalled before a cycle reads its
-files. Reserved CPUs are merged into the CPU state, so that no cycle assigns them to other containers.
+The NRI plugin adds them before the cgroup exists; once it exists, they are journalled before a cycle reads its files.
+Reserved CPUs are merged into the CPU state, so that no cycle assigns them to other containers.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
 
 from agent.qrm.actuator.originals import OriginalsJournal
-from agent.qrm.actuator.plan import failure_outcome
-from agent.qrm.actuator.restore import key_of
+from agent.qrm.actuator.restore import failure_outcome, key_of
 from agent.qrm.actuator.writer import KnobWriter, OriginalValue, RawValue, cgroup_directory
 from agent.qrm.cpuset.state import CpusetEntry, CpusetState
 from agent.qrm.knobs.knob_files import MEMORY_MIGRATE_FILE, canonical
@@ -24,219 +23,223 @@ from api.interfaces import Unavailable, Vanished
 from api.knobs import Knob
 
 MAX_RESERVATION_S = 60.0
-"""So long after it was made a promise waits for the next round."""
+"""A reservation that no cycle has taken over expires after this time."""
 MAX_RESERVATIONS = 4096
 
 
 class _Reservation(NamedTuple):
     at_s: float
     entries: Mapping[str, CpusetEntry]
-    """By name of the container."""
+    """By container name."""
 
 
 class CpuReservations:
-    """Made from any thread, for the one that judges rounds. From then on it is in the state, and held as what is there is."""
+    """CPUs of new containers, added from any thread, until a cycle has them in its state."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._made: dict[str, _Reservation] = {}
+        self._reservations: dict[str, _Reservation] = {}
 
-    def make(self, uid: str, entries: Mapping[str, CpusetEntry], now_s: float) -> None:
-        """What the containers of this pod have."""
+    def reserve(self, uid: str, entries: Mapping[str, CpusetEntry], now_s: float) -> None:
+        """Reserve the CPUs of these containers of a pod; a container that has a reservation keeps it."""
         with self._lock:
-            self._made = {pod: made for pod, made in self._made.items() if now_s - made.at_s < MAX_RESERVATION_S}
-            if entries and (uid in self._made or len(self._made) < MAX_RESERVATIONS):
-                before = self._made[uid].entries if uid in self._made else {}
-                self._made[uid] = _Reservation(now_s, {**entries, **before})
-
-    def kept(self, state: CpusetState) -> CpusetState:
-        """The state with what was promised and is not in it yet: a container that has a place keeps that one."""
-        with self._lock:
-            made = dict(self._made)
-        return _with_reservations(state, made) if made else state
-
-    def taken(self, state: CpusetState) -> None:
-        """This state, which was `kept`, is known to everybody from now on."""
-        with self._lock:
-            self._made = {
-                uid: made for uid, made in self._made.items() if not made.entries.keys() <= state.pod(uid).keys()
+            self._reservations = {
+                pod: reservation
+                for pod, reservation in self._reservations.items()
+                if now_s - reservation.at_s < MAX_RESERVATION_S
             }
+            if entries and (uid in self._reservations or len(self._reservations) < MAX_RESERVATIONS):
+                before = self._reservations[uid].entries if uid in self._reservations else {}
+                self._reservations[uid] = _Reservation(now_s, {**entries, **before})
 
+    def merge_into(self, state: CpusetState) -> CpusetState:
+        """Return the state with the reservations it lacks; a container that has an entry keeps it."""
+        with self._lock:
+            reservations = dict(self._reservations)
+        missing = {
+            uid: new.entries for uid, new in reservations.items() if not new.entries.keys() <= state.pod(uid).keys()
+        }
+        if not missing:
+            return state
+        merged = {uid: {**entries, **state.pod(uid)} for uid, entries in missing.items()}
+        return msgspec.structs.replace(state, pod_entries={**state.pod_entries, **merged})
 
-def _with_reservations(state: CpusetState, made: Mapping[str, _Reservation]) -> CpusetState:
-    entries = dict(state.pod_entries)
-    for uid, promise in made.items():
-        if not promise.entries.keys() <= state.pod(uid).keys():
-            entries[uid] = {**promise.entries, **state.pod(uid)}
-    return msgspec.structs.replace(state, pod_entries=entries)
+    def drop_merged(self, state: CpusetState) -> None:
+        """Drop the reservations that this state contains."""
+        with self._lock:
+            self._reservations = {
+                uid: reservation
+                for uid, reservation in self._reservations.items()
+                if not reservation.entries.keys() <= state.pod(uid).keys()
+            }
 
 
 SHARES_FILE = "cpu.shares"
 MAX_PENDING_S = 120.0
-"""So long after it was told a cgroup may come into being: a container that is made and never started has none."""
+"""A pending cgroup that does not appear within this time is dropped: its container was created and never started."""
 UNLISTED_GRACE_S = 20.0
-"""So long after it was told a cgroup may be missing in the list of pods: what is slow is the start of the container."""
+"""A new cgroup may be missing in the pod list for this time, because starting a container takes long."""
 MAX_PENDING = 4096
 WRITE_GRACE_S = 2.0
-"""A runtime makes a cgroup, and then writes what it was answered: that is done so soon after."""
-NOT_WRITTEN_YET = "the runtime has not written yet what it was told: the next round has its turn"
-WRITTEN_OTHERWISE = (
-    "the kernel shows another value than the one that the runtime was told: look for another plugin of it"
-)
+"""A runtime writes the values of a new cgroup within this time after creating it."""
+NOT_WRITTEN_YET = "the runtime has not written its values yet: the next cycle applies the decision"
+WRITTEN_OTHERWISE = "the kernel shows another value than the runtime received: look for another plugin of the runtime"
 
 
 class _PendingCgroup(NamedTuple):
+    """Arguments of `PendingOriginals.add`."""
+
     at_s: float
-    values: Mapping[Knob, str]
-    anew: bool
+    originals: Mapping[Knob, str]
+    existing: bool
     given: Mapping[Knob, str]
-    done: Mapping[Knob, Outcome]
+    outcomes: Mapping[Knob, Outcome]
 
 
 class PendingOriginals:
-    """Told from any thread; adopted by the one that writes."""
+    """Originals of cgroups to be created, added from any thread and journalled by the thread of the cycle."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock, self._clock = threading.Lock(), clock
-        self._told: dict[str, _PendingCgroup] = {}
-        self._making: dict[str, float] = {}
-        self._coming: dict[str, float] = {}
+        self._pending: dict[str, _PendingCgroup] = {}
+        self._unwritten: dict[str, float] = {}
+        self._unlisted: dict[str, float] = {}
         self._outcomes: list[Outcome] = []
-        self.promised = CpuReservations()
-        """CPUs that they were made with."""
+        self.reservations = CpuReservations()
 
-    def tell(
+    def add(
         self,
         cgroup: str,
-        values: Mapping[Knob, str],
+        originals: Mapping[Knob, str],
         now_s: float,
         *,
-        anew: bool = False,
+        existing: bool = False,
         given: Mapping[Knob, str] | None = None,
-        done: Mapping[Knob, Outcome] | None = None,
+        outcomes: Mapping[Knob, Outcome] | None = None,
     ) -> None:
-        """What the owner of this cgroup wanted of each knob that is made with another value: in version 2's notation, but of
-        the weight the very shares, of which several are one weight. `anew` if he wants it only now, and the cgroup is there.
-        Where it was told long ago, what it was made with is `given`: a knob that holds something else is its owner's again.
-        What will have been `done` once the runtime has written it is told as an outcome then."""
+        """Add the owner's values of knobs that the runtime sets to other values. Values are in version 2 notation; a
+        weight is in cpu.shares, because several share counts are one weight. `existing` means that the owner changes
+        a cgroup that exists. `given` are values that an earlier agent set at the creation: a knob that holds another
+        value belongs to its owner again. `outcomes` are reported once the runtime has written."""
         with self._lock:
-            self._told = {path: told for path, told in self._told.items() if now_s - told.at_s < MAX_PENDING_S}
-            self._making.pop(cgroup, None)
-            if values and len(self._told) < MAX_PENDING:
-                self._told[cgroup] = _PendingCgroup(now_s, values, anew, given or {}, done or {})
-                if not anew:
-                    self._coming[cgroup] = now_s
+            self._pending = {
+                path: pending for path, pending in self._pending.items() if now_s - pending.at_s < MAX_PENDING_S
+            }
+            self._unwritten.pop(cgroup, None)
+            if originals and len(self._pending) < MAX_PENDING:
+                self._pending[cgroup] = _PendingCgroup(now_s, originals, existing, given or {}, outcomes or {})
+                if not existing:
+                    self._unlisted[cgroup] = now_s
 
-    def coming(self, decided: Collection[str], now_s: float) -> frozenset[str]:
-        """Those that were made a moment ago and that no round has decided on yet, as far as `decided` says: whoever lists pods
-        knows of them a little later, and what they were made with is not to be taken back until then."""
+    def unlisted(self, decided: Collection[str], now_s: float) -> frozenset[str]:
+        """Return new cgroups without a decision so far: the pod list is late, so they must not be restored yet."""
         with self._lock:
-            self._coming = {
+            self._unlisted = {
                 cgroup: at_s
-                for cgroup, at_s in self._coming.items()
+                for cgroup, at_s in self._unlisted.items()
                 if cgroup not in decided and now_s - at_s < UNLISTED_GRACE_S
             }
-            return frozenset(self._coming)
+            return frozenset(self._unlisted)
 
     def pending(self, since_s: float) -> Mapping[str, Mapping[Knob, str]]:
-        """What was told since then of those that the runtime had not made yet when it was last looked."""
+        """Return the originals added since then whose cgroups the runtime has not created yet."""
         with self._lock:
-            return {cgroup: told.values for cgroup, told in self._told.items() if told.at_s >= since_s}
+            return {cgroup: pending.originals for cgroup, pending in self._pending.items() if pending.at_s >= since_s}
 
     def outcome_if_unwritten(self, decision: Decision) -> Outcome | None:
-        """What becomes of a decision on a cgroup that its runtime is about to write to: whatever is there now would be taken
-        for its owner's, and what the runtime writes for somebody else's. None for all others."""
-        if decision.cgroup not in self._making:
+        """Return an outcome that defers the decision if the runtime is about to write to the cgroup; None otherwise.
+        The present values would be mistaken for the owner's, and those of the runtime for external modifications."""
+        if decision.cgroup not in self._unwritten:
             return None
         return Outcome(decision=decision, status=OutcomeStatus.UNCHANGED, error=NOT_WRITTEN_YET)
 
-    def adopt(self, files: KnobWriter, originals: OriginalsJournal) -> int:
-        """Journal the originals of those that are made by now; how many cgroups that were. Raises Unavailable where the journal
-        cannot be written: then they stay told."""
+    def adopt(self, files: KnobWriter, journal: OriginalsJournal) -> int:
+        """Journal the originals of cgroups that exist by now; return their number. Raises Unavailable if the journal
+        cannot be written; they stay pending then."""
         with self._lock:
-            told = dict(self._told)
-            self._making = {cgroup: since_s for cgroup, since_s in self._making.items() if cgroup in told}
-        done = 0
-        for cgroup, one in told.items():
+            pending_cgroups = dict(self._pending)
+            self._unwritten = {
+                cgroup: since_s for cgroup, since_s in self._unwritten.items() if cgroup in pending_cgroups
+            }
+        count = 0
+        for cgroup, pending in pending_cgroups.items():
             try:
                 cgroup_id = cgroup_directory(files.hierarchy.primary, cgroup).stat(follow_symlinks=False).st_ino
-                if not _is_written(files, cgroup, cgroup_id, one):
-                    since_s = self._making.setdefault(cgroup, self._clock())
+                if not _is_written(files, cgroup, cgroup_id, pending):
+                    since_s = self._unwritten.setdefault(cgroup, self._clock())
                     if self._clock() < since_s + WRITE_GRACE_S:
                         continue
-                found = [_pending_original(files, cgroup, cgroup_id, knob, one) for knob in one.values]
+                entries = [_original(files, cgroup, cgroup_id, knob, pending) for knob in pending.originals]
             except (OSError, Vanished):
                 continue
             except Unavailable:
-                found = []  # made otherwise than anybody could know: nothing of it was ours
-            new = _record_new([entry for entry in found if entry is not None], files, originals, anew=one.anew)
+                entries = []  # the cgroup has other files than expected: no value in it is the agent's
+            recorded = _record_new([entry for entry in entries if entry is not None], files, journal, pending.existing)
             self._outcomes += [
-                _adopted_outcome(one.done[entry.knob], entry, files) for entry in new if entry.knob in one.done
+                _adopted_outcome(pending.outcomes[entry.knob], entry, files)
+                for entry in recorded
+                if entry.knob in pending.outcomes
             ]
-            done += 1
-            self._making.pop(cgroup, None)
+            count += 1
+            self._unwritten.pop(cgroup, None)
             with self._lock:
-                if self._told.get(cgroup) is one:
-                    del self._told[cgroup]
-        return done
+                if self._pending.get(cgroup) is pending:
+                    del self._pending[cgroup]
+        return count
 
     def outcomes(self) -> tuple[Outcome, ...]:
-        """What came of those that were adopted since this was last asked; by the thread that adopts."""
-        come, self._outcomes = tuple(self._outcomes), []
-        return come
+        """Return the outcomes of cgroups adopted since the last call; for the thread that adopts."""
+        outcomes, self._outcomes = tuple(self._outcomes), []
+        return outcomes
 
 
-def _is_written(files: KnobWriter, cgroup: str, cgroup_id: int, one: _PendingCgroup) -> bool:
-    """Whether each knob holds what the runtime was answered. Raises Unavailable and Vanished."""
+def _is_written(files: KnobWriter, cgroup: str, cgroup_id: int, pending: _PendingCgroup) -> bool:
+    """Return whether each knob holds the value that the runtime was given. Raises Unavailable and Vanished."""
     return all(
         files.read(cgroup, cgroup_id, knob) == canonical(knob, outcome.decision.value)
-        for knob, outcome in one.done.items()
+        for knob, outcome in pending.outcomes.items()
     )
 
 
 def _record_new(
-    found: list[OriginalValue], files: KnobWriter, originals: OriginalsJournal, *, anew: bool
+    entries: Sequence[OriginalValue], files: KnobWriter, journal: OriginalsJournal, replace: bool
 ) -> list[OriginalValue]:
-    """Those that were not known."""
-    new = [entry for entry in found if anew or originals.find(entry.cgroup, entry.cgroup_id, entry.knob) is None]
+    new = [entry for entry in entries if replace or journal.find(entry.cgroup, entry.cgroup_id, entry.knob) is None]
     if not new:
         return []
-    originals.record(*new, replace={key_of(entry) for entry in new} if anew else ())
+    journal.record(*new, replace={key_of(entry) for entry in new} if replace else ())
     for entry in new:
         with suppress(Unavailable, Vanished):
-            originals.last_written.note(entry, files.read_raw(entry.cgroup, entry.cgroup_id, entry.knob).texts)
+            journal.last_written.record(entry, files.read_raw(entry.cgroup, entry.cgroup_id, entry.knob).texts)
     return new
 
 
-def _adopted_outcome(told: Outcome, entry: OriginalValue, files: KnobWriter) -> Outcome:
-    """What was told, with the cgroup that it came to be of and what the kernel shows there."""
-    decision = msgspec.structs.replace(told.decision, cgroup_id=entry.cgroup_id)
+def _adopted_outcome(outcome: Outcome, entry: OriginalValue, files: KnobWriter) -> Outcome:
+    """Return the outcome with the id of the new cgroup and the value that the kernel shows there."""
+    decision = msgspec.structs.replace(outcome.decision, cgroup_id=entry.cgroup_id)
     try:
         after = files.read(entry.cgroup, entry.cgroup_id, entry.knob)
     except (Unavailable, Vanished) as error:
-        return failure_outcome(decision, error, before=told.before, clamped_from=told.clamped_from)
+        return failure_outcome(decision, error, before=outcome.before, clamped_from=outcome.clamped_from)
     if after == canonical(entry.knob, decision.value):
-        return msgspec.structs.replace(told, decision=decision, after=after)
+        return msgspec.structs.replace(outcome, decision=decision, after=after)
     return msgspec.structs.replace(
-        told, decision=decision, status=OutcomeStatus.MISMATCH, after=after, error=WRITTEN_OTHERWISE
+        outcome, decision=decision, status=OutcomeStatus.MISMATCH, after=after, error=WRITTEN_OTHERWISE
     )
 
 
-def _pending_original(
-    files: KnobWriter, cgroup: str, cgroup_id: int, knob: Knob, one: _PendingCgroup
+def _original(
+    files: KnobWriter, cgroup: str, cgroup_id: int, knob: Knob, pending: _PendingCgroup
 ) -> OriginalValue | None:
-    """None where the file holds what the owner wanted: somebody has put it back; or what is not ours."""
-    raw, value = files.read_raw(cgroup, cgroup_id, knob), one.values[knob]
-    if knob in one.given and files.decode(cgroup, knob, raw) != one.given[knob]:
+    """Return the journal entry; None if the knob holds the owner's value, or one that the agent did not set."""
+    raw, value = files.read_raw(cgroup, cgroup_id, knob), pending.originals[knob]
+    if knob in pending.given and files.decode(cgroup, knob, raw) != pending.given[knob]:
         return None
-    told = {SHARES_FILE: f"{value}\n"} if knob is Knob.WEIGHT else files.shown(cgroup, knob, value)
-    # What a limit is counted by, or whether memory follows, the owner has not asked for: it is as the kernel made it.
-    texts = {**raw.texts, **{file: text for file, text in told.items() if file != MEMORY_MIGRATE_FILE}}
+    owner_texts = {SHARES_FILE: f"{value}\n"} if knob is Knob.WEIGHT else files.texts_after_write(cgroup, knob, value)
+    # The owner sets no period and no memory migration flag: those stay as the kernel created them.
+    texts = {**raw.texts, **{file: text for file, text in owner_texts.items() if file != MEMORY_MIGRATE_FILE}}
     if texts == raw.texts:
         return None
     return OriginalValue(
-        cgroup=cgroup,
-        cgroup_id=cgroup_id,
-        knob=knob,
-        raw=RawValue(directory_id=raw.directory_id, texts=texts),
+        cgroup=cgroup, cgroup_id=cgroup_id, knob=knob, raw=RawValue(directory_id=raw.directory_id, texts=texts)
     )

@@ -27,7 +27,7 @@ class ResctrlWriter:
         self._root = root
 
     def caches(self) -> CacheCapacity:
-        """What the default group has. Raises Unavailable where there is no resctrl."""
+        """Return the caches of the default group. Raises Unavailable without resctrl."""
         try:
             return parse_schemata(_read_text(self._root / "schemata"))
         except (OSError, ValueError) as error:
@@ -37,34 +37,35 @@ class ResctrlWriter:
             ) from None
 
     def apply(
-        self, wanted: Iterable[ResctrlGroup], members: Mapping[str, Iterable[int]], *, dry: bool = False
+        self, groups: Iterable[ResctrlGroup], members: Mapping[str, Iterable[int]], *, dry: bool = False
     ) -> tuple[Outcome, ...]:
-        """Make these groups, give them their shares and move those threads in, by name of group; remove our other ones."""
-        wanted = tuple(wanted)
-        made = tuple(self._make(group, members.get(group.name, ()), dry) for group in wanted)
-        return made if dry else (*made, *self._remove({group.name for group in wanted}))
+        """Create these groups, write their schemata, and move their threads (by group name) in; remove other groups
+        of the agent."""
+        groups = tuple(groups)
+        outcomes = tuple(self._apply_group(group, members.get(group.name, ()), dry) for group in groups)
+        return outcomes if dry else (*outcomes, *self._remove({group.name for group in groups}))
 
     def restore(self) -> tuple[Outcome, ...]:
-        """Remove every group of ours."""
+        """Remove every group of the agent."""
         return self._remove(set())
 
-    def _make(self, group: ResctrlGroup, members: Iterable[int], dry: bool) -> Outcome:
+    def _apply_group(self, group: ResctrlGroup, members: Iterable[int], dry: bool) -> Outcome:
         directory, before = self._root / group.name, None
         decision = _decision(directory, _one_line(group.schemata), group.reason)
         try:
             if directory.is_dir():
                 before = _one_line(_read_text(directory / "schemata"))
-            same = before is not None and parse_schemata(_read_text(directory / "schemata")) == parse_schemata(
+            unchanged = before is not None and parse_schemata(_read_text(directory / "schemata")) == parse_schemata(
                 group.schemata
             )
             if dry:
                 return Outcome(
                     decision=decision,
-                    status=OutcomeStatus.UNCHANGED if same else OutcomeStatus.DRY_RUN,
+                    status=OutcomeStatus.UNCHANGED if unchanged else OutcomeStatus.DRY_RUN,
                     before=before,
                     after=before,
                 )
-            if not same:
+            if not unchanged:
                 directory.mkdir(exist_ok=True)
                 _write_text(directory / "schemata", group.schemata)
             after = _one_line(_read_text(directory / "schemata"))
@@ -72,7 +73,7 @@ class ResctrlWriter:
         except (OSError, ValueError) as error:
             text = f"{directory}: {error}: see {self._root}/info/last_cmd_status"
             return Outcome(decision=decision, status=OutcomeStatus.REFUSED, before=before, error=text)
-        status = OutcomeStatus.UNCHANGED if same else OutcomeStatus.APPLIED
+        status = OutcomeStatus.UNCHANGED if unchanged else OutcomeStatus.APPLIED
         return Outcome(
             decision=decision,
             status=OutcomeStatus.MISMATCH if failed else status,
@@ -81,23 +82,23 @@ class ResctrlWriter:
             error=failed,
         )
 
-    def _remove(self, but: set[str]) -> tuple[Outcome, ...]:
-        found = []
+    def _remove(self, keep: set[str]) -> tuple[Outcome, ...]:
+        outcomes = []
         for directory in sorted(self._root.glob(f"{GROUP_PREFIX}*")) if self._root.is_dir() else ():
-            if directory.name in but:
+            if directory.name in keep:
                 continue
             decision = _decision(directory, "", RESTORE_REASON)
             try:
                 self.remove(directory)
             except OSError as error:
                 text = f"{directory} cannot be removed: {error.strerror}: remove it by rmdir"
-                found.append(Outcome(decision=decision, status=OutcomeStatus.REFUSED, error=text))
+                outcomes.append(Outcome(decision=decision, status=OutcomeStatus.REFUSED, error=text))
             else:
-                found.append(Outcome(decision=decision, status=OutcomeStatus.APPLIED, after=""))
-        return tuple(found)
+                outcomes.append(Outcome(decision=decision, status=OutcomeStatus.APPLIED, after=""))
+        return tuple(outcomes)
 
     def remove(self, directory: Path) -> None:
-        """The kernel removes a group's files with it."""
+        """Remove the directory; the kernel removes the group's files with it."""
         directory.rmdir()
 
 
@@ -106,24 +107,23 @@ def _decision(directory: Path, value: str, reason: Reason) -> Decision:
 
 
 def _one_line(schemata: str) -> str:
-    """All of it on one line."""
     return " ".join(schemata.split())
 
 
 def _move_threads(directory: Path, tids: Iterable[int]) -> str:
-    """Why threads could not be moved; empty where all are there or have ended."""
-    there = set(map(int, _read_text(directory / "tasks").split()))
-    failed, why = [], ""
-    for tid in sorted(set(tids) - there):
+    """Return why threads could not be moved; empty if all were moved or have ended."""
+    present = set(map(int, _read_text(directory / "tasks").split()))
+    failed, reason = [], ""
+    for tid in sorted(set(tids) - present):
         try:
-            # One at a time: the kernel takes no more, and a thread that has ended must not hold up the others.
+            # One thread per write: the kernel accepts no more, and a thread that has ended must not affect others.
             _write_text(directory / "tasks", f"{tid}\n")
         except ProcessLookupError:
             continue
         except OSError as error:
             failed.append(tid)
-            why = error.strerror or str(error)
-    return f"{len(failed)} threads cannot be moved, the first is {failed[0]}: {why}" if failed else ""
+            reason = error.strerror or str(error)
+    return f"{len(failed)} threads cannot be moved, the first is {failed[0]}: {reason}" if failed else ""
 
 
 def _read_text(path: Path) -> str:

@@ -16,13 +16,11 @@ from api.interfaces import Unavailable
 
 
 def open_originals(state_dir: Path, boot_id: str) -> OriginalsJournal:
-    """The journal of that directory, made if need be, locked until `close` or the end of the process.
-
-    Raises Locked where another process holds it, Unavailable where there is no such directory and none can be made, or
-    where somebody else could change what is in it: originals are written to cgroups as they stand there.
-    """
+    """Open the journal of that directory, created if needed, locked until `close` or the end of the process. Raises
+    StateDirLocked if another process holds the lock, Unavailable if the directory cannot be used or another user
+    could change its content: originals are written to cgroups exactly as stored there."""
     try:
-        # Not mkdir(parents=True), which makes those above as open as the umask allows.
+        # Not mkdir(parents=True), which creates parent directories with the umask's permissions.
         for directory in (*reversed(state_dir.parents), state_dir):
             if not directory.is_dir():
                 directory.mkdir(mode=0o700, exist_ok=True)
@@ -67,28 +65,28 @@ def open_originals(state_dir: Path, boot_id: str) -> OriginalsJournal:
 
 
 def default_state_dir(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
-    """/var/lib/dioptase for root; for others $XDG_STATE_HOME/dioptase or ~/.local/state/dioptase."""
+    """Return /var/lib/dioptase for root, else $XDG_STATE_HOME/dioptase or ~/.local/state/dioptase."""
     if (os.geteuid() if uid is None else uid) == 0:
         return Path("/var/lib/dioptase")
     state_home = environ.get("XDG_STATE_HOME", "")
-    # The XDG specification has relative paths ignored.
+    # The XDG base directory specification demands that relative paths are ignored.
     if Path(state_home).is_absolute():
         return Path(state_home) / "dioptase"
     return Path(environ.get("HOME") or Path.home()) / ".local/state/dioptase"
 
 
 def demo_state_dir(state_dir: Path) -> Path:
-    """The demo's own, below the agent's, so that the two can run beside one another."""
+    """Return the demo's directory, below the agent's, so that both can run on one machine."""
     return state_dir / "demo"
 
 
 def read_boot_id(proc: Path = Path("/proc")) -> str:
-    """What the kernel calls this boot."""
+    """Return the kernel's id of this boot."""
     return (proc / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def _lock_holder(state_dir: Path) -> str:
-    # The holder writes its pid right after it has the lock; a disk that was full then leaves it unknown.
+    # The holder writes its PID after it has the lock; on a full disk the file stays empty.
     try:
         pid = (state_dir / HOLDER_NAME).read_text().strip()
     except OSError:
@@ -96,16 +94,16 @@ def _lock_holder(state_dir: Path) -> str:
     return f"process {pid}" if pid.isdigit() else "another process"
 
 
-def _check_trust(state_dir: Path, found: os.stat_result) -> None:
-    if found.st_uid not in (0, os.geteuid()):
+def _check_trust(state_dir: Path, status: os.stat_result) -> None:
+    if status.st_uid not in (0, os.geteuid()):
         raise Unavailable(
-            f"state directory {state_dir} belongs to another user (uid {found.st_uid})",
+            f"state directory {state_dir} belongs to another user (uid {status.st_uid})",
             f"choose another with --state-dir, or make it yours: chown {os.geteuid()} {state_dir}",
         )
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise Unavailable(
-            f"state directory {state_dir} can be written by other users (mode {stat.S_IMODE(found.st_mode):04o})",
-            f"choose one of its own with --state-dir, or take that right away: chmod go-w {state_dir}",
+            f"state directory {state_dir} can be written by other users (mode {stat.S_IMODE(status.st_mode):04o})",
+            f"choose one of its own with --state-dir, or remove the permission: chmod go-w {state_dir}",
         )
 
 

@@ -37,7 +37,7 @@ from api.knobs import Knob
 GONE_ERRNOS = (errno.ENOENT, errno.ENODEV)
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_TEXT_BYTES = 1 << 16
-"""No knob's text is longer: a cpuset of 8192 CPUs with every second one is 23 KiB."""
+"""Longer than the text of any knob: a cpuset of 8192 CPUs with every second one is 23 KiB."""
 
 
 class CgroupAbsent(Unavailable):
@@ -45,7 +45,7 @@ class CgroupAbsent(Unavailable):
 
 
 class KernelRefused(Unavailable):
-    """The kernel said no to one operation on one file."""
+    """The kernel refused one operation on one file."""
 
     def __init__(self, reason: str, remedy: str, code: int) -> None:
         super().__init__(reason, remedy)
@@ -53,28 +53,28 @@ class KernelRefused(Unavailable):
 
 
 class WriteForbidden(KernelRefused):
-    """Not the value but the one who writes it is refused: privileges, or a read-only mount."""
+    """The process may not write: missing privileges, or a read-only mount."""
 
 
 def read_text_at(directory: int, file: str) -> str:
-    """What the file holds. Raises OSError."""
+    """Return the content of the file. Raises OSError."""
     fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
-        # Every byte has a character of its own in latin-1, so that any text goes back as it came.
+        # latin-1 maps every byte to one character, so any content can be written back unchanged.
         return os.read(fd, _MAX_TEXT_BYTES).decode("latin-1")
     finally:
         os.close(fd)
 
 
 def is_cgroup_path(text: str) -> bool:
-    """Whether a text can be the path of a cgroup below a mount: absolute, printable, no empty part and no dots."""
+    """Return whether the text is a cgroup path below a mount: absolute, printable, without empty parts and dots."""
     parts = text.split("/")[1:] if text != "/" else []
     return text.startswith("/") and text.isprintable() and not any(part in ("", ".", "..") for part in parts)
 
 
 @lru_cache(maxsize=4096)
 def cgroup_directory(mount: Path, cgroup: str) -> Path:
-    """Directory of the cgroup. Raises Refused where the path is none."""
+    """Return the directory of the cgroup. Raises KernelRefused if the path is not a cgroup path."""
     if not is_cgroup_path(cgroup):
         raise KernelRefused(
             f"{cgroup!r} is not a cgroup path", "write it like /kubepods/web, without dots", errno.EINVAL
@@ -83,8 +83,8 @@ def cgroup_directory(mount: Path, cgroup: str) -> Path:
 
 
 def open_cgroup(mount: Path, cgroup: str) -> int:
-    """Descriptor of the cgroup's directory. Raises Absent and Refused."""
-    # One component at a time, so that no link anywhere in the path can lead out of the hierarchy.
+    """Return a descriptor of the cgroup's directory. Raises CgroupAbsent and KernelRefused."""
+    # One component at a time, so that no symbolic link in the path can lead out of the hierarchy.
     fd = -1
     try:
         fd = os.open(mount, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -103,7 +103,7 @@ def open_cgroup(mount: Path, cgroup: str) -> int:
 
 
 def open_refusal(error: OSError, reason: str, mount: Path) -> KernelRefused:
-    """What such an error means when something is opened."""
+    """Return the exception for an error of open()."""
     code = error.errno or 0
     if code == errno.EROFS:
         return WriteForbidden(reason, f"mount {mount} read-write", code)
@@ -117,7 +117,7 @@ def open_refusal(error: OSError, reason: str, mount: Path) -> KernelRefused:
 
 
 def read_effective_list(directory: Path, names: tuple[str, ...]) -> tuple[int, ...] | None:
-    """The list in the first of these files that is there; None where there is none or it names nothing."""
+    """Return the list in the first of these files that exists; None if there is none or it is empty."""
     for name in names:
         try:
             return parse_cpu_list((directory / name).read_text()) or None
@@ -129,26 +129,26 @@ def read_effective_list(directory: Path, names: tuple[str, ...]) -> tuple[int, .
 
 
 MAX_OPEN_DIRECTORIES = 1024
-"""Descriptors of directories kept for the next round; beyond that the least recently used is closed."""
+"""Directory descriptors kept between cycles; beyond that the least recently used is closed."""
 
 
 class RawValue(msgspec.Struct, frozen=True, kw_only=True):
-    """What the files of a knob held: exactly what must be written to put it back."""
+    """File contents of a knob: exactly what must be written to restore it."""
 
     directory_id: int
-    """Inode of the directory in the knob's own controller, which on version 1 is not the cpu controller's."""
+    """Inode of the directory in the knob's own controller; on version 1 it differs from the cpu controller's."""
     texts: Mapping[str, str]
 
 
 class KnobReading(msgspec.Struct, frozen=True, kw_only=True):
-    """A knob as it was read: what it holds, and what else its meaning depends on."""
+    """File contents of a knob, and of the files that its value depends on."""
 
     raw: RawValue
-    beside: Mapping[str, str] = {}
+    context: Mapping[str, str] = {}
 
 
 class OriginalValue(msgspec.Struct, frozen=True, kw_only=True):
-    """What one knob of one cgroup held before the agent first wrote it."""
+    """Value of one knob of one cgroup before the agent first wrote it."""
 
     cgroup: str
     cgroup_id: int
@@ -157,14 +157,12 @@ class OriginalValue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Directory(NamedTuple):
-    """One that is kept open."""
-
     fd: int
     inode: int
 
 
 class KnobWriter:
-    """Reads and writes knobs of cgroups. Keeps descriptors of directories; `close` gives them back."""
+    """Reads and writes knobs of cgroups. Caches directory descriptors; `close` closes them."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         self.hierarchy = hierarchy
@@ -174,32 +172,32 @@ class KnobWriter:
             self._device = hierarchy.primary.stat().st_dev
         except OSError as error:
             raise Unavailable(
-                f"{hierarchy.primary} cannot be looked at: {error.strerror}", "mount the cgroup file system there"
+                f"{hierarchy.primary} cannot be read: {error.strerror}", "mount the cgroup file system there"
             ) from None
         self._open: OrderedDict[tuple[Path, str, int], _Directory] = OrderedDict()
-        self._found: set[tuple[str, int]] | None = None
+        self._alive: set[tuple[str, int]] | None = None
 
     @contextmanager
     def one_cycle(self) -> Iterator[None]:
-        """Within it, a path is asked once whether it still names its cgroup. Nothing else is ever touched: what is opened is
-        opened through the descriptor of that very directory, and is not there any more when the cgroup is gone."""
-        self._found = set()
+        """Within this context, each path is checked only once for the inode of its cgroup. This is safe: files are
+        opened through the descriptor of that very directory, and are gone when the cgroup is removed."""
+        self._alive = set()
         try:
             yield
         finally:
-            self._found = None
+            self._alive = None
 
     def read(self, cgroup: str, cgroup_id: int, knob: Knob) -> str:
-        """The knob's value in canonical notation."""
-        reading = self.look(cgroup, cgroup_id, knob)
-        return self.decode(cgroup, knob, reading.raw, reading.beside)
+        """Return the knob's value in canonical notation."""
+        reading = self.read_with_context(cgroup, cgroup_id, knob)
+        return self.decode(cgroup, knob, reading.raw, reading.context)
 
-    def decode(self, cgroup: str, knob: Knob, raw: RawValue, beside: Mapping[str, str] | None = None) -> str:
-        """What those texts mean, in canonical notation. Raises Unavailable when they mean nothing."""
-        place = self._place_of(cgroup, knob, raw.texts)
-        texts = {**raw.texts, **beside} if beside else raw.texts
+    def decode(self, cgroup: str, knob: Knob, raw: RawValue, context: Mapping[str, str] | None = None) -> str:
+        """Return the value of these texts in canonical notation. Raises Unavailable if they have none."""
+        codec = self._codec_of(cgroup, knob, raw.texts)
+        texts = {**raw.texts, **context} if context else raw.texts
         try:
-            return decode_texts(knob, place, tuple(texts.items()))
+            return decode_texts(knob, codec, tuple(texts.items()))
         except (ValueError, KeyError):
             held = " and ".join(f"{file} holds {text[:60]!r}" for file, text in raw.texts.items())
             raise Unavailable(
@@ -207,41 +205,41 @@ class KnobWriter:
             ) from None
 
     def read_raw(self, cgroup: str, cgroup_id: int, knob: Knob, directory_id: int | None = None) -> RawValue:
-        """The knob's files as they are. With `directory_id`, a directory of another inode counts as vanished."""
-        return self.look(cgroup, cgroup_id, knob, directory_id).raw
+        """Return the knob's file contents. With `directory_id`, a directory with another inode counts as vanished."""
+        return self.read_with_context(cgroup, cgroup_id, knob, directory_id).raw
 
-    def look(
+    def read_with_context(
         self,
         cgroup: str,
         cgroup_id: int,
         knob: Knob,
         directory_id: int | None = None,
-        known: Mapping[str, str] | None = None,
+        unchanged: Mapping[str, str] | None = None,
     ) -> KnobReading:
-        """The same, with what the knob's meaning depends on. Files whose texts are `known` are not read."""
-        place = self._place(knob, cgroup)
-        mount = self._mount(place.controller)
+        """Return the knob's file contents, and those its value depends on; `unchanged` files are not read."""
+        codec = self._codec(knob, cgroup)
+        mount = self._mount(codec.controller)
         try:
-            raw = self._raw(mount, cgroup, cgroup_id, (*place.files, *place.beside), known or {})
+            raw = self._raw(mount, cgroup, cgroup_id, (*codec.files, *codec.context_files), unchanged or {})
         except CgroupAbsent as error:
             if directory_id is None:
                 raise
             raise Vanished(error.reason) from None
         if directory_id not in (None, raw.directory_id):
             raise Vanished(f"{cgroup} is another cgroup now below {mount}")
-        texts = {file: raw.texts[file] for file in place.files}
-        # What is garbage is left as it is: whoever decodes it says so.
+        texts = {file: raw.texts[file] for file in codec.files}
+        # A text in an unknown format stays as it is; decoding it reports the error.
         with suppress(ValueError):
-            texts = dict(place.own(texts))
-        beside = {file: raw.texts[file] for file in place.beside}
-        return KnobReading(raw=RawValue(directory_id=raw.directory_id, texts=texts), beside=beside)
+            texts = dict(codec.normalize(texts))
+        context = {file: raw.texts[file] for file in codec.context_files}
+        return KnobReading(raw=RawValue(directory_id=raw.directory_id, texts=texts), context=context)
 
     def write(
         self, cgroup: str, cgroup_id: int, knob: Knob, value: str, current: Mapping[str, str] | None = None
     ) -> frozenset[str]:
-        """Give the knob this value; `current` and what is returned as below. Raises ValueError where it is none."""
+        """Set the knob to this value; see `write_raw`. Raises ValueError on an invalid value."""
         return self.write_raw(
-            cgroup, cgroup_id, knob, self._place(knob, cgroup).encode(canonical(knob, value)), current
+            cgroup, cgroup_id, knob, self._codec(knob, cgroup).encode(canonical(knob, value)), current
         )
 
     def write_raw(
@@ -252,23 +250,23 @@ class KnobWriter:
         texts: Mapping[str, str],
         current: Mapping[str, str] | None = None,
     ) -> frozenset[str]:
-        """Put these texts into the knob's files, in an order in which the kernel can accept each write; which files were
-        written. What the files hold now need not be read where `current` says it."""
-        place = self._place_of(cgroup, knob, texts)
-        if not set(texts) <= set(place.files):
+        """Write these texts in an order that the kernel accepts; return the files that were written. `current` are
+        the present contents, which need not be read then."""
+        codec = self._codec_of(cgroup, knob, texts)
+        if not set(texts) <= set(codec.files):
             raise Unavailable(
                 f"{cgroup}: {knob.value} has other files here than {' and '.join(texts)}",
                 "do it where cgroups are mounted as they were when these texts were read",
             )
-        mount = self._mount(place.controller)
-        beside: Mapping[str, str] = {}
-        if current is None and place.steps is write_each_file and len(texts) == 1:
+        mount = self._mount(codec.controller)
+        context: Mapping[str, str] = {}
+        if current is None and codec.steps is write_each_file and len(texts) == 1:
             current = {}
         if current is None:
-            reading = self.look(cgroup, cgroup_id, knob)
-            current, beside = reading.raw.texts, reading.beside
+            reading = self.read_with_context(cgroup, cgroup_id, knob)
+            current, context = reading.raw.texts, reading.context
         try:
-            steps = place.steps({**current, **beside}, texts)
+            steps = codec.steps({**current, **context}, texts)
         except ValueError as error:
             raise KernelRefused(f"{cgroup}: cannot set {knob.value}", str(error), errno.EINVAL) from None
         try:
@@ -280,63 +278,61 @@ class KnobWriter:
             raise
         return frozenset(file for file, _ in steps)
 
-    def shown(self, cgroup: str, knob: Knob, value: str) -> Mapping[str, str]:
-        """The texts that the knob's files show after this value was written."""
-        texts = self._place(knob, cgroup).encode(canonical(knob, value))
+    def texts_after_write(self, cgroup: str, knob: Knob, value: str) -> Mapping[str, str]:
+        """Return the texts that the knob's files show after this value was written."""
+        texts = self._codec(knob, cgroup).encode(canonical(knob, value))
         return {file: f"{text}\n" for file, text in texts.items()}
 
     def weights(self, cgroup: str, knob: Knob) -> tuple[int, int]:
-        """The least and the most that this kernel takes for a weight."""
-        return self._place(knob, cgroup).weights
+        """Return the minimum and maximum weight that this kernel accepts."""
+        return self._codec(knob, cgroup).weights
 
     def available(self, knob: Knob, cgroup: str) -> bool:
-        """Whether the files of this knob are there: asked of the file system, not of a version number."""
+        """Return whether the files of this knob exist: the file system decides, not a kernel version."""
         if knob in ONE_SHOT_FILES:
             file, mount = ONE_SHOT_FILES[knob][self.version == "v2"], self.hierarchy.controller("memory")
             return file is not None and mount is not None and os.access(cgroup_directory(mount, cgroup) / file, os.F_OK)
-        return any(self._there(place, cgroup) for place in self._places(knob))
+        return any(self._has_files(codec, cgroup) for codec in self._codecs(knob))
 
     def read_text(self, cgroup: str, cgroup_id: int, controller: str, file: str) -> str:
-        """Any other file of the cgroup, as it is."""
+        """Return the content of one file of the cgroup in that controller, such as `memory.stat`."""
         return self._raw(self._mount(controller), cgroup, cgroup_id, (file,), {}).texts[file]
 
-    def act(self, cgroup: str, cgroup_id: int, knob: Knob, text: str) -> None:
-        """Write to the file of a knob that is done, not set. May take as long as the kernel likes."""
+    def write_one_shot(self, cgroup: str, cgroup_id: int, knob: Knob, text: str) -> None:
+        """Write to the file of a one-shot knob. The call may block in the kernel."""
         file = ONE_SHOT_FILES[knob][self.version == "v2"]
         if file is None:
             raise Unavailable(f"{cgroup}: there is no {knob.value}", "see dioptase doctor")
         self._write(self._mount("memory"), cgroup, cgroup_id, knob, (file, text))
 
     def processes(self, cgroup: str, cgroup_id: int) -> tuple[int, ...]:
-        """Those of the cgroup and of all below it."""
-        found: list[int] = []
+        """Return the processes of the cgroup and of all below it."""
+        pids: list[int] = []
         directory = self._directory(self._mount("memory"), cgroup, cgroup_id)
-        for _, _, _, group in os.fwalk(".", dir_fd=directory.fd):
+        for _, _, _, directory_fd in os.fwalk(".", dir_fd=directory.fd):
             with suppress(OSError):
-                found += map(int, read_text_at(group, "cgroup.procs").split())
-        return tuple(found)
+                pids += map(int, read_text_at(directory_fd, "cgroup.procs").split())
+        return tuple(pids)
 
     def alive(self, cgroup: str, cgroup_id: int) -> bool:
-        """Whether the path still names the cgroup with that inode."""
-        if self._found is not None and (cgroup, cgroup_id) in self._found:
+        """Return whether the path still names the cgroup with that inode."""
+        if self._alive is not None and (cgroup, cgroup_id) in self._alive:
             return True
         try:
-            found = cgroup_directory(self.hierarchy.primary, cgroup).stat(follow_symlinks=False)
+            status = cgroup_directory(self.hierarchy.primary, cgroup).stat(follow_symlinks=False)
         except PermissionError as error:
-            reason = f"{cgroup}: cannot look at it: {error.strerror}"
+            reason = f"{cgroup}: cannot read its directory: {error.strerror}"
             raise WriteForbidden(reason, "run the agent as root", errno.EACCES) from None
         except OSError:
             return False
-        same = (found.st_ino, found.st_dev) == (cgroup_id, self._device)
-        if same and self._found is not None:
-            self._found.add((cgroup, cgroup_id))
+        same = (status.st_ino, status.st_dev) == (cgroup_id, self._device)
+        if same and self._alive is not None:
+            self._alive.add((cgroup, cgroup_id))
         return same
 
     def write_obstacle(self, cgroups: Collection[str] = ()) -> Unavailable | None:
-        """Why this process cannot change cgroups at all, or None: for the banner and `dioptase doctor`.
-
-        Without the right to write the root, whose owner may have it at the files alone, that of any of these cgroups will do.
-        """
+        """Return why this process cannot change cgroups at all, or None. Write access to the root, or to any of
+        these cgroups (delegated to another user), suffices."""
         root = self.hierarchy.primary
         if os.statvfs(root).f_flag & os.ST_RDONLY:
             return Unavailable(f"{root} is mounted read-only", "mount the host's cgroup file system read-write")
@@ -347,47 +343,42 @@ class KnobWriter:
             f"no permission to write below {root}", "run the agent as root, or delegate the pods' cgroups to its user"
         )
 
-    def ceiling(self, cgroup: str, knob: Knob = Knob.CPUSET) -> tuple[int, ...] | None:
-        """CPUs, or with MEMS the NUMA nodes, that the cgroup above may use: nothing below can have more. None where the
-        kernel does not tell."""
+    def allowed_above(self, cgroup: str, knob: Knob = Knob.CPUSET) -> tuple[int, ...] | None:
+        """Return the CPUs, or NUMA nodes with MEMS, that the parent cgroup may use; None if the kernel does not
+        report them."""
         mount = self.hierarchy.controller("cpuset")
-        return (
-            None
-            if mount is None
-            else read_effective_list(cgroup_directory(mount, cgroup).parent, EFFECTIVE_FILES[knob])
-        )
+        return read_effective_list(cgroup_directory(mount, cgroup).parent, EFFECTIVE_FILES[knob]) if mount else None
 
     def cpu_count(self) -> int:
-        """CPUs that the whole hierarchy may use; those of the machine where there is no cpuset controller."""
+        """Return the number of CPUs of the whole hierarchy; the machine's without a cpuset controller."""
         mount = self.hierarchy.controller("cpuset")
         cpus = None if mount is None else read_effective_list(mount, EFFECTIVE_FILES[Knob.CPUSET])
         return len(cpus) if cpus else os.cpu_count() or 1
 
     def close(self) -> None:
-        """Close every kept descriptor. Idempotent."""
+        """Close all cached descriptors. Idempotent."""
         while self._open:
             os.close(self._open.popitem()[1].fd)
 
-    def _places(self, knob: Knob) -> tuple[KnobCodec, ...]:
+    def _codecs(self, knob: Knob) -> tuple[KnobCodec, ...]:
         row = KNOB_SPECS[knob]
         return row.v2 if self.version == "v2" else row.v1
 
-    def _there(self, place: KnobCodec, cgroup: str) -> bool:
-        mount = self.hierarchy.controller(place.controller)
-        files = (*place.files, *place.beside)
+    def _has_files(self, codec: KnobCodec, cgroup: str) -> bool:
+        mount = self.hierarchy.controller(codec.controller)
+        files = (*codec.files, *codec.context_files)
         return mount is not None and all(os.access(cgroup_directory(mount, cgroup) / file, os.F_OK) for file in files)
 
-    def _place(self, knob: Knob, cgroup: str) -> KnobCodec:
-        places = self._places(knob)
-        if not places:
+    def _codec(self, knob: Knob, cgroup: str) -> KnobCodec:
+        codecs = self._codecs(knob)
+        if not codecs:
             reason, remedy = UNSUPPORTED[knob, self.version]
             raise Unavailable(f"{cgroup}: there is no {knob.value}: {reason}", remedy)
-        # Where the kernel has none of them, reading the first says which file is missing.
-        return next((place for place in places if len(places) > 1 and self._there(place, cgroup)), places[0])
+        # If the kernel has none of them, reading the first reports the missing file.
+        return next((codec for codec in codecs if len(codecs) > 1 and self._has_files(codec, cgroup)), codecs[0])
 
-    def _place_of(self, cgroup: str, knob: Knob, texts: Mapping[str, str]) -> KnobCodec:
-        """The place that those texts were read from or are meant for."""
-        return codec_for_files(self._places(knob), tuple(texts)) or self._place(knob, cgroup)
+    def _codec_of(self, cgroup: str, knob: Knob, texts: Mapping[str, str]) -> KnobCodec:
+        return codec_for_files(self._codecs(knob), tuple(texts)) or self._codec(knob, cgroup)
 
     def _mount(self, controller: str) -> Path:
         mount = self.hierarchy.controller(controller)
@@ -399,16 +390,18 @@ class KnobWriter:
         return mount
 
     def _raw(
-        self, mount: Path, cgroup: str, cgroup_id: int, files: tuple[str, ...], known: Mapping[str, str]
+        self, mount: Path, cgroup: str, cgroup_id: int, files: tuple[str, ...], unchanged: Mapping[str, str]
     ) -> RawValue:
         try:
             directory = self._directory(mount, cgroup, cgroup_id)
             try:
-                texts = {file: known[file] if file in known else read_text_at(directory.fd, file) for file in files}
+                texts = {
+                    file: unchanged[file] if file in unchanged else read_text_at(directory.fd, file) for file in files
+                }
             except OSError as error:
                 if error.errno not in GONE_ERRNOS:
                     raise
-                # The kept descriptor may be of a directory that was replaced meanwhile.
+                # The cached descriptor may belong to a directory that was replaced.
                 self._forget(mount, cgroup, cgroup_id)
                 directory = self._directory(mount, cgroup, cgroup_id)
                 texts = {file: read_text_at(directory.fd, file) for file in files}
@@ -419,7 +412,7 @@ class KnobWriter:
     def _write(self, mount: Path, cgroup: str, cgroup_id: int, knob: Knob, step: tuple[str, str]) -> None:
         file, text = step
         directory = self._directory(mount, cgroup, cgroup_id)
-        # The kernel reads a line: an empty text would be no write at all, and an empty cpuset is one newline.
+        # Writing an empty text would be no write at all; an empty cpuset is written as one newline.
         line = text if text.endswith("\n") else f"{text}\n"
         action = f"write {text.strip()!r} to {file}"
         try:
@@ -432,7 +425,7 @@ class KnobWriter:
             if error.errno in GONE_ERRNOS and (knob, error.errno) not in REMEDIES:
                 raise self._failure(error, mount, cgroup, cgroup_id, action) from None
             self._directory(mount, cgroup, cgroup_id)
-            # EACCES here is not about privileges, which open() has granted: version 1 says so of a parent's CPUs.
+            # EACCES is no privilege problem here, open() succeeded: version 1 refuses CPUs that the parent lacks with it.
             code = error.errno or 0
             remedy = REMEDIES.get((knob, code), "see whether something else manages this cgroup")
             kind = WriteForbidden if code == errno.EPERM else KernelRefused
@@ -440,20 +433,19 @@ class KnobWriter:
         finally:
             os.close(fd)
 
-    def _undo(self, cgroup: str, cgroup_id: int, knob: Knob, texts: Mapping[str, str], refused: KernelRefused) -> None:
-        """Half a change would leave neither the old value nor the new one."""
-        place = self._place_of(cgroup, knob, texts)
-        mount = self._mount(place.controller)
+    def _undo(self, cgroup: str, cgroup_id: int, knob: Knob, texts: Mapping[str, str], refusal: KernelRefused) -> None:
+        """Write the previous texts again, because a partial change is neither the old nor the new value."""
+        codec = self._codec_of(cgroup, knob, texts)
+        mount = self._mount(codec.controller)
         try:
-            now = self.look(cgroup, cgroup_id, knob)
-            for step in place.steps({**now.raw.texts, **now.beside}, texts):
+            present = self.read_with_context(cgroup, cgroup_id, knob)
+            for step in codec.steps({**present.raw.texts, **present.context}, texts):
                 self._write(mount, cgroup, cgroup_id, knob, step)
         except Unavailable as error:
-            reason = f"{refused.reason}, and what was there before could not be written again: {error.reason}"
-            raise KernelRefused(reason, refused.remedy, refused.code) from None
+            reason = f"{refusal.reason}, and the previous value could not be written again: {error.reason}"
+            raise KernelRefused(reason, refusal.remedy, refusal.code) from None
 
     def _failure(self, error: OSError, mount: Path, cgroup: str, cgroup_id: int, action: str) -> Exception:
-        # Why opening or reading failed, judged after a second look at the directory.
         reason = f"{cgroup}: cannot {action}: {error.strerror}"
         if error.errno in GONE_ERRNOS:
             self._forget(mount, cgroup, cgroup_id)
@@ -462,7 +454,7 @@ class KnobWriter:
         return open_refusal(error, reason, mount)
 
     def _directory(self, mount: Path, cgroup: str, cgroup_id: int) -> _Directory:
-        """The cgroup's directory in that hierarchy, after the path was seen to be that cgroup's."""
+        """Return the cgroup's directory in that hierarchy, after checking that the path has the cgroup's inode."""
         if not self.alive(cgroup, cgroup_id):
             self._forget(mount, cgroup, cgroup_id)
             raise Vanished(f"{cgroup} with inode {cgroup_id} is gone")
@@ -486,8 +478,8 @@ class KnobWriter:
         return directory
 
     def _forget(self, mount: Path, cgroup: str, cgroup_id: int) -> None:
-        if self._found is not None:
-            self._found.discard((cgroup, cgroup_id))
+        if self._alive is not None:
+            self._alive.discard((cgroup, cgroup_id))
         directory = self._open.pop((mount, cgroup, cgroup_id), None)
         if directory is not None:
             os.close(directory.fd)

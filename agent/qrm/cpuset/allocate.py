@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -34,14 +34,16 @@ from agent.qrm.cpuset.state import (
     RECLAIM,
     RESERVE,
     SYSTEM_PREFIX,
+    CpuListCache,
     CpusetAllocation,
     CpusetEntry,
     CpusetState,
     NumaState,
     bound_numa_nodes,
-    cpu_lists_by_numa,
+    container_entry,
+    list_pools,
     pods_to_allocate,
-    pool_entry,
+    pool_entries,
     pool_name_of,
     requested_cores,
     without_pending_containers,
@@ -49,146 +51,125 @@ from agent.qrm.cpuset.state import (
 from agent.qrm.cpuset.topology_layout import CpuLayout, layout_of
 from api.advice import NOT_NUMA_BOUND, PoolSize
 from api.cpu import Topology, format_cpu_list
-from api.decision import Pool
 from api.knobs import Reason
 from api.pod import Container, Pod
 from api.qos import QoSLevel
 
-_NS_PER_S = 1_000_000_000
+NS_PER_S = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class ContainerPools:
-    """Where containers can be put."""
+    """Pools, bindings and reserved CPUs that containers are assigned to."""
 
     layout: CpuLayout
     static: ReservedCpus
     pools: Mapping[str, frozenset[int]]
     owners: Mapping[str, str]
-    """The pool of each pod, by uid."""
+    """Pool by pod uid."""
     bindings: NumaBindings
     fallback: frozenset[int]
     limited: frozenset[int] = frozenset()
-    """NUMA nodes of which reclaimed pods have a quota, where they have none elsewhere."""
+    """NUMA nodes with a quota for reclaimed pods, if there is no node-wide quota."""
 
     @property
     def ramp_up_cpus(self) -> frozenset[int]:
-        """What a container may use while it ramps up: all that is neither reserved nor dedicated."""
-        return self.bindings.ledger.free or self.fallback
-
-
-@dataclass
-class _CpuListCache:
-    """What many containers have in common, worked out once for each set of CPUs."""
-
-    layout: CpuLayout
-    _known: dict[frozenset[int], tuple[tuple[int, ...], str, Mapping[int, str]]] = field(default_factory=dict)
-
-    def of(self, cpus: frozenset[int]) -> tuple[tuple[int, ...], str, Mapping[int, str]]:
-        if cpus not in self._known:
-            self._known[cpus] = (tuple(sorted(cpus)), format_cpu_list(cpus), cpu_lists_by_numa(self.layout, cpus))
-        return self._known[cpus]
+        """CPUs of a container that ramps up: all that are neither reserved nor dedicated."""
+        return self.bindings.allocations.free or self.fallback
 
 
 def allocate_containers(
-    pods: Sequence[Pod], homes: ContainerPools, state: CpusetState, config: CpuPlacementConfig, now_ns: int
+    pods: Sequence[Pod], inputs: ContainerPools, state: CpusetState, config: CpuPlacementConfig, now_ns: int
 ) -> tuple[CpusetAllocation, dict[str, dict[str, CpusetEntry]]]:
-    """CPUs, NUMA nodes and verdict of every container, and the entries to remember, those of residual pods included."""
+    """Return CPUs, NUMA nodes and reason of every container, and the new entries, including those of residual pods."""
     cpus: dict[str, tuple[int, ...]] = {}
     mems: dict[str, tuple[int, ...]] = {}
-    verdicts: dict[str, Reason] = {}
+    reasons: dict[str, Reason] = {}
     entries: dict[str, dict[str, CpusetEntry]] = {
-        uid: dict(state.pod(uid)) for uid in state.residual if uid not in homes.owners
+        uid: dict(state.pod(uid)) for uid in state.residual if uid not in inputs.owners
     }
-    shown = _CpuListCache(homes.layout)
-    regions = _CpusetSelector(homes, pods)
-    texts: dict[tuple[str, frozenset[int]], Reason] = {}
+    lists = CpuListCache(inputs.layout)
+    selector = _CpusetSelector(inputs, pods)
+    pool_reasons: dict[tuple[str, frozenset[int]], Reason] = {}
     for pod in pods:
-        owner = homes.owners[pod.uid]
-        rejected = homes.bindings.rejected.get(pod.key)
-        known = state.pod(pod.uid)
+        owner = inputs.owners[pod.uid]
+        rejected = inputs.bindings.rejected.get(pod.key)
+        entries_before = state.pod(pod.uid)
         for container in pod.containers:
-            before = known.get(container.name)
+            before = entries_before.get(container.name)
             since_ns = now_ns if before is None else before.since_ns
-            ramping = _is_ramping_up(pod, owner, before, state, young=now_ns - since_ns < config.ramp_up_s * _NS_PER_S)
-            chosen = homes.ramp_up_cpus if ramping else regions.cpus(pod, container)
-            cpus[container.cgroup], text, nodes = shown.of(chosen)
-            mems[container.cgroup] = regions.mems(pod, chosen)
-            if ramping:
-                why = _ramp_up_reason(config.ramp_up_s, text)
-            else:
-                why = homes.bindings.reasons.get(pod.key) or texts.setdefault(
-                    (owner, chosen), _pool_reason(owner, text)
-                )
-            verdicts[container.cgroup] = rejected or why
-            entries.setdefault(pod.uid, {})[container.name] = CpusetEntry(
-                pod_uid=pod.uid,
-                pod_namespace=pod.namespace,
-                pod_name=pod.name,
-                container_name=container.name,
-                container_type="SIDECAR" if container.sidecar else "MAIN",
-                owner_pool_name=owner,
-                qos_level=pod.qos.value,
+            ramping = _is_ramping_up(pod, owner, before, state, young=now_ns - since_ns < config.ramp_up_s * NS_PER_S)
+            chosen = inputs.ramp_up_cpus if ramping else selector.cpus(pod, container)
+            cpus[container.cgroup], text, _ = lists.of(chosen)
+            mems[container.cgroup] = selector.mems(pod, chosen)
+            pod_reason = _ramp_up_reason(config.ramp_up_s, text) if ramping else inputs.bindings.reasons.get(pod.key)
+            reasons[container.cgroup] = (
+                rejected or pod_reason or pool_reasons.setdefault((owner, chosen), _pool_reason(owner, text))
+            )
+            entries.setdefault(pod.uid, {})[container.name] = container_entry(
+                pod,
+                container,
+                owner,
+                chosen,
+                lists,
                 ramp_up=ramping,
-                allocation_result=text,
-                topology_aware_assignments=nodes,
                 request_quantity=_entry_request_cores(pod, container, before),
-                bound_numa=homes.bindings.nodes.get(pod.uid, ()),
-                exclusive=pod.uid in homes.bindings.ledger.owned,
+                bound_numa=inputs.bindings.nodes.get(pod.uid, ()),
+                exclusive=pod.uid in inputs.bindings.allocations.owned,
                 since_ns=since_ns,
             )
     placement = CpusetAllocation(
-        pools=(), cpus=cpus, mems=mems, rejected=dict(homes.bindings.rejected), reasons=verdicts
+        pools=(), cpus=cpus, mems=mems, rejected=dict(inputs.bindings.rejected), reasons=reasons
     )
     return placement, entries
 
 
 class _CpusetSelector:
-    """CPUs and NUMA nodes for pods by what they are bound to; worked out once for all of them."""
+    """Selects CPUs and NUMA nodes of containers by pool and binding."""
 
-    def __init__(self, homes: ContainerPools, pods: Sequence[Pod]) -> None:
-        self._homes = homes
-        node, nodes = homes.layout, homes.bindings.nodes
-        reclaim = homes.pools[RECLAIM]
+    def __init__(self, inputs: ContainerPools, pods: Sequence[Pod]) -> None:
+        self._inputs = inputs
+        layout, nodes = inputs.layout, inputs.bindings.nodes
+        reclaim = inputs.pools[RECLAIM]
         reclaimed = {nodes[pod.uid][0] for pod in pods if pod.qos is QoSLevel.RECLAIMED and pod.uid in nodes}
-        self._reclaim_on = {numa: reclaim & node.on([numa]) or reclaim for numa in reclaimed}
-        # No quota of a pod could keep it to a part of one node among several: who is bound to none stays off.
-        anywhere = reclaim - node.on(reclaimed) or reclaim
-        self._reclaim = anywhere - node.on(homes.limited) or anywhere
+        self._reclaim_on = {numa: reclaim & layout.on([numa]) or reclaim for numa in reclaimed}
+        # A pod's quota cannot limit its use of one NUMA node among several, so unbound pods stay off limited nodes.
+        unbound = reclaim - layout.on(reclaimed) or reclaim
+        self._reclaim = unbound - layout.on(inputs.limited) or unbound
         online = {numa for pod in pods if pod.qos.online for numa in nodes.get(pod.uid, ())}
-        owned = {numa for owned in homes.bindings.ledger.owned.values() for numa in owned}
-        self._not_owned = frozenset(node.numa) - owned
+        owned = {numa for owned in inputs.bindings.allocations.owned.values() for numa in owned}
+        self._not_owned = frozenset(layout.numa) - owned
         self._unbound = self._not_owned - online
         self._mems: dict[tuple[frozenset[int], frozenset[int]], tuple[int, ...]] = {}
 
     def cpus(self, pod: Pod, container: Container) -> frozenset[int]:
-        """Never empty."""
-        homes, owner = self._homes, self._homes.owners[pod.uid]
+        """Return the CPUs of the container; never empty."""
+        inputs, owner = self._inputs, self._inputs.owners[pod.uid]
         if owner == DEDICATED:
-            return homes.bindings.cpus[container.cgroup] or homes.fallback
+            return inputs.bindings.cpus[container.cgroup] or inputs.fallback
         if owner == RECLAIM:
-            bound = homes.bindings.nodes.get(pod.uid, ())
+            bound = inputs.bindings.nodes.get(pod.uid, ())
             return self._reclaim_on[bound[0]] if bound else self._reclaim
         if owner == RESERVE:
-            return homes.static.reserve or homes.ramp_up_cpus
+            return inputs.static.reserve or inputs.ramp_up_cpus
         if owner == FALLBACK:
-            return homes.fallback
-        return homes.pools[owner]
+            return inputs.fallback
+        return inputs.pools[owner]
 
     def mems(self, pod: Pod, cpus: frozenset[int]) -> tuple[int, ...]:
-        """NUMA nodes whose memory the pod may use: its own where it is bound, else all that are not somebody's own."""
-        bound = self._homes.bindings.nodes.get(pod.uid, ())
+        """Return the NUMA nodes whose memory the pod may use: its bound ones, else all that no other pod owns."""
+        bound = self._inputs.bindings.nodes.get(pod.uid, ())
         wide = frozenset(bound)
         if not bound:
             wide = self._unbound if pod.qos is QoSLevel.SHARED else self._not_owned
         key = (cpus, wide)
         if key not in self._mems:
-            self._mems[key] = tuple(sorted(wide.union(self._homes.layout.nodes_of(cpus))))
+            self._mems[key] = tuple(sorted(wide.union(self._inputs.layout.nodes_of(cpus))))
         return self._mems[key]
 
 
 def _is_ramping_up(pod: Pod, owner: str, before: CpusetEntry | None, state: CpusetState, *, young: bool) -> bool:
-    """Whether the container is new and to be left room. Those that were there before the agent are not new."""
+    """Return whether the container is new. Containers from before the agent's start are not."""
     if (
         pod.qos is not QoSLevel.SHARED
         or pod.enhancements.numa_binding
@@ -200,7 +181,7 @@ def _is_ramping_up(pod: Pod, owner: str, before: CpusetEntry | None, state: Cpus
 
 
 def _entry_request_cores(pod: Pod, container: Container, before: CpusetEntry | None) -> float:
-    # A dedicated container keeps what it began with.
+    # A dedicated container keeps the request that it started with.
     if before is not None and before.owner_pool_name == DEDICATED and pod.qos is QoSLevel.DEDICATED:
         return before.request_quantity
     return requested_cores(pod, container) or 0.0
@@ -209,7 +190,7 @@ def _entry_request_cores(pod: Pod, container: Container, before: CpusetEntry | N
 def _ramp_up_reason(ramp_up_s: float, text: str) -> Reason:
     return Reason(
         rule="ramp_up",
-        text=f"New for less than {ramp_up_s:g} s: it may use all pooled CPUs, {text}.",
+        text=f"The container is younger than {ramp_up_s:g} s: it may use all CPUs of the pools, {text}.",
         threshold=ramp_up_s,
         inputs={"cpu_list": text},
     )
@@ -217,11 +198,12 @@ def _ramp_up_reason(ramp_up_s: float, text: str) -> Reason:
 
 def _pool_reason(owner: str, text: str) -> Reason:
     return Reason(
-        rule="pool", text=f"It runs on the CPUs of pool {owner}: {text}.", inputs={"pool": owner, "cpu_list": text}
+        rule="pool",
+        text=f"The container runs on the CPUs of pool {owner}: {text}.",
+        inputs={"pool": owner, "cpu_list": text},
     )
 
 
-NS_PER_S = 1_000_000_000
 DYNAMIC_POLICY = "dynamic"
 _ISOLATION_POOL = re.compile(r"isolation-(?:NUMA\d+-)?(?P<pod>.+?)(?:-NUMA\d+)?")
 
@@ -241,28 +223,22 @@ def allocate_cpusets(
     config: CpuPlacementConfig,
     now_ns: int,
 ) -> tuple[CpusetAllocation, CpusetState]:
-    """CPUs of every pool and container, and what to remember of it for the next time.
-
-    Without sizes they are made from requests. The order of pods and sizes does not matter, and what did not change moves
-    no CPU. A container that does not run keeps what it had, though it has no cgroup to write that to. CPUs that containers
-    must not have whatever else holds (see `below`) are not in `topology`.
-    """
+    """Return the CPUs of every pool and container, and the next state. Without sizes, pools are sized by requests.
+    The order of pods and sizes does not matter; an unchanged input moves no CPU. A container that does not run keeps
+    its CPUs, although it has no cgroup. `topology` excludes CPUs that containers must not have (see
+    `restrict_to_allowed`)."""
     if state.policy_name not in ("", config.policy):
         state = CpusetState(numa_headroom=state.numa_headroom)
-    pods = pods_to_allocate(pods, state)
-    state = _expire_residual_pods(state, pods, config, now_ns)
-    node = layout_of(topology)
-    static = reserve_cpus(node, config, state.pool(RESERVE), state.alone())
-    ordered = sorted(pods, key=lambda pod: _binding_order(pod, state))
+    ordered, state, layout, static = _prepare(pods, topology, state, config, now_ns)
     if config.policy == "native":
-        placement, state = allocate_native(ordered, node, static, state, config, now_ns)
+        placement, state = allocate_native(ordered, layout, static, state, config, now_ns)
         return without_pending_containers(placement), state
-    bindings = bind_pods(ordered, node, static.usable, state, config)
+    bindings = bind_pods(ordered, layout, static.usable, state, config)
     owners = _pools_by_pod(ordered, bindings, sizes)
     _reject_excess_requests(ordered, bindings)
     pools = _allocate_pools(sizes, ordered, owners, bindings, _PoolInputs(static, state, config))
-    homes = ContainerPools(
-        layout=node,
+    inputs = ContainerPools(
+        layout=layout,
         static=static,
         pools=pools,
         owners=owners,
@@ -270,54 +246,59 @@ def allocate_cpusets(
         fallback=_fallback_cpus(pools, static),
         limited=_quota_limited_numa(sizes),
     )
-    placement, entries = allocate_containers(ordered, homes, state, config, now_ns)
-    shown = {RESERVE: static.reserve, INTERRUPT: static.interrupt, **pools, FALLBACK: homes.fallback}
-    result = msgspec.structs.replace(
-        without_pending_containers(placement),
-        pools=tuple(Pool(name=name, cpus=tuple(sorted(cpus))) for name, cpus in sorted(shown.items()) if cpus),
-    )
-    return result, _next_state(entries, {**pools, RESERVE: static.reserve, INTERRUPT: static.interrupt}, node, state)
+    placement, entries = allocate_containers(ordered, inputs, state, config, now_ns)
+    all_pools = {RESERVE: static.reserve, INTERRUPT: static.interrupt, **pools, FALLBACK: inputs.fallback}
+    result = msgspec.structs.replace(without_pending_containers(placement), pools=list_pools(all_pools))
+    return result, _next_state(entries, {**pools, RESERVE: static.reserve, INTERRUPT: static.interrupt}, layout, state)
 
 
 def compute_numa_bindings(
     pods: Sequence[Pod], topology: Topology, state: CpusetState, config: CpuPlacementConfig, now_ns: int
 ) -> NumaBindings:
-    """Who has claims of his own on which NUMA nodes, as `place` would have it for these pods: what is left for one more."""
+    """Return the NUMA bindings that `allocate_cpusets` would compute: what is left for one more pod."""
+    ordered, state, layout, static = _prepare(pods, topology, state, config, now_ns)
+    return bind_pods(ordered, layout, static.usable, state, config)
+
+
+def _prepare(
+    pods: Sequence[Pod], topology: Topology, state: CpusetState, config: CpuPlacementConfig, now_ns: int
+) -> tuple[list[Pod], CpusetState, CpuLayout, ReservedCpus]:
+    """Return the pods in the order of binding, the state without expired pods, the layout and the reserved CPUs."""
     pods = pods_to_allocate(pods, state)
     state = _expire_residual_pods(state, pods, config, now_ns)
-    node = layout_of(topology)
-    static = reserve_cpus(node, config, state.pool(RESERVE), state.alone())
-    return bind_pods(sorted(pods, key=lambda pod: _binding_order(pod, state)), node, static.usable, state, config)
+    layout = layout_of(topology)
+    static = reserve_cpus(layout, config, state.pool(RESERVE), state.exclusive_cpus())
+    return sorted(pods, key=lambda pod: _binding_order(pod, state)), state, layout, static
 
 
 def _expire_residual_pods(
     state: CpusetState, pods: Sequence[Pod], config: CpuPlacementConfig, now_ns: int
 ) -> CpusetState:
-    """Who is not listed any more, since when, and without those who have not been for long enough."""
-    there = {pod.uid for pod in pods}
-    gone = {uid for uid, entry in state.pod_entries.items() if POOL_ENTRY not in entry and uid not in there}
-    residual = {uid: state.residual.get(uid, now_ns) for uid in sorted(gone)}
-    forgotten = {uid for uid, since in residual.items() if now_ns - since >= config.residual_s * NS_PER_S}
-    if not forgotten and residual == state.residual:
+    """Update when pods were last listed, and forget those that have been missing for long enough."""
+    listed = {pod.uid for pod in pods}
+    missing = {uid for uid, entry in state.pod_entries.items() if POOL_ENTRY not in entry and uid not in listed}
+    residual = {uid: state.residual.get(uid, now_ns) for uid in sorted(missing)}
+    expired = {uid for uid, since_ns in residual.items() if now_ns - since_ns >= config.residual_s * NS_PER_S}
+    if not expired and residual == state.residual:
         return state
     return msgspec.structs.replace(
         state,
-        residual={uid: since for uid, since in residual.items() if uid not in forgotten},
-        pod_entries={uid: entry for uid, entry in state.pod_entries.items() if uid not in forgotten},
+        residual={uid: since_ns for uid, since_ns in residual.items() if uid not in expired},
+        pod_entries={uid: entry for uid, entry in state.pod_entries.items() if uid not in expired},
     )
 
 
 def _binding_order(pod: Pod, state: CpusetState) -> tuple[bool, int, str, str]:
-    """Bound pods first, the older the earlier."""
+    """Return the sort key of binding: bound pods first, by age."""
     entries = state.pod(pod.uid).values()
-    since = min((entry.since_ns for entry in entries), default=None)
-    return (not bound_numa_nodes(pod, state), since if since is not None else 1 << 62, pod.key, pod.uid)
+    since_ns = min((entry.since_ns for entry in entries), default=None)
+    return (not bound_numa_nodes(pod, state), since_ns if since_ns is not None else 1 << 62, pod.key, pod.uid)
 
 
 def _pools_by_pod(pods: Sequence[Pod], bindings: NumaBindings, sizes: Sequence[PoolSize]) -> Mapping[str, str]:
-    """The pool of each pod, by uid; `fallback` for those that were rejected what they need a place of their own for."""
+    """Return the pool by pod uid; `fallback` for pods whose binding was rejected."""
     isolated = {match["pod"]: size.pool for size in sizes if (match := _ISOLATION_POOL.fullmatch(size.pool))}
-    sized = {size.pool for size in sizes}
+    pools_with_size = {size.pool for size in sizes}
     owners = {}
     for pod in pods:
         bound = bindings.nodes.get(pod.uid, ())
@@ -328,30 +309,31 @@ def _pools_by_pod(pods: Sequence[Pod], bindings: NumaBindings, sizes: Sequence[P
             )
         elif pod.qos is QoSLevel.DEDICATED and pod.uid not in bindings.nodes:
             owner = FALLBACK
-        elif pod.qos is QoSLevel.SYSTEM and owner not in sized:
+        elif pod.qos is QoSLevel.SYSTEM and owner not in pools_with_size:
             owner = RESERVE
         owners[pod.uid] = owner
     return owners
 
 
 def _reject_excess_requests(pods: Sequence[Pod], bindings: NumaBindings) -> None:
-    """Shared pods, in turn, that are bound to no node may not ask for more than there is; the last to come are too many."""
-    ledger = bindings.ledger
-    room = max(len(ledger.free) - sum(ledger.requested.values()), 0.0)
-    asked = 0.0
-    waiting = [pod for pod in pods if pod.qos is QoSLevel.SHARED and pod.uid not in bindings.nodes]
-    for pod in waiting:
+    """Reject shared pods, in order, whose requests exceed the CPUs that dedicated and bound pods leave."""
+    allocations = bindings.allocations
+    available = max(len(allocations.free) - sum(allocations.requested.values()), 0.0)
+    accepted_cores = 0.0
+    unbound_pods = [pod for pod in pods if pod.qos is QoSLevel.SHARED and pod.uid not in bindings.nodes]
+    for pod in unbound_pods:
         cores = sum(container.cpu_request_cores or 0.0 for container in pod.containers)
-        if asked + cores > room and pod.key not in bindings.rejected:
+        if accepted_cores + cores > available and pod.key not in bindings.rejected:
             bindings.rejected[pod.key] = Reason(
                 rule="shared_requests_too_large",
-                text=f"{pod.key} asks for {cores:g} CPUs where {max(room - asked, 0):g} of {room:g} are left to shared pods; "
-                "it runs in its pool, which cannot hold what all ask for.",
-                threshold=room,
-                inputs={"request_cores": cores, "asked_before_cores": asked},
+                text=f"{pod.key} requests {cores:g} CPUs; "
+                f"{max(available - accepted_cores, 0):g} of {available:g} are left for shared pods. "
+                "It runs in its pool, which is smaller than the requests of its pods.",
+                threshold=available,
+                inputs={"request_cores": cores, "asked_before_cores": accepted_cores},
             )
         else:
-            asked += cores
+            accepted_cores += cores
 
 
 def _allocate_pools(
@@ -359,41 +341,41 @@ def _allocate_pools(
     pods: Sequence[Pod],
     owners: Mapping[str, str],
     bindings: NumaBindings,
-    scene: _PoolInputs,
+    inputs: _PoolInputs,
 ) -> dict[str, frozenset[int]]:
-    ledger, config = bindings.ledger, scene.config
-    node = ledger.layout
+    allocations, config = bindings.allocations, inputs.config
+    layout = allocations.layout
     demand = _pool_demand(pods, owners, bindings, config)
     bound = frozenset(
-        {numa for _pool, numa in demand if numa != NOT_NUMA_BOUND} | _numa_bound_by_sizes(sizes, node)
-    ) & frozenset(node.numa)
-    room = PoolCapacity(
-        bound={numa: len(node.on([numa]) & ledger.free) for numa in sorted(bound)},
-        unbound=len(ledger.free - node.on(bound)),
+        {numa for _pool, numa in demand if numa != NOT_NUMA_BOUND} | _numa_bound_by_sizes(sizes, layout)
+    ) & frozenset(layout.numa)
+    capacity = PoolCapacity(
+        bound={numa: len(layout.on([numa]) & allocations.free) for numa in sorted(bound)},
+        unbound=len(allocations.free - layout.on(bound)),
     )
-    least = config.reclaim_reserve(len(node.order), len(node.numa))
-    reserve = spread_over_numa(least, tuple(node.numa))
-    known = tuple(sorted(sizes, key=lambda size: (size.pool, size.numa)))
-    # A pool of a NUMA node that is not there any more is as large on the others; dedicated pods have their CPUs already.
-    placed = {f"{DEDICATED}-{pod.key}" for pod in pods if owners[pod.uid] == DEDICATED}
-    known = tuple(
-        size if size.numa in node.numa else msgspec.structs.replace(size, numa=NOT_NUMA_BOUND)
-        for size in known
-        if size.pool not in placed
+    reclaim_cpus = config.reclaim_reserve(len(layout.order), len(layout.numa))
+    reserve = spread_over_numa(reclaim_cpus, tuple(layout.numa))
+    assignable_sizes = tuple(sorted(sizes, key=lambda size: (size.pool, size.numa)))
+    # The pool of an offline NUMA node moves to the other nodes; dedicated pods have their CPUs already.
+    dedicated_names = {f"{DEDICATED}-{pod.key}" for pod in pods if owners[pod.uid] == DEDICATED}
+    assignable_sizes = tuple(
+        size if size.numa in layout.numa else msgspec.structs.replace(size, numa=NOT_NUMA_BOUND)
+        for size in assignable_sizes
+        if size.pool not in dedicated_names
     )
-    wanted = complete_pool_sizes(known, demand, room, reserve, config)
-    wants: tuple[SizedPool, ...] = fit_pool_sizes(wanted, room)
-    ground = AssignableCpus(
-        layout=node,
-        free=ledger.free,
-        usable=scene.static.usable,
-        before={name: scene.state.pool(name) for name in {RECLAIM, *(want.pool for want in wants)}},
+    completed = complete_pool_sizes(assignable_sizes, demand, capacity, reserve, config)
+    sized_pools: tuple[SizedPool, ...] = fit_pool_sizes(completed, capacity)
+    assignable = AssignableCpus(
+        layout=layout,
+        free=allocations.free,
+        usable=inputs.static.usable,
+        before={name: inputs.state.pool(name) for name in {RECLAIM, *(pool.pool for pool in sized_pools)}},
         bound=bound,
         dedicated=_dedicated_cpus(pods, bindings),
-        least=least,
-        owned=node.on(numa for nodes in ledger.owned.values() for numa in nodes) & scene.static.usable,
+        shared_reclaim_cpus=reclaim_cpus,
+        owned=layout.on(numa for nodes in allocations.owned.values() for numa in nodes) & inputs.static.usable,
     )
-    return assign_pools(wants, wanted, ground)
+    return assign_pools(sized_pools, completed, assignable)
 
 
 def _pool_demand(
@@ -410,12 +392,12 @@ def _pool_demand(
     return demand
 
 
-def _numa_bound_by_sizes(sizes: Sequence[PoolSize], node: CpuLayout) -> set[int]:
-    """NUMA nodes that online pools are bound to by their sizes."""
+def _numa_bound_by_sizes(sizes: Sequence[PoolSize], layout: CpuLayout) -> set[int]:
+    """Return NUMA nodes to which sizes bind online pools."""
     return {
         size.numa
         for size in sizes
-        if size.numa in node.numa and size.pool != RECLAIM and not _is_system_pool(size.pool)
+        if size.numa in layout.numa and size.pool != RECLAIM and not _is_system_pool(size.pool)
     }
 
 
@@ -424,7 +406,7 @@ def _is_system_pool(pool: str) -> bool:
 
 
 def _dedicated_cpus(pods: Sequence[Pod], bindings: NumaBindings) -> Mapping[str, frozenset[int]]:
-    """CPUs of each dedicated pod, by its key."""
+    """Return the CPUs of each dedicated pod by pod key."""
     return {
         pod.key: NO_CPUS.union(*(bindings.cpus.get(container.cgroup, NO_CPUS) for container in pod.containers))
         for pod in pods
@@ -433,23 +415,23 @@ def _dedicated_cpus(pods: Sequence[Pod], bindings: NumaBindings) -> Mapping[str,
 
 
 def _quota_limited_numa(sizes: Sequence[PoolSize]) -> frozenset[int]:
-    """NUMA nodes of which reclaimed pods have a quota; none where what they use in all has one too."""
+    """Return NUMA nodes with a quota for reclaimed pods; none if there is a node-wide one as well."""
     limited = {size.numa for size in sizes if size.pool == RECLAIM and size.quota_cores is not None}
     return frozenset() if NOT_NUMA_BOUND in limited else frozenset(limited)
 
 
 def _fallback_cpus(pools: Mapping[str, frozenset[int]], static: ReservedCpus) -> frozenset[int]:
-    """All pools of online pods together; where there are none, what pools could have."""
+    """Return the union of all online pools; without any, the CPUs that pools could have."""
     return NO_CPUS.union(*(cpus for name, cpus in pools.items() if name != RECLAIM)) or pools[RECLAIM] or static.usable
 
 
 def _next_state(
     entries: Mapping[str, Mapping[str, CpusetEntry]],
     pools: Mapping[str, frozenset[int]],
-    node: CpuLayout,
+    layout: CpuLayout,
     state: CpusetState,
 ) -> CpusetState:
-    taken = NO_CPUS.union(
+    exclusive = NO_CPUS.union(
         *(item.cpus for entry in entries.values() for item in entry.values() if item.owner_pool_name == DEDICATED)
     )
     online = NO_CPUS.union(*(cpus for name, cpus in pools.items() if name not in (RECLAIM, RESERVE, INTERRUPT)))
@@ -459,13 +441,10 @@ def _next_state(
         overlap=bool(online & pools[RECLAIM]),
         machine_state={
             numa: NumaState(
-                default_cpuset=format_cpu_list(frozenset(cpus) - taken),
-                allocated_cpuset=format_cpu_list(taken & frozenset(cpus)),
+                default_cpuset=format_cpu_list(frozenset(cpus) - exclusive),
+                allocated_cpuset=format_cpu_list(exclusive & frozenset(cpus)),
             )
-            for numa, cpus in node.numa.items()
+            for numa, cpus in layout.numa.items()
         },
-        pod_entries={
-            **{name: {POOL_ENTRY: pool_entry(name, cpus, node)} for name, cpus in sorted(pools.items()) if cpus},
-            **dict(sorted(entries.items())),
-        },
+        pod_entries={**pool_entries(pools, layout), **dict(sorted(entries.items()))},
     )

@@ -20,17 +20,16 @@ from api.snapshot import CgroupSample, Snapshot
 
 
 class AllowedCpus(msgspec.Struct, frozen=True, kw_only=True):
-    """What was last read of it."""
+    """CPUs of a cgroup as last read."""
 
     cgroup: str
     cpus: tuple[int, ...]
 
 
 def allowed_cpus_of(snapshot: Snapshot, before: AllowedCpus | None) -> AllowedCpus | None:
-    """CPUs in force of the closest cgroup above all listed containers, and if they were never known, of the next one above.
-
-    What cannot be read now is as it was `before`. None where only the whole machine is above, which limits nobody.
-    """
+    """Return the effective CPUs of the closest cgroup above all listed containers. A cgroup that cannot be read
+    keeps its value of `before`; one that was never read is skipped for the next one above. None if only the root is
+    above, which limits no pod."""
     above = {dirname(container.cgroup) for pod in snapshot.pods for container in pod.containers}
     path = commonpath(above) if above else "/"
     while path not in ("", "/"):
@@ -42,41 +41,43 @@ def allowed_cpus_of(snapshot: Snapshot, before: AllowedCpus | None) -> AllowedCp
     return None
 
 
-def restrict_to_allowed(snapshot: Snapshot, ceiling: AllowedCpus | None) -> Snapshot:
-    """The same node with no other CPUs than pods may have."""
-    if ceiling is None or set(ceiling.cpus).issuperset(snapshot.topology.ids):
+def restrict_to_allowed(snapshot: Snapshot, allowed: AllowedCpus | None) -> Snapshot:
+    """Return the snapshot with the CPUs that pods may have."""
+    if allowed is None or set(allowed.cpus).issuperset(snapshot.topology.ids):
         return snapshot
-    return msgspec.structs.replace(snapshot, topology=restrict_topology(snapshot.topology, ceiling.cpus))
+    return msgspec.structs.replace(snapshot, topology=restrict_topology(snapshot.topology, allowed.cpus))
 
 
 def without_kubelet_exclusive(snapshot: Snapshot) -> Snapshot:
-    """The same node without the CPUs that a static CPU manager of the kubelet has given to containers alone, and without those
-    containers: nobody else can run there, and they run nowhere else."""
-    given = snapshot.node.kubelet.exclusive if snapshot.node.kubelet is not None else {}
-    own = {cpu for containers in given.values() for cpus in containers.values() for cpu in cpus}
-    if not own:
+    """Return the snapshot without the CPUs that the kubelet's static CPU manager made exclusive, and without their
+    containers. No other container can run there, and these run nowhere else."""
+    exclusive = snapshot.node.kubelet.exclusive if snapshot.node.kubelet is not None else {}
+    exclusive_cpus = {cpu for containers in exclusive.values() for cpus in containers.values() for cpu in cpus}
+    if not exclusive_cpus:
         return snapshot
     pods = tuple(
-        msgspec.structs.replace(pod, containers=tuple(one for one in pod.containers if one.name not in given[pod.uid]))
-        if pod.uid in given
+        msgspec.structs.replace(
+            pod, containers=tuple(container for container in pod.containers if container.name not in exclusive[pod.uid])
+        )
+        if pod.uid in exclusive
         else pod
         for pod in snapshot.pods
     )
-    topology = restrict_topology(snapshot.topology, [cpu for cpu in snapshot.topology.ids if cpu not in own])
+    topology = restrict_topology(snapshot.topology, [cpu for cpu in snapshot.topology.ids if cpu not in exclusive_cpus])
     return msgspec.structs.replace(snapshot, pods=pods, topology=topology)
 
 
-def with_allowed_cpus_note(reason: Reason, ceiling: AllowedCpus | None, cpus: int) -> Reason:
-    """The same reason, and where CPUs are nobody's to give, that they are; `cpus` are those of the whole node."""
-    if ceiling is None or len(ceiling.cpus) >= cpus:
+def with_allowed_cpus_note(reason: Reason, allowed: AllowedCpus | None, cpus: int) -> Reason:
+    """Add a note to the reason if a cgroup limits pods to fewer than the `cpus` of the node."""
+    if allowed is None or len(allowed.cpus) >= cpus:
         return reason
-    listed = format_cpu_list(ceiling.cpus)
-    text = f"{reason.text} {ceiling.cgroup} leaves pods CPUs {listed} of the node's {cpus}."
+    listed = format_cpu_list(allowed.cpus)
+    text = f"{reason.text} {allowed.cgroup} limits pods to CPUs {listed} of the node's {cpus}."
     return msgspec.structs.replace(reason, text=text, inputs={**reason.inputs, "ceiling_cpus": listed})
 
 
 def _effective_cpus(sample: CgroupSample | None) -> frozenset[int]:
-    """No CPUs where they are not known: a cgroup that tasks run in has some."""
+    """Return the CPUs; none if unknown, since a cgroup with tasks has some."""
     if sample is None or not sample.limits.cpus:
         return frozenset()
     try:
@@ -87,22 +88,20 @@ def _effective_cpus(sample: CgroupSample | None) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class ReservedCpus:
-    """Three sets that have nothing in common and are the whole node together; `usable` is never empty."""
+    """Three disjoint sets that together are the whole node; `usable` is never empty."""
 
     reserve: frozenset[int]
     interrupt: frozenset[int]
     usable: frozenset[int]
-    """For pools and dedicated containers."""
+    """CPUs for pools and dedicated containers."""
 
 
 def reserve_cpus(
-    layout: CpuLayout, config: CpuPlacementConfig, kept: frozenset[int] = NO_CPUS, used: frozenset[int] = NO_CPUS
+    layout: CpuLayout, config: CpuPlacementConfig, retained: frozenset[int] = NO_CPUS, used: frozenset[int] = NO_CPUS
 ) -> ReservedCpus:
-    """As configured, as far as the CPUs are online and one is left for everybody else.
-
-    A number of reserved CPUs is taken one of each NUMA node in turn, each on a core of its own while there are any. `kept`
-    was reserved before, `used` is what dedicated pods have: to be taken last.
-    """
+    """Return the configured CPUs, as far as they are online and one is left for pods. A number of reserved CPUs is
+    taken one per NUMA node in turn, each on a core of its own if possible. `retained` were reserved before; `used`
+    belong to dedicated pods and are selected last."""
     online = frozenset(layout.order)
     interrupt = online.intersection(parse_cpu_list(config.interrupt_cpu_list))
     if interrupt == online:
@@ -110,15 +109,14 @@ def reserve_cpus(
     others = online - interrupt
     reserve = others.intersection(parse_cpu_list(config.reserved_cpu_list))
     if not config.reserved_cpu_list:
-        reserve = select_round_robin(layout, min(config.reserved_cpus, len(others) - 1), others, kept, used)
+        reserve = select_round_robin(layout, min(config.reserved_cpus, len(others) - 1), others, retained, used)
     if reserve == others:
         reserve -= {max(reserve)}
     return ReservedCpus(reserve=reserve, interrupt=interrupt, usable=others - reserve)
 
 
 def unshareable_cpus(snapshot: Snapshot, config: CpuPlacementConfig) -> frozenset[int]:
-    """CPUs that reclaimed pods must not be sent to where nobody places anybody: reserved ones, those of interrupts, and what
-    dedicated pods have by their own cpusets."""
-    alone = rebuild_state(snapshot.pods, snapshot.cgroups, snapshot.topology, "", 0).alone()
-    static = reserve_cpus(layout_of(snapshot.topology), config, used=alone)
-    return static.reserve | static.interrupt | alone
+    """Return CPUs that reclaimed pods must not use without placement: reserved, interrupt and exclusive ones."""
+    exclusive = rebuild_state(snapshot.pods, snapshot.cgroups, snapshot.topology, "", 0).exclusive_cpus()
+    static = reserve_cpus(layout_of(snapshot.topology), config, used=exclusive)
+    return static.reserve | static.interrupt | exclusive

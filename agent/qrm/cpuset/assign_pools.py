@@ -17,13 +17,13 @@ from agent.qrm.cpuset.topology_layout import CpuLayout
 from api.advice import NOT_NUMA_BOUND, PoolSize, scale_proportionally
 
 PoolKey = tuple[str, int]
-"""A pool and its NUMA node, or UNBOUND."""
+"""Pool name and NUMA node, or NOT_NUMA_BOUND."""
 _UNSIZED_POOLS = frozenset((RESERVE, INTERRUPT, DEDICATED, FALLBACK))
 
 
 @dataclass(frozen=True)
 class PoolCapacity:
-    """CPUs that pools can have: of each node that some pool is bound to, and of all others together."""
+    """CPUs available to pools: of each NUMA node with a bound pool, and of all other nodes together."""
 
     bound: Mapping[int, int]
     unbound: int
@@ -41,219 +41,225 @@ class SizedPool:
     numa: int
     cpus: int
     shared: bool = False
-    """There are fewer CPUs than pools: each has all of them."""
+    """Whether there are fewer CPUs than pools, so that each pool has all of them."""
 
 
 def scale_pool_sizes(sizes: Mapping[PoolKey, int], available: int) -> Mapping[PoolKey, int] | None:
-    """Sizes in proportion that add up to no more than `available`; each at least 1.
-
-    Sizes that fit stay as they are. None where there are more pools than CPUs.
-    """
-    if len(sizes) > available:
-        return None
-    if not sizes or (sum(sizes.values()) <= available):
-        return sizes
-    return scale_proportionally(sizes, available)
+    """Scale sizes in proportion to at most `available` CPUs; each at least 1. Sizes that fit stay unchanged. None if
+    there are more pools than CPUs."""
+    return scale_proportionally(sizes, min(sum(sizes.values()), available))
 
 
 def spread_over_numa(total: int, nodes: Sequence[int]) -> Mapping[int, int]:
-    """So many CPUs over NUMA nodes evenly, rounded up, at least one each."""
+    """Split the CPUs evenly over NUMA nodes, rounded up, at least one each."""
     return {node: max(ceil(total / len(nodes)), 1) for node in nodes}
 
 
 def complete_pool_sizes(
     sizes: Sequence[PoolSize],
     demand: Mapping[PoolKey, float],
-    room: PoolCapacity,
+    capacity: PoolCapacity,
     reserve: Mapping[int, int],
     config: CpuPlacementConfig,
 ) -> tuple[PoolSize, ...]:
-    """The sizes that were given, and own ones for pools that pods are in but nobody has sized.
-
-    `demand` is the sum of the requests of each pool; `reserve` what reclaimed pods keep of each NUMA node. With no size
-    of any pool given, all are made here: requests, with the configured factor where bound, in proportion if they are too
-    much, the rest to reclaim.
-    """
+    """Return the given sizes, and computed ones for pools with pods and without a size. `demand` is the sum of the
+    requests of each pool; `reserve` is kept for reclaimed pods on each NUMA node. Without any given size, all are
+    computed: requests, times the configured factor if bound, scaled down if they do not fit, and the rest for
+    reclaim."""
     given = [size for size in sizes if size.pool not in _UNSIZED_POOLS]
-    known = {(size.pool, size.numa) for size in given if size.pool != RECLAIM}
-    names = {pool for pool, _numa in known}
+    given_keys = {(size.pool, size.numa) for size in given if size.pool != RECLAIM}
+    names = {pool for pool, _numa in given_keys}
     missing = {
         (pool, numa): max(ceil(cores * (1.0 if numa == NOT_NUMA_BOUND else config.numa_bound_factor)), 1)
         for (pool, numa), cores in sorted(demand.items())
-        if (pool, numa) not in known and (numa != NOT_NUMA_BOUND or pool not in names)
+        if (pool, numa) not in given_keys and (numa != NOT_NUMA_BOUND or pool not in names)
     }
-    if not known:
-        missing = _sizes_within_reserve(missing, room, reserve)
-    made = [PoolSize(pool=pool, numa=numa, cpus=cpus) for (pool, numa), cpus in missing.items()]
+    if not given_keys:
+        missing = _sizes_within_reserve(missing, capacity, reserve)
+    computed = [PoolSize(pool=pool, numa=numa, cpus=cpus) for (pool, numa), cpus in missing.items()]
     if not any(size.pool == RECLAIM for size in given):
-        made += _remaining_to_reclaim([*given, *made], room)
-    return (*given, *made)
+        computed += _remaining_to_reclaim([*given, *computed], capacity)
+    return (*given, *computed)
 
 
-def fit_pool_sizes(sizes: Sequence[PoolSize], room: PoolCapacity) -> tuple[SizedPool, ...]:
-    """Sizes of online pools so that those of each node, and those of no node, have CPUs of their own as far as there are any.
-
-    Where all is too much it is reclaim that gives way, but for one CPU in each place where it is to have some; its own
-    sizes stay as they are, and it gets what is left.
-    """
-    wants: list[SizedPool] = []
-    left = room.total
-    for node, available in room.bound.items():
+def fit_pool_sizes(sizes: Sequence[PoolSize], capacity: PoolCapacity) -> tuple[SizedPool, ...]:
+    """Fit the online pools of each scope (a NUMA node, or the unbound rest) to its CPUs. Reclaim yields, except one
+    CPU in each scope where it has a size; its own sizes are not scaled, because it gets what is left."""
+    sized_pools: list[SizedPool] = []
+    left = capacity.total
+    for node, available in capacity.bound.items():
         here = [size for size in sizes if size.numa == node]
-        fitted, kept = _fit_scope(here, available)
-        wants += fitted
-        left -= kept + (0 if any(want.shared for want in fitted) else sum(want.cpus for want in fitted))
-    wants += _fit_scope([size for size in sizes if size.numa not in room.bound], max(left, 0))[0]
-    wants += [SizedPool(size.pool, size.numa, size.cpus) for size in sizes if size.pool == RECLAIM and size.cpus > 0]
-    return tuple(wants)
+        fitted, reclaim_cpus = _fit_scope(here, available)
+        sized_pools += fitted
+        left -= reclaim_cpus + (0 if any(pool.shared for pool in fitted) else sum(pool.cpus for pool in fitted))
+    sized_pools += _fit_scope([size for size in sizes if size.numa not in capacity.bound], max(left, 0))[0]
+    sized_pools += [
+        SizedPool(size.pool, size.numa, size.cpus) for size in sizes if size.pool == RECLAIM and size.cpus > 0
+    ]
+    return tuple(sized_pools)
 
 
 def _fit_scope(sizes: Sequence[PoolSize], available: int) -> tuple[list[SizedPool], int]:
-    """Wants of the online pools, and how many CPUs reclaim keeps beside them at least."""
-    wanted: dict[PoolKey, int] = {}
+    """Return the sized online pools of one scope, and the CPUs that reclaim keeps there."""
+    online_sizes: dict[PoolKey, int] = {}
     for size in sizes:
         if size.pool != RECLAIM:
             key = (size.pool, size.numa)
-            wanted[key] = wanted.get(key, 0) + max(size.cpus, 1)
-    lends = any(size.pool == RECLAIM and size.cpus > 0 for size in sizes)
-    kept = 1 if lends and available > len(wanted) else 0
-    regulated = scale_pool_sizes(wanted, available - kept)
+            online_sizes[key] = online_sizes.get(key, 0) + max(size.cpus, 1)
+    has_reclaim = any(size.pool == RECLAIM and size.cpus > 0 for size in sizes)
+    reclaim_cpus = 1 if has_reclaim and available > len(online_sizes) else 0
+    regulated = scale_pool_sizes(online_sizes, available - reclaim_cpus)
     if regulated is None:
-        return [SizedPool(pool, numa, available, shared=True) for pool, numa in wanted], 0
-    return [SizedPool(pool, numa, cpus) for (pool, numa), cpus in regulated.items()], kept
+        return [SizedPool(pool, numa, available, shared=True) for pool, numa in online_sizes], 0
+    return [SizedPool(pool, numa, cpus) for (pool, numa), cpus in regulated.items()], reclaim_cpus
 
 
 def _sizes_within_reserve(
-    wanted: Mapping[PoolKey, int], room: PoolCapacity, reserve: Mapping[int, int]
+    sizes: Mapping[PoolKey, int], capacity: PoolCapacity, reserve: Mapping[int, int]
 ) -> dict[PoolKey, int]:
-    """The wanted sizes, within what each scope has beyond reclaim's reserve."""
-    kept = {node: min(reserve.get(node, 0), max(available - 1, 0)) for node, available in room.bound.items()}
-    elsewhere = sum(cpus for node, cpus in reserve.items() if node not in room.bound)
-    kept[NOT_NUMA_BOUND] = min(elsewhere, max(room.unbound - 1, 0))
+    """Scale the sizes to what each scope has beyond the reserve of reclaim."""
+    reserved = {node: min(reserve.get(node, 0), max(available - 1, 0)) for node, available in capacity.bound.items()}
+    elsewhere = sum(cpus for node, cpus in reserve.items() if node not in capacity.bound)
+    reserved[NOT_NUMA_BOUND] = min(elsewhere, max(capacity.unbound - 1, 0))
     result: dict[PoolKey, int] = {}
-    for scope in (*room.bound, NOT_NUMA_BOUND):
-        here = {key: cpus for key, cpus in wanted.items() if key[1] == scope}
-        available = (room.unbound if scope == NOT_NUMA_BOUND else room.bound[scope]) - kept[scope]
+    for scope in (*capacity.bound, NOT_NUMA_BOUND):
+        here = {key: cpus for key, cpus in sizes.items() if key[1] == scope}
+        available = (capacity.unbound if scope == NOT_NUMA_BOUND else capacity.bound[scope]) - reserved[scope]
         result |= scale_pool_sizes(here, available) or here
     return result
 
 
-def _remaining_to_reclaim(sizes: Sequence[PoolSize], room: PoolCapacity) -> list[PoolSize]:
-    made = []
-    for node, available in (*room.bound.items(), (NOT_NUMA_BOUND, room.unbound)):
+def _remaining_to_reclaim(sizes: Sequence[PoolSize], capacity: PoolCapacity) -> list[PoolSize]:
+    remaining = []
+    for node, available in (*capacity.bound.items(), (NOT_NUMA_BOUND, capacity.unbound)):
         left = available - sum(size.cpus for size in sizes if size.numa == node)
-        made.append(PoolSize(pool=RECLAIM, numa=node, cpus=max(left, 0)))
-    return made
+        remaining.append(PoolSize(pool=RECLAIM, numa=node, cpus=max(left, 0)))
+    return remaining
 
 
 @dataclass(frozen=True)
 class AssignableCpus:
-    """What pools are cut from."""
+    """CPUs that pools are assigned from."""
 
     layout: CpuLayout
     free: frozenset[int]
     """CPUs that no dedicated container has."""
     usable: frozenset[int]
-    """Those with theirs; never empty."""
+    """The free CPUs and those of dedicated containers; never empty."""
     before: Mapping[str, frozenset[int]]
-    """What each pool had."""
+    """CPUs that each pool had."""
     bound: frozenset[int]
     """NUMA nodes that pools are bound to."""
     dedicated: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    """CPUs of dedicated pods, by pod key, for sizes that let reclaim share them."""
-    least: int = 1
-    """CPUs that reclaim shares with others where it has none of its own."""
+    """CPUs of dedicated pods by pod key, for sizes that overlap them with reclaim."""
+    shared_reclaim_cpus: int = 1
+    """Number of CPUs that reclaim shares with other pools if it has none of its own."""
     owned: frozenset[int] = NO_CPUS
-    """CPUs of NUMA nodes that one pod has for itself."""
+    """CPUs of NUMA nodes that one pod owns."""
 
     @property
     def fallback_cpus(self) -> frozenset[int]:
-        """Where there is nothing to divide, all pods share."""
+        """CPUs that all pods share if there is nothing to divide."""
         return self.free or self.usable
 
 
 def assign_pools(
-    wants: Sequence[SizedPool], sizes: Sequence[PoolSize], ground: AssignableCpus
+    sized_pools: Sequence[SizedPool], sizes: Sequence[PoolSize], assignable: AssignableCpus
 ) -> dict[str, frozenset[int]]:
-    """CPUs of every pool, reclaim among them always."""
+    """Return the CPUs of every pool, always including reclaim."""
     pools: dict[str, frozenset[int]] = {}
-    online = [want for want in wants if want.pool != RECLAIM]
-    for node in sorted({want.numa for want in online if want.numa != NOT_NUMA_BOUND}):
-        here = ground.layout.on([node]) & ground.free
-        used = NO_CPUS.union(*(ground.before.get(want.pool, NO_CPUS) for want in online if want.numa != node))
-        _assign_online_pools([want for want in online if want.numa == node], here, used, ground, pools)
+    online = [pool for pool in sized_pools if pool.pool != RECLAIM]
+    for node in sorted({pool.numa for pool in online if pool.numa != NOT_NUMA_BOUND}):
+        here = assignable.layout.on([node]) & assignable.free
+        used = NO_CPUS.union(*(assignable.before.get(pool.pool, NO_CPUS) for pool in online if pool.numa != node))
+        _assign_online_pools([pool for pool in online if pool.numa == node], here, used, assignable, pools)
     claimed = NO_CPUS.union(*pools.values())
-    unbound = [want for want in online if want.numa == NOT_NUMA_BOUND]
-    left = ground.free - claimed
-    first = left - ground.layout.on(ground.bound)
-    enough = len(first) >= sum(want.cpus for want in unbound)
-    _assign_online_pools(unbound, first if enough else left, NO_CPUS if enough else left - first, ground, pools)
-    reclaim = _assign_reclaim_pool(
-        wants, sizes, {pool: cpus or ground.fallback_cpus for pool, cpus in pools.items()}, ground
+    unbound = [pool for pool in online if pool.numa == NOT_NUMA_BOUND]
+    left = assignable.free - claimed
+    preferred = left - assignable.layout.on(assignable.bound)
+    enough = len(preferred) >= sum(pool.cpus for pool in unbound)
+    _assign_online_pools(
+        unbound, preferred if enough else left, NO_CPUS if enough else left - preferred, assignable, pools
     )
-    overlaid = {name for size in sizes if size.pool == RECLAIM for name in size.overlap}
-    # Who has to be on the CPUs of a pod that owns them all keeps off those that it lends, where pools are kept apart.
-    apart = ground.fallback_cpus if ground.free else (ground.usable - reclaim or ground.usable)
-    given = {pool: cpus or (ground.fallback_cpus if pool in overlaid else apart) for pool, cpus in pools.items()}
-    return {**given, RECLAIM: reclaim}
+    reclaim = _assign_reclaim_pool(
+        sized_pools, sizes, {name: cpus or assignable.fallback_cpus for name, cpus in pools.items()}, assignable
+    )
+    overlapping = {name for size in sizes if size.pool == RECLAIM for name in size.overlap}
+    # Online pools on the CPUs of a pod that owns the whole node avoid the CPUs that it shares with reclaim.
+    apart = assignable.fallback_cpus if assignable.free else (assignable.usable - reclaim or assignable.usable)
+    assigned = {
+        name: cpus or (assignable.fallback_cpus if name in overlapping else apart) for name, cpus in pools.items()
+    }
+    return {**assigned, RECLAIM: reclaim}
 
 
 def _assign_online_pools(
-    wants: Sequence[SizedPool],
-    here: frozenset[int],
+    sized_pools: Sequence[SizedPool],
+    candidates: frozenset[int],
     used: frozenset[int],
-    ground: AssignableCpus,
+    assignable: AssignableCpus,
     pools: dict[str, frozenset[int]],
 ) -> None:
-    """Give each of these pools its CPUs out of `here`; `used` are those to be taken last."""
-    kept: dict[str, frozenset[int]] = {}
-    left = here
-    for want in sorted(wants, key=lambda want: (want.pool, want.numa)):
-        if want.shared:
-            pools[want.pool] = pools.get(want.pool, NO_CPUS) | here
+    """Assign CPUs of `candidates` to each pool, those in `used` last."""
+    retained: dict[str, frozenset[int]] = {}
+    remaining = candidates
+    for pool in sorted(sized_pools, key=lambda pool: (pool.pool, pool.numa)):
+        if pool.shared:
+            pools[pool.pool] = pools.get(pool.pool, NO_CPUS) | candidates
             continue
-        kept[want.pool] = select_cpus(ground.layout, want.cpus, ground.before.get(want.pool, NO_CPUS) & left)
-        left -= kept[want.pool]
-    for want in sorted(wants, key=lambda want: (want.pool, want.numa)):
-        if not want.shared:
-            mine = kept[want.pool]
-            others = (used | ground.before.get(RECLAIM, NO_CPUS)) - mine
-            chosen = select_cpus(ground.layout, want.cpus, left | mine, mine, others)
-            left -= chosen
-            pools[want.pool] = pools.get(want.pool, NO_CPUS) | chosen
+        retained[pool.pool] = select_cpus(
+            assignable.layout, pool.cpus, assignable.before.get(pool.pool, NO_CPUS) & remaining
+        )
+        remaining -= retained[pool.pool]
+    for pool in sorted(sized_pools, key=lambda pool: (pool.pool, pool.numa)):
+        if not pool.shared:
+            own = retained[pool.pool]
+            others = (used | assignable.before.get(RECLAIM, NO_CPUS)) - own
+            selected = select_cpus(assignable.layout, pool.cpus, remaining | own, own, others)
+            remaining -= selected
+            pools[pool.pool] = pools.get(pool.pool, NO_CPUS) | selected
 
 
 def _assign_reclaim_pool(
-    wants: Sequence[SizedPool], sizes: Sequence[PoolSize], pools: Mapping[str, frozenset[int]], ground: AssignableCpus
+    sized_pools: Sequence[SizedPool],
+    sizes: Sequence[PoolSize],
+    pools: Mapping[str, frozenset[int]],
+    assignable: AssignableCpus,
 ) -> frozenset[int]:
-    layout, before = ground.layout, ground.before.get(RECLAIM, NO_CPUS)
-    left = ground.free - NO_CPUS.union(*pools.values())
-    chosen = NO_CPUS
-    for want in sorted((want for want in wants if want.pool == RECLAIM), key=lambda want: -want.numa):
-        here = left if want.numa == NOT_NUMA_BOUND else left & layout.on([want.numa])
-        far = layout.on(ground.bound) if want.numa == NOT_NUMA_BOUND else NO_CPUS
-        mine = select_cpus(layout, want.cpus, here, before, far - before)
-        owners = ground.owned & layout.on([want.numa])
-        if len(mine) < want.cpus and want.numa != NOT_NUMA_BOUND and owners:
-            # The node belongs to one pod: what is lent there are its own CPUs.
-            mine |= select_cpus(layout, want.cpus - len(mine), owners, before)
-        chosen |= mine
-        left -= mine
+    layout, before = assignable.layout, assignable.before.get(RECLAIM, NO_CPUS)
+    remaining = assignable.free - NO_CPUS.union(*pools.values())
+    result = NO_CPUS
+    for pool in sorted((pool for pool in sized_pools if pool.pool == RECLAIM), key=lambda pool: -pool.numa):
+        candidates = remaining if pool.numa == NOT_NUMA_BOUND else remaining & layout.on([pool.numa])
+        on_bound_nodes = layout.on(assignable.bound) if pool.numa == NOT_NUMA_BOUND else NO_CPUS
+        selected = select_cpus(layout, pool.cpus, candidates, before, on_bound_nodes - before)
+        owned_cpus = assignable.owned & layout.on([pool.numa])
+        if len(selected) < pool.cpus and pool.numa != NOT_NUMA_BOUND and owned_cpus:
+            # One pod owns the NUMA node, so its own CPUs are reclaimed.
+            selected |= select_cpus(layout, pool.cpus - len(selected), owned_cpus, before)
+        result |= selected
+        remaining -= selected
     for size in sizes:
         if size.pool == RECLAIM:
             for name, count in sorted(size.overlap.items()):
-                chosen |= select_cpus(layout, count, _lending_cpus(name, size.numa, pools, ground) - chosen, before)
-    if not chosen:
-        # Reclaimed pods always have somewhere to run: beside online pods, where priority holds them back.
-        apart = NO_CPUS.union(*(cpus for name, cpus in pools.items() if name.startswith(ISOLATION_PREFIX)))
-        chosen = select_round_robin(layout, ground.least, ground.free - apart or ground.fallback_cpus, before)
-    return chosen
+                result |= select_cpus(
+                    layout, count, _shareable_cpus(name, size.numa, pools, assignable) - result, before
+                )
+    if not result:
+        # Reclaimed pods always get CPUs: if need be those of online pods, where priority makes them yield.
+        isolated = NO_CPUS.union(*(cpus for name, cpus in pools.items() if name.startswith(ISOLATION_PREFIX)))
+        result = select_round_robin(
+            layout, assignable.shared_reclaim_cpus, assignable.free - isolated or assignable.fallback_cpus, before
+        )
+    return result
 
 
-def _lending_cpus(name: str, numa: int, pools: Mapping[str, frozenset[int]], ground: AssignableCpus) -> frozenset[int]:
-    """CPUs of the pool, or of the dedicated pod, of that name, with or without its node."""
-    plain, _dash, node = name.removeprefix(f"{DEDICATED}-").rpartition("-NUMA")
-    key = plain if node.isdigit() else name.removeprefix(f"{DEDICATED}-")
-    cpus = pools.get(name) or ground.dedicated.get(key, NO_CPUS)
+def _shareable_cpus(
+    name: str, numa: int, pools: Mapping[str, frozenset[int]], assignable: AssignableCpus
+) -> frozenset[int]:
+    """Return the CPUs of the pool or dedicated pod that an overlap names, with or without a NUMA suffix."""
+    base, _dash, node = name.removeprefix(f"{DEDICATED}-").rpartition("-NUMA")
+    key = base if node.isdigit() else name.removeprefix(f"{DEDICATED}-")
+    cpus = pools.get(name) or assignable.dedicated.get(key, NO_CPUS)
     nodes = [int(node)] if node.isdigit() and name not in pools else [numa] if numa != NOT_NUMA_BOUND else None
-    return cpus if nodes is None else cpus & ground.layout.on(nodes)
+    return cpus if nodes is None else cpus & assignable.layout.on(nodes)

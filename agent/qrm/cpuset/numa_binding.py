@@ -30,24 +30,24 @@ from api.qos import QoSLevel
 
 @dataclass
 class NumaAllocations:
-    """Lives for one placement. CPUs of dedicated containers, cores of NUMA-bound shared pods, nodes that are closed."""
+    """CPUs and nodes allocated so far in one run: dedicated containers, NUMA-bound shared pods, closed nodes."""
 
     layout: CpuLayout
     usable: frozenset[int]
     unbound_cores: float
-    """Requests of the shared pods that are bound to no node."""
+    """Requests of shared pods without a binding."""
     used: frozenset[int]
-    """What online pools had: to be taken last."""
-    taken: dict[str, frozenset[int]] = field(default_factory=dict)
-    """CPUs by container, whatever names it."""
+    """CPUs that online pools had, selected last."""
+    assigned: dict[str, frozenset[int]] = field(default_factory=dict)
+    """CPUs by container."""
     requested: dict[int, float] = field(default_factory=dict)
     """Cores of NUMA-bound shared pods by node."""
     bound: set[int] = field(default_factory=set)
-    """Nodes with pods that are bound to them."""
+    """Nodes with bound pods."""
     closed: set[int] = field(default_factory=set)
     """Nodes whose pods share them with no other bound pod."""
     owned: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Nodes that one pod has for itself, by its uid."""
+    """Nodes that one pod owns, by its uid."""
 
     def __post_init__(self) -> None:
         self._free = self.usable
@@ -57,13 +57,13 @@ class NumaAllocations:
         """CPUs that no dedicated container has."""
         return self._free
 
-    def take(self, container: str, cpus: frozenset[int]) -> None:
-        """These CPUs are that container's alone."""
-        self.taken[container] = cpus
+    def assign(self, container: str, cpus: frozenset[int]) -> None:
+        """Make these CPUs exclusive to the container."""
+        self.assigned[container] = cpus
         self._free -= cpus
 
-    def own(self, uid: str, nodes: tuple[int, ...]) -> frozenset[int]:
-        """The pod has those nodes for itself; returns their CPUs."""
+    def own_nodes(self, uid: str, nodes: tuple[int, ...]) -> frozenset[int]:
+        """Make the pod the owner of these nodes; return their CPUs."""
         self.owned[uid] = nodes
         self.closed.update(nodes)
         self.bound.update(nodes)
@@ -71,18 +71,16 @@ class NumaAllocations:
         self._free -= cpus
         return cpus
 
-    def ask(self, nodes: Collection[int], cores: float) -> None:
-        """A shared pod is bound there; it asks for so many cores of each in equal parts."""
+    def bind_shared(self, nodes: Collection[int], cores: float) -> None:
+        """Bind a shared pod to these nodes; each gets an equal part of its cores."""
         for node in nodes:
             self.requested[node] = self.requested.get(node, 0.0) + cores / len(nodes)
         self.bound.update(nodes)
 
     def available(self, *, alone: bool, first: bool = False) -> Mapping[int, float]:
-        """Cores of each node that a pod can be bound to; `alone`: one that shares with no other bound pod.
-
-        A node that is not bound to yet has none where the shared pods that are not bound would not fit on what is left,
-        unless the pod goes `first`.
-        """
+        """Return the cores of each node that a pod can be bound to; `alone` excludes nodes with other bound pods. A
+        node without bound pods has none if the unbound shared pods would not fit on the remaining nodes, unless the
+        pod goes `first`."""
         free = {node: float(len(self._free.intersection(cpus))) for node, cpus in self.layout.numa.items()}
         unbound = {node: cores for node, cores in free.items() if node not in self.bound}
         spare = sum(unbound.values()) - self.unbound_cores
@@ -92,7 +90,7 @@ class NumaAllocations:
             if node in self.closed or (alone and node in self.bound):
                 left = 0.0
             elif len(free) == 1 and not first:
-                # The only node there is holds everybody.
+                # The only NUMA node holds all pods.
                 left -= self.unbound_cores
             elif node in unbound and spare < cores and not first:
                 left = 0.0
@@ -103,17 +101,15 @@ class NumaAllocations:
 def bind_reclaimed(
     pods: Sequence[Pod], layout: CpuLayout, state: CpusetState, config: CpuPlacementConfig
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, Reason]]:
-    """NUMA node of each such pod by uid, and why others have none, by pod key.
-
-    Where the headroom of nodes is not known nobody is bound anew; those that are bound stay.
-    """
-    nodes, asked, unbound = _bound_reclaimed_pods(pods, layout, state)
+    """Return the NUMA nodes of each bound reclaimed pod by uid, and the reason by pod key of those rejected. If the
+    headroom of nodes is not known, existing bindings stay and no pod is bound."""
+    nodes, requested, unbound = _bound_reclaimed_pods(pods, layout, state)
     rejected: dict[str, Reason] = {}
     for pod in (pod for pod in pods if pod.qos is QoSLevel.RECLAIMED and pod.enhancements.numa_binding):
         if pod.uid in nodes:
             continue
         cores = reclaimed_pod_cores(pod)
-        left = _room_by_numa(layout, state.numa_headroom, asked, unbound)
+        left = _room_by_numa(layout, state.numa_headroom, requested, unbound)
         fitting = [node for node, room in left.items() if room >= cores]
         if not fitting:
             rejected[pod.key] = _rejection_reason(pod, cores, left, state.numa_headroom)
@@ -122,27 +118,27 @@ def bind_reclaimed(
         sign = 1 if config.numa_hint == "packing" else -1
         node = min(fitting, key=lambda node: (sign * left[node], node))
         nodes[pod.uid] = (node,)
-        asked[node] = asked.get(node, 0.0) + cores
+        requested[node] = requested.get(node, 0.0) + cores
     return nodes, rejected
 
 
 def reclaimed_room_by_numa(pods: Sequence[Pod], layout: CpuLayout, state: CpusetState) -> Mapping[int, float]:
-    """Cores of each NUMA node that one more pod can be bound to, beside these."""
-    _nodes, asked, unbound = _bound_reclaimed_pods(pods, layout, state)
-    return _room_by_numa(layout, state.numa_headroom, asked, unbound)
+    """Return the cores of each NUMA node that one more reclaimed pod can be bound to."""
+    _nodes, requested, unbound = _bound_reclaimed_pods(pods, layout, state)
+    return _room_by_numa(layout, state.numa_headroom, requested, unbound)
 
 
 def reclaimed_pod_cores(pod: Pod) -> float:
-    """What all containers of the pod ask for."""
+    """Return the cores that all containers of the pod request."""
     return sum(requested_cores(pod, container) or 0.0 for container in pod.containers)
 
 
 def _bound_reclaimed_pods(
     pods: Sequence[Pod], layout: CpuLayout, state: CpusetState
 ) -> tuple[dict[str, tuple[int, ...]], dict[int, float], float]:
-    """The node of each pod that has one, by uid, the cores that those ask for by node, and those of unbound pods."""
+    """Return the nodes of each bound pod by uid, the requested cores by node, and those of unbound pods."""
     nodes: dict[str, tuple[int, ...]] = {}
-    asked: dict[int, float] = {}
+    requested: dict[int, float] = {}
     unbound = 0.0
     for pod in pods:
         if pod.qos is not QoSLevel.RECLAIMED:
@@ -153,43 +149,44 @@ def _bound_reclaimed_pods(
         bound = bound_numa_nodes(pod, state) or pod.bound_numa
         if len(bound) == 1 and bound[0] in layout.numa:
             nodes[pod.uid] = bound
-            asked[bound[0]] = asked.get(bound[0], 0.0) + reclaimed_pod_cores(pod)
-    return nodes, asked, unbound
+            requested[bound[0]] = requested.get(bound[0], 0.0) + reclaimed_pod_cores(pod)
+    return nodes, requested, unbound
 
 
 def _room_by_numa(
-    layout: CpuLayout, headroom: Mapping[int, float], asked: Mapping[int, float], unbound: float
+    layout: CpuLayout, headroom: Mapping[int, float], requested: Mapping[int, float], unbound: float
 ) -> Mapping[int, float]:
-    """Cores of each node that a pod can still be bound to; a node becomes one for bound pods only if the rest still fits."""
-    free = {node: headroom[node] for node in layout.numa if node in headroom and node not in asked}
-    spare = sum(free.values()) - unbound
-    left = {node: headroom[node] - cores for node, cores in asked.items() if node in headroom}
-    return left | {node: cores for node, cores in free.items() if spare >= cores}
+    """Return the cores of each node that a pod can be bound to. A node gets its first bound pod only if the unbound
+    pods fit on the remaining nodes."""
+    unbound_nodes = {node: headroom[node] for node in layout.numa if node in headroom and node not in requested}
+    spare = sum(unbound_nodes.values()) - unbound
+    room = {node: headroom[node] - cores for node, cores in requested.items() if node in headroom}
+    return room | {node: cores for node, cores in unbound_nodes.items() if spare >= cores}
 
 
 def _rejection_reason(pod: Pod, cores: float, left: Mapping[int, float], headroom: Mapping[int, float]) -> Reason:
     if not headroom:
-        text = f"{pod.key} cannot be bound to a NUMA node: what each can lend is not known."
+        text = f"{pod.key} cannot be bound to a NUMA node: the headroom of each node is not known."
         return Reason(rule="numa_headroom_unknown", text=text)
     rooms = ", ".join(f"{node}: {max(room, 0.0):g}" for node, room in sorted(left.items())) or "none"
     return Reason(
         rule="numa_headroom_too_small",
-        text=f"{pod.key} asks for {cores:g} reclaimed CPUs on one NUMA node; left to bind to on node: {rooms}.",
+        text=f"{pod.key} requests {cores:g} reclaimed CPUs on one NUMA node; CPUs left by node: {rooms}.",
         inputs={"request_cores": cores, **{f"left_on_{node}": room for node, room in left.items()}},
     )
 
 
 @dataclass
 class NumaBindings:
-    """Filled pod by pod."""
+    """Result of binding, filled pod by pod."""
 
-    ledger: NumaAllocations
+    allocations: NumaAllocations
     nodes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """NUMA nodes that a pod is bound to, by uid."""
+    """NUMA nodes of a bound pod, by uid."""
     cpus: dict[str, frozenset[int]] = field(default_factory=dict)
     """CPUs of dedicated containers, by cgroup."""
     rejected: dict[str, Reason] = field(default_factory=dict)
-    """By pod key."""
+    """Reason by pod key."""
     reasons: dict[str, Reason] = field(default_factory=dict)
     """Of dedicated and bound pods, by pod key."""
 
@@ -197,16 +194,18 @@ class NumaBindings:
 def bind_pods(
     pods: Sequence[Pod], layout: CpuLayout, usable: frozenset[int], state: CpusetState, config: CpuPlacementConfig
 ) -> NumaBindings:
-    """Bind every pod that asks for it. `pods` in the order in which they are to have their turn."""
-    unbound = sum(pod_cores(pod, config) for pod in pods if _is_shared(pod) and not pod.enhancements.numa_binding)
+    """Bind every pod that requests it, in the order of `pods`."""
+    unbound_cores = sum(pod_cores(pod, config) for pod in pods if _is_shared(pod) and not pod.enhancements.numa_binding)
     result = NumaBindings(
-        ledger=NumaAllocations(layout=layout, usable=usable, unbound_cores=unbound, used=_online_pool_cpus(state))
+        allocations=NumaAllocations(
+            layout=layout, usable=usable, unbound_cores=unbound_cores, used=_online_pool_cpus(state)
+        )
     )
-    _retain_residual_pods(result.ledger, pods, state)
+    _retain_residual_pods(result.allocations, pods, state)
     claimants = [
         pod for pod in pods if pod.qos is QoSLevel.DEDICATED or (_is_shared(pod) and pod.enhancements.numa_binding)
     ]
-    # Whoever lost CPUs looks for others only after those who did not have theirs.
+    # Pods that lost CPUs are bound after those that still have all of theirs.
     for pod in sorted(claimants, key=lambda pod: not _has_own_cpus(pod, state, usable)):
         try:
             if pod.qos is QoSLevel.DEDICATED:
@@ -223,9 +222,9 @@ def bind_pods(
 
 
 def _has_own_cpus(pod: Pod, state: CpusetState, usable: frozenset[int]) -> bool:
-    """Whether the pod is bound and can have all CPUs of its own that it had."""
-    own = (entry.cpus for entry in state.pod(pod.uid).values() if entry.owner_pool_name == DEDICATED)
-    return bool(bound_numa_nodes(pod, state)) and all(cpus <= usable for cpus in own)
+    """Return whether the pod is bound and all of its exclusive CPUs are still usable."""
+    exclusive = (entry.cpus for entry in state.pod(pod.uid).values() if entry.owner_pool_name == DEDICATED)
+    return bool(bound_numa_nodes(pod, state)) and all(cpus <= usable for cpus in exclusive)
 
 
 def _is_shared(pod: Pod) -> bool:
@@ -233,10 +232,10 @@ def _is_shared(pod: Pod) -> bool:
 
 
 def pod_cores(pod: Pod, config: CpuPlacementConfig) -> float:
-    """What the pod asks for; a shared container without a request counts as configured, any other as nothing."""
+    """Return the cores the pod requests; a shared container without a request counts as configured, others as 0."""
     missing = config.fallback_cores if pod.qos.online else 0.0
-    asked = (requested_cores(pod, container) for container in pod.containers if not container.sidecar)
-    return sum(missing if cores is None else cores for cores in asked)
+    requests = (requested_cores(pod, container) for container in pod.containers if not container.sidecar)
+    return sum(missing if cores is None else cores for cores in requests)
 
 
 def _online_pool_cpus(state: CpusetState) -> frozenset[int]:
@@ -244,151 +243,172 @@ def _online_pool_cpus(state: CpusetState) -> frozenset[int]:
     return frozenset[int]().union(*map(state.pool, pools))
 
 
-def _retain_residual_pods(ledger: NumaAllocations, pods: Iterable[Pod], state: CpusetState) -> None:
-    """What pods had that are not listed any more, until they are forgotten."""
-    there = {pod.uid for pod in pods}
-    for uid in sorted(state.residual.keys() - there):
+def _retain_residual_pods(allocations: NumaAllocations, pods: Iterable[Pod], state: CpusetState) -> None:
+    """Keep the allocations of pods that are not listed any more until they expire."""
+    listed = {pod.uid for pod in pods}
+    for uid in sorted(state.residual.keys() - listed):
         for name, entry in sorted(state.pod(uid).items()):
-            nodes = tuple(node for node in entry.bound_numa if node in ledger.layout.numa)
+            nodes = tuple(node for node in entry.bound_numa if node in allocations.layout.numa)
             if entry.exclusive and nodes:
-                ledger.own(uid, nodes)
+                allocations.own_nodes(uid, nodes)
             elif entry.owner_pool_name == DEDICATED:
-                ledger.take(f"{uid}/{name}", entry.cpus & ledger.free)
-                ledger.bound.update(nodes)
+                allocations.assign(f"{uid}/{name}", entry.cpus & allocations.free)
+                allocations.bound.update(nodes)
             elif nodes and entry.owner_pool_name != RECLAIM and entry.container_type != "SIDECAR":
-                ledger.ask(nodes, entry.request_quantity)
+                allocations.bind_shared(nodes, entry.request_quantity)
 
 
 def _bind_dedicated(pod: Pod, result: NumaBindings, state: CpusetState, config: CpuPlacementConfig) -> None:
-    wants = pod.enhancements
-    if not wants.numa_binding:
+    enhancements = pod.enhancements
+    if not enhancements.numa_binding:
         result.rejected[pod.key] = Reason(
             rule="dedicated_needs_numa_binding",
-            text=f"{pod.key} asks for dedicated_cores without numa_binding, which nobody can hold; "
+            text=f"{pod.key} requests dedicated_cores without numa_binding, which is not supported; "
             "it runs with the shared pods.",
         )
         return
-    ledger = result.ledger
-    known = {name: entry for name, entry in state.pod(pod.uid).items() if entry.owner_pool_name == DEDICATED}
-    mains = [container for container in pod.containers if not container.sidecar] or list(pod.containers[:1])
-    counts = {container.name: _dedicated_cpu_count(pod, container, known, ledger.layout, config) for container in mains}
-    if any(_is_resized(pod, container, known) for container in mains):
+    allocations = result.allocations
+    entries = {name: entry for name, entry in state.pod(pod.uid).items() if entry.owner_pool_name == DEDICATED}
+    main_containers = [container for container in pod.containers if not container.sidecar] or list(pod.containers[:1])
+    counts = {
+        container.name: _dedicated_cpu_count(pod, container, entries, allocations.layout, config)
+        for container in main_containers
+    }
+    if any(_is_resized(pod, container, entries) for container in main_containers):
         result.rejected[pod.key] = Reason(
             rule="dedicated_resize",
-            text=f"{pod.key} changed its request in place; it keeps the {sum(counts.values())} CPUs that it began with.",
+            text=f"{pod.key} changed its request in place; it keeps the {sum(counts.values())} CPUs that it started with.",
         )
-    nodes = _retained_nodes(pod, known, ledger, sum(counts.values()))
+    nodes = _retained_nodes(pod, entries, allocations, sum(counts.values()))
     if nodes is None:
-        alone = wants.numa_exclusive or not wants.numa_share
-        available = ledger.available(alone=alone, first=bool(known))
-        ask = NumaRequest(cores=sum(counts.values()), wants=wants, several=wants.numa_exclusive)
+        alone = enhancements.numa_exclusive or not enhancements.numa_share
+        available = allocations.available(alone=alone, first=bool(entries))
+        request = NumaRequest(
+            cores=sum(counts.values()), enhancements=enhancements, several=enhancements.numa_exclusive
+        )
         nodes = select_hint(
-            topology_hints(ask, available, ledger.free, ledger.layout), available, ledger.layout, config
+            topology_hints(request, available, allocations.free, allocations.layout),
+            available,
+            allocations.layout,
+            config,
         ).nodes
-    if wants.numa_exclusive:
-        whole = ledger.own(pod.uid, nodes)
-        given = dict.fromkeys(counts, whole)
+    if enhancements.numa_exclusive:
+        owned_cpus = allocations.own_nodes(pod.uid, nodes)
+        assigned = dict.fromkeys(counts, owned_cpus)
     else:
-        given = {name: _select_container_cpus(name, pod, nodes, count, known, ledger) for name, count in counts.items()}
-        ledger.bound.update(nodes)
-        if not wants.numa_share:
-            ledger.closed.update(nodes)
+        assigned = {
+            name: _select_container_cpus(name, pod, nodes, count, entries, allocations)
+            for name, count in counts.items()
+        }
+        allocations.bound.update(nodes)
+        if not enhancements.numa_share:
+            allocations.closed.update(nodes)
     result.nodes[pod.uid] = nodes
-    main = given[mains[0].name]
+    main_cpus = assigned[main_containers[0].name]
     for container in pod.containers:
-        result.cpus[container.cgroup] = given.get(container.name, main)
+        result.cpus[container.cgroup] = assigned.get(container.name, main_cpus)
     result.reasons[pod.key] = _dedicated_reason(
-        pod, nodes, sum(counts.values()), len(frozenset().union(*given.values()))
+        pod, nodes, sum(counts.values()), len(frozenset().union(*assigned.values()))
     )
 
 
-def _dedicated_reason(pod: Pod, nodes: tuple[int, ...], asked: int, has: int) -> Reason:
+def _dedicated_reason(pod: Pod, nodes: tuple[int, ...], requested: int, assigned: int) -> Reason:
     listed = ",".join(map(str, nodes))
     rule = "dedicated_exclusive" if pod.enhancements.numa_exclusive else "dedicated"
-    text = f"{pod.key} asked for {asked} CPUs and has {has} of NUMA node {listed} for itself"
-    if has < asked:
+    text = f"{pod.key} requests {requested} CPUs and has {assigned} exclusive CPUs of NUMA node {listed}"
+    if assigned < requested:
         rule, text = "dedicated_short", f"{text}, because CPUs went offline and no other node has more"
     return Reason(
         rule=rule,
         text=f"{text}; sidecars run with its main container.",
-        threshold=asked,
-        inputs={"request_cores": asked, "cpus": has, "numa": listed},
+        threshold=requested,
+        inputs={"request_cores": requested, "cpus": assigned, "numa": listed},
     )
 
 
 def _dedicated_cpu_count(
-    pod: Pod, container: Container, known: Mapping[str, CpusetEntry], layout: CpuLayout, config: CpuPlacementConfig
+    pod: Pod, container: Container, entries: Mapping[str, CpusetEntry], layout: CpuLayout, config: CpuPlacementConfig
 ) -> int:
-    """CPUs of one dedicated container: its request rounded up, to whole cores where it asks for them."""
-    before = known.get(container.name)
+    """Return the CPUs of one dedicated container: its request rounded up, to whole cores if requested."""
+    before = entries.get(container.name)
     cores = requested_cores(pod, container) if before is None else before.request_quantity
     count = max(ceil(cores or config.fallback_cores), 1)
     return ceil(count / layout.threads) * layout.threads if pod.enhancements.full_cores else count
 
 
-def _is_resized(pod: Pod, container: Container, known: Mapping[str, CpusetEntry]) -> bool:
-    before = known.get(container.name)
+def _is_resized(pod: Pod, container: Container, entries: Mapping[str, CpusetEntry]) -> bool:
+    before = entries.get(container.name)
     return before is not None and before.request_quantity != (requested_cores(pod, container) or 0.0)
 
 
 def _retained_nodes(
-    pod: Pod, known: Mapping[str, CpusetEntry], ledger: NumaAllocations, count: int
+    pod: Pod, entries: Mapping[str, CpusetEntry], allocations: NumaAllocations, count: int
 ) -> tuple[int, ...] | None:
-    """The nodes that a pod was bound to, as long as they are there and have CPUs enough, or nobody has more."""
-    bound = next((entry.bound_numa for entry in known.values() if entry.bound_numa), pod.bound_numa)
-    if not bound or not set(bound) <= set(ledger.layout.numa) or ledger.closed.intersection(bound):
+    """Return the previous nodes of the pod if they have enough CPUs, or if no other nodes have more."""
+    bound = next((entry.bound_numa for entry in entries.values() if entry.bound_numa), pod.bound_numa)
+    if not bound or not set(bound) <= set(allocations.layout.numa) or allocations.closed.intersection(bound):
         return None
-    here = ledger.layout.on(bound) & ledger.free
-    if known:
-        return bound if here and (len(here) >= count or len(here) >= len(_best_other_cpus(ledger, bound))) else None
+    here = allocations.layout.on(bound) & allocations.free
+    if entries:
+        return (
+            bound if here and (len(here) >= count or len(here) >= len(_best_other_cpus(allocations, bound))) else None
+        )
     alone = pod.enhancements.numa_exclusive or not pod.enhancements.numa_share
-    available = ledger.available(alone=alone)
+    available = allocations.available(alone=alone)
     return bound if sum(available[node] for node in bound) >= count else None
 
 
-def _best_other_cpus(ledger: NumaAllocations, bound: tuple[int, ...]) -> frozenset[int]:
-    """The most free CPUs of as many other nodes."""
-    others = [ledger.free & ledger.layout.on([node]) for node in ledger.layout.numa if node not in bound]
+def _best_other_cpus(allocations: NumaAllocations, bound: tuple[int, ...]) -> frozenset[int]:
+    """Return the most free CPUs of the same number of other nodes."""
+    others = [allocations.free & allocations.layout.on([node]) for node in allocations.layout.numa if node not in bound]
     return frozenset[int]().union(*sorted(others, key=len, reverse=True)[: len(bound)])
 
 
 def _select_container_cpus(
-    name: str, pod: Pod, nodes: tuple[int, ...], count: int, known: Mapping[str, CpusetEntry], ledger: NumaAllocations
+    name: str,
+    pod: Pod,
+    nodes: tuple[int, ...],
+    count: int,
+    entries: Mapping[str, CpusetEntry],
+    allocations: NumaAllocations,
 ) -> frozenset[int]:
-    here = ledger.layout.on(nodes) & ledger.free
-    kept = known[name].cpus if name in known else frozenset[int]()
-    even = pod.enhancements.distribute_evenly and not kept
+    here = allocations.layout.on(nodes) & allocations.free
+    retained = entries[name].cpus if name in entries else frozenset[int]()
+    even = pod.enhancements.distribute_evenly and not retained
     cpus = (
-        select_evenly(ledger.layout, count, here, nodes)
+        select_evenly(allocations.layout, count, here, nodes)
         if even
-        else select_cpus(ledger.layout, count, here, kept, ledger.used)
+        else select_cpus(allocations.layout, count, here, retained, allocations.used)
     )
-    ledger.take(f"{pod.uid}/{name}", cpus)
+    allocations.assign(f"{pod.uid}/{name}", cpus)
     return cpus
 
 
 def _bind_shared(pod: Pod, result: NumaBindings, state: CpusetState, config: CpuPlacementConfig) -> None:
-    """One NUMA node for a shared pod: the one that it has, the one that it names, or the best by hints."""
-    ledger, cores = result.ledger, pod_cores(pod, config)
-    wants = pod.enhancements
-    available = ledger.available(alone=not wants.numa_share)
+    """Bind a shared pod to one NUMA node: its previous one, the one it names, or the best by hints."""
+    allocations, cores = result.allocations, pod_cores(pod, config)
+    enhancements = pod.enhancements
+    available = allocations.available(alone=not enhancements.numa_share)
     nodes = bound_numa_nodes(pod, state)
-    # A pod that runs there is not moved because the node has become too small for all.
-    if len(nodes) != 1 or nodes[0] not in ledger.layout.numa or nodes[0] in ledger.closed:
-        found = topology_hints(
-            NumaRequest(cores=cores, wants=wants, several=False), available, ledger.free, ledger.layout
+    # A running pod is not moved when its node becomes too small for all.
+    if len(nodes) != 1 or nodes[0] not in allocations.layout.numa or nodes[0] in allocations.closed:
+        hints = topology_hints(
+            NumaRequest(cores=cores, enhancements=enhancements, several=False),
+            available,
+            allocations.free,
+            allocations.layout,
         )
-        named = [hint for hint in found if hint.nodes == pod.bound_numa]
-        nodes = (named[0] if named else select_hint(found, available, ledger.layout, config)).nodes
+        matching = [hint for hint in hints if hint.nodes == pod.bound_numa]
+        nodes = (matching[0] if matching else select_hint(hints, available, allocations.layout, config)).nodes
     if len(nodes) > 1:
-        raise NoTopologyHint(f"asks for {len(nodes)} NUMA nodes; shared_cores are bound to one")
-    ledger.ask(nodes, cores)
-    if not wants.numa_share:
-        ledger.closed.update(nodes)
+        raise NoTopologyHint(f"requests {len(nodes)} NUMA nodes; shared_cores are bound to one")
+    allocations.bind_shared(nodes, cores)
+    if not enhancements.numa_share:
+        allocations.closed.update(nodes)
     result.nodes[pod.uid] = nodes
     node = nodes[0]
     result.reasons[pod.key] = Reason(
         rule="shared_numa_binding",
-        text=f"{pod.key} asks for {cores:g} CPUs and is bound to NUMA node {node}, which had {available[node]:g} left.",
+        text=f"{pod.key} requests {cores:g} CPUs and is bound to NUMA node {node}, which had {available[node]:g} left.",
         inputs={"request_cores": cores, "numa": node, "available_cores": available[node]},
     )

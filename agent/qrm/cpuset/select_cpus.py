@@ -18,67 +18,65 @@ def select_cpus(
     layout: CpuLayout,
     count: int,
     free: Collection[int],
-    kept: Collection[int] = NO_CPUS,
+    retained: Collection[int] = NO_CPUS,
     used: Collection[int] = NO_CPUS,
 ) -> frozenset[int]:
-    """`count` of the CPUs in `free`, or all where there are fewer.
-
-    `kept` are those that the asker has already, `used` those that somebody else would have to give up.
-    """
-    chosen = _select_retained(layout, count, frozenset(kept) & frozenset(free))
+    """Return `count` of the free CPUs, or all if there are fewer. `retained` are CPUs that the pool or container has
+    already; `used` are those of other pools, selected last."""
+    selected = _select_retained(layout, count, frozenset(retained) & frozenset(free))
     for tier in (frozenset(free) - frozenset(used), frozenset(free)):
-        if len(chosen) < count:
-            chosen |= _select_more(layout, count - len(chosen), tier - chosen, chosen)
-    return chosen
+        if len(selected) < count:
+            selected |= _select_more(layout, count - len(selected), tier - selected, selected)
+    return selected
 
 
 def select_round_robin(
     layout: CpuLayout,
     count: int,
     free: Collection[int],
-    kept: Collection[int] = NO_CPUS,
+    retained: Collection[int] = NO_CPUS,
     used: Collection[int] = NO_CPUS,
 ) -> frozenset[int]:
-    """`count` of the CPUs in `free`, one of each NUMA node in turn, each on the core that has given the fewest so far.
-
-    `kept` and `used` as for `pick`.
-    """
-    left = {node: set(cpus) & set(free) for node, cpus in layout.numa.items()}
-    given: Counter[Core] = Counter()
-    chosen: set[int] = set()
-    while len(chosen) < count and any(left.values()):
-        for cpus in left.values():
-            if cpus and len(chosen) < count:
-                cpu = min(cpus, key=lambda cpu: (cpu not in kept, cpu in used, given[layout.core[cpu]], cpu))
+    """Return `count` of the free CPUs, one of each NUMA node in turn, each on the core with the fewest selected so
+    far. `retained` and `used` as for `select_cpus`."""
+    free_by_node = {node: set(cpus) & set(free) for node, cpus in layout.numa.items()}
+    count_by_core: Counter[Core] = Counter()
+    selected: set[int] = set()
+    while len(selected) < count and any(free_by_node.values()):
+        for cpus in free_by_node.values():
+            if cpus and len(selected) < count:
+                cpu = min(
+                    cpus, key=lambda cpu: (cpu not in retained, cpu in used, count_by_core[layout.core[cpu]], cpu)
+                )
                 cpus.remove(cpu)
-                chosen.add(cpu)
-                given[layout.core[cpu]] += 1
-    return frozenset(chosen)
+                selected.add(cpu)
+                count_by_core[layout.core[cpu]] += 1
+    return frozenset(selected)
 
 
 def select_evenly(layout: CpuLayout, count: int, free: Collection[int], nodes: Iterable[int]) -> frozenset[int]:
-    """`count` CPUs, the same number on each of these NUMA nodes, one more on the first ones where it does not divide."""
-    wanted = tuple(nodes)
-    each, more = divmod(count, len(wanted))
+    """Return `count` CPUs, the same number on each NUMA node; the first nodes get one more for a remainder."""
+    ordered = tuple(nodes)
+    each, remainder = divmod(count, len(ordered))
     parts = [
-        select_cpus(layout, each + (index < more), layout.on([node]) & frozenset(free))
-        for index, node in enumerate(wanted)
+        select_cpus(layout, each + (index < remainder), layout.on([node]) & frozenset(free))
+        for index, node in enumerate(ordered)
     ]
-    chosen = NO_CPUS.union(*parts)
-    return chosen | select_cpus(layout, count - len(chosen), layout.on(wanted) & frozenset(free) - chosen)
+    selected = NO_CPUS.union(*parts)
+    return selected | select_cpus(layout, count - len(selected), layout.on(ordered) & frozenset(free) - selected)
 
 
-def _select_retained(layout: CpuLayout, count: int, has: frozenset[int]) -> frozenset[int]:
-    # Half cores go first, then what is away from the rest.
-    if len(has) <= count:
-        return has
-    whole = set(layout.whole_cores(has))
-    nodes = Counter(layout.cpu[cpu].numa for cpu in has)
-    caches = Counter(layout.cache[cpu] for cpu in has)
+def _select_retained(layout: CpuLayout, count: int, owned: frozenset[int]) -> frozenset[int]:
+    # Give up half cores first, then CPUs away from the rest.
+    if len(owned) <= count:
+        return owned
+    whole_cores = set(layout.whole_cores(owned))
+    nodes = Counter(layout.cpu[cpu].numa for cpu in owned)
+    caches = Counter(layout.cache[cpu] for cpu in owned)
     ranked = sorted(
-        has,
+        owned,
         key=lambda cpu: (
-            layout.core[cpu] not in whole,
+            layout.core[cpu] not in whole_cores,
             -nodes[layout.cpu[cpu].numa],
             layout.cpu[cpu].numa,
             -caches[layout.cache[cpu]],
@@ -88,32 +86,32 @@ def _select_retained(layout: CpuLayout, count: int, has: frozenset[int]) -> froz
     return frozenset(ranked[:count])
 
 
-def _select_more(layout: CpuLayout, need: int, free: frozenset[int], mine: frozenset[int]) -> frozenset[int]:
+def _select_more(layout: CpuLayout, need: int, free: frozenset[int], owned: frozenset[int]) -> frozenset[int]:
     if len(free) <= need:
         return free
-    chosen = _select_siblings(layout, need, free, mine)
-    while len(chosen) < need:
-        more = _select_whole_cores(layout, need - len(chosen), free - chosen, mine | chosen)
+    selected = _select_siblings(layout, need, free, owned)
+    while len(selected) < need:
+        more = _select_whole_cores(layout, need - len(selected), free - selected, owned | selected)
         if not more:
             break
-        chosen |= more
-    if len(chosen) < need:
-        chosen |= _select_single_threads(layout, need - len(chosen), free - chosen, mine | chosen)
-    return chosen
+        selected |= more
+    if len(selected) < need:
+        selected |= _select_single_threads(layout, need - len(selected), free - selected, owned | selected)
+    return selected
 
 
-def _select_siblings(layout: CpuLayout, need: int, free: frozenset[int], mine: frozenset[int]) -> frozenset[int]:
-    # Cores that the asker has a part of, and can have the rest of.
-    found: list[int] = []
-    for core in sorted({layout.core[cpu] for cpu in mine}):
-        rest = [cpu for cpu in layout.cores[core] if cpu not in mine]
-        if rest and len(found) + len(rest) <= need and free.issuperset(rest):
-            found += rest
-    return frozenset(found)
+def _select_siblings(layout: CpuLayout, need: int, free: frozenset[int], owned: frozenset[int]) -> frozenset[int]:
+    # Cores of which the pool or container has a part, and whose rest is free.
+    siblings: list[int] = []
+    for core in sorted({layout.core[cpu] for cpu in owned}):
+        rest = [cpu for cpu in layout.cores[core] if cpu not in owned]
+        if rest and len(siblings) + len(rest) <= need and free.issuperset(rest):
+            siblings += rest
+    return frozenset(siblings)
 
 
-def _select_whole_cores(layout: CpuLayout, need: int, free: frozenset[int], mine: frozenset[int]) -> frozenset[int]:
-    """Whole cores of the one cache that suits best; empty where not one whole core is free and small enough."""
+def _select_whole_cores(layout: CpuLayout, need: int, free: frozenset[int], owned: frozenset[int]) -> frozenset[int]:
+    """Return whole cores of the best cache; empty if no whole core is free and small enough."""
     by_cache: dict[Cache, list[int]] = {}
     for core in layout.whole_cores(sorted(free, key=layout.place.__getitem__)):
         threads = layout.cores[core]
@@ -123,7 +121,7 @@ def _select_whole_cores(layout: CpuLayout, need: int, free: frozenset[int], mine
     in_node: Counter[int] = Counter()
     for (_socket, node, _l3), cpus in by_cache.items():
         in_node[node] += len(cpus)
-    caches = {layout.cache[cpu] for cpu in mine}
+    caches = {layout.cache[cpu] for cpu in owned}
     nodes = {node for _socket, node, _l3 in caches}
     sockets = {socket for socket, _node, _l3 in caches}
 
@@ -135,24 +133,24 @@ def _select_whole_cores(layout: CpuLayout, need: int, free: frozenset[int], mine
             cache not in caches, node not in nodes, socket not in sockets, in_node[node] < need, socket, node, *fit, *cache
         )  # fmt: skip
 
-    taken: list[int] = []
+    selected: list[int] = []
     best = by_cache[min(by_cache, key=rank)]
     for core in dict.fromkeys(layout.core[cpu] for cpu in best):
-        if len(taken) + len(layout.cores[core]) > need:
+        if len(selected) + len(layout.cores[core]) > need:
             break
-        taken += layout.cores[core]
-    return frozenset(taken)
+        selected += layout.cores[core]
+    return frozenset(selected)
 
 
-def _select_single_threads(layout: CpuLayout, need: int, free: frozenset[int], mine: frozenset[int]) -> frozenset[int]:
-    # From cores that are broken already before another one is broken, near what the asker has.
-    whole = set(layout.whole_cores(free))
-    caches = {layout.cache[cpu] for cpu in mine}
+def _select_single_threads(layout: CpuLayout, need: int, free: frozenset[int], owned: frozenset[int]) -> frozenset[int]:
+    # From partly used cores before splitting another one, near the owned CPUs.
+    whole_cores = set(layout.whole_cores(free))
+    caches = {layout.cache[cpu] for cpu in owned}
     nodes = {node for _socket, node, _l3 in caches}
     ranked = sorted(
         free,
         key=lambda cpu: (
-            layout.core[cpu] in whole,
+            layout.core[cpu] in whole_cores,
             layout.cache[cpu] not in caches,
             layout.cpu[cpu].numa not in nodes,
             layout.place[cpu],

@@ -15,12 +15,12 @@ from agent.qrm.cpuset.topology_layout import CpuLayout
 from api.qos import Enhancements
 
 LARGE_NUMA_COUNT = 8
-"""From so many NUMA nodes on only masks of the fewest that hold the request, and one more, are looked at."""
+"""From this number of NUMA nodes on, only sets of the minimum size and one more are considered."""
 
 
 @dataclass(frozen=True)
 class TopologyHint:
-    """A set of NUMA nodes that holds the request."""
+    """A set of NUMA nodes that can hold the request."""
 
     nodes: tuple[int, ...]
     preferred: bool
@@ -28,12 +28,12 @@ class TopologyHint:
 
 @dataclass(frozen=True)
 class NumaRequest:
-    """What a bound pod wants."""
+    """Request of a pod to be bound."""
 
     cores: float
-    wants: Enhancements
+    enhancements: Enhancements
     several: bool
-    """Whether it may have more than one node without naming them or their number: numa_exclusive alone."""
+    """Whether the pod may span nodes without naming them or their number (numa_exclusive)."""
 
 
 class NoTopologyHint(Exception):
@@ -41,61 +41,63 @@ class NoTopologyHint(Exception):
 
 
 def fewest_nodes(cores: float, layout: CpuLayout) -> int:
-    """How many NUMA nodes hold so many cores, if nothing else was on them. Raises NoHint where all do not."""
+    """Return how many empty NUMA nodes hold this many cores. Raises NoTopologyHint if all do not."""
     total = 0
-    for count, size in enumerate(sorted(map(len, layout.numa.values()), reverse=True), 1):
-        total += size
+    for count, cpus in enumerate(sorted(map(len, layout.numa.values()), reverse=True), 1):
+        total += cpus
         if total >= cores:
             return count
-    raise NoTopologyHint(f"asks for {cores:g} CPUs, the node has {total}")
+    raise NoTopologyHint(f"requests {cores:g} CPUs, the node has {total}")
 
 
 def topology_hints(
-    ask: NumaRequest, available: Mapping[int, float], free: Collection[int], layout: CpuLayout
+    request: NumaRequest, available: Mapping[int, float], free: Collection[int], layout: CpuLayout
 ) -> tuple[TopologyHint, ...]:
-    """Every set of NUMA nodes that holds the request, smallest first. Raises NoHint where none does.
-
-    `available` are the cores of each node that are not promised to others, `free` the CPUs that nobody has for himself.
-    """
-    wants = ask.wants
-    fewest = fewest_nodes(ask.cores, layout)
-    named = wants.numa_ids is not None or wants.numa_number is not None
-    if fewest > 1 and not ask.several and not named:
+    """Return every set of NUMA nodes that can hold the request, smallest first. Raises NoTopologyHint if none can.
+    `available` are the unallocated cores of each node, `free` the CPUs that no dedicated container has."""
+    enhancements = request.enhancements
+    min_nodes = fewest_nodes(request.cores, layout)
+    nodes_specified = enhancements.numa_ids is not None or enhancements.numa_number is not None
+    if min_nodes > 1 and not request.several and not nodes_specified:
+        raise NoTopologyHint(f"requests {request.cores:g} CPUs, more than one NUMA node has: set numa_exclusive")
+    if enhancements.numa_ids is not None and not set(enhancements.numa_ids) <= set(layout.numa):
         raise NoTopologyHint(
-            f"asks for {ask.cores:g} CPUs, more than one NUMA node has, and not for nodes of its own (numa_exclusive)"
-        )
-    if wants.numa_ids is not None and not set(wants.numa_ids) <= set(layout.numa):
-        raise NoTopologyHint(
-            f"asks for NUMA nodes {_format_list(wants.numa_ids)}, the node has {_format_list(layout.numa)}"
+            f"requests NUMA nodes {_format_list(enhancements.numa_ids)}, the machine has {_format_list(layout.numa)}"
         )
     per_socket = max(Counter(socket for sockets in layout.sockets.values() for socket in sockets).values())
-    found = []
-    for nodes in _numa_masks(ask, fewest, layout):
-        left = [available.get(node, 0.0) for node in nodes]
-        # A node that has nothing is no part of a set, even where the others hold it all: it may be somebody's own.
-        if min(left) <= 0 or sum(left) < ask.cores:
+    hints = []
+    for nodes in _numa_masks(request, min_nodes, layout):
+        available_cores = [available.get(node, 0.0) for node in nodes]
+        # A node without available CPUs may be owned by another pod, so no set includes it.
+        if min(available_cores) <= 0 or sum(available_cores) < request.cores:
             continue
         crosses = len(layout.sockets_of(nodes)) > 1
-        if wants.numa_ids is None and crosses and len(nodes) <= per_socket:
+        if enhancements.numa_ids is None and crosses and len(nodes) <= per_socket:
             continue
-        if _satisfies_enhancements(ask, nodes, available, free, layout):
-            found.append(TopologyHint(nodes=nodes, preferred=len(nodes) == (_requested_numa_count(wants) or fewest)))
-    if not found:
-        rooms = ", ".join(f"{node}: {available.get(node, 0.0):g}" for node in layout.numa)
+        if _satisfies_enhancements(request, nodes, available, free, layout):
+            hints.append(
+                TopologyHint(nodes=nodes, preferred=len(nodes) == (_requested_numa_count(enhancements) or min_nodes))
+            )
+    if not hints:
+        listed = ", ".join(f"{node}: {available.get(node, 0.0):g}" for node in layout.numa)
         raise NoTopologyHint(
-            f"asks for {ask.cores:g} CPUs{_describe_conditions(wants)}, no NUMA nodes have them (left on node {rooms})"
+            f"requests {request.cores:g} CPUs{_describe_conditions(enhancements)}; "
+            f"no NUMA nodes have them (left on node {listed})"
         )
-    return tuple(found)
+    return tuple(hints)
 
 
 def select_hint(
-    found: Collection[TopologyHint], available: Mapping[int, float], layout: CpuLayout, config: CpuPlacementConfig
+    hints: Collection[TopologyHint], available: Mapping[int, float], layout: CpuLayout, config: CpuPlacementConfig
 ) -> TopologyHint:
-    """The best of several: preferred ones, then as few nodes as possible, then those with the most or the least left."""
-    candidates, spreads = found, config.numa_hint == "spreading"
+    """Return the best hint: a preferred one, then one of fewest nodes, then the one with the most (`spreading`) or the
+    fewest available cores (`packing`)."""
+    candidates, spreads = hints, config.numa_hint == "spreading"
     if config.numa_hint == "dynamic-packing":
-        roomy = [hint for hint in found if _free_ratio(hint, available, layout) >= config.numa_hint_low_threshold]
-        candidates, spreads = roomy or found, not roomy
+        above_threshold = [
+            hint for hint in hints if _free_ratio(hint, available, layout) >= config.numa_hint_low_threshold
+        ]
+        candidates, spreads = above_threshold or hints, not above_threshold
     return min(
         candidates,
         key=lambda hint: (
@@ -111,56 +113,61 @@ def _free_ratio(hint: TopologyHint, available: Mapping[int, float], layout: CpuL
     return min(available.get(node, 0.0) / len(layout.numa[node]) for node in hint.nodes)
 
 
-def _numa_masks(ask: NumaRequest, fewest: int, layout: CpuLayout) -> Iterator[tuple[int, ...]]:
+def _numa_masks(request: NumaRequest, min_nodes: int, layout: CpuLayout) -> Iterator[tuple[int, ...]]:
     nodes = tuple(layout.numa)
-    if ask.wants.numa_ids is not None:
-        yield tuple(sorted(set(ask.wants.numa_ids)))
+    if request.enhancements.numa_ids is not None:
+        yield tuple(sorted(set(request.enhancements.numa_ids)))
         return
-    number = ask.wants.numa_number
+    number = request.enhancements.numa_number
     if number is not None:
-        if number < fewest:
-            raise NoTopologyHint(f"asks for {ask.cores:g} CPUs on {number} NUMA nodes, which takes {fewest}")
+        if number < min_nodes:
+            raise NoTopologyHint(f"requests {request.cores:g} CPUs on {number} NUMA nodes, and needs {min_nodes}")
         counts = range(number, min(number, len(nodes)) + 1)
-    elif not ask.several:
+    elif not request.several:
         counts = range(1, 2)
     else:
-        counts = range(fewest, (fewest + 1 if len(nodes) > LARGE_NUMA_COUNT else len(nodes)) + 1)
+        counts = range(min_nodes, (min_nodes + 1 if len(nodes) > LARGE_NUMA_COUNT else len(nodes)) + 1)
     for count in counts:
         yield from combinations(nodes, count)
 
 
 def _satisfies_enhancements(
-    ask: NumaRequest, nodes: tuple[int, ...], available: Mapping[int, float], free: Collection[int], layout: CpuLayout
+    request: NumaRequest,
+    nodes: tuple[int, ...],
+    available: Mapping[int, float],
+    free: Collection[int],
+    layout: CpuLayout,
 ) -> bool:
-    """What the pod asks for beyond room."""
-    wants = ask.wants
-    if wants.align_by_socket:
+    """Return whether the nodes satisfy the pod's enhancements beyond the number of cores."""
+    enhancements = request.enhancements
+    if enhancements.align_by_socket:
         per_socket = len(layout.order) / len(layout.sockets_of(layout.numa))
-        if len(layout.sockets_of(nodes)) != ceil(ask.cores / per_socket):
+        if len(layout.sockets_of(nodes)) != ceil(request.cores / per_socket):
             return False
-    if wants.distribute_evenly:
-        each, rest = divmod(ask.cores, len(nodes))
+    if enhancements.distribute_evenly:
+        each, rest = divmod(request.cores, len(nodes))
         if rest or any(available.get(node, 0.0) < each for node in nodes):
             return False
-    if wants.full_cores:
-        return len(layout.whole_cores(layout.on(nodes) & frozenset(free))) >= ceil(ask.cores / layout.threads)
+    if enhancements.full_cores:
+        return len(layout.whole_cores(layout.on(nodes) & frozenset(free))) >= ceil(request.cores / layout.threads)
     return True
 
 
-def _requested_numa_count(wants: Enhancements) -> int | None:
-    return len(set(wants.numa_ids)) if wants.numa_ids is not None else wants.numa_number
+def _requested_numa_count(enhancements: Enhancements) -> int | None:
+    return len(set(enhancements.numa_ids)) if enhancements.numa_ids is not None else enhancements.numa_number
 
 
-def _describe_conditions(wants: Enhancements) -> str:
-    named = (
-        ("on nodes " + _format_list(wants.numa_ids) if wants.numa_ids is not None else "", wants.numa_ids is not None),
-        (f"on {wants.numa_number} nodes", wants.numa_number is not None and wants.numa_ids is None),
-        ("aligned by socket", wants.align_by_socket),
-        ("the same number on each node", wants.distribute_evenly),
-        ("in whole physical cores", wants.full_cores),
-        ("on nodes for itself", wants.numa_exclusive),
-    )
-    return "".join(f", {text}" for text, asked in named if asked)
+def _describe_conditions(enhancements: Enhancements) -> str:
+    conditions = []
+    if enhancements.numa_ids is not None:
+        conditions.append(f"on nodes {_format_list(enhancements.numa_ids)}")
+    elif enhancements.numa_number is not None:
+        conditions.append(f"on {enhancements.numa_number} nodes")
+    conditions += ["aligned by socket"] if enhancements.align_by_socket else []
+    conditions += ["the same number on each node"] if enhancements.distribute_evenly else []
+    conditions += ["in whole physical cores"] if enhancements.full_cores else []
+    conditions += ["on exclusive nodes"] if enhancements.numa_exclusive else []
+    return "".join(f", {text}" for text in conditions)
 
 
 def _format_list(nodes: Collection[int]) -> str:

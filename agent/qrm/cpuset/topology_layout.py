@@ -11,17 +11,18 @@ from functools import lru_cache
 from api.cpu import Cpu, Topology
 
 Core = tuple[int, int]
-"""Socket and number: the kernel counts cores within a socket."""
+"""Socket and core number: the kernel counts cores within a socket."""
 Cache = tuple[int, int, int]
-"""Socket, NUMA node, number: where the machine does not number caches, each NUMA node counts as one."""
+"""Socket, NUMA node and cache number; without cache numbers, each NUMA node counts as one cache."""
 
 
 @dataclass(frozen=True)
 class CpuLayout:
-    """What picking looks up. `order` goes socket by socket, node by node, cache by cache, core by core."""
+    """Lookup tables of a topology."""
 
     topology: Topology
     order: tuple[int, ...]
+    """CPUs by socket, NUMA node, cache and core."""
     place: Mapping[int, int]
     """Position of each CPU in `order`."""
     cpu: Mapping[int, Cpu]
@@ -35,29 +36,29 @@ class CpuLayout:
 
     @property
     def threads(self) -> int:
-        """Logical CPUs of a physical core, the largest that there is."""
+        """Maximum number of logical CPUs per physical core."""
         return max(map(len, self.cores.values()), default=1)
 
     def sockets_of(self, nodes: Iterable[int]) -> frozenset[int]:
         return frozenset[int]().union(*(self.sockets[node] for node in nodes))
 
     def nodes_of(self, cpus: Iterable[int]) -> tuple[int, ...]:
-        """NUMA nodes of these CPUs, sorted."""
+        """Return the NUMA nodes of these CPUs, sorted."""
         return tuple(sorted({self.cpu[cpu].numa for cpu in cpus}))
 
     def on(self, nodes: Iterable[int]) -> frozenset[int]:
-        """CPUs of these NUMA nodes; a node that is not there has none."""
+        """Return the CPUs of these NUMA nodes; an unknown node has none."""
         return frozenset(cpu for node in nodes for cpu in self.numa.get(node, ()))
 
     def whole_cores(self, cpus: Collection[int]) -> list[Core]:
-        """Physical cores all of whose CPUs are among these."""
+        """Return the physical cores all of whose CPUs are among these."""
         among = frozenset(cpus)
         return [core for core in dict.fromkeys(self.core[cpu] for cpu in cpus) if among.issuperset(self.cores[core])]
 
 
 @lru_cache(maxsize=8)
 def layout_of(topology: Topology) -> CpuLayout:
-    """The same topology always has the same layout, so it is worked out once."""
+    """Return the layout of the topology, computed once."""
     ordered = sorted(topology.cpus, key=lambda cpu: (cpu.socket, cpu.numa, cpu.l3, cpu.core, cpu.id))
     order = tuple(cpu.id for cpu in ordered)
     cores: dict[Core, tuple[int, ...]] = {}
@@ -79,7 +80,7 @@ def layout_of(topology: Topology) -> CpuLayout:
     )
 
 
-def restrict_topology(topology: Topology, ceiling: Collection[int] | None) -> Topology:
-    """The CPUs that the cgroup above all pods may use; all where it does not say, or names none that is there."""
-    inside = tuple(cpu for cpu in topology.cpus if ceiling is None or cpu.id in ceiling)
+def restrict_topology(topology: Topology, allowed: Collection[int] | None) -> Topology:
+    """Return the topology with the allowed CPUs only; unchanged if none is given or none of them exists."""
+    inside = tuple(cpu for cpu in topology.cpus if allowed is None or cpu.id in allowed)
     return Topology(cpus=inside) if inside else topology

@@ -1,28 +1,36 @@
-"""Turns CPU advice into decisions on cpusets, quotas, `cpu.idle` and weights (Katalyst's QRM CPU policy).
-Pure. Online pods are changed only where cpusets separate the pools. Reclaimed pods share the reclaimable CPU, or
-the quota of their NUMA nodes, in proportion to their requests.
+"""Turns the result of a policy into decisions: CPU first, then knob requests that do not conflict with it. Pure.
+Online pods are changed only where cpusets separate the pools. Reclaimed pods share the reclaimable CPU, or the quota of
+their NUMA nodes, in proportion to their requests. Controls that the kubelet writes itself (static CPU manager, memory
+manager) are left out. `cpu.idle` is set on a reclaim root only if the root contains nothing but reclaimed pods and is not
+a QoS cgroup of the kubelet.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
+from posixpath import dirname
 
 import msgspec
 
+from agent.qrm.cpuset.allowed_cpus import AllowedCpus, restrict_to_allowed
 from agent.qrm.cpuset.state import RECLAIM, CpusetAllocation
-from api.advice import NOT_NUMA_BOUND, ControlKnob, PoolSize
+from agent.qrm.decisions.knob_requests import KnobRequests, resolve_knob_requests
+from agent.qrm.knobs.knob_files import QUOTA_PERIODS_US, format_quota
+from api.advice import NOT_NUMA_BOUND, ControlKnob, KnobRequest, MemoryAdvice, NodeAdvice, PoolSize
 from api.cpu import format_cpu_list
 from api.decision import Advice, Decision
+from api.forecast import Forecast
 from api.knobs import Knob, Reason
-from api.pod import Container, Pod
+from api.pod import Container, Pod, request_weight
 from api.qos import QoSLevel
-from api.snapshot import Snapshot
+from api.snapshot import KubeletManagers, Snapshot, reclaimed_containers
 
 
 def numa_quota_cores(sizes: Sequence[PoolSize]) -> dict[int, float]:
-    """By NUMA node: what reclaimed pods may use of it together, in cores, where a quota says so."""
+    """Return by NUMA node the cores that reclaimed pods may use together, for nodes with a quota."""
     return {
         size.numa: size.quota_cores
         for size in sizes
@@ -31,125 +39,105 @@ def numa_quota_cores(sizes: Sequence[PoolSize]) -> dict[int, float]:
 
 
 def split_numa_quotas(
-    limits: Mapping[int, float], claims: Mapping[str, float], cpus: Mapping[str, Counter[int]]
+    limits: Mapping[int, float], weights: Mapping[str, float], cpus: Mapping[str, Counter[int]]
 ) -> dict[str, float]:
-    """Cores of each container that runs on a limited node; of each such node all together have its limit.
-
-    One that runs on several claims a part of each, as large as that node's part in their limits. What it may use of a node
-    without a limit are its CPUs there. `claims` and `cpus`, a number for each NUMA node, are by container.
-    """
-    parts = {}
-    for container, claim in claims.items():
-        room = {numa: limits[numa] for numa in cpus[container] if numa in limits}
-        whole = sum(room.values())
-        if room:
-            parts[container] = {numa: claim * (limit / whole if whole else 1.0) for numa, limit in room.items()}
-    total: dict[int, float] = {}
-    for mine in parts.values():
-        for numa, part in mine.items():
-            total[numa] = total.get(numa, 0.0) + part
-    free = {container: sum(n for numa, n in cpus[container].items() if numa not in limits) for container in parts}
+    """Return the cores of each container on a limited NUMA node; all containers of a node together get its limit.
+    The weight of a container on several nodes is split in proportion to their limits. On a node without a limit it
+    may use its CPUs there. `weights` and `cpus` (CPU count by NUMA node) are by container."""
+    shares = {}
+    for container, weight in weights.items():
+        limit_by_node = {numa: limits[numa] for numa in cpus[container] if numa in limits}
+        sum_of_limits = sum(limit_by_node.values())
+        if limit_by_node:
+            shares[container] = {
+                numa: weight * (limit / sum_of_limits if sum_of_limits else 1.0)
+                for numa, limit in limit_by_node.items()
+            }
+    total = {numa: sum(shares_of.get(numa, 0.0) for shares_of in shares.values()) for numa in limits}
     return {
-        container: free[container]
-        + sum(limits[numa] * part / total[numa] for numa, part in mine.items() if total[numa] > 0)
-        for container, mine in parts.items()
+        container: sum(count for numa, count in cpus[container].items() if numa not in limits)
+        + sum(limits[numa] * share / total[numa] for numa, share in container_shares.items() if total[numa] > 0)
+        for container, container_shares in shares.items()
     }
 
 
-QUOTA_PERIODS_US = (100_000, 200_000, 500_000, 1_000_000)
-"""Periods of quotas: the kernel's default where it can be, up to the kernel's longest where the share is small."""
-MIN_QUOTA_US = 1_000
-"""The kernel's smallest quota, 1 ms: in the longest period a thousandth of a CPU, below which no share can be held."""
 YIELD_REASON = Reason(
     rule="yield_to_online",
-    text="Reclaimed pods run only where nobody else wants to: the scheduler gives way to online pods at every wakeup.",
+    text="Reclaimed pods run only on idle CPUs: at every wakeup the scheduler prefers online pods.",
 )
-"""Why a reclaimed cgroup has the lowest priority: not a measurement but what reclaimed_cores means."""
+"""Reason of the lowest priority of a reclaimed cgroup: it follows from reclaimed_cores, not from a measurement."""
 MIN_WEIGHT = "1"
-"""Where the kernel has no cpu.idle: a hundredth of the default weight, which is 10 shares on version 1."""
+"""Weight where the kernel has no cpu.idle: a hundredth of the default, 10 shares on version 1."""
 
 
-def decide_cpu(
-    advice: Advice,
-    snapshot: Snapshot,
-    knobs: Mapping[str, Collection[Knob]],
-    placement: CpusetAllocation | None = None,
-) -> tuple[Decision, ...]:
-    """Every knob of every managed container that the advice says something about, whatever its value is now.
-
-    `knobs` are those that the kernel has for each cgroup; what none of them has is not decided, what only this one lacks
-    is, so that its refusal is seen. The actuator drops what changes nothing. A cpuset is decided only of who may not use
-    the whole node.
-    """
-    known = frozenset[Knob]().union(*knobs.values())
+def cpu_requests(
+    advice: Advice, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]], placement: CpusetAllocation | None = None
+) -> tuple[KnobRequest, ...]:
+    """Return a request for every knob of a managed container that the advice covers, whatever its current value is.
+    `knobs` are those that the kernel offers for each cgroup. A cpuset is requested only for containers that may not
+    use the whole node."""
     quotas = _node_wide_quotas(advice, snapshot) if advice.idle else _numa_quotas(advice, snapshot, placement)
-    reasons = {cgroup: one.reason for one in advice.cpu.regions for cgroup in one.region.containers}
+    reasons = {
+        cgroup: region_advice.reason
+        for region_advice in advice.cpu.regions
+        for cgroup in region_advice.region.containers
+    }
     cpus, nodes = tuple(sorted(snapshot.topology.ids)), tuple(sorted(snapshot.topology.numa_nodes))
-    decisions: list[Decision] = []
+    requests: list[KnobRequest] = []
     for pod in snapshot.pods:
         for container in pod.containers:
-            sample = snapshot.cgroups.get(container.cgroup)
-            if sample is None:
-                continue
+            cgroup = container.cgroup
             values: dict[Knob, tuple[str, Reason]] = {}
-            if pod.qos is QoSLevel.RECLAIMED:
-                values = _reclaimed_values(advice, quotas.get(container.cgroup), knobs.get(container.cgroup, ()))
+            if pod.qos is QoSLevel.RECLAIMED and cgroup in snapshot.cgroups:
+                values = _reclaimed_values(advice, quotas.get(cgroup), knobs.get(cgroup, ()))
             if placement is not None:
-                why = reasons.get(container.cgroup, advice.reason)
-                values |= _cpuset_values(placement, container.cgroup, cpus, nodes, why)
-            decisions.extend(
-                Decision(
-                    cgroup=container.cgroup,
-                    cgroup_id=sample.id,
-                    pod=pod.key,
-                    knob=knob,
-                    value=value,
-                    reason=verdict,
-                )
-                for knob, (value, verdict) in values.items()
-                if knob in known
+                values |= _cpuset_values(placement, cgroup, cpus, nodes, reasons.get(cgroup, advice.reason))
+            requests.extend(
+                KnobRequest(cgroup=cgroup, knob=knob, value=value, reason=reason)
+                for knob, (value, reason) in values.items()
             )
-    return tuple(decisions)
+    return tuple(requests)
 
 
 def _cpuset_values(
-    placement: CpusetAllocation, cgroup: str, all_cpus: tuple[int, ...], all_nodes: tuple[int, ...], why: Reason
+    placement: CpusetAllocation, cgroup: str, all_cpus: tuple[int, ...], all_nodes: tuple[int, ...], pool_reason: Reason
 ) -> dict[Knob, tuple[str, Reason]]:
-    """CPUs and NUMA nodes of a container that may not use all of them; why its pool is so large, and that it has these."""
+    """Return CPUs and NUMA nodes of a container that may not use all of them, with the reasons of its pool and CPUs."""
     cpus, mems = placement.cpus.get(cgroup, ()), placement.mems.get(cgroup, ())
-    narrow, bound = cpus and cpus != all_cpus, mems and mems != all_nodes
-    if not narrow and not bound:
+    narrow_cpus, narrow_mems = cpus and cpus != all_cpus, mems and mems != all_nodes
+    if not narrow_cpus and not narrow_mems:
         return {}
-    found = placement.reasons.get(cgroup, why)
-    both = msgspec.structs.replace(why, text=f"{why.text} {found.text}", inputs={**why.inputs, **found.inputs})
-    values = {Knob.CPUSET: (_cpu_list_text(cpus), both)} if narrow else {}
-    return values | ({Knob.MEMS: (_cpu_list_text(mems), both)} if bound else {})
+    cpu_reason = placement.reasons.get(cgroup, pool_reason)
+    reason = msgspec.structs.replace(
+        pool_reason, text=f"{pool_reason.text} {cpu_reason.text}", inputs={**pool_reason.inputs, **cpu_reason.inputs}
+    )
+    values = {Knob.CPUSET: (_cpu_list_text(cpus), reason)} if narrow_cpus else {}
+    return values | ({Knob.MEMS: (_cpu_list_text(mems), reason)} if narrow_mems else {})
 
 
 @lru_cache(maxsize=512)
 def _cpu_list_text(numbers: tuple[int, ...]) -> str:
-    # All containers of a pool have the same.
+    # All containers of a pool share one list.
     return format_cpu_list(numbers)
 
 
-def _weighted_reason(why: Reason, advice: Advice, cgroup: str) -> Reason:
-    """Why a reclaimed container has this part of what is lent."""
-    claim = advice.claims.get(cgroup)
-    if claim is None:
-        return why
-    text = f"{why.text} This one made online pods wait: {claim:.0%} of its claim counts."
-    return msgspec.structs.replace(why, text=text, inputs={**why.inputs, "claim": round(claim, 3)})
+def _weighted_reason(reason: Reason, advice: Advice, cgroup: str) -> Reason:
+    """Return the reason with the weight of a container whose share was reduced for interference."""
+    weight = advice.claims.get(cgroup)
+    if weight is None:
+        return reason
+    text = f"{reason.text} This container made online pods wait: its weight is {weight:.0%} of its request."
+    return msgspec.structs.replace(reason, text=text, inputs={**reason.inputs, "claim": round(weight, 3)})
 
 
 def lowest_priority(knobs: Collection[Knob]) -> tuple[Knob, str]:
-    """What makes a cgroup give way to its siblings, with these knobs: before Linux 5.15 there is only the smallest weight."""
+    """Return the knob and value that yield CPU to siblings; before Linux 5.15 only the minimum weight does."""
     return (Knob.IDLE, "1") if Knob.IDLE in knobs else (Knob.WEIGHT, MIN_WEIGHT)
 
 
 def _reclaimed_values(
     advice: Advice, quota: tuple[str, Reason] | None, knobs: Collection[Knob]
 ) -> dict[Knob, tuple[str, Reason]]:
-    """Priority and limit of one reclaimed container."""
     values = {}
     if advice.idle:
         knob, value = lowest_priority(knobs)
@@ -157,32 +145,19 @@ def _reclaimed_values(
     return values if quota is None else values | {Knob.QUOTA: quota}
 
 
-def reclaimed_containers(snapshot: Snapshot) -> list[Container]:
-    """Those of reclaimed pods that are there."""
-    return [
-        container
-        for pod in snapshot.pods
-        if pod.qos is QoSLevel.RECLAIMED
-        for container in pod.containers
-        if container.cgroup in snapshot.cgroups
-    ]
-
-
 def _node_wide_quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, tuple[str, Reason]]:
-    """What each reclaimed container may use: the lent CPU in proportion to requests, never above its own limit; those that
-    made online pods wait have less of a claim.
-
-    A small share gets a longer period instead of the kernel's smallest quota in the usual one, so that all of them
-    together are what is lent; its burst is then longer too.
-    """
+    """Return the quota of each reclaimed container: the reclaimable CPU by weight, at most its own limit. Containers
+    that made online pods wait have a smaller weight. A small share gets a longer period instead of the kernel's
+    minimum quota in the default period, so that the quotas add up to the reclaimable CPU; its burst is then longer
+    too."""
     containers = reclaimed_containers(snapshot)
     unlimited = advice.reclaimable_cores >= len(snapshot.topology.cpus)
-    claims = {c.cgroup: request_weight(c) * advice.claims.get(c.cgroup, 1.0) for c in containers}
-    total = sum(claims.values())
+    weights = {c.cgroup: request_weight(c) * advice.claims.get(c.cgroup, 1.0) for c in containers}
+    total = sum(weights.values())
     result = {}
     for container in containers:
         cgroup = container.cgroup
-        cores = _limited_cores(container, None if unlimited else advice.reclaimable_cores * claims[cgroup] / total)
+        cores = _limited_cores(container, None if unlimited else advice.reclaimable_cores * weights[cgroup] / total)
         value = f"max {QUOTA_PERIODS_US[0]}" if cores is None else format_quota(cores)
         result[cgroup] = (value, _weighted_reason(advice.reason, advice, cgroup))
     return result
@@ -191,40 +166,44 @@ def _node_wide_quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, tuple[
 def _numa_quotas(
     advice: Advice, snapshot: Snapshot, placement: CpusetAllocation | None
 ) -> Mapping[str, tuple[str, Reason]]:
-    """The same where CPUs limit reclaimed pods, and a quota those on some NUMA nodes; others have none."""
+    """Return the quotas where cpusets limit reclaimed pods and only some NUMA nodes have a quota."""
     limits = numa_quota_cores(advice.cpu.sizes)
     if not limits or placement is None:
         return {}
     numa_of = {cpu.id: cpu.numa for cpu in snapshot.topology.cpus}
-    known: dict[tuple[int, ...], Counter[int]] = {}
+    count_cache: dict[tuple[int, ...], Counter[int]] = {}
     containers, cpus = reclaimed_containers(snapshot), {}
     for container in containers:
-        its = placement.cpus.get(container.cgroup, ())
-        if its not in known:
-            known[its] = Counter(numa_of[cpu] for cpu in its if cpu in numa_of)
-        cpus[container.cgroup] = known[its]
-    found = split_numa_quotas(limits, {container.cgroup: request_weight(container) for container in containers}, cpus)
+        container_cpus = placement.cpus.get(container.cgroup, ())
+        if container_cpus not in count_cache:
+            count_cache[container_cpus] = Counter(numa_of[cpu] for cpu in container_cpus if cpu in numa_of)
+        cpus[container.cgroup] = count_cache[container_cpus]
+    cores_by_container = split_numa_quotas(
+        limits, {container.cgroup: request_weight(container) for container in containers}, cpus
+    )
     result = {}
     for container in containers:
-        cores = _limited_cores(container, found.get(container.cgroup))
-        if cores is not None and container.cgroup in found:
+        cores = _limited_cores(container, cores_by_container.get(container.cgroup))
+        if cores is not None and container.cgroup in cores_by_container:
             nodes = [numa for numa in sorted(cpus[container.cgroup]) if numa in limits]
             result[container.cgroup] = (format_quota(cores), _numa_quota_reason(advice, limits, nodes, cores))
     return result
 
 
 def _numa_quota_reason(advice: Advice, limits: Mapping[int, float], nodes: list[int], cores: float) -> Reason:
-    """Why a reclaimed container on these NUMA nodes has this quota."""
-    together = " and ".join(f"{limits[numa]:.2f} cores of NUMA node {numa}" for numa in nodes)
-    whys = [
-        one.reason.text
-        for one in advice.cpu.regions
-        if ControlKnob.RECLAIM_QUOTA in one.controls and set(nodes) & set(one.region.numa_nodes)
+    listed = " and ".join(f"{limits[numa]:.2f} cores of NUMA node {numa}" for numa in nodes)
+    region_texts = [
+        region_advice.reason.text
+        for region_advice in advice.cpu.regions
+        if ControlKnob.RECLAIM_QUOTA in region_advice.controls and set(nodes) & set(region_advice.region.numa_nodes)
     ]
-    text = f"Reclaimed pods may use {together} together, and this one {cores:.2f} by its claim."
+    text = f"Reclaimed pods may use {listed} together, and this container {cores:.2f} by its weight."
     inputs = {f"quota_numa{numa}_cores": round(limits[numa], 3) for numa in nodes}
     return Reason(
-        rule="reclaim_quota", text=" ".join((text, *whys)), threshold=sum(limits[numa] for numa in nodes), inputs=inputs
+        rule="reclaim_quota",
+        text=" ".join((text, *region_texts)),
+        threshold=sum(limits[numa] for numa in nodes),
+        inputs=inputs,
     )
 
 
@@ -235,19 +214,93 @@ def _limited_cores(container: Container, cores: float | None) -> float | None:
     return min(cores, limit)
 
 
-def format_quota(cores: float) -> str:
-    """A quota of so much CPU; a small one in a longer period, for no quota is below the kernel's smallest."""
-    period_us = next(
-        (period for period in QUOTA_PERIODS_US if round(cores * period) >= MIN_QUOTA_US), QUOTA_PERIODS_US[-1]
-    )
-    return f"{round(cores * period_us)} {period_us}"
-
-
-def request_weight(container: Container) -> float:
-    """By which reclaimed containers share what is lent."""
-    return container.reclaimed_cpu_cores or container.cpu_request_cores or 1.0
-
-
 def managed_cgroups(pods: tuple[Pod, ...]) -> frozenset[str]:
-    """The cgroups that the agent may ever write to: those of listed pods, and no other."""
+    """Return the cgroups that the agent may write to: those of listed pods."""
     return frozenset(container.cgroup for pod in pods for container in pod.containers)
+
+
+_KUBELET_CGROUP = re.compile(r"(?:.*-)?(?:kubepods|burstable|besteffort)(?:\.slice)?")
+"""Names of the kubelet's QoS cgroups, with the cgroupfs and with the systemd driver."""
+
+
+class PolicyResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one cycle of the policy computed. Advice and placement are None with the policy `none`."""
+
+    advice: Advice | None = None
+    """CPU advice, with the CPUs of the pools."""
+    placement: CpusetAllocation | None = None
+    memory: MemoryAdvice | None = None
+    extra_cgroups: frozenset[str] = frozenset()
+    """Cgroups that belong to no pod and that the settings allow the agent to change."""
+    knob_requests: KnobRequests = KnobRequests()
+    node: NodeAdvice | None = None
+    """Advice about the whole node; None if no such feature is enabled."""
+    forecasts: tuple[Forecast, ...] = ()
+    allowed_cpus: AllowedCpus | None = None
+    reclaim_roots: tuple[str, ...] = ()
+    """Cgroups that contain listed reclaimed pods and no other listed pods, of the node or of one NUMA node."""
+
+
+def compose_decisions(
+    result: PolicyResult, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]
+) -> tuple[Decision, ...]:
+    """Return one decision per (cgroup, knob); `knobs` are those that the kernel offers for each cgroup. The CPU advice
+    has precedence over other requests for the same knob."""
+    managers, advice, placement = snapshot.node.kubelet, result.advice, result.placement
+    if managers is not None and managers.manages_cpusets and advice is not None and not advice.idle:
+        # The kubelet owns the cpusets, so priority and quota must separate what the pools would have separated.
+        advice, placement = msgspec.structs.replace(advice, idle=True), None
+    requests: tuple[KnobRequest, ...] = ()
+    if advice is not None:
+        requests = cpu_requests(advice, restrict_to_allowed(snapshot, result.allowed_cpus), knobs, placement)
+        requests += _idle_root_requests(result.reclaim_roots, snapshot, knobs) if advice.idle else ()
+    requests += result.memory.knob_requests if result.memory is not None else ()
+    decisions = resolve_knob_requests(
+        (*requests, *result.knob_requests.requests), snapshot, knobs, result.extra_cgroups
+    )
+    kubelet_knobs = _knobs_of_kubelet(managers)
+    return tuple(decision for decision in decisions if decision.knob not in kubelet_knobs)
+
+
+def _idle_root_requests(
+    roots: Collection[str], snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]
+) -> tuple[KnobRequest, ...]:
+    # Priority only compares children of one parent, so the cgroup around the reclaimed pods needs it as well.
+    knob, value = lowest_priority(frozenset[Knob]().union(*knobs.values()))
+    return tuple(
+        KnobRequest(cgroup=root, knob=knob, value=value, reason=YIELD_REASON)
+        for root in roots
+        if not is_kubelet_cgroup(root) and has_only_reclaimed_pods(snapshot, root)
+    )
+
+
+def is_kubelet_cgroup(root: str) -> bool:
+    """Return whether the path is one of the kubelet's QoS cgroups. The kubelet writes cpu.shares there at its start
+    and while it runs. The kernel refuses shares of an idle group (kernel/sched/fair.c, sched_group_set_shares()),
+    and a kubelet whose write fails does not start."""
+    return _KUBELET_CGROUP.fullmatch(root.rpartition("/")[2]) is not None
+
+
+def has_only_reclaimed_pods(snapshot: Snapshot, root: str) -> bool:
+    """Return whether all tasks below `root` belong to listed reclaimed pods. The other cgroups of a pod (its
+    sandbox) count as the pod's. A cgroup with an unknown number of tasks has some."""
+    inside = [path for path in snapshot.cgroups if path.startswith(f"{root}/")]
+    listed = (c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers)
+    pod_cgroups = {above if (above := dirname(path)).startswith(f"{root}/") else path for path in listed}
+    leaves = set(inside) - {dirname(path) for path in inside}
+    return all(snapshot.cgroups[path].threads == 0 or _is_below_any(path, pod_cgroups, root) for path in leaves)
+
+
+def _is_below_any(path: str, ancestors: Collection[str], root: str) -> bool:
+    while len(path) > len(root):
+        if path in ancestors:
+            return True
+        path = dirname(path)
+    return False
+
+
+def _knobs_of_kubelet(managers: KubeletManagers | None) -> frozenset[Knob]:
+    """Return the knobs that the kubelet's CPU and memory managers rewrite periodically."""
+    if managers is None or not (managers.manages_cpusets or managers.mems):
+        return frozenset()
+    return frozenset({Knob.CPUSET, Knob.MEMS} if managers.manages_cpusets else {Knob.MEMS})

@@ -11,25 +11,25 @@ from math import ceil
 import msgspec
 
 from agent.config.qrm import SuppressConfig
-from agent.qrm.decisions.cpu import format_quota, reclaimed_containers, request_weight
+from agent.qrm.knobs.knob_files import format_quota
 from agent.qrm.knobs.notation import DEFAULT_PERIOD_US, UNLIMITED
 from api.advice import KnobRequest
 from api.cpu import Cpu, Topology, format_cpu_list
 from api.knobs import Knob, Reason
-from api.pod import Container
+from api.pod import Container, request_weight
 from api.qos import QoSLevel
 from api.rates import Rates
-from api.snapshot import Snapshot
+from api.snapshot import Snapshot, reclaimed_containers
 
 MIN_CPUS = 2
 MIN_QUOTA_US = 2000
-"""Of all reclaimed pods together, in the usual period."""
+"""Minimum of all reclaimed pods together, in the default period."""
 MIN_CHANGE_RATIO = 0.01
-"""Of the node: a quota that would change by less is left as it is."""
+"""A quota that would change by less than this part of the node stays unchanged."""
 
 
 class SuppressState(msgspec.Struct, frozen=True, kw_only=True):
-    """What was given in the last round; nothing yet, or no limit, is None."""
+    """CPUs and cores of the last cycle; None before the first one, or without a limit."""
 
     cpus: tuple[int, ...] | None = None
     cores: float | None = None
@@ -39,37 +39,35 @@ def suppress_reclaimed(
     snapshot: Snapshot,
     rates: Rates | None,
     config: SuppressConfig,
-    memory: SuppressState,
+    state: SuppressState,
     excluded: Collection[int] = (),
 ) -> tuple[tuple[KnobRequest, ...], SuppressState]:
-    """Wishes for every reclaimed container. `excluded` are CPUs that nobody may share: reserved, interrupt, exclusive ones.
-
-    Where a use is not known, what was given last stays and never grows; before anything was given, it is the minimum.
-    """
+    """Return a request for every reclaimed container; `excluded` CPUs are reserved, for interrupts, or exclusive.
+    While a usage is unknown, the last limit stays and never grows; before the first one it is the minimum."""
     if config.policy == "off":
         return (), SuppressState()
     capacity = len(snapshot.topology.cpus)
-    wanted, verdict = _allowed_cores(snapshot, rates, config)
-    if wanted is None:
-        wanted, verdict = _hold_cores(memory.cores, verdict)
+    target, reason = _allowed_cores(snapshot, rates, config)
+    if target is None:
+        target, reason = _hold_cores(state.cores, reason)
     containers = reclaimed_containers(snapshot)
     if config.policy == "cpuset":
-        count = _cpu_count(wanted, capacity, config, memory)
-        verdict = _growth_note(verdict, count, wanted, config, None if memory.cpus is None else len(memory.cpus))
-        # Where others own them all, they stay where they were: without a wish they would get back what they had at first.
-        cpus = select_spread_cpus(snapshot.topology, count, memory.cpus or (), excluded) or memory.cpus or ()
+        count = _cpu_count(target, capacity, config, state)
+        reason = _growth_note(reason, count, target, config, None if state.cpus is None else len(state.cpus))
+        # If others own all CPUs, the previous ones stay: without a request the original cpuset would be restored.
+        cpus = select_spread_cpus(snapshot.topology, count, state.cpus or (), excluded) or state.cpus or ()
         value = format_cpu_list(cpus)
-        # No CPU of its own is no cpuset: an empty one would mean all of them on version 2.
-        wishes = tuple(_knob_request(container, Knob.CPUSET, value, verdict) for container in containers if cpus)
-        return wishes, SuppressState(cpus=cpus, cores=float(count))
-    cores = _quota_cores(wanted, capacity, config, memory)
-    verdict = _growth_note(verdict, cores, wanted, config, memory.cores)
+        # Without CPUs no cpuset is requested: on version 2 an empty one means all of the parent's CPUs.
+        requests = tuple(_request(container, Knob.CPUSET, value, reason) for container in containers if cpus)
+        return requests, SuppressState(cpus=cpus, cores=float(count))
+    cores = _quota_cores(target, capacity, config, state)
+    reason = _growth_note(reason, cores, target, config, state.cores)
     total = sum(request_weight(container) for container in containers)
-    wishes = tuple(
-        _knob_request(container, Knob.QUOTA, _quota_text(cores * request_weight(container) / total, capacity), verdict)
+    requests = tuple(
+        _request(container, Knob.QUOTA, _quota_text(cores * request_weight(container) / total, capacity), reason)
         for container in containers
     )
-    return wishes, SuppressState(cores=cores)
+    return requests, SuppressState(cores=cores)
 
 
 def _allowed_cores(snapshot: Snapshot, rates: Rates | None, config: SuppressConfig) -> tuple[float | None, Reason]:
@@ -79,104 +77,101 @@ def _allowed_cores(snapshot: Snapshot, rates: Rates | None, config: SuppressConf
     pods, others = _pod_usage_cores(snapshot, rates)
     if busy is None or pods is None or others is None:
         missing = "the node" if busy is None else "a pod"
-        text = f"The use of {missing} is not known"
+        text = f"The CPU use of {missing} is not known"
         return None, Reason(rule="suppress_unknown", text=text)
     system = max(busy - pods, 0.0)
-    held = max(system, config.reserved_cores)
-    cores = max(capacity * config.threshold_percent / 100 - others - held, floor)
+    system_share = max(system, config.reserved_cores)
+    cores = max(capacity * config.threshold_percent / 100 - others - system_share, floor)
     text = (
         f"Reclaimed pods may use {cores:.2f} CPUs: {config.threshold_percent:g} % of {capacity} less {others:.2f} of other "
-        f"pods and {held:.2f} of the system."
+        f"pods and {system_share:.2f} of the system."
     )
     inputs = {"capacity_cores": capacity, "other_pods_cores": others, "system_cores": system, "floor_cores": floor}
     return cores, Reason(rule="suppress", text=text, threshold=config.threshold_percent / 100, inputs=inputs)
 
 
-def _hold_cores(given: float | None, reason: Reason) -> tuple[float, Reason]:
-    """What is wanted while a use is not known: what was given, or the minimum as long as nothing was."""
-    if given is None:
+def _hold_cores(previous: float | None, reason: Reason) -> tuple[float, Reason]:
+    """Return the cores while a usage is unknown: the previous ones, or the minimum."""
+    if previous is None:
         return 0.0, msgspec.structs.replace(
             reason, text=f"{reason.text} yet: reclaimed pods get the minimum until it is."
         )
-    return given, msgspec.structs.replace(
-        reason, text=f"{reason.text}: reclaimed pods keep {given:.2f} CPUs, and no more."
+    return previous, msgspec.structs.replace(
+        reason, text=f"{reason.text}: reclaimed pods keep their limit of {previous:.2f} CPUs."
     )
 
 
-def _growth_note(reason: Reason, cores: float, wanted: float, config: SuppressConfig, before: float | None) -> Reason:
-    if cores >= wanted or cores == before:
+def _growth_note(reason: Reason, cores: float, target: float, config: SuppressConfig, previous: float | None) -> Reason:
+    if cores >= target or cores == previous:
         return reason
     text = (
-        f"{reason.text} They get {cores:.2f} now: no more than {config.growth_ratio:.0%} of the node is added at once."
+        f"{reason.text} They get {cores:.2f} now: growth is limited to {config.growth_ratio:.0%} of the node per cycle."
     )
     return msgspec.structs.replace(reason, text=text)
 
 
 def _pod_usage_cores(snapshot: Snapshot, rates: Rates | None) -> tuple[float | None, float | None]:
-    """CPUs that all pods use, and those that are not reclaimed; None where one of them is not measured."""
-    everybody = others = 0.0
+    """Return the CPU usage of all pods and of pods that are not reclaimed; None if one is not measured."""
+    total = others = 0.0
     for pod in snapshot.pods:
         for container in pod.containers:
             if container.cgroup not in snapshot.cgroups:
                 continue
-            found = rates.cgroups.get(container.cgroup) if rates is not None else None
-            if found is None or found.cpu_cores is None:
+            usage = rates.cgroups.get(container.cgroup) if rates is not None else None
+            if usage is None or usage.cpu_cores is None:
                 return None, None
-            everybody += found.cpu_cores
-            others += 0.0 if pod.qos is QoSLevel.RECLAIMED else found.cpu_cores
-    return everybody, others
+            total += usage.cpu_cores
+            others += 0.0 if pod.qos is QoSLevel.RECLAIMED else usage.cpu_cores
+    return total, others
 
 
-def _cpu_count(wanted: float, capacity: int, config: SuppressConfig, memory: SuppressState) -> int:
-    count = min(max(ceil(wanted), MIN_CPUS), capacity)
-    if memory.cpus is None:
+def _cpu_count(target: float, capacity: int, config: SuppressConfig, state: SuppressState) -> int:
+    count = min(max(ceil(target), MIN_CPUS), capacity)
+    if state.cpus is None:
         return count
-    return min(count, len(memory.cpus) + ceil(capacity * config.growth_ratio))
+    return min(count, len(state.cpus) + ceil(capacity * config.growth_ratio))
 
 
-def _quota_cores(wanted: float, capacity: int, config: SuppressConfig, memory: SuppressState) -> float:
-    cores = max(wanted, MIN_QUOTA_US / DEFAULT_PERIOD_US)
-    if memory.cores is None:
+def _quota_cores(target: float, capacity: int, config: SuppressConfig, state: SuppressState) -> float:
+    cores = max(target, MIN_QUOTA_US / DEFAULT_PERIOD_US)
+    if state.cores is None:
         return cores
-    if abs(cores - memory.cores) < capacity * MIN_CHANGE_RATIO:
-        return memory.cores
-    return min(cores, memory.cores + capacity * config.growth_ratio)
+    if abs(cores - state.cores) < capacity * MIN_CHANGE_RATIO:
+        return state.cores
+    return min(cores, state.cores + capacity * config.growth_ratio)
 
 
 def select_spread_cpus(
-    topology: Topology, count: int, held: Sequence[int], excluded: Collection[int]
+    topology: Topology, count: int, previous: Collection[int], excluded: Collection[int]
 ) -> tuple[int, ...]:
-    """So many CPUs: those that are held first, then whole physical cores, one NUMA node after the other in turn.
-
-    Fewer where there are fewer.
-    """
+    """Return at most `count` CPUs: previous ones first, then whole cores, taking from each NUMA node in turn."""
     free = [cpu for cpu in topology.cpus if cpu.id not in set(excluded)]
-    chosen = _round_robin([cpu for cpu in free if cpu.id in set(held)], count, ())
-    rest = [cpu for cpu in free if cpu not in chosen]
-    chosen += _round_robin(rest, count - len(chosen), chosen)
-    return tuple(sorted(cpu.id for cpu in chosen))
+    selected = _round_robin([cpu for cpu in free if cpu.id in set(previous)], count, ())
+    rest = [cpu for cpu in free if cpu not in selected]
+    selected += _round_robin(rest, count - len(selected), selected)
+    return tuple(sorted(cpu.id for cpu in selected))
 
 
-def _round_robin(cpus: Sequence[Cpu], count: int, chosen: Sequence[Cpu]) -> list[Cpu]:
-    """At most so many of these, core by core, from each NUMA node in turn; siblings of those that are chosen come first."""
-    begun = {(cpu.numa, cpu.socket, cpu.core) for cpu in chosen}
+def _round_robin(cpus: Sequence[Cpu], count: int, selected: Sequence[Cpu]) -> list[Cpu]:
+    """Return at most `count` CPUs, core by core, from each NUMA node in turn; siblings of `selected` come first."""
+    started_cores = {(cpu.numa, cpu.socket, cpu.core) for cpu in selected}
     cores: dict[tuple[int, int, int], list[Cpu]] = {}
     for cpu in cpus:
         cores.setdefault((cpu.numa, cpu.socket, cpu.core), []).append(cpu)
     by_node: dict[int, list[list[Cpu]]] = {}
-    for key in sorted(cores, key=lambda key: (key not in begun, -len(cores[key]), key)):
+    for key in sorted(cores, key=lambda key: (key not in started_cores, -len(cores[key]), key)):
         by_node.setdefault(key[0], []).append(cores[key])
-    found: list[Cpu] = []
-    while len(found) < count and any(by_node.values()):
+    result: list[Cpu] = []
+    while len(result) < count and any(by_node.values()):
         for node in sorted(by_node):
-            if by_node[node] and len(found) < count:
-                found += by_node[node].pop(0)
-    return found[: max(count, 0)]
+            if by_node[node] and len(result) < count:
+                result += by_node[node].pop(0)
+    return result[: max(count, 0)]
 
 
 def _quota_text(cores: float, capacity: int) -> str:
     return UNLIMITED if cores >= capacity else format_quota(cores)
 
 
-def _knob_request(container: Container, knob: Knob, value: str, reason: Reason) -> KnobRequest:
+def _request(container: Container, knob: Knob, value: str, reason: Reason) -> KnobRequest:
     return KnobRequest(cgroup=container.cgroup, knob=knob, value=value, reason=reason)

@@ -11,22 +11,21 @@ import msgspec
 from agent.config.qrm import NetworkQosConfig
 from api.advice import NETWORK_SPEED_UNKNOWN, NO_BANDWIDTH, NO_NETWORK_CARD, KnobRequest, NicBandwidth
 from api.knobs import Knob, Reason
-from api.measurements import Interface
 from api.pod import Pod
 from api.qos import NIC_SELECTION_KEY
-from api.snapshot import Snapshot
+from api.snapshot import Interface, Snapshot
 
 
 class NetworkAllocation(msgspec.Struct, frozen=True, kw_only=True):
-    """Every card whose speed is known, with what is promised on it; whose request none can hold; who has which card."""
+    """Every card of known speed with its allocated bandwidth, rejected requests by pod, and the card of each pod."""
 
     cards: tuple[NicBandwidth, ...] = ()
     rejected: Mapping[str, Reason] = {}
-    chosen: Mapping[str, str] = {}
+    card_by_pod: Mapping[str, str] = {}
 
 
 def net_class_requests(snapshot: Snapshot, config: NetworkQosConfig) -> tuple[KnobRequest, ...]:
-    """net_cls.classid of every container whose level has one."""
+    """Return `net_cls.classid` of every container whose QoS level has a class."""
     return tuple(
         KnobRequest(
             cgroup=container.cgroup,
@@ -42,41 +41,41 @@ def net_class_requests(snapshot: Snapshot, config: NetworkQosConfig) -> tuple[Kn
     )
 
 
-def allocate_bandwidth(snapshot: Snapshot, config: NetworkQosConfig, known: Mapping[str, str]) -> NetworkAllocation:
-    """The account of one round. `known` is who had which card in the round before: whoever has one keeps it as long as it
-    holds the request, and a card that nic_selection_result names is the only one for that pod."""
-    asks = {pod.key: (pod, mbit) for pod in snapshot.pods if (mbit := requested_mbit(pod))}
+def allocate_bandwidth(snapshot: Snapshot, config: NetworkQosConfig, previous: Mapping[str, str]) -> NetworkAllocation:
+    """Allocate the requested bandwidth to cards; `previous` is the card by pod of the cycle before. A pod keeps its
+    card as long as the card holds the request. A card named by nic_selection_result is the only candidate for its
+    pod."""
+    requests = {pod.key: (pod, mbit) for pod in snapshot.pods if (mbit := requested_mbit(pod))}
     interfaces = snapshot.node.interfaces
-    found = {card.name: card for card in usable_cards(interfaces, config)}
-    if not found:
-        # Not seeing the cards takes nothing from anybody who has one.
-        kept = {key: known[key] for key in asks if key in known} if not interfaces else {}
-        return NetworkAllocation(
-            rejected={key: _speed_unknown_reason(asks[key][1]) for key in asks.keys() - kept.keys()}, chosen=kept
-        )
-    rejected: dict[str, Reason] = {}
-    chosen: dict[str, str] = {}
-    first = sorted(asks, key=lambda key: NIC_SELECTION_KEY not in asks[key][0].annotations and key not in known)
-    for key in first:
-        pod, mbit = asks[key]
-        named = pod.annotations.get(NIC_SELECTION_KEY)
-        card, verdict = _select_card_for_pod(found, mbit, named, known.get(key))
+    cards = {card.name: card for card in usable_cards(interfaces, config)}
+    if not cards:
+        # Interfaces that could not be read are no reason to withdraw a card.
+        retained = {key: previous[key] for key in requests if key in previous} if not interfaces else {}
+        rejected = {key: _speed_unknown_reason(requests[key][1]) for key in requests.keys() - retained.keys()}
+        return NetworkAllocation(rejected=rejected, card_by_pod=retained)
+    rejected, card_by_pod = {}, dict[str, str]()
+    for key in sorted(
+        requests, key=lambda key: NIC_SELECTION_KEY not in requests[key][0].annotations and key not in previous
+    ):
+        pod, mbit = requests[key]
+        card, reason = _select_card_for_pod(cards, mbit, pod.annotations.get(NIC_SELECTION_KEY), previous.get(key))
         if card is None:
-            rejected[key] = verdict
+            rejected[key] = reason
             continue
-        chosen[key] = card.name
-        found[card.name] = msgspec.structs.replace(card, promised=card.promised + mbit, pods={**card.pods, key: mbit})
-    return NetworkAllocation(cards=tuple(found.values()), rejected=rejected, chosen=chosen)
+        card_by_pod[key] = card.name
+        cards[card.name] = msgspec.structs.replace(
+            card, allocated_mbit=card.allocated_mbit + mbit, pods={**card.pods, key: mbit}
+        )
+    return NetworkAllocation(cards=tuple(cards.values()), rejected=rejected, card_by_pod=card_by_pod)
 
 
 def requested_mbit(pod: Pod) -> int:
-    """What all of its containers ask for together: they share the pod's interface."""
+    """Return the bandwidth of all containers of the pod, which share its interface."""
     return sum(container.net_bandwidth_mbit or 0 for container in pod.containers)
 
 
 def usable_cards(interfaces: Mapping[str, Interface], config: NetworkQosConfig) -> tuple[NicBandwidth, ...]:
-    """Every card whose speed is known, with nothing promised. A card of unknown speed can promise nothing, and of bonded
-    ones the bond does."""
+    """Return every card of known speed, with nothing allocated. Of bonded interfaces only the bond counts."""
     return tuple(
         NicBandwidth(
             name=name,
@@ -95,30 +94,28 @@ def _capacity(speed_mbit: int, rate: float, config: NetworkQosConfig) -> int:
 
 
 def _select_card_for_pod(
-    found: Mapping[str, NicBandwidth], mbit: int, named: str | None, process_scores: str | None
+    cards: Mapping[str, NicBandwidth], mbit: int, named: str | None, previous: str | None
 ) -> tuple[NicBandwidth | None, Reason]:
-    if named is not None and named not in found:
-        text = f"nic_selection_result names {named:.40}, which is no card of known speed here; there is {', '.join(found)}."
+    if named is not None and named not in cards:
+        text = f"nic_selection_result names {named:.40}, which is no card of known speed here; choose from {', '.join(cards)}."
         return None, Reason(rule=NO_NETWORK_CARD, text=text, threshold=mbit)
-    if named is None and process_scores is not None and process_scores in found and found[process_scores].free >= mbit:
-        named = process_scores
-    return select_card((found[named],) if named is not None else tuple(found.values()), mbit)
+    if named is None and previous is not None and previous in cards and cards[previous].free >= mbit:
+        named = previous
+    return select_card((cards[named],) if named is not None else tuple(cards.values()), mbit)
 
 
-def select_card(found: tuple[NicBandwidth, ...], request_mbit: int) -> tuple[NicBandwidth | None, Reason]:
-    """The card that has most left for a request; None where no card has enough, with the reason."""
-    best = max(
-        (card for card in found if card.free >= request_mbit), key=lambda card: (card.free, card.name), default=None
-    )
-    left = {card.name: card.free for card in found}
-    if best is None:
-        shown = ", ".join(f"{card.name} {card.free} of {card.capacity}" for card in found)
-        text = f"No card has {request_mbit} Mbit/s left both ways: {shown}."
-        return None, Reason(rule=NO_BANDWIDTH, text=text, threshold=request_mbit, inputs=left)
-    text = f"{best.name} has {best.free} Mbit/s left both ways, {request_mbit} are asked for."
-    return best, Reason(rule="bandwidth", text=text, threshold=request_mbit, inputs=left)
+def select_card(cards: tuple[NicBandwidth, ...], request_mbit: int) -> tuple[NicBandwidth | None, Reason]:
+    """Return the card with the most free bandwidth; None if no card can hold the request; each with the reason."""
+    free = {card.name: card.free for card in cards}
+    best = max(cards, key=lambda card: (card.free, card.name), default=None)
+    if best is None or best.free < request_mbit:
+        listed = ", ".join(f"{card.name} {card.free} of {card.capacity}" for card in cards)
+        text = f"No network card has {request_mbit} Mbit/s left in both directions: {listed}."
+        return None, Reason(rule=NO_BANDWIDTH, text=text, threshold=request_mbit, inputs=free)
+    text = f"{best.name} has {best.free} Mbit/s left in both directions; the pod requests {request_mbit}."
+    return best, Reason(rule="bandwidth", text=text, threshold=request_mbit, inputs=free)
 
 
 def _speed_unknown_reason(mbit: int) -> Reason:
-    text = f"{mbit} Mbit/s are asked for, and the speed of no network card is known here."
+    text = f"The pod requests {mbit} Mbit/s, and the speed of no network card is known."
     return Reason(rule=NETWORK_SPEED_UNKNOWN, text=text, threshold=mbit)

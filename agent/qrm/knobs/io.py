@@ -12,25 +12,24 @@ from agent.config.qrm import DiskIoConfig
 from agent.qrm.knobs.notation import canonical_io_max
 from api.advice import KnobRequest
 from api.knobs import Knob, Reason
-from api.measurements import Disk
-from api.snapshot import Snapshot
+from api.snapshot import Disk, Snapshot
 
 
 class SysfsSetting(msgspec.Struct, frozen=True, kw_only=True):
-    """A file below /sys is to show this line."""
+    """A line that a file below /sys is to show."""
 
     path: str
     """Below the root of sysfs: `block/sda/queue/wbt_lat_usec`."""
     line: str
-    """What is written."""
+    """Text to write."""
     device: str = ""
-    """The device, `8:16`, whose line of the file this is; empty where the file has one line."""
+    """Device number, `8:16`, if the file has one line per device; else empty."""
     reason: Reason
 
 
 def io_requests(snapshot: Snapshot, config: DiskIoConfig) -> tuple[KnobRequest, ...]:
-    """io.weight and io.max of every container whose level has them."""
-    wishes = []
+    """Return `io.weight` and `io.max` of every container whose QoS level has them."""
+    requests = []
     for pod in snapshot.pods:
         values: dict[Knob, str] = {}
         if pod.qos in config.weights:
@@ -38,43 +37,43 @@ def io_requests(snapshot: Snapshot, config: DiskIoConfig) -> tuple[KnobRequest, 
         if pod.qos in config.max:
             values[Knob.IO_MAX] = config.max[pod.qos]
         text = f"Configured for {pod.qos.value}."
-        verdict = Reason(rule="io_level", text=text)
+        reason = Reason(rule="io_level", text=text)
         for container in pod.containers:
-            wishes += [
-                KnobRequest(cgroup=container.cgroup, knob=knob, value=value, reason=verdict)
+            requests += [
+                KnobRequest(cgroup=container.cgroup, knob=knob, value=value, reason=reason)
                 for knob, value in values.items()
             ]
-    return tuple(wishes)
+    return tuple(requests)
 
 
 def io_config_errors(config: DiskIoConfig) -> tuple[str, ...]:
-    """What of the configuration cannot hold, one sentence each."""
-    found = []
+    """Return one sentence for each invalid value of the configuration."""
+    errors = []
     for level, text in config.max.items():
         try:
             canonical_io_max(text)
         except ValueError as error:
-            found.append(f"max.{level.value}: {error}")
-    return tuple(found)
+            errors.append(f"max.{level.value}: {error}")
+    return tuple(errors)
 
 
 def disk_settings(disks: Mapping[str, Disk], config: DiskIoConfig, cgroup_root: str | None) -> tuple[SysfsSetting, ...]:
-    """Write-back throttling of whole disks by their kind, and the cost model of those that are configured.
-
-    `cgroup_root` is the version 2 root below sysfs, such as `fs/cgroup`; None where there is no io controller in one.
-    """
-    found = []
+    """Return write-back throttling by kind of disk, and the cost model of configured disks. `cgroup_root` is the
+    version 2 root below sysfs (`fs/cgroup`); None if it has no io controller."""
+    settings = []
     for name, disk in sorted(disks.items()):
         wbt_us = config.wbt_us.get(disk.kind, -1) if disk.kind else -1  # type: ignore[call-overload]
-        # Those that the kernel shows no latency for throttle no write-back.
+        # A disk without wbt_lat_usec has no write-back throttling.
         if wbt_us >= 0 and disk.wbt_lat_us is not None:
-            text = f"Write-back of {name} is throttled beyond {wbt_us} us, as configured for {disk.kind}."
-            verdict = Reason(rule="wbt", text=text, inputs={"kind": disk.kind})
+            text = f"Write-back to {name} is throttled while reads take longer than {wbt_us} us, as configured for {disk.kind}."
+            reason = Reason(rule="wbt", text=text, inputs={"kind": disk.kind})
             path = f"block/{name}/queue/wbt_lat_usec"
-            found.append(SysfsSetting(path=path, line=str(wbt_us), reason=verdict))
+            settings.append(SysfsSetting(path=path, line=str(wbt_us), reason=reason))
         for file, lines in (("io.cost.qos", config.cost_qos), ("io.cost.model", config.cost_model)):
             if cgroup_root is not None and name in lines:
-                verdict = Reason(rule="iocost", text=f"{file} of {name}, as configured.")
+                reason = Reason(rule="iocost", text=f"{file} of {name}, as configured.")
                 line = f"{disk.number} {lines[name]}"
-                found.append(SysfsSetting(path=f"{cgroup_root}/{file}", line=line, device=disk.number, reason=verdict))
-    return tuple(found)
+                settings.append(
+                    SysfsSetting(path=f"{cgroup_root}/{file}", line=line, device=disk.number, reason=reason)
+                )
+    return tuple(settings)

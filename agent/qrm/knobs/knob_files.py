@@ -1,7 +1,7 @@
 """The table of kernel controls: files, codecs and clamp of each knob on cgroup v1 and v2. Pure.
-All other modules use cgroup v2 notation (`api.knobs.Knob`). A codec also gives the order of writes that the
-kernel accepts. A clamp never exceeds a limit of the owner and never lowers a protection of the owner; it raises
-ValueError where no permitted value has the same meaning.
+All other modules use cgroup v2 notation (`api.knobs.Knob`). A codec also gives the order of writes that the kernel
+accepts. A clamp never exceeds a limit of the owner and never lowers a protection of the owner; it raises ValueError
+where no permitted value has the same meaning.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from api.cpu import format_cpu_list, parse_cpu_list
 from api.knobs import Knob
 
 Texts = Mapping[str, str]
-"""What the files of a knob hold, byte for byte, by file name."""
+"""Content of the files of a knob, byte for byte, by file name."""
 Steps = tuple[tuple[str, str], ...]
 """File and text of each write, in order."""
 
@@ -45,37 +45,37 @@ THROTTLE_FILES = {
 }
 
 
-def write_each_file(_current: Texts, wanted: Texts) -> Steps:
-    """One write for each file, whatever is there."""
-    return tuple(wanted.items())
+def write_each_file(_current: Texts, target: Texts) -> Steps:
+    """Return one write for each file, regardless of the current content."""
+    return tuple(target.items())
 
 
 class KnobCodec(msgspec.Struct, frozen=True, eq=False):
-    """Where one version keeps a knob. `encode` may leave out files whose text has no influence on that value."""
+    """Files and notation of a knob in one cgroup version. `encode` may omit files that do not affect the value."""
 
     controller: str
     files: tuple[str, ...]
     decode: Callable[[Texts], str]
     encode: Callable[[str], Texts]
     steps: Callable[[Texts, Texts], Steps] = write_each_file
-    """Writes that lead from what the files hold now, those `beside` included, to what is wanted. Raises ValueError."""
-    beside: tuple[str, ...] = ()
-    """Files that are read along because the value depends on them, and that are neither journalled nor written."""
-    own: Callable[[Texts], Texts] = lambda texts: texts
-    """The part of the files that the knob is. Raises ValueError on garbage."""
+    """Writes that lead from the current texts, those of `context_files` included, to the target. Raises ValueError."""
+    context_files: tuple[str, ...] = ()
+    """Files that are read because the value depends on them, and neither journalled nor written."""
+    normalize: Callable[[Texts], Texts] = lambda texts: texts
+    """Returns the part of the files that belongs to the knob. Raises ValueError on an unknown format."""
     weights: tuple[int, int] = (1, 10_000)
-    """The least and the most of a weight, in version 2's notation."""
+    """Minimum and maximum of a weight, in version 2 notation."""
 
 
 def single_value_codec(
     controller: str, file: str, decode: Callable[[str], str], encode: Callable[[str], str]
 ) -> KnobCodec:
-    """One file that holds one value."""
+    """Return the codec of one file that holds one value."""
     return KnobCodec(controller, (file,), lambda texts: decode(texts[file]), lambda value: {file: encode(value)})
 
 
 def plain_codec(controller: str, file: str, read: Callable[[str], str]) -> KnobCodec:
-    """One file in the common notation."""
+    """Return the codec of one file in version 2 notation."""
     return single_value_codec(controller, file, read, lambda value: value)
 
 
@@ -89,14 +89,13 @@ def _encode_cfs(value: str) -> Texts:
     return {CFS_QUOTA: "-1"} if quota == MAX else {CFS_QUOTA: quota, CFS_PERIOD: period}
 
 
-def _cfs_steps(current: Texts, wanted: Texts) -> Steps:
-    """Version 1 refuses a quota:period ratio above the parent's or below a child's, also one between two writes.
-
-    Either file alone may make such a ratio on the way; no limit at all is accepted under every parent and over every
-    child (tg_cfs_schedulable_down, kernel/sched/core.c), so the period changes while there is none.
-    """
-    quota = (CFS_QUOTA, wanted[CFS_QUOTA])
-    period = wanted.get(CFS_PERIOD, current[CFS_PERIOD])
+def _cfs_steps(current: Texts, target: Texts) -> Steps:
+    """Return the writes of a version 1 quota, none of which violates the limits of the parent or of a child. Version
+    1 refuses a quota:period ratio above the parent's or below a child's, also between two writes. No limit is
+    accepted under every parent and over every child (tg_cfs_schedulable_down(), kernel/sched/core.c), so the period
+    changes while there is none."""
+    quota = (CFS_QUOTA, target[CFS_QUOTA])
+    period = target.get(CFS_PERIOD, current[CFS_PERIOD])
     if period.strip() == current[CFS_PERIOD].strip():
         return (quota,)
     return ((CFS_QUOTA, "-1"), (CFS_PERIOD, period), quota)
@@ -105,9 +104,10 @@ def _cfs_steps(current: Texts, wanted: Texts) -> Steps:
 CFS_CODEC = KnobCodec("cpu", (CFS_QUOTA, CFS_PERIOD), _decode_cfs, _encode_cfs, _cfs_steps)
 
 
-def _mems_steps(current: Texts, wanted: Texts) -> Steps:
-    """Memory follows its cgroup only while the flag is set: before nodes change, and until they have changed back."""
-    flag, mems = (MEMORY_MIGRATE_FILE, wanted[MEMORY_MIGRATE_FILE]), (MEMS_FILE, wanted[MEMS_FILE])
+def _mems_steps(current: Texts, target: Texts) -> Steps:
+    """Return the writes of `cpuset.mems`: memory follows the cgroup only while the migrate flag is set. The flag is
+    set before nodes change, and cleared after they have changed back."""
+    flag, mems = (MEMORY_MIGRATE_FILE, target[MEMORY_MIGRATE_FILE]), (MEMS_FILE, target[MEMS_FILE])
     if flag[1].strip() == current[MEMORY_MIGRATE_FILE].strip():
         return (mems,)
     return (flag, mems) if flag[1].strip() == "1" else (mems, flag)
@@ -127,9 +127,9 @@ def _decode_swap(texts: Texts) -> str:
     return both if both == MAX else str(max(int(both) - int(notation.parse_number(texts[MEMORY_LIMIT_FILE])), 0))
 
 
-def _swap_steps(current: Texts, wanted: Texts) -> Steps:
-    """Version 1 limits memory and swap together: `+N` is N bytes more than memory alone may have."""
-    text = wanted[MEMSW_LIMIT_FILE]
+def _swap_steps(current: Texts, target: Texts) -> Steps:
+    """Return the write of the combined limit of version 1: `+N` means N bytes more than the memory limit."""
+    text = target[MEMSW_LIMIT_FILE]
     if not text.startswith("+"):
         return ((MEMSW_LIMIT_FILE, text),)
     limit = notation.parse_number(current[MEMORY_LIMIT_FILE])
@@ -146,14 +146,14 @@ SWAP_CODEC_V1 = KnobCodec(
     _decode_swap,
     lambda value: {MEMSW_LIMIT_FILE: str(UNLIMITED_BYTES) if value == MAX else f"+{value}"},
     _swap_steps,
-    beside=(MEMORY_LIMIT_FILE,),
+    context_files=(MEMORY_LIMIT_FILE,),
 )
 
 
-def default_weight_codec(file: str, most: int) -> KnobCodec:
-    """`default 100` and lines of single devices, which are left alone."""
+def default_weight_codec(file: str, max_weight: int) -> KnobCodec:
+    """Return the codec of a file with a `default 100` line; lines of single devices are left alone."""
 
-    def own(texts: Texts) -> Texts:
+    def normalize(texts: Texts) -> Texts:
         lines = [line for line in texts[file].splitlines() if line.startswith("default ")]
         if len(lines) != 1:
             raise ValueError("there is no default weight")
@@ -164,19 +164,19 @@ def default_weight_codec(file: str, most: int) -> KnobCodec:
         (file,),
         lambda texts: notation.canonical_number(texts[file].removeprefix("default ")),
         lambda value: {file: f"default {value}"},
-        own=own,
-        weights=(1, most),
+        normalize=normalize,
+        weights=(1, max_weight),
     )
 
 
 def bfq_weight_codec_v1() -> KnobCodec:
-    """BFQ's, whose default is 100 too."""
-    made = plain_codec("blkio", "blkio.bfq.weight", notation.canonical_number)
-    return KnobCodec(made.controller, made.files, made.decode, made.encode, weights=(1, 1000))
+    """Return the codec of BFQ's weight, whose default is 100 as well."""
+    codec = plain_codec("blkio", "blkio.bfq.weight", notation.canonical_number)
+    return msgspec.structs.replace(codec, weights=(1, 1000))
 
 
 def cfq_weight_codec_v1() -> KnobCodec:
-    """CFQ's, to Linux 4.20: from 10 to 1000, and 500 is the default."""
+    """Return the codec of CFQ's weight (up to Linux 4.20): 10 to 1000, default 500."""
     file = "blkio.weight"
     return KnobCodec(
         "blkio",
@@ -187,16 +187,17 @@ def cfq_weight_codec_v1() -> KnobCodec:
     )
 
 
-def _io_steps(current: Texts, wanted: Texts) -> Steps:
-    """The kernel takes one device a write; one without a line is written as unlimited."""
-    now, then = notation.parse_io(current["io.max"]), notation.parse_io(wanted["io.max"])
+def _io_steps(current: Texts, target: Texts) -> Steps:
+    """Return one write per changed device, as the kernel requires; a device without limits is written as unlimited."""
+    limits_before, limits_after = notation.parse_io(current["io.max"]), notation.parse_io(target["io.max"])
     lines = {
-        device: " ".join(f"{key}={then.get(device, {}).get(key, MAX)}" for key in IO_KEYS) for device in (*now, *then)
+        device: " ".join(f"{key}={limits_after.get(device, {}).get(key, MAX)}" for key in IO_KEYS)
+        for device in (*limits_before, *limits_after)
     }
     return tuple(
         ("io.max", f"{device} {lines[device]}")
         for device in notation.sorted_devices(lines)
-        if now.get(device) != then.get(device)
+        if limits_before.get(device) != limits_after.get(device)
     )
 
 
@@ -206,7 +207,7 @@ IO_MAX_CODEC_V2 = KnobCodec(
     lambda texts: notation.canonical_io_max(texts["io.max"]),
     lambda value: {"io.max": value},
     _io_steps,
-    own=lambda texts: {"io.max": notation.canonical_io_max(texts["io.max"])},
+    normalize=lambda texts: {"io.max": notation.canonical_io_max(texts["io.max"])},
 )
 
 
@@ -229,15 +230,15 @@ def _encode_throttles(value: str) -> Texts:
     }
 
 
-def _throttle_steps(current: Texts, wanted: Texts) -> Steps:
-    """One device a write here too; 0 takes the limit away."""
+def _throttle_steps(current: Texts, target: Texts) -> Steps:
+    """Return one write per changed device and file; 0 removes the limit."""
     steps = []
     for file in THROTTLE_FILES.values():
-        now, then = notation.parse_devices(current[file]), notation.parse_devices(wanted[file])
+        limits_before, limits_after = notation.parse_devices(current[file]), notation.parse_devices(target[file])
         steps += [
-            (file, f"{device} {then.get(device, 0)}")
-            for device in notation.sorted_devices({*now, *then})
-            if now.get(device) != then.get(device)
+            (file, f"{device} {limits_after.get(device, 0)}")
+            for device in notation.sorted_devices({*limits_before, *limits_after})
+            if limits_before.get(device) != limits_after.get(device)
         ]
     return tuple(steps)
 
@@ -248,27 +249,26 @@ IO_MAX_CODEC_V1 = KnobCodec(
     _decode_throttles,
     _encode_throttles,
     _throttle_steps,
-    own=lambda texts: _encode_throttles(_decode_throttles(texts)),
+    normalize=lambda texts: _encode_throttles(_decode_throttles(texts)),
 )
 
 
 def bytes_codec_v1(file: str) -> KnobCodec:
-    """A limit in bytes."""
+    """Return the codec of a limit in bytes."""
     return single_value_codec(
         "memory", file, notation.canonical_size, lambda value: str(UNLIMITED_BYTES) if value == MAX else value
     )
 
 
 def round_up_to_pages(size_bytes: int) -> int:
-    """The least whole pages that hold so many bytes, in bytes."""
+    """Return the size in bytes, rounded up to whole pages."""
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 class KnobSpec(msgspec.Struct, frozen=True, eq=False):
-    """One knob. `canonical` makes equal meanings equal texts; it raises ValueError on anything else.
-
-    Of the places of a version the first that the kernel has is used; none is what `LACKS` explains.
-    """
+    """One knob: the canonical notation of its values, and its codecs by cgroup version. `canonical` gives equal
+    meanings equal texts and raises ValueError on anything else. The first codec whose files the kernel has is used;
+    `UNSUPPORTED` explains a version without any."""
 
     canonical: Callable[[str], str]
     v1: tuple[KnobCodec, ...]
@@ -277,10 +277,8 @@ class KnobSpec(msgspec.Struct, frozen=True, eq=False):
 
 @lru_cache(maxsize=4096)
 def canonical(knob: Knob, text: str) -> str:
-    """The one spelling of a knob's value: `0,1` is `0-1`, `50000` is `50000 100000`, every `max` has the default period.
-
-    Raises ValueError that quotes the text.
-    """
+    """Return the canonical notation of a value: `0-1` for `0,1`, `50000 100000` for `50000`; `max` has the default
+    period. Raises ValueError that quotes the text."""
     try:
         return (KNOB_SPECS[knob].canonical if knob in KNOB_SPECS else ONE_SHOT_NOTATIONS[knob])(text)
     except ValueError as error:
@@ -288,16 +286,16 @@ def canonical(knob: Knob, text: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def decode_texts(knob: Knob, place: KnobCodec, texts: tuple[tuple[str, str], ...]) -> str:
-    """What these texts of its files mean, in canonical notation. Raises ValueError and KeyError where they mean nothing."""
-    # Most texts are those of the round before, and those of other cgroups.
-    return canonical(knob, place.decode(dict(texts)))
+def decode_texts(knob: Knob, codec: KnobCodec, texts: tuple[tuple[str, str], ...]) -> str:
+    """Return the value of these file texts in canonical notation. Raises ValueError and KeyError if they have none."""
+    # Cached: most texts equal those of the cycle before, and those of other cgroups.
+    return canonical(knob, codec.decode(dict(texts)))
 
 
 @lru_cache(maxsize=256)
-def codec_for_files(places: tuple[KnobCodec, ...], files: tuple[str, ...]) -> KnobCodec | None:
-    """The first of these places that has all of these files."""
-    return next((place for place in places if set(files) <= set(place.files)), None)
+def codec_for_files(codecs: tuple[KnobCodec, ...], files: tuple[str, ...]) -> KnobCodec | None:
+    """Return the first of these codecs that has all of these files."""
+    return next((codec for codec in codecs if set(files) <= set(codec.files)), None)
 
 
 def _same_file_spec(controller: str, file: str, read: Callable[[str], str], v2_file: str | None = None) -> KnobSpec:
@@ -358,13 +356,13 @@ ONE_SHOT_FILES: Mapping[Knob, tuple[str | None, str | None]] = {
     Knob.DROP_CACHE: ("memory.force_empty", "memory.reclaim"),
     Knob.MIGRATE_PAGES: ("memory.numa_stat", "memory.numa_stat"),
 }
-"""Files of the memory controller without which those knobs cannot be turned, on version 1 and 2."""
+"""Files of the memory controller (version 1, version 2) that these knobs need."""
 
 EFFECTIVE_FILES = {
     Knob.CPUSET: ("cpuset.effective_cpus", "cpuset.cpus.effective"),
     Knob.MEMS: ("cpuset.effective_mems", "cpuset.mems.effective"),
 }
-"""What a group's tasks really may use: version 1's name and version 2's."""
+"""Files with the CPUs or NUMA nodes that the tasks may use in effect: version 1's name and version 2's."""
 
 _V2_ONLY = "cgroup version 1 has nothing like it"
 UNSUPPORTED: Mapping[tuple[Knob, str], tuple[str, str]] = {
@@ -377,16 +375,16 @@ UNSUPPORTED: Mapping[tuple[Knob, str], tuple[str, str]] = {
     ),
     (Knob.NET_CLASS, "v2"): (
         "cgroup version 2 marks no packets",
-        "mount net_cls beside it, or classify packets by BPF",
+        "mount net_cls in addition, or classify packets by BPF",
     ),
 }
-"""What one version cannot do: why, and what to do about it."""
+"""Knobs that a cgroup version lacks, each with reason and remedy."""
 
 REMEDIES: Mapping[tuple[Knob, int], str] = {
     (Knob.CPUSET, errno.EACCES): "the cgroup above does not have these CPUs: widen its cpuset.cpus first",
     (Knob.CPUSET, errno.EBUSY): "a cgroup below uses CPUs that this list leaves out: narrow that one first",
     (Knob.CPUSET, errno.ENOSPC): "its tasks would be left without a CPU: name at least one",
-    (Knob.CPUSET, errno.EINVAL): "name CPUs that are online and that no exclusive cpuset beside it holds",
+    (Knob.CPUSET, errno.EINVAL): "name CPUs that are online and that no exclusive sibling cpuset holds",
     (Knob.MEMS, errno.EACCES): "the cgroup above does not have these NUMA nodes: widen its cpuset.mems first",
     (Knob.MEMS, errno.EBUSY): "a cgroup below uses NUMA nodes that this list leaves out: narrow that one first",
     (Knob.MEMS, errno.ENOSPC): "its tasks would be left without memory: name at least one NUMA node",
@@ -405,42 +403,60 @@ REMEDIES: Mapping[tuple[Knob, int], str] = {
     (Knob.IO_WEIGHT, errno.ERANGE): "choose a weight within the range of the disks' scheduler",
     (Knob.IO_WEIGHT, errno.EOPNOTSUPP): "give a disk the bfq scheduler, or set io.cost.qos of the root",
 }
-"""What a person can do when the kernel refuses a write for that reason."""
+"""Remedy by knob and error code of a refused write."""
+
+LIST_KNOBS = (Knob.CPUSET, Knob.MEMS)
+KNOB_GROUPS = (
+    (Knob.IDLE,),
+    (Knob.WEIGHT,),
+    (Knob.QUOTA, Knob.BURST),
+    (Knob.CPUSET,),
+    (Knob.MEMS,),
+    (Knob.MEMORY_MAX, Knob.SWAP_MAX, Knob.MEMORY_HIGH, Knob.MEMORY_LOW, Knob.MEMORY_MIN),
+    (Knob.IO_WEIGHT,),
+    (Knob.IO_MAX,),
+    (Knob.NET_CLASS,),
+)
+"""Knobs whose values depend on one another, in the order in which these groups are written."""
+KNOB_ORDER = tuple(knob for group in KNOB_GROUPS for knob in group)
+GROUP_OF = {knob: number for number, group in enumerate(KNOB_GROUPS) for knob in group}
+CHANGED_BY = {Knob.WEIGHT: Knob.IDLE, Knob.BURST: Knob.QUOTA}
+"""The knob whose write changes another one: the original of the latter is needed as long as that of the former."""
 
 MIN_WEIGHT, MAX_WEIGHT = 1, 10_000
 MIN_QUOTA_US = 1_000
 MIN_PERIOD_US, MAX_PERIOD_US = 1_000, 1_000_000
-"""min_cfs_quota_period and max_cfs_quota_period, kernel/sched/core.c."""
+"""`min_cfs_quota_period` and `max_cfs_quota_period` (kernel/sched/core.c)."""
 MIN_IO = {"rbps": 65_536, "wbps": 65_536, "riops": 10, "wiops": 10}
-"""Below these a task that holds a lock of the file system while it waits for its disk holds up everybody."""
+"""Below these limits a task that holds a file system lock while it waits for its disk blocks all others."""
 
 
 class KnobLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the machine and the owner have for one knob of one cgroup."""
+    """Limits of the machine and of the owner for one knob of one cgroup."""
 
-    ceiling: tuple[int, ...] | None = None
-    """CPUs or NUMA nodes that the cgroup above may use; None where the kernel does not tell."""
+    allowed: tuple[int, ...] | None = None
+    """CPUs or NUMA nodes that the parent cgroup may use; None if the kernel does not report them."""
     cpu_count: int = 1
     empty_inherits_parent: bool = True
-    """Whether an empty cpuset means the parent's (version 2); on version 1 it would be no CPU at all."""
+    """Whether an empty cpuset means the parent's (version 2); on version 1 it would be no CPU."""
     own_quota: str = UNLIMITED
-    """The owner's quota in canonical notation: a limit that somebody set for a reason is never loosened."""
+    """The owner's quota in canonical notation, which no decision exceeds."""
     own: str | None = None
-    """The owner's value of any other knob; None where it does not bound anything."""
+    """The owner's value of any other knob; None if it is no limit."""
     quota: str = UNLIMITED
-    """The quota that the cgroup has or is getting, which its burst must not exceed."""
+    """Quota that the cgroup has or is about to get; its burst must not exceed it."""
     floor_bytes: int = 0
-    """A lower limit on memory than this would have the kernel kill somebody, or hold up the round."""
+    """Minimum of a memory limit: a lower one would make the kernel kill a process or block the cycle."""
     weights: tuple[int, int] = (MIN_WEIGHT, MAX_WEIGHT)
 
 
 def clamp_value(knob: Knob, value: str, limits: KnobLimits) -> str:
-    """The canonical value that may be written for this canonical one. Raises ValueError where there is none."""
+    """Return the canonical value that may be written for this canonical value. Raises ValueError if there is none."""
     return CLAMPS[knob](value, limits)
 
 
 def smaller_size(value: str, limit: str) -> str:
-    """The smaller of two sizes."""
+    """Return the smaller of two canonical sizes."""
     return min(value, limit, key=_size_bytes)
 
 
@@ -449,43 +465,43 @@ def _size_bytes(value: str) -> float:
 
 
 def _list_clamp(what: str) -> Callable[[str, KnobLimits], str]:
-    # The containers of a pool all have the same, within the same.
+    # Cached: all containers of a pool have the same list and the same limit.
     @lru_cache(maxsize=256)
-    def among(value: str, ceiling: tuple[int, ...]) -> str:
-        inside = set(parse_cpu_list(value)) & set(ceiling)
+    def among(value: str, allowed: tuple[int, ...]) -> str:
+        inside = set(parse_cpu_list(value)) & set(allowed)
         if not inside:
-            above = format_cpu_list(ceiling)
-            raise ValueError(f"none of the {what} {value} is among those of the cgroup above, {above}")
+            listed = format_cpu_list(allowed)
+            raise ValueError(f"none of the {what} {value} is among those of the cgroup above, {listed}")
         return format_cpu_list(inside)
 
     def clamp(value: str, limits: KnobLimits) -> str:
-        if limits.ceiling is None:
+        if limits.allowed is None:
             return value
         if not value:
-            return "" if limits.empty_inherits_parent else format_cpu_list(limits.ceiling)
-        return among(value, limits.ceiling)
+            return "" if limits.empty_inherits_parent else format_cpu_list(limits.allowed)
+        return among(value, limits.allowed)
 
     return clamp
 
 
 def _clamp_weight(value: str, limits: KnobLimits) -> str:
-    least, most = limits.weights
-    return str(min(max(int(value), least), most))
+    minimum, maximum = limits.weights
+    return str(min(max(int(value), minimum), maximum))
 
 
 def _clamp_quota(value: str, limits: KnobLimits) -> str:
     quota, period = value.split()
     if quota_ratio(value) >= quota_ratio(limits.own_quota):
         return limits.own_quota
-    asked_us, asked_period_us = int(quota), max(int(period), 1)
-    period_us = min(max(asked_period_us, MIN_PERIOD_US), MAX_PERIOD_US)
-    # The same part of a CPU, whatever became of the period.
-    quota_us = max(asked_us * period_us // asked_period_us, MIN_QUOTA_US)
+    requested_us, requested_period_us = int(quota), max(int(period), 1)
+    period_us = min(max(requested_period_us, MIN_PERIOD_US), MAX_PERIOD_US)
+    # Keep the ratio when the period was clamped.
+    quota_us = max(requested_us * period_us // requested_period_us, MIN_QUOTA_US)
     return UNLIMITED if quota_us >= period_us * limits.cpu_count else f"{quota_us} {period_us}"
 
 
 def quota_ratio(value: str) -> float:
-    """CPUs' worth of a canonical quota."""
+    """Return a canonical quota in CPUs."""
     quota, period = value.split()
     return inf if quota == MAX else int(quota) / max(int(period), 1)
 
@@ -508,18 +524,18 @@ def _clamp_protection(value: str, limits: KnobLimits) -> str:
 
 
 def _clamp_io_max(value: str, limits: KnobLimits) -> str:
-    asked, own = parse_io(value), parse_io(limits.own or "")
+    requested, own = parse_io(value), parse_io(limits.own or "")
     return format_io(
         {
             device: {
                 key: min(
-                    max(asked[device][key], MIN_IO[key]) if key in asked.get(device, {}) else 2**64,
+                    max(requested[device][key], MIN_IO[key]) if key in requested.get(device, {}) else 2**64,
                     own.get(device, {}).get(key, 2**64),
                 )
                 for key in IO_KEYS
-                if key in asked.get(device, {}) or key in own.get(device, {})
+                if key in requested.get(device, {}) or key in own.get(device, {})
             }
-            for device in {**asked, **own}
+            for device in {**requested, **own}
         }
     )
 
@@ -544,3 +560,15 @@ CLAMPS: Mapping[Knob, Callable[[str, KnobLimits], str]] = {
     Knob.IO_MAX: _clamp_io_max,
     Knob.NET_CLASS: _unclamped,
 }
+
+
+QUOTA_PERIODS_US = (100_000, 200_000, 500_000, 1_000_000)
+"""Periods of quotas: the kernel's default if possible, up to the kernel's maximum for small shares."""
+
+
+def format_quota(cores: float) -> str:
+    """Return the quota and period for these cores; small shares get a longer period to reach the minimum quota."""
+    period_us = next(
+        (period for period in QUOTA_PERIODS_US if round(cores * period) >= MIN_QUOTA_US), QUOTA_PERIODS_US[-1]
+    )
+    return f"{round(cores * period_us)} {period_us}"

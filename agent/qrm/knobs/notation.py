@@ -18,19 +18,19 @@ MAX = "max"
 UNLIMITED = f"{MAX} {DEFAULT_PERIOD_US}"
 PAGE_BYTES = getpagesize()
 UNLIMITED_BYTES = (2**63 - 1) // PAGE_BYTES * PAGE_BYTES
-"""What version 1 shows for no limit (PAGE_COUNTER_MAX)."""
+"""Version 1's text for no limit (PAGE_COUNTER_MAX)."""
 IO_KEYS = ("rbps", "wbps", "riops", "wiops")
 IO_UNLIMITED = {"rbps": 2**64 - 1, "wbps": 2**64 - 1, "riops": 2**32 - 1, "wiops": 2**32 - 1}
-"""From here on the kernel means no limit (block/blk-throttle.c)."""
+"""Values from which on the kernel means no limit (block/blk-throttle.c)."""
 MAX_NUMA_NODES = 1024
 _DEVICE = re.compile(r"(\d{1,4}):(\d{1,7})", re.ASCII)
 
 IoLimits = Mapping[str, Mapping[str, int]]
-"""By device, `MAJOR:MINOR`, and key; what is absent is not limited."""
+"""Limit by device (`MAJOR:MINOR`) and key; a missing key is unlimited."""
 
 
 def parse_number(text: str) -> int:
-    """A whole number of at least 0. Raises ValueError that quotes the text, as all of these do."""
+    """Return a whole number of at least 0."""
     stripped = text.strip()
     if not (stripped.isascii() and stripped.isdigit() and len(stripped) <= 20):
         raise ValueError(f"{text[:60]!r} is not a whole number of at least 0")
@@ -38,32 +38,32 @@ def parse_number(text: str) -> int:
 
 
 def canonical_cpus(text: str) -> str:
-    """A CPU list, or one of NUMA nodes."""
+    """Return a list of CPUs."""
     return format_cpu_list(parse_cpu_list(text))
 
 
 def canonical_nodes(text: str) -> str:
-    """A list of NUMA nodes."""
-    found = parse_cpu_list(text)
-    if found and found[-1] >= MAX_NUMA_NODES:
+    """Return a list of NUMA nodes."""
+    nodes = parse_cpu_list(text)
+    if nodes and nodes[-1] >= MAX_NUMA_NODES:
         raise ValueError(f"{text[:60]!r} names NUMA nodes beyond {MAX_NUMA_NODES - 1}")
-    return format_cpu_list(found)
+    return format_cpu_list(nodes)
 
 
 def canonical_number(text: str) -> str:
-    """A number as it is: weights, microseconds."""
+    """Return a number: weights, microseconds."""
     return str(parse_number(text))
 
 
 def canonical_idle(text: str) -> str:
-    """0 or 1."""
+    """Return 0 or 1."""
     if text.strip() not in ("0", "1"):
         raise ValueError(f"{text[:60]!r} is neither 0 nor 1")
     return text.strip()
 
 
 def canonical_quota(text: str) -> str:
-    """Microseconds of CPU and the period; without a period the kernel's default."""
+    """Return quota and period in us; without a period the kernel's default."""
     words = text.split()
     if not 1 <= len(words) <= 2:
         raise ValueError(
@@ -74,7 +74,7 @@ def canonical_quota(text: str) -> str:
 
 
 def canonical_size(text: str) -> str:
-    """Bytes in whole pages, or `max`."""
+    """Return a size in bytes, rounded down to pages, or `max`."""
     if text.strip() == MAX:
         return MAX
     size_bytes = parse_number(text)
@@ -82,21 +82,21 @@ def canonical_size(text: str) -> str:
 
 
 def canonical_amount(text: str) -> str:
-    """Bytes to give up: at least one."""
+    """Return a number of bytes of at least 1."""
     if (size_bytes := parse_number(text)) < 1:
         raise ValueError(f"{text[:60]!r} is not a number of bytes of at least 1")
     return str(size_bytes)
 
 
 def canonical_class_id(text: str) -> str:
-    """A class of packets, 32 bits; 0 is none."""
+    """Return a packet class of 32 bits; 0 is none."""
     if (value := parse_number(text)) >= 2**32:
         raise ValueError(f"{text[:60]!r} does not fit into 32 bits")
     return str(value)
 
 
 def canonical_migration(text: str) -> str:
-    """Two lists of NUMA nodes, from and to."""
+    """Return two lists of NUMA nodes, source and target."""
     words = text.split()
     if len(words) != 2:
         raise ValueError(f"{text[:60]!r} is not two lists of NUMA nodes, from and to, such as 0 1 or 0,2 1,3")
@@ -104,30 +104,30 @@ def canonical_migration(text: str) -> str:
 
 
 def canonical_io_max(text: str) -> str:
-    """A line for each limited device, in order of their numbers, with all four keys; empty is no limit anywhere."""
+    """Return a line with all four keys for each limited device, sorted by device number; empty means no limit."""
     return format_io(parse_io(text))
 
 
 def parse_io(text: str) -> dict[str, dict[str, int]]:
-    """Limits by device and key; `max` and what the kernel means by it are left out, and so are devices without any."""
-    found: dict[str, dict[str, int]] = {}
+    """Return limits by device and key, without unlimited keys and devices."""
+    limits_by_device: dict[str, dict[str, int]] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         device, *pairs = line.split()
         name = _canonical_device(device)
-        if name in found:
+        if name in limits_by_device:
             raise ValueError(f"{device!r} is there twice")
-        found[name] = limits = {}
+        limits_by_device[name] = limits = {}
         for pair in pairs:
             key, _, value = pair.partition("=")
             if key not in IO_KEYS:
                 raise ValueError(f"{pair[:60]!r} is none of rbps=, wbps=, riops= and wiops= with a number or max")
             if value != MAX and (limit := parse_number(value)) < IO_UNLIMITED[key]:
                 limits[key] = limit
-    return {device: limits for device, limits in found.items() if limits}
+    return {device: limits for device, limits in limits_by_device.items() if limits}
 
 
 def format_io(limits: IoLimits) -> str:
-    """The inverse of `parse_io`."""
+    """Return the text of `parse_io`'s result."""
     return "\n".join(
         f"{device} {' '.join(f'{key}={limits[device].get(key, MAX)}' for key in IO_KEYS)}"
         for device in sorted_devices(limits)
@@ -136,17 +136,17 @@ def format_io(limits: IoLimits) -> str:
 
 
 def sorted_devices(devices: Iterable[str]) -> list[str]:
-    """Devices by their numbers."""
+    """Return the devices sorted by number."""
     return sorted(devices, key=lambda device: tuple(map(int, device.split(":"))))
 
 
 def parse_devices(text: str) -> dict[str, int]:
-    """Lines of version 1 such as `8:16 1048576`."""
-    found = {}
+    """Return the value by device of version 1 lines such as `8:16 1048576`."""
+    values = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         device, _, value = line.partition(" ")
-        found[_canonical_device(device)] = parse_number(value)
-    return found
+        values[_canonical_device(device)] = parse_number(value)
+    return values
 
 
 def _canonical_device(text: str) -> str:
@@ -157,10 +157,10 @@ def _canonical_device(text: str) -> str:
 
 
 def weight_to_shares(weight: int) -> int:
-    """Version 1's shares for a version 2 weight, rounded as the kernel rounds."""
+    """Return version 1's shares for a version 2 weight, rounded as in the kernel."""
     return (weight * DEFAULT_SHARES + DEFAULT_WEIGHT // 2) // DEFAULT_WEIGHT
 
 
 def shares_to_weight(shares: int) -> int:
-    """Version 2's weight for version 1 shares; the inverse of `shares_of` for every weight from 1 to 10000."""
+    """Return version 2's weight for version 1 shares; the inverse of `weight_to_shares` from 1 to 10000."""
     return (shares * DEFAULT_WEIGHT + DEFAULT_SHARES // 2) // DEFAULT_SHARES

@@ -1,8 +1,7 @@
-"""Reads every cgroup of the primary hierarchy into CgroupSamples, once per cycle.
-A cgroup is identified by its inode: a directory that was removed and created again starts a new sample. Unchanged
-texts are not parsed again. Files of slower cadence are read every few seconds, each cgroup at a phase of its own,
-so that no cycle pays for all; those of managed cgroups are read when first seen.
-"""
+"""Reads every cgroup of the primary hierarchy into CgroupSamples, once per cycle. A cgroup is identified by its inode:
+a directory that was removed and created again starts a new sample. Unchanged texts are not parsed again. Files of
+slower cadence are read every few seconds, each cgroup at a phase of its own, so that no cycle pays for all; those of
+managed cgroups are read when first seen."""
 
 from __future__ import annotations
 
@@ -31,13 +30,13 @@ from api.snapshot import CADENCE_PERIOD_NS, Cadence, CgroupSample, ComponentHeal
 from api.text import cgroup_name_to_bytes
 
 MAX_PAUSE_READS = 16
-"""A file that is not there is looked for again after 1, 2, 4 ... 16 reads: a controller or a group may come later."""
+"""A missing file is looked for again after 1, 2, 4 ... 16 reads: a controller or a cgroup may come later."""
 _MAX_RARE_BYTES = 4096
 _SLOWER_CADENCES = (Cadence.SLOW, Cadence.RARE)
 
 
 class CgroupReadPlan:
-    """The files to read in every cgroup, and the open mount points that they are named from."""
+    """The files to read in every cgroup, and the open mount points to which their names are relative."""
 
     def __init__(
         self,
@@ -47,18 +46,18 @@ class CgroupReadPlan:
         *,
         fresh_limits: bool = False,
     ) -> None:
-        """A mount point that could not be opened is -1: its files are not read. `fresh_limits`: what is read rarely is read
-        along with the slow files instead, each time."""
+        """A mount point that could not be opened is -1: its files are not read. `fresh_limits` reads the rare files
+        along with the slow ones."""
         self.sources, self.mount_fds, self.budget = sources, mount_fds, budget
         self.periods_ns = tuple(
             CADENCE_PERIOD_NS[Cadence.SLOW if fresh_limits else cadence] for cadence in _SLOWER_CADENCES
         )
-        """Of the slow files and the rare ones."""
+        """Periods of the slow and of the rare files."""
         self.indices = {
             cadence: [i for i, source in enumerate(sources) if source.cadence is cadence and mount_fds[i] >= 0]
             for cadence in Cadence
         }
-        # Of what is read every tick, that which can wait until the clock has moved; the calm with the slow files as well.
+        # Some files of every cycle need a read only if the usage clock moved; the calm ones also with the slow files.
         ticking = self.indices[Cadence.TICK]
         self.clock = next((i for i in ticking if CPU_USAGE_FIELD in sources[i].fields), None)
         rest = [i for i in ticking if self.clock not in (i, None)]
@@ -66,10 +65,10 @@ class CgroupReadPlan:
         self.following = [i for i in rest if sources[i].file in IDLE_STABLE_FILES | CPU_USAGE_SPLIT_FILES]
         self.leading = [i for i in ticking if i not in self.following]
         self.set = lru_cache(maxsize=512)(self._set)
-        """Fields from the texts of the files that are read rarely: many cgroups are set alike."""
+        """Fields from the texts of the rare files: many cgroups have the same settings."""
 
     def cell(self, index: int, group: CgroupNode) -> CachedCgroupFile:
-        """The file of that source in this cgroup."""
+        """Return the file of that source in this cgroup."""
         source = self.sources[index]
         spare = source.cadence is not Cadence.TICK
         name = group.below(source.file)
@@ -78,16 +77,16 @@ class CgroupReadPlan:
         )
 
     def _set(self, texts: tuple[bytes | None, ...]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for index, text in zip(self.indices[Cadence.RARE], texts, strict=True):
             source = self.sources[index]
             if text is not None:
-                found.update((field, parse(text)) for field, parse in zip(source.fields, source.parsers, strict=True))
-        return join_fields(found)
+                values.update((field, parse(text)) for field, parse in zip(source.fields, source.parsers, strict=True))
+        return join_fields(values)
 
 
 class CachedCgroupFile(KernelFile):
-    """One file of one cgroup, what it said last, and when to look for it again where it is not there."""
+    """One file of one cgroup, its last text, and when to look for it again if it is missing."""
 
     __slots__ = ("failure", "pause", "resume_at", "still", "text", "values")
 
@@ -95,20 +94,20 @@ class CachedCgroupFile(KernelFile):
         super().__init__(budget, name, dir_fd, keep=keep, spare=spare, long=spare)
         self.text: bytes | None = None
         self.values: tuple[Any, ...] = ()
-        """One for each field of the source; empty where the file says nothing."""
+        """One value per field of the source; empty if the file gives none."""
         self.still = False
-        """Whether the text stays as it is as long as nothing happens: averages of pressure do not before they are zero."""
+        """Whether the text cannot change while nothing happens: averages of pressure change until they are zero."""
         self.pause = self.resume_at = 0
         self.failure = ""
 
     def refresh(self, source: CgroupFileSource, reads: int) -> bool:
-        """Read it and return whether its values are others than before. `reads` counts the reader's reads."""
+        """Read the file and return whether its values changed. `reads` counts the reader's reads."""
         if self._fd >= 0:
-            # The way of nearly every call, without a further one: a file that is open, and short.
+            # Nearly every call ends here, without another function call: the file is open and short.
             try:
                 text = os.pread(self._fd, self._first_bytes, 0)
             except OSError:
-                pass  # told apart below
+                pass  # read() below distinguishes the errors
             else:
                 if len(text) < self._first_bytes:
                     return text != self.text and self._take(text, source)
@@ -124,8 +123,8 @@ class CachedCgroupFile(KernelFile):
                 return text != self.text and self._take(text, source)
             self.pause = min(max(2 * self.pause, 1), MAX_PAUSE_READS)
             self.resume_at = reads + self.pause
-        known, self.text, self.values, self.still = self.text is not None, None, (), False
-        return known
+        existed, self.text, self.values, self.still = self.text is not None, None, (), False
+        return existed
 
     def _take(self, text: bytes, source: CgroupFileSource) -> bool:
         self.text, self.still = text, text.count(b"avg") == text.count(b"=0.00 ")
@@ -134,26 +133,27 @@ class CachedCgroupFile(KernelFile):
 
 
 class CgroupReadState:
-    """One cgroup."""
+    """Open files and the last sample of one cgroup."""
 
     __slots__ = (
-        "_cells", "_due_ns", "_first_ns", "_kept", "_read_at_ns", "_refused", "_set", "_stirred", "failing", "sample"
+        "_cells", "_changed", "_due_ns", "_first_ns", "_read_at_ns", "_refused", "_set", "_slow_fields", "failing", "sample"
     )  # fmt: skip
 
     def __init__(self, plan: CgroupReadPlan, now_ns: int, phase: float, *, at_once: bool) -> None:
-        """`phase` from 0 to 1 says when within a period this cgroup's turn is; `at_once`: all is read now, too."""
+        """`phase`, from 0 to 1, is when within a period this cgroup's slow files are read; `at_once` reads all of them
+        now, too."""
         self._cells: list[CachedCgroupFile | None] = [None] * len(plan.sources)
         self.sample: CgroupSample | None = None
         self.failing = False
-        """Whether `failures` may have something to tell."""
-        self._stirred: list[int] = []
-        """Sources of every tick whose texts were others than before when they were last looked at."""
-        self._kept: dict[str, Any] = {}
+        """Whether `failures` may return something."""
+        self._changed: list[int] = []
+        """Sources of every cycle whose texts had changed when they were last read."""
+        self._slow_fields: dict[str, Any] = {}
         self._set: tuple[bytes | None, ...] = ()
         self._refused: list[str] = []
         self._read_at_ns: int | None = None
         self._first_ns = tuple(now_ns + int(phase * period) for period in plan.periods_ns)
-        # The first time, rare files are read along with the slow ones: a new cgroup's limits are known within seconds.
+        # First read the rare files along with the slow ones: a new cgroup's limits are then known within seconds.
         self._due_ns = [now_ns if at_once else self._first_ns[0]] * len(_SLOWER_CADENCES)
 
     def refresh(
@@ -165,38 +165,40 @@ class CgroupReadState:
         now_ns: int,
         wall_time_ns: int,
     ) -> CgroupSample:
-        """Read what is due and return the sample: the same object where nothing is different. `above` is the reading of
-        the group above, already refreshed."""
-        self._stirred = self._visit(plan, group, reads, plan.leading, above)
+        """Read what is due and return the sample, the same object if nothing changed. `above` is the state of the
+        parent cgroup, already refreshed."""
+        self._changed = self._visit(plan, group, reads, plan.leading, above)
         if plan.clock is not None:
-            if plan.clock in self._stirred or not self._gives(plan.clock):
-                self._stirred += self._visit(plan, group, reads, plan.following)
+            if plan.clock in self._changed or not self._gives(plan.clock):
+                self._changed += self._visit(plan, group, reads, plan.following)
             elif self._due_ns[0] <= now_ns:
-                self._stirred += self._visit(plan, group, reads, plan.calm)
-        changed, later = bool(self._stirred), False
+                self._changed += self._visit(plan, group, reads, plan.calm)
+        changed, slow_changed = bool(self._changed), False
         for place, cadence in enumerate(_SLOWER_CADENCES):
             if self._due_ns[place] > now_ns:
                 continue
             self._due_ns[place] = self._next(plan, place, now_ns)
             if cadence is Cadence.SLOW:
-                later |= bool(self._visit(plan, group, reads, plan.indices[cadence]))
+                slow_changed |= bool(self._visit(plan, group, reads, plan.indices[cadence]))
                 self._read_at_ns, changed = wall_time_ns, True
             else:
-                later |= self._visit_rare(plan, group)
-        if later:
-            self._kept = join_fields(self._values(plan, Cadence.SLOW)) | (plan.set(self._set) if self._set else {})
-        if changed or later or self.sample is None or self.sample.path != group.path:
-            now = self._values(plan, Cadence.TICK)
+                slow_changed |= self._visit_rare(plan, group)
+        if slow_changed:
+            self._slow_fields = join_fields(self._values(plan, Cadence.SLOW)) | (
+                plan.set(self._set) if self._set else {}
+            )
+        if changed or slow_changed or self.sample is None or self.sample.path != group.path:
+            tick_fields = self._values(plan, Cadence.TICK)
             self.sample = CgroupSample(
-                path=group.path, id=group.id, files_read_at_ns=self._read_at_ns, **self._kept, **now
+                path=group.path, id=group.id, files_read_at_ns=self._read_at_ns, **self._slow_fields, **tick_fields
             )
         return self.sample
 
     def failures(self) -> list[str]:
-        """Files that are there and cannot be read."""
-        found = [cell.failure for cell in self._cells if cell is not None and cell.failure] + self._refused
-        self.failing = bool(found)
-        return found
+        """Return files that exist and cannot be read."""
+        failures = [cell.failure for cell in self._cells if cell is not None and cell.failure] + self._refused
+        self.failing = bool(failures)
+        return failures
 
     def close(self) -> None:
         """Close every file. Idempotent."""
@@ -221,7 +223,7 @@ class CgroupReadState:
                 continue
             if cell is None:
                 cell = cells[index] = plan.cell(index, group)
-            elif source.is_hierarchical and cell.still and above is not None and above.rests(index):
+            elif source.is_hierarchical and cell.still and above is not None and above.is_unchanged(index):
                 continue
             if cell.refresh(source, reads):
                 changed.append(index)
@@ -229,13 +231,13 @@ class CgroupReadState:
                 self.failing = True
         return changed
 
-    def rests(self, index: int) -> bool:
-        """Whether that source of every tick is there and was as before when it was last looked at."""
+    def is_unchanged(self, index: int) -> bool:
+        """Return whether that source of every cycle exists and had not changed when it was last read."""
         cell = self._cells[index]
-        return index not in self._stirred and cell is not None and cell.text is not None
+        return index not in self._changed and cell is not None and cell.text is not None
 
     def _visit_rare(self, plan: CgroupReadPlan, group: CgroupNode) -> bool:
-        # Files that are not kept open: nothing but their texts is remembered.
+        # These files are not kept open; only their texts are retained.
         self._refused = []
         texts = tuple(self._read_once(plan, index, group) for index in plan.indices[Cadence.RARE])
         self.failing |= bool(self._refused)
@@ -257,12 +259,12 @@ class CgroupReadState:
             return None
 
     def _next(self, plan: CgroupReadPlan, place: int, now_ns: int) -> int:
-        # Turns missed are not made up for, and the phase stays: no two cgroups come to share a turn for good.
+        # Missed reads are skipped and the phase stays, so that no two cgroups end up with the same phase.
         period, first = plan.periods_ns[place], self._first_ns[place]
         return first if first > now_ns else first + period * (1 + (now_ns - first) // period)
 
     def _values(self, plan: CgroupReadPlan, cadence: Cadence) -> dict[str, Any]:
-        # Later cells are fallbacks: they only fill what earlier ones leave out.
+        # Later cells are fallbacks: they only fill fields that earlier ones leave out.
         merged: dict[str, Any] = {}
         for index in plan.indices[cadence]:
             cell = self._cells[index]
@@ -278,14 +280,14 @@ class CgroupReadState:
 
 
 _GOLDEN_RATIO_FRACTION = 0.618033988749895
-"""Multiples of the golden ratio, less their whole part, spread evenly whatever their number."""
+"""The fractional parts of multiples of the golden ratio are evenly spread, whatever their number."""
 
 
 class CgroupReader:
-    """Samples of every cgroup of the primary hierarchy. Keeps files open; `close` gives them back."""
+    """Reads samples of every cgroup of the primary hierarchy. Keeps files open; `close` closes them."""
 
     def __init__(self, hierarchy: Hierarchy, *, limit: int = 4096, fresh_limits: bool = False) -> None:
-        """`fresh_limits`: limits are as old as `files_read_at_ns` says, at three times the usual cost of reading them."""
+        """`fresh_limits`: limits are as old as `files_read_at_ns`, at three times the usual cost of reading them."""
         self._limit = limit
         self._budget = DescriptorBudget()
         self._mounts: dict[Path, int] = {}
@@ -305,20 +307,21 @@ class CgroupReader:
 
     @property
     def skipped(self) -> int:
-        """Cgroups that were seen but not read because of the limit; what is below them is not even seen."""
+        """Number of cgroups that were not read because of the limit, without those below them."""
         return self._tree.skipped
 
     def manage(self, paths: Iterable[str]) -> None:
-        """The cgroups that matter most, by path: the limit leaves out others first, and all their files are read at once."""
+        """Set the managed cgroups, by path: the limit leaves out others first, and all their files are read at once."""
         managed = frozenset(paths)
         if managed != self._managed:
             self._managed = managed
             self._tree.prefer(frozenset(cgroup_name_to_bytes(path).strip(b"/") for path in managed))
 
     def read(self, now_ns: int | None = None, wall_time_ns: int | None = None) -> dict[str, CgroupSample]:
-        """Every cgroup by path, the root as `/`; what vanishes meanwhile is absent. Raises Unavailable without a root.
+        """Return every cgroup by path, the root as `/`, without those that vanish meanwhile. Raises Unavailable without
+        a root.
 
-        The clocks are CLOCK_MONOTONIC, which decides whose turn it is, and CLOCK_REALTIME, which is noted in the samples.
+        The clocks are CLOCK_MONOTONIC, which decides what is due, and CLOCK_REALTIME, which the samples record.
         """
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         wall_time_ns = time.time_ns() if wall_time_ns is None else wall_time_ns
@@ -334,38 +337,40 @@ class CgroupReader:
             if reading.failing:
                 self._failures.extend(reading.failures())
             if self._budget.opened != opened and self._tree.inode(group) != group.id:
-                # Opened by name while the directory was replaced: some of the numbers may be its successor's.
+                # A file was opened by name while the directory was replaced: some numbers may be its successor's.
                 reading.close()
                 self._tree.drop(group)
                 continue
             readings[group.id] = reading
             samples[group.path] = sample
-        for gone in self._readings.values():
-            gone.close()
+        for vanished in self._readings.values():
+            vanished.close()
         self._readings = readings
         if "/" not in samples:
             raise Unavailable("the root of the cgroup tree cannot be read", "mount it, and let the agent read it")
         return samples
 
     def problems(self) -> tuple[ComponentHealth, ...]:
-        """What the latest read had to leave out or to pay for, each with its remedy."""
-        found = []
+        """Return what the latest read left out or paid extra for, each with its remedy."""
+        problems = []
         failures = [*self._closed_mounts, *self._tree.denied, *self._failures]
         if failures:
             error = f"{len(failures)} cgroup files cannot be read, the first is {failures[0]}"
             denied = any(os.strerror(code) in failures[0] for code in (errno.EACCES, errno.EPERM))
-            remedy = "run the agent as root" if denied else "see what else the kernel's log says of that file"
-            found.append(ComponentHealth(name="cgroup-files", ok=False, error=error, remedy=remedy))
+            remedy = "run the agent as root" if denied else "see the kernel's log for that file"
+            problems.append(ComponentHealth(name="cgroup-files", ok=False, error=error, remedy=remedy))
         if self.skipped:
             error = f"at least {self.skipped} cgroups beyond the limit of {self._limit} are not read"
-            found.append(ComponentHealth(name="cgroup-limit", ok=False, error=error, remedy="raise maxCgroups"))
+            problems.append(ComponentHealth(name="cgroup-limit", ok=False, error=error, remedy="raise maxCgroups"))
         if self._budget.short:
-            error = f"only {self._budget.kept} cgroup files may stay open; opening the others each time costs CPU"
-            found.append(ComponentHealth(name="open-files", ok=False, error=error, remedy="raise the limit: ulimit -n"))
-        return tuple(found)
+            error = f"only {self._budget.open_files} cgroup files may stay open; opening the others each time costs CPU"
+            problems.append(
+                ComponentHealth(name="open-files", ok=False, error=error, remedy="raise the limit: ulimit -n")
+            )
+        return tuple(problems)
 
     def close(self) -> None:
-        """Close every descriptor. Idempotent; there is no reading afterwards."""
+        """Close every descriptor. Idempotent; no read is possible afterwards."""
         for reading in self._readings.values():
             reading.close()
         self._readings.clear()
@@ -375,7 +380,7 @@ class CgroupReader:
                 os.close(fd)
 
     def _open_mount(self, mount: Path) -> int:
-        # -1 where it cannot be opened: the fields of its files stay None.
+        # -1 if it cannot be opened: the fields of its files stay None.
         if mount not in self._mounts:
             try:
                 self._mounts[mount] = os.open(mount, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,7 +1,6 @@
-"""Keeps the tree of cgroup directories of one hierarchy between reads, by path and inode.
-A walk stats every directory and lists only those whose link count changed. At most `limit` cgroups are tracked;
-preferred ones, those of pods, always are.
-"""
+"""Keeps the tree of cgroup directories of one hierarchy between reads, by path and inode. A walk stats every directory
+and lists only those whose link count changed. At most `limit` cgroups are tracked; preferred ones, those of pods,
+always are."""
 
 from __future__ import annotations
 
@@ -11,13 +10,14 @@ from collections.abc import Collection, Iterator
 from api.text import cgroup_name_to_text
 
 MAX_RELISTS = 3
-"""So often one walk looks for the successors of groups that vanished under it; later ones wait for the next walk."""
+"""How often one walk looks for successors of cgroups that vanished during it; later ones wait for the next walk."""
 MIN_COUNTED_LINKS = 2
-"""A directory's links are 2 and one per child; file systems that do not count them say 1, and are listed every time."""
+"""A directory has 2 links and one per child (fs/kernfs/dir.c); file systems that do not count them report 1 and are
+listed every time."""
 
 
 class CgroupNode:
-    """One cgroup. `rel` is its path below the mount as the kernel spells it, and `path` as everyone else does."""
+    """One cgroup. `rel` is its path below the mount in the kernel's bytes, `path` its path as text."""
 
     __slots__ = ("children", "id", "left_out", "links", "parent", "path", "rel")
 
@@ -29,37 +29,37 @@ class CgroupNode:
         self.left_out = 0
 
     def below(self, name: bytes) -> bytes:
-        """Path below the mount of something inside this group."""
+        """Return the path below the mount of a name inside this cgroup."""
         return self.rel + b"/" + name if self.rel else name
 
 
 class CgroupTree:
-    """Groups below an open directory, at most `limit` of them, or as many as are preferred."""
+    """Cgroups below an open directory: at most `limit`, or as many as are preferred."""
 
     def __init__(self, mount_fd: int, limit: int) -> None:
         self.skipped = 0
-        """Groups seen and left out because of the limit: the deepest, and among siblings the youngest; never preferred
-        ones. What is below them is not even seen."""
+        """Cgroups left out because of the limit: the deepest, among siblings the youngest, never preferred ones. Those
+        below them are not counted."""
         self.denied: list[str] = []
-        """What the latest walk was not allowed to look at."""
+        """Directories that the latest walk was not allowed to read."""
         self._mount_fd, self._limit = mount_fd, limit
         self._root = CgroupNode(b"", None)
         self._count = 1
         self._stale: list[CgroupNode] = []
         self._preferred: frozenset[bytes] = frozenset()
-        self._held = 0
+        self._tracked_preferred = 0
 
     def prefer(self, rels: Collection[bytes]) -> None:
-        """Keep room for these groups and those above them, by path below the mount: the limit strikes others first."""
+        """Reserve room for these cgroups and their ancestors, by path below the mount: the limit removes others first."""
         self._preferred = frozenset(above for rel in rels for above in _path_and_ancestors(rel))
-        self._held = sum(group.rel in self._preferred for group in self._below(self._root))
+        self._tracked_preferred = sum(group.rel in self._preferred for group in self._below(self._root))
         if self._room() < 0:
-            # Too many others are in already: everything is listed again, and preferred ones come first this time.
+            # Too many others are tracked already: list everything again, preferred ones first.
             self._forget_below(self._root)
             self._root.links = -1
 
     def walk(self) -> Iterator[CgroupNode]:
-        """Every group there is now, parents first. What the consumer finds gone it hands to `drop` before it goes on."""
+        """Yield every cgroup, parents first. The consumer passes a cgroup that vanished to `drop` before it continues."""
         self.denied.clear()
         yield from self._levels([self._root])
         for _ in range(MAX_RELISTS):
@@ -69,37 +69,37 @@ class CgroupTree:
             yield from self._levels([child for group in stale for child in self._list(group)])
 
     def inode(self, group: CgroupNode) -> int | None:
-        """What the group's path leads to now."""
-        found = self._stat(group)
-        return found.st_ino if found is not None else None
+        """Return the inode at the cgroup's path; None without one."""
+        status = self._stat(group)
+        return status.st_ino if status is not None else None
 
     def drop(self, group: CgroupNode) -> None:
-        """The group is gone, or is not what it was: this walk will look for what is there instead."""
+        """Forget a cgroup that vanished or was replaced; this walk looks for its successor."""
         self._forget_below(group)
         if group.parent is not None and group.parent.children.pop(_base_name(group), None) is not None:
             self._admit(group, -1)
             self._stale.append(group.parent)
 
     def _levels(self, level: list[CgroupNode]) -> Iterator[CgroupNode]:
-        # Level by level, so that the limit strikes the deepest.
+        # Level by level, so that the limit removes the deepest.
         while level:
             below: list[CgroupNode] = []
             for group in level:
-                if self._look(group):
+                if self._refresh(group):
                     yield group
                     below.extend(group.children.values())
             level = below
 
-    def _look(self, group: CgroupNode) -> bool:
-        found = self._stat(group)
-        if found is None:
+    def _refresh(self, group: CgroupNode) -> bool:
+        status = self._stat(group)
+        if status is None:
             return False
-        if found.st_ino != group.id:
+        if status.st_ino != group.id:
             self._forget_below(group)
-            group.id, group.links = found.st_ino, -1
+            group.id, group.links = status.st_ino, -1
         room_again = group.left_out and self._room() > 0
-        if found.st_nlink != group.links or found.st_nlink < MIN_COUNTED_LINKS or room_again:
-            group.links = found.st_nlink
+        if status.st_nlink != group.links or status.st_nlink < MIN_COUNTED_LINKS or room_again:
+            group.links = status.st_nlink
             self._list(group)
         return True
 
@@ -118,14 +118,14 @@ class CgroupTree:
             present = _subdirectories(self._mount_fd, group.rel or b".")
         except PermissionError as error:
             self.denied.append(f"{group.path}: {error.strerror}")
-            group.links = -1  # to be tried, and told, each time
+            group.links = -1  # try again, and report it, at every walk
             return []
         except OSError:
-            return []  # gone, or going: the next look at it tells
+            return []  # removed, or being removed: the next stat shows it
         for name in [name for name in group.children if name not in present]:
-            gone = group.children.pop(name)
-            self._forget_below(gone)
-            self._admit(gone, -1)
+            removed = group.children.pop(name)
+            self._forget_below(removed)
+            self._admit(removed, -1)
         new = sorted((inode, name) for name, inode in present.items() if name not in group.children)
         preferred = [(inode, name) for inode, name in new if group.below(name) in self._preferred]
         others = [pair for pair in new if group.below(pair[1]) not in self._preferred] if preferred else new
@@ -138,13 +138,13 @@ class CgroupTree:
         return list(fresh.values())
 
     def _room(self) -> int:
-        # For how many groups that are not preferred.
-        return self._limit - self._count - (len(self._preferred) - self._held)
+        # Number of cgroups that may be added without being preferred.
+        return self._limit - self._count - (len(self._preferred) - self._tracked_preferred)
 
     def _admit(self, group: CgroupNode, by: int) -> None:
         self._count += by
         if group.rel in self._preferred:
-            self._held += by
+            self._tracked_preferred += by
 
     def _below(self, group: CgroupNode) -> Iterator[CgroupNode]:
         for child in group.children.values():
@@ -164,7 +164,7 @@ class CgroupTree:
 
 
 def _path_and_ancestors(rel: bytes) -> Iterator[bytes]:
-    # The path itself and those above it, without the root's.
+    # Without the root.
     while rel:
         yield rel
         rel = rel.rpartition(b"/")[0]

@@ -1,8 +1,6 @@
-"""Measures run-queue latency without BPF: sums of /proc/TID/schedstat per cgroup.
-Gives total wait and number of timeslices, no histogram, for threads directly in the requested cgroups. It misses
-threads that start and end between two reads and the wait of a thread that is still queued. Costs one read per
-thread.
-"""
+"""Measures run-queue latency without BPF: sums of /proc/TID/schedstat per cgroup. Gives total wait and number of
+timeslices, no histogram, for threads directly in the requested cgroups. It misses threads that start and end between
+two reads and the wait of a thread that is still queued. Costs one read per thread."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from agent.sensors.cgroup.cgroup_files import UNCACHEABLE_FILES
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from agent.sensors.kernel_files import DescriptorBudget, KernelFile
 from api.interfaces import Unavailable, Vanished
-from api.measurements import RunqLatency
+from api.snapshot import RunqLatency
 from api.text import cgroup_name_to_bytes
 
 HOST_PID_REMEDY = (
@@ -25,7 +23,7 @@ HOST_PID_REMEDY = (
 
 
 class SchedstatRunqLatency:
-    """A WaitSource (api.interfaces) of form `schedstat`. Where the kernel does not count, every `read` says so."""
+    """A RunqLatencySource (api.interfaces) of form `schedstat`. If the kernel does not count, every `read` raises."""
 
     form = "schedstat"
     lost_events = None
@@ -41,13 +39,14 @@ class SchedstatRunqLatency:
     def read(
         self,
         live: Mapping[int, str],
-        wanted: Collection[int] | None = None,
+        cgroup_ids: Collection[int] | None = None,
         *,
         complete: bool = True,  # noqa: ARG002 - without a path there is nothing to read, whatever else exists
     ) -> Mapping[int, RunqLatency]:
-        """Waits of the wanted cgroups among the live ones. Raises Unavailable when it can see none of their threads.
+        """Return the run-queue latency of the requested live cgroups. Raises Unavailable if none of their threads can
+        be read.
 
-        What was read once is kept while it lives, however seldom it is wanted. Asking for all reads every thread.
+        Once read, a cgroup's sums are retained while it exists. A request for all cgroups reads every thread.
         """
         if not self._counting:
             raise Unavailable(f"{self._proc}/self/schedstat holds no counts", "use a kernel with CONFIG_SCHED_INFO")
@@ -55,7 +54,7 @@ class SchedstatRunqLatency:
             self._groups.pop(cgroup_id).close()
         waits: dict[int, RunqLatency] = {}
         failures: list[str] = []
-        for cgroup_id in live if wanted is None else live.keys() & wanted:
+        for cgroup_id in live if cgroup_ids is None else live.keys() & cgroup_ids:
             path = live[cgroup_id]
             if cgroup_id not in self._groups:
                 keep = self._list_name not in UNCACHEABLE_FILES
@@ -70,7 +69,7 @@ class SchedstatRunqLatency:
                 continue
             tids = parsers.task_ids(text)
             if text and not tids:
-                failures.append(f"the threads of {path} are in a PID namespace out of sight")
+                failures.append(f"the threads of {path} are in another PID namespace")
                 continue
             self._update(group, tids)
             waits[cgroup_id] = RunqLatency(sum_ns=group.sum_ns, count=group.count)
@@ -79,7 +78,7 @@ class SchedstatRunqLatency:
         return waits
 
     def problem(self) -> Unavailable | None:
-        """None: what it cannot see it cannot count either (above)."""
+        """Return None: what cannot be read raises in `read`."""
         return None
 
     def close(self) -> None:
@@ -99,7 +98,7 @@ class SchedstatRunqLatency:
             member = group.members.get(tid)
             if member is not None and not self._advance(group, member):
                 group.members.pop(tid).file.close()
-                member = None  # it ended, and another thread may have its number by now
+                member = None  # it ended, and another thread may have its id by now
             if member is None:
                 self._admit(group, tid)
         group.read_at_ticks = now_ticks
@@ -121,10 +120,10 @@ class SchedstatRunqLatency:
         file = KernelFile(self._budget, os.fsencode(self._proc / str(tid) / "schedstat"))
         counts = _read_counts(file)
         if counts is None:
-            return  # ended meanwhile
+            return  # the thread ended
         group.members[tid] = _Thread(tid, file, start_ticks, *counts)
-        born_here = start_ticks is not None and start_ticks >= (group.read_at_ticks or 0)
-        if group.read_at_ticks is None or born_here:
+        started_here = start_ticks is not None and start_ticks >= (group.read_at_ticks or 0)
+        if group.read_at_ticks is None or started_here:
             group.sum_ns += counts[0]
             group.count += counts[1]
 
@@ -136,7 +135,7 @@ class SchedstatRunqLatency:
 
 
 class _Thread:
-    # One thread of a cgroup and what it had waited when it was last read.
+    # One thread of a cgroup and its counters at the last read.
     __slots__ = ("file", "slices", "start_ticks", "tid", "wait_ns")
 
     def __init__(self, tid: int, file: KernelFile, start_ticks: int | None, wait_ns: int, slices: int) -> None:
@@ -145,7 +144,7 @@ class _Thread:
 
 
 class _CgroupSums:
-    # One cgroup: sums over all threads that it was ever seen with.
+    # Sums over all threads that were ever read in one cgroup.
     __slots__ = ("count", "listing", "members", "read_at_ticks", "sum_ns")
 
     def __init__(self, listing: KernelFile) -> None:
@@ -161,12 +160,12 @@ class _CgroupSums:
 
 
 def _read_counts(file: KernelFile) -> tuple[int, int] | None:
-    # None: the thread ended, or may not be looked at.
+    # None: the thread ended, or access is denied.
     try:
-        found = parsers.schedstat(file.read())
+        counts = parsers.schedstat(file.read())
     except (Vanished, OSError):
         return None
-    return found and found[1:]
+    return counts and counts[1:]
 
 
 def _own_schedstat(proc: Path) -> tuple[int, int, int] | None:

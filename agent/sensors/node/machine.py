@@ -1,6 +1,5 @@
 """Reads what identifies the machine: online CPUs and their topology, CPU generation, virtualization, network cards.
-What sysfs leaves out is taken as one socket, one NUMA node, one L3 cache per NUMA node and one core per CPU.
-"""
+What sysfs leaves out is taken as one socket, one NUMA node, one L3 cache per NUMA node and one core per CPU."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from agent.sensors import parsers
 from agent.sensors.kernel_files import MAX_ATTRIBUTE_BYTES, ProcSysFiles
 from agent.sensors.parsers import number
 from api.cpu import Cpu, Topology, parse_cpu_list
-from api.measurements import Machine
 from api.node_resources import HardwareInventory, NetworkInterfaceCard
+from api.snapshot import Machine
 from common.files import read_small_file
 
 _CPU_DIRECTORY, _NUMA_DIRECTORY = "devices/system/cpu", "devices/system/node"
@@ -22,21 +21,21 @@ _NUMBERED = re.compile(r"(?:cpu|node)([0-9]{1,4})", re.ASCII)
 
 
 def read_online_cpus_text(sys: Path) -> str:
-    """The kernel's list of online CPUs: cheap to read, and different whenever the topology is. Empty where it is missing."""
+    """Return the kernel's list of online CPUs, which is cheap to read and changes with the topology; empty if missing."""
     return read_sysfs_text(sys / _CPU_DIRECTORY / "online")
 
 
 def read_sysfs_text(path: Path) -> str:
-    """What a file of sysfs says; empty where there is none, and where it is longer than any of them."""
+    """Return the text of a sysfs file; empty if it is missing or too long."""
     try:
-        said = read_small_file(path, MAX_ATTRIBUTE_BYTES)
+        content = read_small_file(path, MAX_ATTRIBUTE_BYTES)
     except OSError:
         return ""
-    return said.decode("ascii", "replace").strip() if len(said) <= MAX_ATTRIBUTE_BYTES else ""
+    return content.decode("ascii", "replace").strip() if len(content) <= MAX_ATTRIBUTE_BYTES else ""
 
 
 def read_topology(sys: Path, text: Callable[[Path], str] = read_sysfs_text) -> Topology:
-    """CPUs that are online now. Never empty: a node without sysfs still has the CPUs that Python counts."""
+    """Return the online CPUs. Never empty: without sysfs, the CPUs that Python counts."""
     numa = _numa_of_cpus(sys, text)
     return Topology(
         cpus=tuple(
@@ -53,11 +52,11 @@ def read_topology(sys: Path, text: Callable[[Path], str] = read_sysfs_text) -> T
 
 
 def _online_cpus(sys: Path, text: Callable[[Path], str]) -> tuple[int, ...]:
-    listed = _parse_cpus_or_none(text(sys / _CPU_DIRECTORY / "online"))
+    listed = parse_cpus(text(sys / _CPU_DIRECTORY / "online"))
     if listed:
         return listed
     present = sorted(_numbered_entries(sys / _CPU_DIRECTORY, "cpu"))
-    # Without the list each CPU says for itself; CPU 0 usually cannot go offline and then has no such file.
+    # Without the list, each CPU has its own file; CPU 0 usually cannot go offline and then has none.
     awake = tuple(cpu for cpu in present if text(sys / _CPU_DIRECTORY / f"cpu{cpu}/online") != "0")
     return awake or tuple(range(os.cpu_count() or 1))
 
@@ -66,7 +65,7 @@ def _numa_of_cpus(sys: Path, text: Callable[[Path], str]) -> dict[int, int]:
     return {
         cpu: node
         for node in sorted(_numbered_entries(sys / _NUMA_DIRECTORY, "node"))
-        for cpu in _parse_cpus_or_none(text(sys / _NUMA_DIRECTORY / f"node{node}/cpulist"))
+        for cpu in parse_cpus(text(sys / _NUMA_DIRECTORY / f"node{node}/cpulist"))
     }
 
 
@@ -78,7 +77,8 @@ def _numbered_entries(directory: Path, prefix: str) -> list[int]:
     return [int(match[1]) for name in names if name.startswith(prefix) and (match := _NUMBERED.fullmatch(name))]
 
 
-def _parse_cpus_or_none(listed: str) -> tuple[int, ...]:
+def parse_cpus(listed: str) -> tuple[int, ...]:
+    """Parse a list of CPUs; empty for no CPUs, and for a malformed list."""
     try:
         return parse_cpu_list(listed)
     except ValueError:
@@ -86,28 +86,18 @@ def _parse_cpus_or_none(listed: str) -> tuple[int, ...]:
 
 
 def _topology_id(word: str, default: int) -> int:
-    # -1 is what kernels say of a package or core that the firmware does not describe.
+    # The kernel writes -1 for a package or core that the firmware does not describe.
     return int(word) if word.isascii() and word.isdigit() and len(word) < 10 else default
 
 
 _INTEL = {
-    (6, 0x2D): "SandyBridge",
-    (6, 0x3E): "IvyBridge",
-    (6, 0x3F): "Haswell",
-    (6, 0x4F): "Broadwell",
-    (6, 0x56): "Broadwell",
-    (6, 0x55): "SkyLake",
-    (6, 0x6A): "IceLake",
-    (6, 0x6C): "IceLake",
-    (6, 0x8F): "SapphireRapids",
-    (6, 0xCF): "EmeraldRapids",
-    (6, 0xAD): "GraniteRapids",
-    (6, 0xAE): "GraniteRapids",
-    (6, 0xAF): "SierraForest",
-}
-"""Servers, by family and model (arch/x86/include/asm/intel-family.h)."""
+    (6, 0x2D): "SandyBridge", (6, 0x3E): "IvyBridge", (6, 0x3F): "Haswell", (6, 0x4F): "Broadwell", (6, 0x56):
+    "Broadwell", (6, 0x55): "SkyLake", (6, 0x6A): "IceLake", (6, 0x6C): "IceLake", (6, 0x8F): "SapphireRapids", (6,
+    0xCF): "EmeraldRapids", (6, 0xAD): "GraniteRapids", (6, 0xAE): "GraniteRapids", (6, 0xAF): "SierraForest",
+}  # fmt: skip
+"""Server CPUs by family and model (arch/x86/include/asm/intel-family.h)."""
 _CASCADE_LAKE_STEPPINGS, _COOPER_LAKE_STEPPINGS = (5, 6, 7), (10, 11)
-"""Of model 0x55; Sky Lake has 0 to 4."""
+"""Steppings of model 0x55; Sky Lake has 0 to 4."""
 _AMD = (
     (0x17, 0x00, 0x1F, "AMD_K17Zen"),
     (0x17, 0x30, 0x4F, "AMD_K17Zen2"),
@@ -120,39 +110,29 @@ _AMD = (
 )
 """Family, first and last model (arch/x86/kernel/cpu/amd.c), and the name."""
 _VIRTUAL = (
-    "qemu",
-    "kvm",
-    "vmware",
-    "xen",
-    "virtualbox",
-    "innotek",
-    "bochs",
-    "firecracker",
-    "bhyve",
-    "google",
-    "parallels",
-)
-"""In what firmware says of a virtual machine. Amazon and Microsoft write the same on real ones."""
+    "qemu", "kvm", "vmware", "xen", "virtualbox", "innotek", "bochs", "firecracker", "bhyve", "google", "parallels",
+)  # fmt: skip
+"""Words in the firmware of virtual machines. Amazon and Microsoft use the same text on real machines."""
 
 
 def read_machine(files: ProcSysFiles) -> Machine:
-    """Of the first CPU; machines with CPUs of several kinds have no name."""
-    fields = parse_first_cpu(files.look(files.proc / "cpuinfo", keep=True))
+    """Return the machine of the first CPU; machines with CPUs of several kinds have no codename."""
+    fields = parse_first_cpu(files.read_optional(files.proc / "cpuinfo", keep=True))
     return Machine(codename=cpu_codename(fields), is_vm=_is_vm(files, fields))
 
 
 def parse_first_cpu(text: bytes) -> dict[str, str]:
-    """The first block of /proc/cpuinfo."""
-    found = {}
+    """Parse the first block of /proc/cpuinfo."""
+    fields = {}
     for line in text.partition(b"\n\n")[0].split(b"\n"):
         key, colon, value = line.partition(b":")
         if colon:
-            found[parsers.name(key.strip())] = value.strip().decode("ascii", "replace")
-    return found
+            fields[parsers.name(key.strip())] = value.strip().decode("ascii", "replace")
+    return fields
 
 
 def cpu_codename(fields: dict[str, str]) -> str:
-    """The generation in Malachite's spelling; empty where it is unknown."""
+    """Return the CPU generation in Malachite's spelling; empty if unknown."""
     numbers = [number(fields.get(key, "").encode()) for key in ("cpu family", "model", "stepping")]
     if numbers[0] is None or numbers[1] is None:
         return ""
@@ -172,9 +152,9 @@ def _is_vm(files: ProcSysFiles, fields: dict[str, str]) -> bool | None:
     if "flags" in fields:
         return "hypervisor" in fields["flags"].split()
     # Architectures without such a flag: Xen's own file, then the firmware's description.
-    if files.look(files.sys / "hypervisor/type").strip():
+    if files.read_optional(files.sys / "hypervisor/type").strip():
         return True
-    described = [files.look(files.sys / "class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
+    described = [files.read_optional(files.sys / "class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
     text = b" ".join(described).decode("ascii", "replace").lower()
     if not text.strip():
         return None
@@ -182,23 +162,23 @@ def _is_vm(files: ProcSysFiles, fields: dict[str, str]) -> bool | None:
 
 
 _MAX_CPUINFO_BYTES = 16 << 10
-"""Of one CPU in /proc/cpuinfo; that of one with many flags has 2 KiB."""
+"""Limit of one CPU in /proc/cpuinfo; a CPU with many flags has 2 KiB."""
 _MAX_CARDS = 64
 
 
 def read_hardware(proc: Path, sys: Path) -> HardwareInventory:
-    """Never raises: what cannot be read is not there."""
+    """Return CPU flags and network cards; what cannot be read is absent. Never raises."""
     return HardwareInventory(flags=_read_cpu_flags(proc / "cpuinfo"), cards=_read_cards(sys / "class/net"))
 
 
 def _read_cpu_flags(path: Path) -> tuple[str, ...]:
     try:
         with path.open("rb") as file:
-            said = parse_first_cpu(file.read(_MAX_CPUINFO_BYTES))
+            fields = parse_first_cpu(file.read(_MAX_CPUINFO_BYTES))
     except OSError:
         return ()
-    # Other architectures have `Features`.
-    return tuple((said.get("flags") or said.get("Features") or "").split())
+    # arm64 has `Features`.
+    return tuple((fields.get("flags") or fields.get("Features") or "").split())
 
 
 def _read_cards(directory: Path) -> tuple[NetworkInterfaceCard, ...]:
@@ -211,7 +191,7 @@ def _read_cards(directory: Path) -> tuple[NetworkInterfaceCard, ...]:
 
 def _read_card(path: Path) -> NetworkInterfaceCard:
     device = (path / "device").resolve()
-    # Of a virtual card the device is virtio's, and what it is on is on the bus.
+    # The device of a virtual card is virtio's; its parent is on the PCI bus.
     on_bus = (name for name in (device.name, device.parent.name) if name.count(":") == 2)
     return NetworkInterfaceCard(
         name=path.name,
@@ -223,5 +203,5 @@ def _read_card(path: Path) -> NetworkInterfaceCard:
     )
 
 
-def _signed_int(said: str, unknown: int) -> int:
-    return int(said) if said.isascii() and said.removeprefix("-").isdigit() and len(said) < 10 else unknown
+def _signed_int(text: str, default: int) -> int:
+    return int(text) if text.isascii() and text.removeprefix("-").isdigit() and len(text) < 10 else default

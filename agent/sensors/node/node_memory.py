@@ -1,6 +1,5 @@
-"""Reads the node's memory: meminfo, vmstat, sysctls, zone watermarks, fragmentation and NUMA nodes.
-Amounts are bytes where the kernel gives kB, and pages for zones and free blocks.
-"""
+"""Reads the node's memory: meminfo, vmstat, sysctls, zone watermarks, fragmentation and NUMA nodes. Amounts are bytes
+where the kernel gives kB, and pages for zones and free blocks."""
 
 from __future__ import annotations
 
@@ -10,9 +9,9 @@ from typing import Any
 
 from agent.sensors import parsers
 from agent.sensors.kernel_files import ProcSysFiles
+from agent.sensors.node.machine import parse_cpus
 from agent.sensors.parsers import number
-from api.cpu import parse_cpu_list
-from api.measurements import MemoryZone, NumaNode
+from api.snapshot import MemoryZone, NumaNode
 
 _SYSCTL_NAMES = {
     "vm/watermark_scale_factor": ("vm.watermark_scale_factor",),
@@ -26,99 +25,100 @@ _SYSCTL_NAMES = {
 _ZONE_KEYS = {b"free": "free", b"min": "min", b"low": "low", b"high": "high", b"managed": "managed"}
 _MAX_ORDERS = 32
 ALLOCATION_SUCCEEDS = -1000
-"""The index of an order of which there are free blocks: no allocation of it fails."""
+"""The fragmentation index of an order with free blocks: no allocation of it fails."""
 
 
 def read_meminfo(files: ProcSysFiles) -> dict[str, Any]:
-    """/proc/meminfo, in bytes."""
-    found = files.parse("meminfo", parsers.meminfo) or {}
+    """Read /proc/meminfo, in bytes."""
+    meminfo = files.parse("meminfo", parsers.meminfo) or {}
     return {
-        "meminfo": found,
-        "memory_total_bytes": found.get("MemTotal"),
-        "memory_available_bytes": found.get("MemAvailable"),
+        "meminfo": meminfo,
+        "memory_total_bytes": meminfo.get("MemTotal"),
+        "memory_available_bytes": meminfo.get("MemAvailable"),
     }
 
 
 def read_vmstat(files: ProcSysFiles) -> dict[str, Any]:
-    """/proc/vmstat: events since boot, and pages by use."""
+    """Read /proc/vmstat: events since boot, and pages by use."""
     return {"vmstat": files.parse("vmstat", parsers.flat) or {}}
 
 
 def read_vm_settings(files: ProcSysFiles) -> dict[str, Any]:
-    """What is set below /proc/sys and needed to judge the rest. A kernel that lacks one has nothing to set."""
-    found: dict[str, int] = {}
+    """Read the sysctls that the other values depend on; a kernel without one leaves it out."""
+    sysctls: dict[str, int] = {}
     for path, names in _SYSCTL_NAMES.items():
-        values = [number(word) for word in files.look(files.proc / f"sys/{path}", keep=True).split()]
+        values = [number(word) for word in files.read_optional(files.proc / f"sys/{path}", keep=True).split()]
         if len(values) == len(names):
-            found.update((name, value) for name, value in zip(names, values, strict=True) if value is not None)
-    return {"sysctl": found}
+            sysctls.update((name, value) for name, value in zip(names, values, strict=True) if value is not None)
+    return {"sysctl": sysctls}
 
 
 def read_zones(files: ProcSysFiles) -> dict[str, Any]:
-    """/proc/zoneinfo's watermarks, and from /proc/buddyinfo the external fragmentation of each node's largest zone."""
-    found = files.parse("zoneinfo", parse_zoneinfo) or ()
+    """Read watermarks from /proc/zoneinfo, and from /proc/buddyinfo the external fragmentation of each node's largest
+    zone."""
+    zones = files.parse("zoneinfo", parse_zoneinfo) or ()
     free = files.parse("buddyinfo", parse_buddyinfo) or {}
     return {
-        "zones": found,
-        "fragmentation": external_fragmentation(found, free),
+        "zones": zones,
+        "fragmentation": external_fragmentation(zones, free),
         "free_blocks": free_blocks_by_node(free),
     }
 
 
 def parse_zoneinfo(text: bytes) -> tuple[MemoryZone, ...]:
-    """The zones that have pages. Those without are left out, as are incomplete ones."""
-    found: list[MemoryZone] = []
-    where: tuple[int, str] | None = None
+    """Parse the zones that have pages; incomplete ones are left out."""
+    zones: list[MemoryZone] = []
+    zone: tuple[int, str] | None = None
     values: dict[str, int] = {}
     for line in text.split(b"\n"):
         if line.startswith(b"Node "):
-            where, values = _zone_of(line.removesuffix(b":")), {}
+            zone, values = _zone_of(line.removesuffix(b":")), {}
             continue
         words = line.split()
         if words[:2] == [b"pages", b"free"]:
             words = words[1:]
-        if where is None or len(words) != 2 or words[0] not in _ZONE_KEYS:
+        if zone is None or len(words) != 2 or words[0] not in _ZONE_KEYS:
             continue
         value = number(words[1])
         if value is not None:
             values.setdefault(_ZONE_KEYS[words[0]], value)
         if len(values) == len(_ZONE_KEYS):
             if values["managed"]:
-                found.append(MemoryZone(node=where[0], name=where[1], **values))
-            where = None
-    return tuple(found)
+                zones.append(MemoryZone(node=zone[0], name=zone[1], **values))
+            zone = None
+    return tuple(zones)
 
 
 def parse_buddyinfo(text: bytes) -> dict[tuple[int, str], tuple[int, ...]]:
-    """/proc/buddyinfo: free blocks by order, of each zone by node and name."""
-    found = {}
+    """Parse /proc/buddyinfo: free blocks by order, of each zone by node and name."""
+    blocks = {}
     for line in text.split(b"\n"):
         words = line.split()
-        where = _zone_of(b" ".join(words[:4]))
+        zone = _zone_of(b" ".join(words[:4]))
         counts = [number(word) for word in words[4:]]
-        known = [count for count in counts if count is not None]
-        if where is not None and 0 < len(known) == len(counts) <= _MAX_ORDERS:
-            found[where] = tuple(known)
-    return found
+        numbers = [count for count in counts if count is not None]
+        if zone is not None and 0 < len(numbers) == len(counts) <= _MAX_ORDERS:
+            blocks[zone] = tuple(numbers)
+    return blocks
 
 
 def free_blocks_by_node(free: Mapping[tuple[int, str], Sequence[int]]) -> dict[int, dict[int, int]]:
-    """Free blocks of all zones of a node together, by order."""
-    found: dict[int, dict[int, int]] = {}
+    """Sum the free blocks of a node's zones, by order."""
+    by_node: dict[int, dict[int, int]] = {}
     for (node, _), counts in free.items():
-        total = found.setdefault(node, {})
+        total = by_node.setdefault(node, {})
         for order, count in enumerate(counts):
             total[order] = min(total.get(order, 0) + count, parsers.MAX_COUNTER)
-    return found
+    return by_node
 
 
 def external_fragmentation(
     present: Sequence[MemoryZone], free: Mapping[tuple[int, str], Sequence[int]]
 ) -> dict[int, dict[int, int]]:
-    """External fragmentation index x 1000 by node and order, of the node's largest zone.
+    """Return the external fragmentation index x 1000 by node and order, of the node's largest zone.
 
-    It says why an allocation would fail: towards 0 for want of memory, towards 1000 because what is free is in small
-    pieces; -1000 where it would not fail. Debugfs shows the same numbers, by zone, to those who may mount it.
+    It is the reason why an allocation would fail: towards 0 lack of memory, towards 1000 fragmentation of free memory;
+    -1000 if it would succeed. Debugfs shows the same numbers by zone, but may not be mounted.
     """
     largest: dict[int, MemoryZone] = {}
     for zone in present:
@@ -134,7 +134,7 @@ def external_fragmentation(
 
 
 def fragmentation_index(free: Sequence[int], order: int) -> int:
-    """The kernel's own arithmetic (mm/vmstat.c, __fragmentation_index)."""
+    """Return the kernel's index (mm/vmstat.c, __fragmentation_index)."""
     blocks = sum(free)
     if not blocks:
         return 0
@@ -154,7 +154,7 @@ def _zone_of(line: bytes) -> tuple[int, str] | None:
 
 
 def read_numa_nodes(files: ProcSysFiles) -> dict[str, Any]:
-    """Every NUMA node by number. None on a kernel without CONFIG_NUMA, which has no such directory."""
+    """Return every NUMA node by number; none on a kernel without CONFIG_NUMA."""
     directories = dict(files.numbered(files.sys / "devices/system/node", "node"))
     if not directories:
         files.lack("sysfs has no NUMA nodes", "use a kernel with CONFIG_NUMA, and give the agent the host's /sys")
@@ -167,23 +167,15 @@ def read_numa_nodes(files: ProcSysFiles) -> dict[str, Any]:
 
 def _read_numa_node(files: ProcSysFiles, directory: Path, online: list[int]) -> NumaNode:
     return NumaNode(
-        cpus=parse_numa_cpus(files.look(directory / "cpulist")),
-        distances=parse_numa_distances(files.look(directory / "distance"), online),
-        meminfo=parsers.meminfo(files.look(directory / "meminfo")),
-        vmstat=parsers.flat(files.look(directory / "vmstat")),
+        cpus=parse_cpus(files.read_optional(directory / "cpulist").decode("ascii", "replace")),
+        distances=parse_numa_distances(files.read_optional(directory / "distance"), online),
+        meminfo=parsers.meminfo(files.read_optional(directory / "meminfo")),
+        vmstat=parsers.flat(files.read_optional(directory / "vmstat")),
     )
 
 
-def parse_numa_cpus(text: bytes) -> tuple[int, ...]:
-    """A list of CPUs; empty for a node of memory alone, and for what is no list."""
-    try:
-        return parse_cpu_list(text.decode("ascii", "replace"))
-    except ValueError:
-        return ()
-
-
 def parse_numa_distances(text: bytes, online: list[int]) -> dict[int, int]:
-    """The distance of each online node, in their order: 10 is the node itself."""
+    """Parse the distance to each online node, in their order; 10 is the node itself."""
     values = [number(word) for word in text.split()]
     if len(values) != len(online):
         return {}

@@ -1,7 +1,6 @@
-"""Reads the machine as a whole from /proc and /sys into a NodeSample, once per cycle.
-`NODE_SOURCES` lists the sources by cadence; slow ones are read together, so that one timestamp covers them. A
-missing file leaves its fields empty and is reported as a health problem with a remedy; `read` never raises.
-"""
+"""Reads the machine from /proc and /sys into a NodeSample, once per cycle. `NODE_SOURCES` lists the sources by cadence;
+slow ones are read together, so that one timestamp covers them. A missing file leaves its fields empty and is reported
+as a health problem with a remedy; `read` never raises."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from common.files import read_small_file
 
 NodeSource = Callable[[ProcSysFiles], dict[str, Any]]
 MAX_BOOT_ID_BYTES = 64
-"""Bytes; a UUID and the end of its line are 37."""
+"""A UUID and its newline are 37 bytes."""
 PSI_REMEDY = "boot with psi=1, on a kernel with CONFIG_PSI"
 
 
@@ -56,41 +55,42 @@ NODE_SOURCES: dict[Cadence, dict[str, NodeSource]] = {
         "interrupts": node_cpu.read_interrupts,
     },
 }
-"""By name, for people; what is not listed under TICK is as old as `files_read_at_ns` says. `frequencies` of every tick has
-a state of its own and is added to them."""
+"""Sources by cadence and name; slow ones are as old as `files_read_at_ns`. The reader adds `frequencies`, which has
+state."""
 KERNEL_QUERIES: dict[str, NodeSource] = {
     "sockets": node_network.read_tcp_states,
     "filesystems": node_disks.read_filesystems,
 }
-"""What is no file: the kernel that runs us answers. As slow as the others."""
+"""Slow sources that ask the running kernel instead of reading a file."""
 
 
 class NodeReader:
-    """Reads /proc and /sys once a tick. Keeps files open; `close` gives them back."""
+    """Reads /proc and /sys once per cycle. Keeps files open; `close` closes them."""
 
     def __init__(self, proc: Path, sys: Path = Path("/sys"), *, live: bool = True) -> None:
-        """`live` is false for the files of another machine: then nothing is told that only its kernel knows."""
+        """`live` is false for files of another machine: then the running kernel is not queried."""
         self._files = ProcSysFiles(proc, sys)
         self.boot_id = _boot_id(proc)
-        """What the kernel calls this boot, empty where it does not tell; counters of another boot are not comparable."""
+        """The kernel's id of this boot, empty if unreadable; counters of another boot are not comparable."""
         self._machine = read_machine(self._files)
         self._sources = {cadence: dict(sources) for cadence, sources in NODE_SOURCES.items()}
         self._sources[Cadence.TICK]["frequencies"] = node_cpu.CpuFrequencyReader()
         self._sources[Cadence.SLOW] |= KERNEL_QUERIES if live else {}
-        self._kept: dict[str, Any] = {}
+        self._slow_fields: dict[str, Any] = {}
         self._due_ns: int | None = None
 
     def read(self, now_ns: int | None = None, wall_time_ns: int | None = None) -> NodeSample:
-        """What they say now, by the caller's clocks or this process's own. Never raises: `problems` tells what is missing."""
+        """Return the current values, stamped with the caller's clocks or the process's own. Never raises; see
+        `problems`."""
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         if self._due_ns is None or now_ns >= self._due_ns:
             self._due_ns = now_ns + CADENCE_PERIOD_NS[Cadence.SLOW]
             stamp = time.time_ns() if wall_time_ns is None else wall_time_ns
-            self._kept = {"files_read_at_ns": stamp, **self._read(Cadence.SLOW)}
-        return NodeSample(machine=self._machine, **self._kept, **self._read(Cadence.TICK))
+            self._slow_fields = {"files_read_at_ns": stamp, **self._read(Cadence.SLOW)}
+        return NodeSample(machine=self._machine, **self._slow_fields, **self._read(Cadence.TICK))
 
     def problems(self) -> tuple[ComponentHealth, ...]:
-        """What the latest read did not get although every machine has it, in one line, with the remedies."""
+        """Return what the latest read missed although every machine has it, as one status with the remedies."""
         failures = self._files.failures()
         if not failures:
             return ()
@@ -98,7 +98,7 @@ class NodeReader:
         return (ComponentHealth(name="node-files", ok=False, error="; ".join(failures), remedy=remedy),)
 
     def lacks(self) -> tuple[tuple[str, Unavailable], ...]:
-        """What this machine does not have and others have: no failures, but worth telling who asks."""
+        """Return what this machine does not have and others have: information, not failures."""
         return self._files.lacks()
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class NodeReader:
 
 def _boot_id(proc: Path) -> str:
     try:
-        said = read_small_file(proc / "sys/kernel/random/boot_id", MAX_BOOT_ID_BYTES)
+        text = read_small_file(proc / "sys/kernel/random/boot_id", MAX_BOOT_ID_BYTES)
     except OSError:
         return ""
-    return said.decode("ascii", "replace").strip() if len(said) <= MAX_BOOT_ID_BYTES else ""
+    return text.decode("ascii", "replace").strip() if len(text) <= MAX_BOOT_ID_BYTES else ""

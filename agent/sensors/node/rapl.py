@@ -1,85 +1,81 @@
 """Reads RAPL energy counters (drivers/powercap, microjoules, wrapping) and reports whether this machine can cap power.
-Writes nothing: applying a cap is up to whoever consumes the power advice.
-"""
+Writes nothing: agent.qrm.actuator.power_limits applies the cap."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
 from pathlib import Path
 from typing import Any
 
 from agent.sensors import parsers
 from agent.sensors.kernel_files import ProcSysFiles
 from agent.sensors.parsers import number
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import Unavailable
 
 _POWERCAP_ROOT = "class/powercap"
 _RAPL_PREFIX = "intel-rapl:"
-"""AMD's counters have the same name. Those of intel-rapl-mmio are the same counters by another way."""
+"""AMD's counters have the same prefix. intel-rapl-mmio is another path to the same counters."""
 RAPL_MISSING = "no energy counters of RAPL can be read"
 RAPL_REMEDY = "load intel_rapl_msr on a machine that has them, and run the agent as root; virtual machines have none"
 
 
 def read_rapl_energy(files: ProcSysFiles) -> dict[str, Any]:
-    """Counters by domain: `package-0`, and below it `package-0/dram`."""
-    found: dict[str, int] = {}
+    """Return energy counters by domain: `package-0`, and below it `package-0/dram`."""
+    energy_uj: dict[str, int] = {}
     for entry in files.names(files.sys / _POWERCAP_ROOT):
         if not entry.startswith(_RAPL_PREFIX):
             continue
         directory = files.sys / _POWERCAP_ROOT / entry
-        microjoules = number(files.look(directory / "energy_uj"))
+        microjoules = number(files.read_optional(directory / "energy_uj"))
         name = _zone_name(files, directory)
         zone, _, part = entry.removeprefix(_RAPL_PREFIX).partition(":")
         if part:
             name = f"{_zone_name(files, files.sys / _POWERCAP_ROOT / (_RAPL_PREFIX + zone))}/{name}"
         if microjoules is not None:
-            found[name] = microjoules
-    if not found:
+            energy_uj[name] = microjoules
+    if not energy_uj:
         files.lack(RAPL_MISSING, RAPL_REMEDY)
-    return {"power_uj": found}
+    return {"power_uj": energy_uj}
 
 
 def _zone_name(files: ProcSysFiles, directory: Path) -> str:
-    return parsers.name(files.look(directory / "name").strip()) or directory.name
+    return parsers.name(files.read_optional(directory / "name").strip()) or directory.name
 
 
 _ENERGY_COUNTERS = "class/powercap/intel-rapl:*/energy_uj"
-_CAP_FILES = {
-    "class/powercap/intel-rapl:*/constraint_0_power_limit_uw": "RAPL power limit",
-    "devices/system/cpu/cpufreq/policy*/scaling_max_freq": "frequency limit of cpufreq",
-}
+_POWER_LIMITS = "class/powercap/intel-rapl:*/constraint_0_power_limit_uw"
+_EVICT_ONLY = "or set power-internal-op: 2 in alerts, to evict only"
 
 
 class PowerCapSupport:
-    """Says every round what is missing; hardware does not come and go, so it is looked at once."""
+    """Reports every cycle what is missing to cap power; hardware is checked once, because it does not change."""
 
     name = "power"
     lost_events = None
 
-    def __init__(self, sys: Path) -> None:
-        found = [name for pattern, name in _CAP_FILES.items() if any(sys.glob(pattern))]
-        self.form = " and ".join(found) or "none"
-        self._why: Unavailable | None = None
+    def __init__(self, sys: Path, *, capping: bool) -> None:
+        """`capping` says whether power limits are to be written."""
+        limits = list(sys.glob(_POWER_LIMITS))
+        self.form = "RAPL power limit" if limits else "none"
+        self._problem: Unavailable | None = None
         if not any(sys.glob(_ENERGY_COUNTERS)):
-            self._why = Unavailable(
-                f"what the node draws cannot be metered: there is no /sys/{_ENERGY_COUNTERS}",
-                "load intel_rapl_msr on a machine that has it, or set power.enable: false: no alert can be answered",
+            self._problem = Unavailable(
+                f"the node's power cannot be measured: there is no /sys/{_ENERGY_COUNTERS}",
+                "load intel_rapl_msr on a machine that has it, or set power.enable: false",
             )
-        elif not found:
-            self._why = Unavailable(
-                f"nothing here can cap power: there is no {' and no '.join(f'/sys/{each}' for each in _CAP_FILES)}",
-                "load a cpufreq driver, or let alerts ask for evictions alone (power-internal-op: 2)",
+        elif not capping:
+            return
+        elif not limits:
+            self._problem = Unavailable(
+                f"power cannot be capped: there is no /sys/{_POWER_LIMITS}",
+                f"use a machine with RAPL power limits, {_EVICT_ONLY}",
             )
-
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - as every source is asked
-        """It counts nothing."""
-        if self._why is not None:
-            raise Unavailable(self._why.reason, self._why.remedy)
-        return ProbeReading()
+        elif not any(os.access(limit, os.W_OK) for limit in limits):
+            self._problem = Unavailable(
+                f"power cannot be capped: /sys/{_POWER_LIMITS} cannot be written",
+                f"run the agent as root with a writable /sys, in a pod as a privileged container, {_EVICT_ONLY}",
+            )
 
     def problem(self) -> Unavailable | None:
-        """What `read` does not say already: nothing."""
-        return None
-
-    def close(self) -> None:
-        """There is nothing to close."""
+        """Return why power cannot be measured or capped; None if it can."""
+        return self._problem

@@ -1,7 +1,6 @@
-"""Lists running containers and their cgroups from the container runtime over CRI.
-The runtime knows a container before the kubelet reports it. The cgroup is read once per container from the OCI
-specification in a verbose ContainerStatus. Imports gRPC (12 MiB): import this module lazily.
-"""
+"""Lists running containers and their cgroups from the container runtime over CRI. The runtime knows a container before
+the kubelet reports it. The cgroup is read once per container from the OCI specification in a verbose ContainerStatus.
+Imports gRPC (12 MiB): import this module lazily."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from api.proto import cri_runtime_pb2 as wire
 from common.grpc_unix import GrpcClient, MethodNotOffered
 
 MAX_STATUS_REQUESTS = 128
-"""Containers whose cgroups are asked for in one look; the others' turn comes with the next."""
+"""Containers whose cgroups are requested in one poll; the others follow in the next."""
 MAX_CONCURRENT_REQUESTS = 8
 MAX_INFO_CHARS = 4 << 20
 _SERVICE = wire.DESCRIPTOR.services_by_name["RuntimeService"]
@@ -41,59 +40,58 @@ _INFO = msgspec.json.Decoder(_Info)
 
 
 class ContainerRuntimeClient:
-    """One runtime behind its socket. To be made, used and closed in an event loop."""
+    """Client of one runtime's socket, used in one event loop."""
 
     def __init__(self, socket: Path, timeout_s: float) -> None:
         self.socket = socket
         self._peer = GrpcClient(socket, _SERVICE, timeout_s)
-        self._told: dict[str, str] = {}
+        self._cgroups: dict[str, str] = {}
         self.events_unavailable: Unavailable | None = None
-        """Why it cannot be listened to, once that was tried."""
+        """Why the runtime offers no events, once that was tried."""
 
-    async def look(self) -> RuntimeContainers:
-        """What runs now. Raises Unavailable. One whose cgroup cannot be had is there without it."""
+    async def list_running(self) -> RuntimeContainers:
+        """Return the running containers, without a cgroup if it cannot be read. Raises Unavailable."""
         sandboxes, containers = await asyncio.gather(
             self._peer.call("ListPodSandbox", wire.ListPodSandboxRequest()),
             self._peer.call("ListContainers", wire.ListContainersRequest()),
         )
-        looked = join_runtime_lists(sandboxes, containers)
-        ids = {one.id for one in looked.running.values()}
-        self._told = {id_: path for id_, path in self._told.items() if id_ in ids}
-        new = sorted(ids - self._told.keys())[:MAX_STATUS_REQUESTS]
-        turns = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
-        await asyncio.gather(*(self._ask(id_, turns) for id_ in new))
+        listed = join_runtime_lists(sandboxes, containers)
+        ids = {container.id for container in listed.running.values()}
+        self._cgroups = {id_: path for id_, path in self._cgroups.items() if id_ in ids}
+        new = sorted(ids - self._cgroups.keys())[:MAX_STATUS_REQUESTS]
+        slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
+        await asyncio.gather(*(self._request_cgroup(id_, slots) for id_ in new))
         running = {
-            key: msgspec.structs.replace(one, cgroup=self._told.get(one.id, "")) for key, one in looked.running.items()
+            key: msgspec.structs.replace(container, cgroup=self._cgroups.get(container.id, ""))
+            for key, container in listed.running.items()
         }
-        return msgspec.structs.replace(looked, running=running)
+        return msgspec.structs.replace(listed, running=running)
 
     async def events(self) -> AsyncIterator[str]:
-        """The id of each container that begins or ends, until the runtime ends it. Raises Unavailable."""
+        """Yield the id of each container that starts or ends, until the runtime closes the stream. Raises Unavailable."""
         try:
             async for event in self._peer.stream("GetContainerEvents", wire.GetEventsRequest()):
                 yield event.container_id
         except MethodNotOffered as error:
-            self.events_unavailable = Unavailable(
-                error.reason, "set kubelet.events: false; it is asked in time all the same"
-            )
+            self.events_unavailable = Unavailable(error.reason, "set kubelet.events: false; it is polled anyway")
             raise
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Close the connection. Idempotent."""
         await self._peer.close()
 
-    async def _ask(self, container_id: str, turns: asyncio.Semaphore) -> None:
+    async def _request_cgroup(self, container_id: str, slots: asyncio.Semaphore) -> None:
         request = wire.ContainerStatusRequest(container_id=container_id, verbose=True)
-        async with turns:
+        async with slots:
             try:
                 answer = await self._peer.call("ContainerStatus", request)
             except Unavailable:
-                return  # it may have ended meanwhile; else it is asked again
-        self._told[container_id] = container_cgroup(answer)
+                return  # it may have ended; otherwise the next poll requests it again
+        self._cgroups[container_id] = container_cgroup(answer)
 
 
 def join_runtime_lists(sandboxes: Any, containers: Any) -> RuntimeContainers:
-    """What two answers say together. Pure. What belongs to no pod, or has a name that cannot be, is left out."""
+    """Join two answers. Pure. Containers without a pod or with an invalid name are left out."""
     pods = {box.id: box.metadata for box in sandboxes.items if is_valid_id(box.metadata.uid) and box.metadata.name}
     ready = frozenset(box.metadata.uid for box in sandboxes.items if box.id in pods and box.state == wire.SANDBOX_READY)
     running: dict[tuple[str, str], RunningContainer] = {}
@@ -115,7 +113,7 @@ def join_runtime_lists(sandboxes: Any, containers: Any) -> RuntimeContainers:
 
 
 def container_cgroup(answer: Any) -> str:
-    """The cgroup in a verbose ContainerStatus; empty where it has none that can be read. Pure."""
+    """Return the cgroup in a verbose ContainerStatus; empty without a readable one. Pure."""
     for text in answer.info.values():
         if len(text) > MAX_INFO_CHARS:
             continue

@@ -1,6 +1,5 @@
-"""Fetches /pods and /configz from the kubelet over HTTP, with a deadline and a size limit.
-Every failure is raised as Unavailable with a remedy. Tokens and certificates are reread when they rotate.
-"""
+"""Fetches /pods and /configz from the kubelet over HTTP, with a deadline and a size limit. Every failure is raised as
+Unavailable with a remedy. Tokens and certificates are reread when they rotate."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from kube.kubeconfig import SERVICE_ACCOUNT
 PODS_PATH = "/pods"
 CONFIGZ_PATH = "/configz"
 _MAX_SHOWN_CHARS = 200
-"""Characters of a refusal that are shown."""
+"""Characters of an error response in a message."""
 _MAX_ERROR_BYTES = 64 << 10
 _HEADERS = {
     "Accept": "application/json",
@@ -30,11 +29,11 @@ _HEADERS = {
     "User-Agent": f"dioptase/{VERSION}",
 }
 _TRANSPORT_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, UnicodeError)
-"""UnicodeError is of a host that is no name."""
+"""Among them UnicodeError, which aiohttp raises for an invalid host name."""
 
 
 class KubeletClient:
-    """One kubelet. To be entered and left in an event loop: `async with Kubelet(config) as kubelet`."""
+    """Client of one path of one kubelet; an asynchronous context manager."""
 
     def __init__(self, config: KubeletConfig, path: str = PODS_PATH) -> None:
         self._config, self._path = config, path
@@ -43,7 +42,7 @@ class KubeletClient:
         self.url = f"{config.url}{path}"
 
     async def __aenter__(self) -> Self:
-        # Neither proxies nor passwords of the environment: the token goes to the kubelet that was named.
+        # trust_env off: no proxy and no .netrc of the environment may receive the token.
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=self._config.timeout_s),
             trust_env=False,
@@ -58,8 +57,8 @@ class KubeletClient:
             await self._session.close()
 
     async def ask(self) -> bytes:
-        """The answer as it was sent. Raises Unavailable."""
-        assert self._session is not None, "enter the kubelet first"
+        """Return the body of the answer. Raises Unavailable."""
+        assert self._session is not None, "enter the client first"
         context, headers = self._access.context(), {}
         if token := self._access.token():
             headers["Authorization"] = f"Bearer {token}"
@@ -77,23 +76,23 @@ class KubeletClient:
 
     async def _content(self, answer: aiohttp.ClientResponse) -> bytes:
         if answer.status != 200:
-            said = (await _read_body(answer, _MAX_ERROR_BYTES))[0].decode(errors="replace")
-            raise self._refused(answer.status, " ".join(said.split())[:_MAX_SHOWN_CHARS])
-        body, whole = await _read_body(answer, MAX_POD_LIST_BYTES)
-        if not whole:
+            message = (await _read_body(answer, _MAX_ERROR_BYTES))[0].decode(errors="replace")
+            raise self._refused(answer.status, " ".join(message.split())[:_MAX_SHOWN_CHARS])
+        body, is_complete = await _read_body(answer, MAX_POD_LIST_BYTES)
+        if not is_complete:
             raise Unavailable(
                 f"{self.url} answered with more than {MAX_POD_LIST_BYTES >> 20} MiB",
-                "see whether kubelet.url is the kubelet's",
+                "check that kubelet.url is the kubelet's",
             )
         return body
 
-    def _refused(self, status: int, said: str) -> Unavailable:
-        what = f"{self.url} answered {status}" + (f": {said}" if said else "")
+    def _refused(self, status: int, message: str) -> Unavailable:
+        reason = f"{self.url} answered {status}" + (f": {message}" if message else "")
         if status == 401:
             self._access.refused()
             remedy = (
-                "name in kubelet.tokenFile a token of this cluster, and see that the kubelet takes them: "
-                "authentication.webhook.enabled in its configuration"
+                "set kubelet.tokenFile to a token of this cluster, and authentication.webhook.enabled: true in the "
+                "kubelet's configuration"
             )
         elif status == 403:
             remedy = (
@@ -103,44 +102,44 @@ class KubeletClient:
         elif status in (400, 426):
             remedy = "write https:// in kubelet.url: its port speaks TLS"
         else:
-            remedy = "see whether kubelet.url is the kubelet's, and its log"
-        return Unavailable(what, remedy)
+            remedy = "check that kubelet.url is the kubelet's, and see its log"
+        return Unavailable(reason, remedy)
 
     def _failed(self, error: Exception) -> Unavailable:
         if isinstance(error, (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError)):
-            said = str(getattr(error, "certificate_error", None) or error.__cause__ or error)
+            reason = str(getattr(error, "certificate_error", None) or error.__cause__ or error)
             return Unavailable(
-                f"{self.url}: its certificate is not believed, or ours is not taken: {said[:_MAX_SHOWN_CHARS]}",
-                "name in kubelet.caFile who signed it (/var/lib/kubelet/pki/kubelet.crt where it did itself), in "
-                "kubelet.serverName the name in it; or write kubelet.verify: false",
+                f"{self.url}: TLS handshake failed, a certificate was rejected: {reason[:_MAX_SHOWN_CHARS]}",
+                "set kubelet.caFile to the certificate's CA (/var/lib/kubelet/pki/kubelet.crt if it is self-signed) and "
+                "kubelet.serverName to the name in it; or set kubelet.verify: false",
             )
         if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno == errno.ECONNREFUSED:
             return Unavailable(
-                f"{self.url}: nobody listens there",
-                "see that the kubelet runs, and write its address in kubelet.url; port 10255 is off unless readOnlyPort is set",
+                f"{self.url}: connection refused",
+                "start the kubelet, and set kubelet.url to its address; port 10255 needs readOnlyPort",
             )
         if isinstance(error, TimeoutError):
             return Unavailable(
                 f"{self.url} did not answer within {self._config.timeout_s:g} s",
-                "see why the kubelet hangs; it is asked again",
+                "see the kubelet's log; the request is repeated",
             )
         return Unavailable(
             f"{self.url}: {(str(error) or type(error).__name__)[:_MAX_SHOWN_CHARS]}",
-            "see that kubelet.url is the kubelet's, and that it runs",
+            "check kubelet.url, and that the kubelet runs",
         )
 
 
-async def _read_body(answer: aiohttp.ClientResponse, most: int) -> tuple[bytes, bool]:
-    """The body up to so many bytes, and whether that is all of it."""
+async def _read_body(answer: aiohttp.ClientResponse, max_bytes: int) -> tuple[bytes, bool]:
+    """Return the body up to a limit, and whether it is complete."""
     pieces: list[bytes] = []
     size = 0
     async for piece in answer.content.iter_any():
         size += len(piece)
-        if size > most:
+        if size > max_bytes:
             answer.close()
             return b"".join(pieces), False
         pieces.append(piece)
-    # Joining the pieces of a long list takes milliseconds that others may want.
+    # Joining a long list blocks the event loop for milliseconds.
     return (await asyncio.to_thread(b"".join, pieces)) if size > 1 << 20 else b"".join(pieces), True
 
 

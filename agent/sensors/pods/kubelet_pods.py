@@ -1,7 +1,6 @@
-"""Provides the node's pods from the kubelet and the container runtime, polled in the background.
-A cycle never waits for either: it reads the latest answer. While the kubelet is unreachable its last list stays in
-force; once that list is older than `staleS`, `read` raises Unavailable.
-"""
+"""Provides the node's pods from the kubelet and the container runtime, polled in the background. A cycle never waits
+for either: it reads the latest answer. While the kubelet is unreachable its last list stays in force; once that list is
+older than `staleS`, `read` raises Unavailable."""
 
 from __future__ import annotations
 
@@ -24,21 +23,22 @@ from agent.sensors.pods.pod_join import (
     decode_pod_list,
     join_pods,
 )
-from api.interfaces import Probe, ProbeReading, Unavailable
+from api.interfaces import HealthReporter, Unavailable
 from api.pod import Pod
+from api.text import join_first
 
 if TYPE_CHECKING:
     from agent.sensors.pods.cri_client import ContainerRuntimeClient
 
 log = logging.getLogger(__name__)
 MIN_POLL_GAP_S = 0.25
-"""Between two looks at least, however many events there are."""
+"""Smallest time between two polls, however many events arrive."""
 EVENTS_RETRY_S = 10.0
 _MAX_NAMES_SHOWN = 3
 
 
 class KubeletPodSource:
-    """A PodSource (api.interfaces). `turn` looks once; `run` goes on doing so until it is cancelled."""
+    """A PodSource (api.interfaces). `poll` polls once; `run` polls until it is cancelled."""
 
     def __init__(
         self,
@@ -49,57 +49,70 @@ class KubeletPodSource:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kubelet, self._runtime, self._node, self._config, self._clock = kubelet, runtime, node, config, clock
+        self.keep_manifests = False
+        """Whether `manifest` is needed; set it before the first poll."""
         self.kubelet = PodSourceHealth("kubelet", config.url.partition(":")[0], "list of pods", clock)
         self.runtime = PodSourceHealth(
             "container-runtime", str(runtime.socket) if runtime else "none", "list of containers", clock
         )
-        self._listing, self._looked, self._joined = KubeletPodList(), RuntimeContainers(), NodePods()
+        self._listing, self._containers, self._joined = KubeletPodList(), RuntimeContainers(), NodePods()
         self._pods: tuple[Pod, ...] = ()
         self._unlisted: Mapping[str, str] = {}
-        self._homeless: frozenset[str] = frozenset()
+        self._without_cgroup: frozenset[str] = frozenset()
         self._wake = asyncio.Event()
-        self._nudged = False
+        self._poll_requested = False
         self._bug = ""
 
     def read(self) -> tuple[Pod, ...]:
-        """The pods as of the last answer; the same tuple until something changes. Raises Unavailable before the first list, and
-        when the last is too old."""
+        """Return the pods of the last answer, the same tuple until something changes. Raises Unavailable before the
+        first list, and when the last one is stale."""
         age_s = self.kubelet.age_s()
         if age_s is not None and age_s <= self._config.stale_s:
             return self._pods
-        old = "the kubelet was not asked yet" if age_s is None else f"the list of pods is {age_s:.0f} s old"
+        old = "the kubelet was not polled yet" if age_s is None else f"the list of pods is {age_s:.0f} s old"
         raise self.kubelet.problem() or Unavailable(old, "wait a second, and see the agent's log")
 
     def listed(self, uid: str) -> KubeletPod | None:
-        """What the kubelet said last of that pod. Any thread may ask."""
+        """Return a pod of the kubelet's last list. Thread-safe."""
         item = self._listing.items.get(uid)
         return None if item is None else item.pod
 
-    def nudge(self) -> None:
-        """Ask both as soon as may be: somebody knows that there is news. For the thread of the event loop."""
-        self._nudged = True
+    def manifest(self, uid: str) -> bytes:
+        """Return the JSON of a pod in the kubelet's last list; empty without `keep_manifests`, or if it is not listed.
+        Thread-safe."""
+        item = self._listing.items.get(uid)
+        return b"" if item is None else item.manifest
+
+    def workload(self, uid: str) -> str:
+        """Return the controller of a pod in the kubelet's last list; empty without one. Thread-safe."""
+        pod = self.listed(uid)
+        return "" if pod is None else pod.workload
+
+    def request_poll(self) -> None:
+        """Poll both as soon as possible. Call it in the event loop's thread."""
+        self._poll_requested = True
         self._wake.set()
 
-    def probes(self) -> tuple[Probe, ...]:
-        """How both fare, as sources of their own."""
+    def reporters(self) -> tuple[HealthReporter, ...]:
+        """Return the health of both, as sources."""
         return (self.kubelet, self.runtime) if self._runtime is not None else (self.kubelet,)
 
     async def run(self) -> None:
-        """Look every `interval_s`, and at once on an event."""
+        """Poll every `interval_s`, and at once on an event."""
         listening = asyncio.create_task(self._listen()) if self._config.events else None
         try:
             while True:
                 if listening is not None and listening.done():
-                    listening.result()  # it ends by a bug alone, which ends this too
+                    listening.result()  # only a bug ends it; raise it here
                 due = self._clock() + self._config.interval_s
                 self._wake.clear()
                 try:
-                    await self.run_cycle()
+                    await self.poll()
                 except Exception as error:
-                    # A bug: shown as long as it lasts, and logged when it is new.
+                    # A bug: show it while it lasts, log it once.
                     text = f"{type(error).__name__}: {error}"
                     if text != self._bug:
-                        log.exception("a look at the pods failed; the last ones stay in force")
+                        log.exception("polling the pods failed; the last ones stay in force")
                     self._bug = text
                     self.kubelet.failed(Unavailable(text, "this is a bug: report it with the agent's log"))
                 await asyncio.sleep(min(MIN_POLL_GAP_S, self._config.interval_s))
@@ -109,99 +122,105 @@ class KubeletPodSource:
             if listening is not None:
                 listening.cancel()
 
-    async def run_cycle(self) -> None:
-        """Ask the runtime, then the kubelet if it may have something new to say, and take what they say."""
-        looked = await self._ask_runtime()
-        due = self._due(looked)
-        if isinstance(looked, RuntimeContainers):
-            self._looked = looked
-        # While the runtime is away, what ran last; once that is too old, nothing is known from it.
-        away_s = self.runtime.age_s()
-        recent = away_s is not None and away_s <= self._config.stale_s
-        runs = self._looked if isinstance(looked, RuntimeContainers) or recent else None
-        body = await self._ask_kubelet() if due else None
-        # Decoding a thousand pods takes a while, in which rounds and scrapes go on.
-        listing, joined = await asyncio.to_thread(self._understood, body, runs)
+    async def poll(self) -> None:
+        """Poll the runtime, then the kubelet if it may have news, and join the answers."""
+        answer = await self._poll_runtime()
+        due = self._due(answer)
+        if isinstance(answer, RuntimeContainers):
+            self._containers = answer
+        # While the runtime is unreachable, use its last answer until that is stale.
+        runtime_age_s = self.runtime.age_s()
+        recent = runtime_age_s is not None and runtime_age_s <= self._config.stale_s
+        running = self._containers if isinstance(answer, RuntimeContainers) or recent else None
+        body = await self._poll_kubelet() if due else None
+        # Decoding a thousand pods takes long: do not block cycles and scrapes.
+        listing, joined = await asyncio.to_thread(self._join, body, running)
         if isinstance(listing, KubeletPodList):
             self._listing = listing
         self._joined = joined
         if listing is not None:
-            self._tell(listing)
-        if isinstance(looked, Unavailable):
-            self.runtime.failed(looked)
+            self._report(listing)
+        if isinstance(answer, Unavailable):
+            self.runtime.failed(answer)
         elif self._runtime is not None:
             self.runtime.answered(self._runtime.events_unavailable)
         if (pods := joined.pods()) != self._pods:
             self._pods = pods
 
-    def _due(self, looked: RuntimeContainers | Unavailable | None) -> bool:
-        """Whether to ask the kubelet, for which it writes out all its pods: a new pod is a new sandbox first, so that there
-        is little to learn while the same containers run."""
-        age_s, nudged = self.kubelet.age_s(), self._nudged
-        self._nudged = False
+    def _due(self, answer: RuntimeContainers | Unavailable | None) -> bool:
+        """Return whether to poll the kubelet, which serializes all its pods for each request. A new pod starts with a
+        new sandbox, so there is little news while the same containers run."""
+        age_s, poll_requested = self.kubelet.age_s(), self._poll_requested
+        self._poll_requested = False
         if (
-            nudged
+            poll_requested
             or age_s is None
             or age_s >= MAX_POLLS_WITHOUT_KUBELET * self._config.interval_s
             or self.kubelet.problem() is not None
         ):
             return True
         return (
-            not isinstance(looked, RuntimeContainers)
-            or looked != self._looked
-            or bool(self._unlisted or self._homeless)
+            not isinstance(answer, RuntimeContainers)
+            or answer != self._containers
+            or bool(self._unlisted or self._without_cgroup)
         )
 
-    async def _ask_kubelet(self) -> bytes | Unavailable:
+    async def _poll_kubelet(self) -> bytes | Unavailable:
         try:
             return await self._kubelet.ask()
         except Unavailable as error:
             return error
 
-    async def _ask_runtime(self) -> RuntimeContainers | Unavailable | None:
+    async def _poll_runtime(self) -> RuntimeContainers | Unavailable | None:
         if self._runtime is None:
             return None
         try:
-            return await self._runtime.look()
+            return await self._runtime.list_running()
         except Unavailable as error:
             return error
 
-    def _understood(
-        self, body: bytes | Unavailable | None, runs: RuntimeContainers | None
+    def _join(
+        self, body: bytes | Unavailable | None, running: RuntimeContainers | None
     ) -> tuple[KubeletPodList | Unavailable | None, NodePods]:
-        """The new listing, or why it cannot be believed, None where none was asked for; and what that or the last one makes
-        together with what runs."""
-        before, failed = self._joined.entries, body
+        """Return the new list, or why it is unusable, or None if none was requested; and the joined pods."""
+        previous, problem = self._joined.entries, body
         if isinstance(body, bytes):
             try:
-                listing = decode_pod_list(body, self._listing)
-                joined = join_pods(listing, runs, before, self._node)
+                listing = decode_pod_list(body, self._listing, keep_manifests=self.keep_manifests)
+                joined = join_pods(listing, running, previous, self._node)
                 if not joined.unlisted_pods or any(item.pod.from_api for item in listing.items.values()):
                     return listing, joined
-                failed = _kubelet_not_synced(joined.unlisted_pods)
+                problem = _kubelet_not_synced(joined.unlisted_pods)
             except InvalidPodList as error:
-                failed = Unavailable(f"{self._kubelet.url}: {error}", "see whether kubelet.url is the kubelet's")
-        assert not isinstance(failed, bytes)
-        return failed, join_pods(self._listing, runs, before, self._node)
+                problem = Unavailable(f"{self._kubelet.url}: {error}", "check that kubelet.url is the kubelet's")
+        assert not isinstance(problem, bytes)
+        return problem, join_pods(self._listing, running, previous, self._node)
 
-    def _tell(self, listing: KubeletPodList | Unavailable) -> None:
-        """How the kubelet fared. What does not fit is told at the second time: then it is no matter of who was asked first."""
+    def _report(self, listing: KubeletPodList | Unavailable) -> None:
+        """Update the kubelet's health. A mismatch is reported the second time, because the first may be a matter of
+        timing."""
         joined = self._joined
-        still = sorted(pod for uid, pod in joined.unlisted_pods.items() if uid in self._unlisted)
-        lost = sorted(joined.containers_without_cgroup & self._homeless)
-        self._unlisted, self._homeless = joined.unlisted_pods, joined.containers_without_cgroup
+        unlisted = sorted(pod for uid, pod in joined.unlisted_pods.items() if uid in self._unlisted)
+        without_cgroup = sorted(joined.containers_without_cgroup & self._without_cgroup)
+        self._unlisted, self._without_cgroup = joined.unlisted_pods, joined.containers_without_cgroup
         if isinstance(listing, Unavailable):
             self.kubelet.failed(listing)
-        elif unread := (*listing.problems, *joined.problems):
+        elif unreadable := (*listing.problems, *joined.problems):
             self.kubelet.answered(
-                Unavailable(f"some pods cannot be read: {_names_text(unread)}", "report it with this text")
+                Unavailable(
+                    f"some pods cannot be read: {join_first(unreadable, _MAX_NAMES_SHOWN)}", "report it with this text"
+                )
             )
-        elif still:
+        elif unlisted:
             remedy = "see the kubelet's log; `crictl pods` shows them, and `crictl rmp` removes them"
-            self.kubelet.answered(Unavailable(f"pods run that the kubelet does not list: {_names_text(still)}", remedy))
-        elif lost:
-            remedy = "write in kubelet.cgroupRoot the kubelet's cgroupRoot, and have the agent see the host's cgroups"
-            self.kubelet.answered(Unavailable(f"no cgroup was found of {_names_text(lost)}", remedy))
+            self.kubelet.answered(
+                Unavailable(
+                    f"the kubelet does not list these running pods: {join_first(unlisted, _MAX_NAMES_SHOWN)}", remedy
+                )
+            )
+        elif without_cgroup:
+            remedy = "set kubelet.cgroupRoot to the kubelet's cgroupRoot, and mount the host's cgroups"
+            self.kubelet.answered(Unavailable(f"no cgroup of {join_first(without_cgroup, _MAX_NAMES_SHOWN)}", remedy))
         else:
             self.kubelet.answered()
 
@@ -210,55 +229,44 @@ class KubeletPodSource:
             with suppress(Unavailable):
                 async for _id in self._runtime.events():
                     self._wake.set()
-            # Whether or not it can tell, it is asked in time all the same.
+            # Polling continues whether or not the runtime has events.
             await asyncio.sleep(EVENTS_RETRY_S)
 
 
 class PodSourceHealth:
-    """How one of them fares: a Probe that counts nothing."""
+    """Health of the kubelet or the runtime."""
 
     def __init__(self, name: str, form: str, what: str, clock: Callable[[], float]) -> None:
         self.name, self.form, self._what, self._clock = name, form, what, clock
         self._at: float | None = None
         self._error: Unavailable | None = None
-        self._away = False
+        self._unreachable = False
 
     lost_events: int | None = None
 
-    def answered(self, ails: Unavailable | None = None) -> None:
-        """It did, and what is wrong with what it said."""
-        self._at, self._error, self._away = self._clock(), ails, False
+    def answered(self, problem: Unavailable | None = None) -> None:
+        """Record an answer, and what is wrong with it."""
+        self._at, self._error, self._unreachable = self._clock(), problem, False
 
     def failed(self, error: Unavailable) -> None:
-        """It did not; what it said last counts."""
-        self._error, self._away = error, True
+        """Record a failure; the last answer stays valid."""
+        self._error, self._unreachable = error, True
 
     def age_s(self) -> float | None:
-        """Of the last good answer; None where there was none."""
+        """Return the age of the last good answer; None without one."""
         return None if self._at is None else self._clock() - self._at
 
     def problem(self) -> Unavailable | None:
-        """Why the last answer is old, and how old it is; or what is wrong with it."""
+        """Return why the last answer is old and how old it is, or what is wrong with it."""
         age_s = self.age_s()
-        if self._error is None or age_s is None or not self._away:
+        if self._error is None or age_s is None or not self._unreachable:
             return self._error
         return Unavailable(f"{self._error.reason} (the {self._what} is {age_s:.0f} s old)", self._error.remedy)
-
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - a Probe's
-        return ProbeReading()
-
-    def close(self) -> None:
-        pass
 
 
 def _kubelet_not_synced(unlisted_pods: Mapping[str, str]) -> Unavailable:
     return Unavailable(
-        f"the kubelet lists no pod of the API server, and {len(unlisted_pods)} run that it does not list, "
-        f"such as {_names_text(sorted(unlisted_pods.values()))}",
-        "it was just started: wait until it has reached the API server, or see its log",
+        f"the kubelet lists no pod of the API server, and does not list {len(unlisted_pods)} running pods "
+        f"such as {join_first(sorted(unlisted_pods.values()), _MAX_NAMES_SHOWN)}",
+        "wait until the restarted kubelet has reached the API server, or see its log",
     )
-
-
-def _names_text(names: tuple[str, ...] | list[str]) -> str:
-    more = [f"and {len(names) - _MAX_NAMES_SHOWN} more"] if len(names) > _MAX_NAMES_SHOWN else []
-    return ", ".join([*names[:_MAX_NAMES_SHOWN], *more])

@@ -1,7 +1,6 @@
-"""Scrapes the latency histogram that a pod publishes on its own Prometheus endpoint.
-Runs beside the cycles: a slow or hostile endpoint costs only its own pod's indicator. Answers are parsed in a
-thread of their own and are limited in time and size; redirects and compression are not followed.
-"""
+"""Scrapes the latency histogram that a pod publishes on its own Prometheus endpoint. Runs outside of the cycles: a slow
+or hostile endpoint costs only its own pod's indicator. Answers are parsed in a thread of their own and are limited in
+time and size; redirects and compression are not followed."""
 
 from __future__ import annotations
 
@@ -24,21 +23,23 @@ log = logging.getLogger(__name__)
 SCRAPE_KEY, PORT_KEY, PATH_KEY = "prometheus.io/scrape", "prometheus.io/port", "prometheus.io/path"
 LATENCY_METRIC_KEY = "dioptase.io/latency-metric"
 INTERVAL_S, TIMEOUT_S, MAX_BYTES = 0.5, 0.5, 1 << 20
-"""Asked twice a second, so that every round has an answer that is newer than the previous round's."""
+"""Two scrapes a second, so that every cycle has an answer that is newer than the previous cycle's."""
 MAX_HISTOGRAM_CHARS = 128 << 10
-"""Of the lines of the one histogram: some 1,500 ordinary ones, 20 ms to parse. The other lines cost next to nothing."""
+"""Limit of the lines of the histogram: some 1,500 ordinary ones, 20 ms to parse. The other lines cost next to nothing."""
 MAX_COUNT = 1 << 63
-# Compression is not asked for and not undone: a small answer must not become a large one.
+# Compression is neither requested nor decoded: a small answer must not become a large one.
 _HEADERS = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
 
 
 class InvalidIndicator(ValueError):
-    """The endpoint answered, but not with the histogram that the pod's annotation names."""
+    """The endpoint's answer lacks the histogram of the pod's annotation."""
 
 
 def scrape_target(pod: Pod) -> tuple[str, str] | None:
-    """URL and metric of a pod that wants to be asked, or None: at its own address, whatever its annotations say. Raises Garbage
-    where they contradict, or nobody knows its address."""
+    """Return URL and metric of a pod with the annotations, else None. The host is always the pod's own address.
+
+    Raises InvalidIndicator if the annotations are invalid or the address is unknown.
+    """
     metric, port = pod.annotations.get(LATENCY_METRIC_KEY), pod.annotations.get(PORT_KEY, "")
     if pod.annotations.get(SCRAPE_KEY) != "true" or metric is None:
         return None
@@ -48,13 +49,16 @@ def scrape_target(pod: Pod) -> tuple[str, str] | None:
     if not path.startswith("/"):
         raise InvalidIndicator(f"annotation {PATH_KEY}: {path!r} does not start with a slash")
     if pod.address is None:
-        raise InvalidIndicator("nobody says what IP address it has; the kubelet does soon after the pod was started")
+        raise InvalidIndicator(
+            "its IP address is unknown; wait until the kubelet reports it, soon after the pod starts"
+        )
     host = f"[{pod.address}]" if ":" in pod.address else pod.address
     return f"http://{host}:{port}{path}", metric
 
 
 def parse_histogram(text: str, metric: str, sampled_at_ns: int) -> RequestLatency:
-    """The classic histogram of that name, its series added up. Raises Garbage where there is none that holds."""
+    """Return the sum of all series of the classic histogram with that name. Raises InvalidIndicator without a valid
+    one."""
     series: dict[frozenset[tuple[str, str]], dict[float, float]] = {}
     total_s = 0.0
     for name, labels, value in _samples(text, metric):
@@ -70,8 +74,8 @@ def parse_histogram(text: str, metric: str, sampled_at_ns: int) -> RequestLatenc
         )
     shared = bounds.pop() if bounds else ()
     counts = [sum(buckets[bound] for buckets in series.values()) for bound in shared]
-    whole = all(0 <= count < MAX_COUNT for count in counts) and math.isfinite(total_s)
-    if len(shared) < 2 or shared[-1] != math.inf or not whole or any(a > b for a, b in pairwise(counts)):
+    finite = all(0 <= count < MAX_COUNT for count in counts) and math.isfinite(total_s)
+    if len(shared) < 2 or shared[-1] != math.inf or not finite or any(a > b for a, b in pairwise(counts)):
         raise InvalidIndicator(
             f"no histogram {metric} with cumulative buckets up to +Inf; see annotation {LATENCY_METRIC_KEY}"
         )
@@ -84,8 +88,8 @@ def parse_histogram(text: str, metric: str, sampled_at_ns: int) -> RequestLatenc
 
 
 def _samples(text: str, metric: str) -> list[tuple[str, dict[str, str], float]]:
-    wanted = (metric, f"# TYPE {metric} ")
-    lines = [line for line in text.split("\n") if line.startswith(wanted)]
+    prefixes = (metric, f"# TYPE {metric} ")
+    lines = [line for line in text.split("\n") if line.startswith(prefixes)]
     length = sum(map(len, lines))
     if length > MAX_HISTOGRAM_CHARS:
         remedy = "publish fewer or shorter labels"
@@ -112,7 +116,7 @@ def _bound(text: str) -> float:
 
 
 class PodIndicatorScraper:
-    """Polls the pods' endpoints in the background; `latest` is what they answered last."""
+    """Scrapes the pods' endpoints in the background; `latest` returns the last answers."""
 
     def __init__(self) -> None:
         self._latest: dict[str, RequestLatency] = {}
@@ -120,15 +124,15 @@ class PodIndicatorScraper:
         self._parser = ThreadPoolExecutor(1, "indicators")
 
     def latest(self) -> Mapping[str, RequestLatency]:
-        """The last answer of each pod that is still asked, by pod key."""
+        """Return the last answer of each scraped pod, by pod key."""
         return dict(self._latest)
 
     def errors(self) -> Mapping[str, str]:
-        """Why a pod's last answer is old or missing, by pod key."""
+        """Return why a pod's last answer is old or missing, by pod key."""
         return dict(self._errors)
 
     async def run(self, pods_of: Callable[[], tuple[Pod, ...]]) -> None:
-        """Ask every pod every INTERVAL_S until cancelled."""
+        """Scrape every pod every INTERVAL_S until cancelled."""
         async with aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -137,19 +141,19 @@ class PodIndicatorScraper:
         ) as session:
             while True:
                 pods = pods_of()
-                await asyncio.gather(*(self._ask(session, pod) for pod in pods), asyncio.sleep(INTERVAL_S))
-                self._keep({pod.key for pod in pods if LATENCY_METRIC_KEY in pod.annotations})
+                await asyncio.gather(*(self._scrape(session, pod) for pod in pods), asyncio.sleep(INTERVAL_S))
+                self._forget_others({pod.key for pod in pods if LATENCY_METRIC_KEY in pod.annotations})
 
-    def _keep(self, asked: set[str]) -> None:
-        self._latest = {key: value for key, value in self._latest.items() if key in asked}
-        self._errors = {key: value for key, value in self._errors.items() if key in asked}
+    def _forget_others(self, keys: set[str]) -> None:
+        self._latest = {key: value for key, value in self._latest.items() if key in keys}
+        self._errors = {key: value for key, value in self._errors.items() if key in keys}
 
-    async def _ask(self, session: aiohttp.ClientSession, pod: Pod) -> None:
+    async def _scrape(self, session: aiohttp.ClientSession, pod: Pod) -> None:
         try:
-            wanted = scrape_target(pod)
-            if wanted is None:
+            target = scrape_target(pod)
+            if target is None:
                 return
-            url, metric = wanted
+            url, metric = target
             text = await _fetch(session, url)
             parsing = partial(parse_histogram, text, metric, time.monotonic_ns())
             self._latest[pod.key] = await asyncio.get_running_loop().run_in_executor(self._parser, parsing)
@@ -161,7 +165,7 @@ class PodIndicatorScraper:
         except Exception as error:
             # One pod's answer must not end the polling of all others.
             self._errors[pod.key] = f"{type(error).__name__}: {error}"
-            log.exception("asking %s for its latency failed", pod.key)
+            log.exception("scraping the latency of %s failed", pod.key)
 
 
 async def _fetch(session: aiohttp.ClientSession, url: str) -> str:
@@ -169,7 +173,7 @@ async def _fetch(session: aiohttp.ClientSession, url: str) -> str:
         if response.status != 200:
             raise InvalidIndicator(f"{url} answered with status {response.status}")
         if encoding := response.headers.get("Content-Encoding", "identity").strip().lower().replace("identity", ""):
-            raise InvalidIndicator(f"{url} answered in encoding {encoding[:40]!r}, which was not asked for")
+            raise InvalidIndicator(f"{url} answered in encoding {encoding[:40]!r}, which was not requested")
         body = bytearray()
         while len(body) <= MAX_BYTES and (piece := await response.content.read(MAX_BYTES + 1 - len(body))):
             body += piece

@@ -1,8 +1,6 @@
-"""Decodes the kubelet's pod list and joins it with the runtime's running containers into the node's pods. Pure.
-A pod exists from the moment the kubelet lists it and remains while any of its containers runs: a restarted kubelet
-lists nothing for a while. Pods are decoded only when the digest of their text changes, because the kubelet's order
-varies.
-"""
+"""Decodes the kubelet's pod list and joins it with the runtime's running containers into the node's pods. Pure. A pod
+exists from the moment the kubelet lists it and remains while any of its containers runs: a restarted kubelet lists
+nothing for a while. Pods are decoded only when the digest of their text changes, because the kubelet's order varies."""
 
 from __future__ import annotations
 
@@ -26,6 +24,9 @@ from agent.sensors.cgroup.pod_cgroup_paths import (
 from agent.sensors.pods.pod_spec import (
     KNOWN_RESOURCES,
     SIDECAR_POLICY,
+    TERMINAL_PHASES,
+    KubernetesContainer,
+    KubernetesResources,
     PodContainer,
     PodFieldPaths,
     PodParsingContext,
@@ -39,45 +40,52 @@ from api.quantity import convert_quantity
 
 
 class RunningContainer(msgspec.Struct, frozen=True, kw_only=True):
-    """One container that runs."""
+    """One running container."""
 
     pod_uid: str
     pod: str
-    """`namespace/name`."""
+    """Key of the pod, `namespace/name`."""
     name: str
     id: str
     created_at_ns: int
     cgroup: str = ""
-    """Below the root of every controller, as the runtime tells it; empty where it does not, or was not asked yet."""
+    """Path reported by the runtime; empty if it is not reported, or was not requested yet."""
 
 
 class RuntimeContainers(msgspec.Struct, frozen=True, kw_only=True):
-    """What a look at the runtime gave: of two containers of one pod with one name the newer."""
+    """Answer of the runtime: of two containers of one pod with one name, the newer."""
 
     running: Mapping[tuple[str, str], RunningContainer] = {}
-    """By uid of the pod and name."""
+    """Containers by pod uid and name."""
     sandboxes: frozenset[str] = frozenset()
-    """Uids of the pods whose sandbox is up, with containers or without."""
+    """Uids of the pods whose sandbox is ready, with or without containers."""
 
     def pods(self) -> Mapping[str, str]:
-        """`namespace/name` of the pods of which some container runs, by uid."""
-        return {one.pod_uid: one.pod for one in self.running.values()}
+        """Return `namespace/name` of the pods with a running container, by uid."""
+        return {container.pod_uid: container.pod for container in self.running.values()}
 
 
 MAX_PODS = 4096
 MAX_POD_LIST_BYTES = 64 << 20
-"""Of an answer: a thousand pods with long annotations and statuses have 15 MB."""
+"""Limit of an answer: a thousand pods with long annotations and statuses have 15 MB."""
 MAX_POD_BYTES = 4 << 20
-"""The API server takes no more than 1.5 MiB, or what it is set to, in a form that is shorter than JSON."""
+"""The API server accepts at most 1.5 MiB per object by default, in protobuf, which is shorter than JSON."""
 MIRROR_ANNOTATION, SOURCE_ANNOTATION = "kubernetes.io/config.mirror", "kubernetes.io/config.source"
 SOURCE_API = "api"
-TERMINAL_PHASES = ("Succeeded", "Failed")
 DIGEST_BYTES = 16
 _MAX_PROBLEMS_SHOWN = 3
 
 
 class InvalidPodList(ValueError):
-    """What came is no list of pods; the text says what is wrong with it, and where."""
+    """An answer that is not a list of pods; the text says what is wrong, and where."""
+
+
+class KubeletOwner(msgspec.Struct, frozen=True):
+    """An owner reference."""
+
+    kind: str = ""
+    name: str = ""
+    controller: bool | None = None
 
 
 class KubeletPodMetadata(msgspec.Struct, frozen=True):
@@ -88,33 +96,23 @@ class KubeletPodMetadata(msgspec.Struct, frozen=True):
     annotations: dict[str, str] | None = None
     deleted_at: str | None = msgspec.field(name="deletionTimestamp", default=None)
     deletion_grace_s: int | None = msgspec.field(name="deletionGracePeriodSeconds", default=None)
-
-
-class KubeletResources(msgspec.Struct, frozen=True):
-    requests: dict[str, str | int | float] | None = None
-    limits: dict[str, str | int | float] | None = None
-
-
-class KubeletContainerSpec(msgspec.Struct, frozen=True, rename="camel"):
-    name: str
-    resources: KubeletResources | None = None
-    restart_policy: str | None = None
+    owners: list[KubeletOwner] | None = msgspec.field(name="ownerReferences", default=None)
 
 
 class KubeletPodSpec(msgspec.Struct, frozen=True, rename="camel"):
-    containers: list[KubeletContainerSpec]
-    init_containers: list[KubeletContainerSpec] | None = None
-    ephemeral_containers: list[KubeletContainerSpec] | None = None
+    containers: list[KubernetesContainer]
+    init_containers: list[KubernetesContainer] | None = None
+    ephemeral_containers: list[KubernetesContainer] | None = None
     priority: int | None = None
     termination_grace_period_seconds: int | None = None
     priority_class_name: str | None = None
-    resources: KubeletResources | None = None
-    """Of the pod as a whole."""
+    resources: KubernetesResources | None = None
+    """Pod-level resources (KEP-2837)."""
     host_network: bool | None = None
 
 
 class ContainerStateRunning(msgspec.Struct, frozen=True):
-    """That it does; since when nobody asks."""
+    """Present if the container runs; its fields are not needed."""
 
 
 class ContainerState(msgspec.Struct, frozen=True):
@@ -137,7 +135,7 @@ class KubeletPodStatus(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class KubeletPod(msgspec.Struct, frozen=True):
-    """A pod as the kubelet tells it."""
+    """A pod as the kubelet lists it."""
 
     metadata: KubeletPodMetadata
     spec: KubeletPodSpec
@@ -145,42 +143,58 @@ class KubeletPod(msgspec.Struct, frozen=True):
 
     @property
     def uid(self) -> str:
-        """What cgroups and the runtime know it by: of the mirror of a static pod, which the API server made, the hash that is
-        the static pod's own uid."""
+        """The uid in cgroups and the runtime: of the mirror of a static pod, which the API server creates, the hash
+        that is the static pod's own uid."""
         return (self.metadata.annotations or {}).get(MIRROR_ANNOTATION, self.metadata.uid)
 
     @property
     def from_api(self) -> bool:
-        """Not from a file on this node. The kubelet has those from its start, and others when the API server told it."""
+        """Whether the pod comes from the API server. The kubelet has pods from files from its start, others once the
+        API server lists them."""
         annotations = self.metadata.annotations or {}
         return annotations.get(SOURCE_ANNOTATION, SOURCE_API) == SOURCE_API and MIRROR_ANNOTATION not in annotations
 
     @property
-    def over(self) -> bool:
+    def workload(self) -> str:
+        """The controller as `namespace/Kind/name`; empty without one. That of a Deployment's ReplicaSet is the Deployment,
+        whose name the ReplicaSet's extends by the pod template's hash."""
+        controller = next((owner for owner in self.metadata.owners or () if owner.controller), None)
+        if controller is None:
+            return ""
+        template_hash = (self.metadata.labels or {}).get("pod-template-hash", "")
+        kind, name = controller.kind, controller.name
+        if kind == "ReplicaSet" and template_hash and name.endswith(f"-{template_hash}"):
+            kind, name = "Deployment", name.removesuffix(f"-{template_hash}")
+        return f"{self.metadata.namespace}/{kind}/{name}"
+
+    @property
+    def ended(self) -> bool:
         """Whether all its containers have ended for good."""
         return self.status.phase in TERMINAL_PHASES
 
     def running(self) -> dict[str, str]:
-        """Ids of the containers that run, by name, as the status has them: the API server's word, so that it may be late."""
+        """Return ids of running containers by name from the status, which may lag behind the runtime."""
         status = self.status
         listed = (status.container_statuses, status.init_container_statuses, status.ephemeral_container_statuses)
         return {
-            one.name: one.id
+            container.name: container.id
             for statuses in listed
-            for one in statuses or ()
-            if one.id and one.state is not None and one.state.running is not None
+            for container in statuses or ()
+            if container.id and container.state is not None and container.state.running is not None
         }
 
 
 class KubeletPodItem(msgspec.Struct, frozen=True):
-    """One pod and the digest of the text that said it."""
+    """One pod and the digest of its text."""
 
     digest: bytes
     pod: KubeletPod
+    manifest: bytes = b""
+    """The text itself, if it is kept."""
 
 
 class KubeletPodList(msgspec.Struct, frozen=True):
-    """Everything that the kubelet listed: pods by uid, and what could not be read, as sentences."""
+    """The kubelet's pods by uid, and what could not be read, as sentences."""
 
     items: Mapping[str, KubeletPodItem] = {}
     problems: tuple[str, ...] = ()
@@ -189,58 +203,59 @@ class KubeletPodList(msgspec.Struct, frozen=True):
 _POD = msgspec.json.Decoder(KubeletPod)
 
 
-def decode_pod_list(body: bytes, before: KubeletPodList) -> KubeletPodList:
-    """The listing in these bytes; pods whose text was in the one before are not decoded again.
+def decode_pod_list(body: bytes, before: KubeletPodList, *, keep_manifests: bool = False) -> KubeletPodList:
+    """Decode the kubelet's answer; a pod whose text was in the previous list is not decoded again.
 
-    Raises Garbage for what is no list. A pod that cannot be read is left out, and told.
+    Raises InvalidPodList for an answer that is no list. A pod that cannot be read is left out and reported.
     """
     if len(body) > MAX_POD_LIST_BYTES:
         raise InvalidPodList(f"it has more than {MAX_POD_LIST_BYTES >> 20} MiB")
     try:
         rows = _pod_list_decoder().decode(body).items
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise InvalidPodList(f"it is no list of pods: {error!s:.200}") from None
+        raise InvalidPodList(f"it is not a list of pods: {error!s:.200}") from None
     raws = () if rows is None else tuple(takewhile(lambda raw: raw is not None, msgspec.structs.astuple(rows)))
-    known = {item.digest: item for item in before.items.values()}
-    found: list[KubeletPodItem] = []
+    known_items = {item.digest: item for item in before.items.values()}
+    decoded: list[KubeletPodItem] = []
     problems: list[str] = []
     for index, raw in enumerate(raws):
         digest = blake2b(raw, digest_size=DIGEST_BYTES).digest()
-        item = known.get(digest)
+        item = known_items.get(digest)
         if item is None:
             try:
-                item = KubeletPodItem(digest, _decode_pod(raw))
+                item = KubeletPodItem(digest, _decode_pod(raw), bytes(raw) if keep_manifests else b"")
             except ValueError as error:
                 problems.append(f"items[{index}]{error}")
                 continue
-        found.append(item)
-    # A mirror beside its own static pod says nothing more.
-    found.sort(key=lambda item: MIRROR_ANNOTATION in (item.pod.metadata.annotations or {}))
+        decoded.append(item)
+    # A mirror of a listed static pod adds nothing.
+    decoded.sort(key=lambda item: MIRROR_ANNOTATION in (item.pod.metadata.annotations or {}))
     items: dict[str, KubeletPodItem] = {}
-    for item in found:
+    for item in decoded:
         items.setdefault(item.pod.uid, item)
     more = [f"and {len(problems) - _MAX_PROBLEMS_SHOWN} more"] if len(problems) > _MAX_PROBLEMS_SHOWN else []
     return KubeletPodList(items, (*problems[:_MAX_PROBLEMS_SHOWN], *more))
 
 
 def qos_class(pod: KubeletPod) -> str:
-    """As the kubelet judges it where the status does not say: by CPU and memory of all containers but ephemeral ones."""
+    """Return the pod's QoS class: the status', else the kubelet's rule (CPU and memory of all but ephemeral
+    containers)."""
     if pod.status.qos_class in (GUARANTEED, BURSTABLE, BEST_EFFORT):
         return pod.status.qos_class
     listed = [*pod.spec.containers, *(pod.spec.init_containers or ())]
-    whole = _positive_resources(pod.spec.resources)
-    asks = [whole] if any(whole) else [_positive_resources(container.resources) for container in listed]
-    if not any(requests or limits for requests, limits in asks):
+    pod_level = _positive_resources(pod.spec.resources)
+    requirements = [pod_level] if any(pod_level) else [_positive_resources(container.resources) for container in listed]
+    if not any(requests or limits for requests, limits in requirements):
         return BEST_EFFORT
     guaranteed = all(
         limits.keys() == {CPU, MEMORY} and all(requests.get(name, limit) == limit for name, limit in limits.items())
-        for requests, limits in asks
+        for requests, limits in requirements
     )
     return GUARANTEED if guaranteed else BURSTABLE
 
 
-def _positive_resources(amounts: KubeletResources | None) -> tuple[dict[str, object], dict[str, object]]:
-    listed = amounts or KubeletResources()
+def _positive_resources(amounts: KubernetesResources | None) -> tuple[dict[str, object], dict[str, object]]:
+    listed = amounts or KubernetesResources()
     requests, limits = (
         {name: value for name in (CPU, MEMORY) if (value := _quantity_or_zero(entries or {}, name))}
         for entries in (listed.requests, listed.limits)
@@ -257,15 +272,18 @@ def _quantity_or_zero(entries: Mapping[str, object], name: str) -> object:
 
 @cache
 def _pod_list_decoder() -> msgspec.json.Decoder[Any]:
-    """Of a list of at most MOST_PODS texts. They are the fields of a struct that is written as a list: one that goes on is
-    refused right there, where a list with a bound is made first, and measured then."""
+    """Return a decoder for a list of at most MAX_PODS raw texts.
+
+    They are fields of a struct that is encoded as a list: msgspec rejects a longer list at the next item, whereas a
+    list with a length bound is built first and measured then.
+    """
     fields = [(f"at{number}", msgspec.Raw, None) for number in range(MAX_PODS)]
     rows = msgspec.defstruct("Pods", fields, array_like=True, forbid_unknown_fields=True)
     return msgspec.json.Decoder(msgspec.defstruct("List", [("items", rows | None)]))
 
 
 def _decode_pod(raw: msgspec.Raw) -> KubeletPod:
-    """Raises ValueError that goes on where `items[3]` ends."""
+    """Decode one pod. Raises ValueError whose text continues after `items[3]`."""
     if len(raw) > MAX_POD_BYTES:
         raise ValueError(f": it has more than {MAX_POD_BYTES >> 20} MiB")
     try:
@@ -274,9 +292,9 @@ def _decode_pod(raw: msgspec.Raw) -> KubeletPod:
         reason, _, where = str(error).partition(" - at `$")
         raise ValueError(f"{where.rstrip('`')}: {reason[:200]}") from None
     if not is_valid_id(pod.uid):
-        raise ValueError(f".metadata.uid: {pod.uid[:80]!r} is no uid")
+        raise ValueError(f".metadata.uid: {pod.uid[:80]!r} is not a uid")
     if not pod.spec.containers:
-        raise ValueError(".spec.containers: there are none")
+        raise ValueError(".spec.containers: is empty")
     return pod
 
 
@@ -284,28 +302,28 @@ KUBELET_FIELD_PATHS = PodFieldPaths("metadata", "spec")
 
 
 class PodEntry(NamedTuple):
-    """A pod, and what it was made of: as long as that stays, so does the pod."""
+    """A pod and its inputs: while they are unchanged, so is the pod."""
 
     digest: bytes
     cgroups: Mapping[str, str]
-    """Of the containers that run, by name."""
+    """Cgroups of the running containers, by name."""
     kube: KubeletPod
     pod: Pod
 
 
 class NodePods(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the node's pods."""
+    """The node's pods and what is wrong with them."""
 
     entries: Mapping[str, PodEntry] = {}
-    """By uid: those that are to stay, those that are to go, those that are gone from the list."""
+    """Entries by uid: running pods, then terminating ones, then those no longer listed."""
     unlisted_pods: Mapping[str, str] = {}
-    """`namespace/name`, by uid, of pods that run and that the kubelet neither lists nor has listed."""
+    """Keys by uid of running pods that the kubelet neither lists nor has listed."""
     containers_without_cgroup: frozenset[str] = frozenset()
-    """`namespace/name/container` of those that run and whose cgroup was not found."""
+    """`namespace/name/container` of running containers whose cgroup was not found."""
     problems: tuple[str, ...] = ()
 
     def pods(self) -> tuple[Pod, ...]:
-        """By name. Of two with one name, as after a deletion by force, the one that comes first among the entries."""
+        """Return the pods by name. Of two with one name, as after a forced deletion, the first of `entries`."""
         named: dict[str, Pod] = {}
         for entry in self.entries.values():
             named.setdefault(entry.pod.key, entry.pod)
@@ -313,50 +331,57 @@ class NodePods(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PodJoinContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Where cgroups are on this node, and what its settings say of pods."""
+    """Where cgroups are on this node, and how pods are parsed."""
 
-    door: PodParsingContext
+    parsing: PodParsingContext
     exists: CgroupExists
-    """Whether there is a cgroup at a path."""
+    """Returns whether a cgroup exists."""
     cgroup_root: str = "/"
 
 
 def join_pods(
     listing: KubeletPodList, runtime: RuntimeContainers | None, previous: Mapping[str, PodEntry], node: PodJoinContext
 ) -> NodePods:
-    """The node's pods. `looked` is None where no runtime tells: then the pods' statuses say what runs."""
+    """Return the node's pods. `runtime` is None without a runtime: then the pods' statuses say what runs."""
     entries: dict[str, PodEntry] = {}
-    homeless: set[str] = set()
+    without_cgroup: set[str] = set()
     problems: list[str] = []
-    inside = sorted(listing.items.items(), key=lambda each: each[1].pod.metadata.deleted_at is not None)
-    listed = {uid: (item.digest, item.pod) for uid, item in inside}
-    left = {uid: (entry.digest, entry.kube) for uid, entry in previous.items() if uid not in listed}
-    for uid, (digest, kube) in (listed | left).items():
-        known = previous.get(uid)
-        cgroups, lost = _running_cgroups(kube, runtime, known.cgroups if known is not None else {}, node)
-        homeless |= lost
-        if not cgroups and (uid in left or kube.over or kube.metadata.deleted_at):
+    by_deletion = sorted(listing.items.items(), key=lambda each: each[1].pod.metadata.deleted_at is not None)
+    listed = {uid: (item.digest, item.pod) for uid, item in by_deletion}
+    unlisted_before = {uid: (entry.digest, entry.kube) for uid, entry in previous.items() if uid not in listed}
+    for uid, (digest, kube) in (listed | unlisted_before).items():
+        previous_entry = previous.get(uid)
+        cgroups, missing = _running_cgroups(
+            kube, runtime, previous_entry.cgroups if previous_entry is not None else {}, node
+        )
+        without_cgroup |= missing
+        if not cgroups and (uid in unlisted_before or kube.ended or kube.metadata.deleted_at):
             continue
-        if known is not None and known.digest == digest and known.cgroups == cgroups:
-            entries[uid] = known
+        if previous_entry is not None and previous_entry.digest == digest and previous_entry.cgroups == cgroups:
+            entries[uid] = previous_entry
             continue
         try:
-            entries[uid] = PodEntry(digest, cgroups, kube, pod_from_kubelet(kube, cgroups, node.door))
+            entries[uid] = PodEntry(digest, cgroups, kube, pod_from_kubelet(kube, cgroups, node.parsing))
         except PodFieldError as error:
             problems.append(f"{kube.metadata.namespace}/{kube.metadata.name}: {error}")
     running = runtime.pods() if runtime is not None else {}
     unlisted = {uid: pod for uid, pod in running.items() if uid not in listed and uid not in entries}
     return NodePods(
-        entries=entries, unlisted_pods=unlisted, containers_without_cgroup=frozenset(homeless), problems=tuple(problems)
+        entries=entries,
+        unlisted_pods=unlisted,
+        containers_without_cgroup=frozenset(without_cgroup),
+        problems=tuple(problems),
     )
 
 
 def pod_from_kubelet(kube: KubeletPod, cgroups: Mapping[str, str], context: PodParsingContext) -> Pod:
-    """The pod as everybody else knows it, with the containers that have a cgroup. What of its labels and annotations cannot be
-    is among its problems: it is a pod all the same. Raises FieldError for a pod that has a name which cannot be one."""
+    """Return the pod with the containers that have a cgroup, and invalid labels and annotations among its problems.
+
+    Raises PodFieldError for a pod with an invalid name.
+    """
     metadata, spec = kube.metadata, kube.spec
     listed, problems = _pod_containers(kube, cgroups)
-    together = _read_resources(spec.resources, (CPU, MEMORY), "resources", problems)
+    pod_resources = _read_resources(spec.resources, (CPU, MEMORY), "resources", problems)
     raw = RawPod(
         name=metadata.name,
         containers=[],
@@ -367,22 +392,22 @@ def pod_from_kubelet(kube: KubeletPod, cgroups: Mapping[str, str], context: PodP
         priority_class=spec.priority_class_name or "",
     )
     try:
-        pod = assemble_pod(raw, listed, KUBELET_FIELD_PATHS, context, together)
+        pod = assemble_pod(raw, listed, KUBELET_FIELD_PATHS, context, pod_resources)
     except PodFieldError as error:
-        # Whoever cannot be understood is protected: as online work that says nothing of itself.
+        # Protect a pod with invalid annotations: treat it as online work without any.
         pod = assemble_pod(
-            msgspec.structs.replace(raw, labels={}, annotations={}), listed, KUBELET_FIELD_PATHS, context, together
+            msgspec.structs.replace(raw, labels={}, annotations={}), listed, KUBELET_FIELD_PATHS, context, pod_resources
         )
-        # They go on to say who may not be touched: static pods, and those that are spared by a key.
+        # Labels and annotations still mark static pods and pods that are never evicted.
         pod = msgspec.structs.replace(pod, labels=raw.labels, annotations=raw.annotations)
-        problems.append(f"{error}; until then its labels and annotations ask for nothing, and it is {pod.qos.value}")
-    # Whoever told it to end may have given it more or less than it asks for.
-    given_s = metadata.deletion_grace_s if metadata.deleted_at is not None else None
-    said_s = spec.termination_grace_period_seconds if given_s is None else given_s
+        problems.append(f"{error}; until then its labels and annotations are ignored, and it is {pod.qos.value}")
+    # The deletion's grace period overrides the pod's own.
+    deletion_grace_s = metadata.deletion_grace_s if metadata.deleted_at is not None else None
+    grace_s = spec.termination_grace_period_seconds if deletion_grace_s is None else deletion_grace_s
     return msgspec.structs.replace(
         pod,
         uid=kube.uid,
-        grace_s=None if said_s is None else float(max(said_s, 0)),
+        grace_s=None if grace_s is None else float(max(grace_s, 0)),
         terminating=metadata.deleted_at is not None,
         address=scrape_address(kube.status.pod_ip, host_network=bool(spec.host_network)),
         problems=(*problems, *pod.problems),
@@ -390,67 +415,68 @@ def pod_from_kubelet(kube: KubeletPod, cgroups: Mapping[str, str], context: PodP
 
 
 def _pod_containers(kube: KubeletPod, cgroups: Mapping[str, str]) -> tuple[list[PodContainer], list[str]]:
-    """Containers that stay, whether they run or not, and of those that do not (init, ephemeral) the ones that run now."""
+    """Return regular containers and sidecars, and init and ephemeral containers that run now; and problems."""
     problems: list[str] = []
-    found = [_pod_container(each, cgroups, problems) for each in kube.spec.containers]
+    containers = [_pod_container(each, cgroups, problems) for each in kube.spec.containers]
     for each in (*(kube.spec.init_containers or ()), *(kube.spec.ephemeral_containers or ())):
-        passes = each.restart_policy != SIDECAR_POLICY
-        if not passes or each.name in cgroups:
-            found.append(_pod_container(each, cgroups, problems)._replace(init=True, is_transient=passes))
-    return found, problems
+        is_transient = each.restart_policy != SIDECAR_POLICY
+        if not is_transient or each.name in cgroups:
+            containers.append(_pod_container(each, cgroups, problems)._replace(init=True, is_transient=is_transient))
+    return containers, problems
 
 
-def _pod_container(spec: KubeletContainerSpec, cgroups: Mapping[str, str], problems: list[str]) -> PodContainer:
+def _pod_container(spec: KubernetesContainer, cgroups: Mapping[str, str], problems: list[str]) -> PodContainer:
     ask = _read_resources(spec.resources, KNOWN_RESOURCES, f"container {spec.name}: resources", problems)
     return PodContainer(spec.name, cgroups.get(spec.name, ""), ask, init=False)
 
 
 def _read_resources(
-    listed: KubeletResources | None, known: Collection[str], path: str, problems: list[str]
+    listed: KubernetesResources | None, known_resources: Collection[str], path: str, problems: list[str]
 ) -> ResourceRequirements:
-    amounts = listed or KubeletResources()
-    requests = {name: value for name, value in (amounts.requests or {}).items() if name in known}
-    # Kubernetes takes a limit of nothing for none.
+    amounts = listed or KubernetesResources()
+    requests = {name: value for name, value in (amounts.requests or {}).items() if name in known_resources}
+    # Kubernetes treats a limit of 0 as no limit.
     limits = {
         name: value
         for name, value in (amounts.limits or {}).items()
-        if name in known and not ("/" not in name and str(value) == "0")
+        if name in known_resources and not ("/" not in name and str(value) == "0")
     }
     try:
-        return read_requirements(requests, limits, known, path)
+        return read_requirements(requests, limits, known_resources, path)
     except PodFieldError as error:
-        problems.append(f"{error}; until then it asks for nothing")
+        problems.append(f"{error}; until then its requests are ignored")
         return ResourceRequirements()
 
 
 def _running_cgroups(
-    kube: KubeletPod, looked: RuntimeContainers | None, known: Mapping[str, str], node: PodJoinContext
+    kube: KubeletPod, runtime: RuntimeContainers | None, previous: Mapping[str, str], node: PodJoinContext
 ) -> tuple[dict[str, str], set[str]]:
-    """Cgroups of the pod's containers that run, by name, and which of those were not found; `known` has those of before."""
+    """Return the cgroups of running containers by name, and the containers without one. `previous` are the
+    cgroups of the last call."""
     uid, spec = kube.uid, kube.spec
-    told, running = {}, kube.running()
+    reported, running = {}, kube.running()
     cgroups: dict[str, str] = {}
-    if looked is None:
-        # Statuses may be late, and nobody else tells: what was known and is still there goes on.
-        cgroups = {name: path for name, path in known.items() if node.exists(path)}
+    if runtime is None:
+        # Statuses may lag, and there is no other source: keep known cgroups that still exist.
+        cgroups = {name: path for name, path in previous.items() if node.exists(path)}
     else:
         kinds = (spec.containers, spec.init_containers or (), spec.ephemeral_containers or ())
-        ours = {
-            each.name: one
+        containers = {
+            each.name: container
             for kind in kinds
             for each in kind
-            if (one := looked.running.get((uid, each.name))) is not None
+            if (container := runtime.running.get((uid, each.name))) is not None
         }
-        told = {name: one.cgroup for name, one in ours.items()}
-        running = {name: one.id for name, one in ours.items()}
-    home = PodCgroupIdentity(uid, qos_class(kube), node.cgroup_root)
-    lost: set[str] = set()
+        reported = {name: container.cgroup for name, container in containers.items()}
+        running = {name: container.id for name, container in containers.items()}
+    identity = PodCgroupIdentity(uid, qos_class(kube), node.cgroup_root)
+    missing: set[str] = set()
     for name, container_id in running.items():
-        before = known.get(name, "")
-        # Where it was is where it is: to try every spelling each second costs more than all the rest.
-        likely = told.get(name) or (before if container_id.rpartition("/")[2] in before else "")
-        if path := find_container_cgroup(home, container_id, likely, node.exists):
+        previous_path = previous.get(name, "")
+        # Try the previous path first: trying every spelling each second costs more than all the rest.
+        expected = reported.get(name) or (previous_path if container_id.rpartition("/")[2] in previous_path else "")
+        if path := find_container_cgroup(identity, container_id, expected, node.exists):
             cgroups[name] = path
         else:
-            lost.add(f"{kube.metadata.namespace}/{kube.metadata.name}/{name}")
-    return cgroups, lost
+            missing.add(f"{kube.metadata.namespace}/{kube.metadata.name}/{name}")
+    return cgroups, missing

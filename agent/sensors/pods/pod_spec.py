@@ -1,8 +1,6 @@
-"""Converts one pod, from the pods file or a Kubernetes manifest, into the Pod of the api package. Pure.
-Interprets Katalyst's labels and annotations, those that the cluster maps to them, and Koordinator's. Of Kubernetes
-objects only the fields that are read have to be valid; `cgroup.dioptase.io/CONTAINER` names each container's
-cgroup.
-"""
+"""Converts one pod, from the pods file or a Kubernetes manifest, into the Pod of the api package. Pure. Interprets
+Katalyst's labels and annotations, those that the cluster maps to them, and Koordinator's. Of Kubernetes objects only
+the fields that are read have to be valid; `cgroup.dioptase.io/CONTAINER` names each container's cgroup."""
 
 from __future__ import annotations
 
@@ -39,9 +37,9 @@ MAX_PATH_BYTES = 4095
 LOOPBACK = "127.0.0.1"
 KNOWN_RESOURCES = (*CONTAINER_RESOURCES, *koordinator_labels.KOORDINATOR_RESOURCES)
 SIDECAR_POLICY = "Always"
-"""restartPolicy of an init container that goes on beside the others."""
+"""The restartPolicy of a sidecar, an init container that keeps running (KEP-753)."""
 PRIORITY_CLASSES = {"system-node-critical": 2_000_001_000, "system-cluster-critical": 2_000_000_000}
-"""Those that every cluster has; others are known to the cluster alone."""
+"""Priority classes of every cluster (pkg/apis/scheduling); others are known to the API server only."""
 _NO_RESOURCES = ResourceRequirements()
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII)
 
@@ -70,49 +68,53 @@ class RawPod(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PodFieldPaths(NamedTuple):
-    """Where a pod stands in its file: `pods[0]` for both, or `items[0].metadata` and `items[0].spec`."""
+    """Paths of a pod in its file: `pods[0]` for both, or `items[0].metadata` and `items[0].spec`."""
 
     metadata: str
     spec: str
 
 
 class PodParsingContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of this cluster and node when pods come in."""
+    """What the node and its settings contribute to the parsing of pods."""
 
     dialect: AnnotationMapping = AnnotationMapping()
     numa_nodes: Collection[int] | None = None
-    """None where it is not known."""
+    """None if unknown."""
 
 
 class PodContainer(NamedTuple):
-    """One container of a pod, the quantities that it asks for understood."""
+    """One container of a pod with its parsed quantities."""
 
     name: str
     cgroup: str
-    """Empty where it has none now: then it is one that waits."""
+    """Empty without a cgroup: the container is waiting."""
     ask: ResourceRequirements
     init: bool
-    """Not among the pod's `containers`: an init container, or one that was added to look around (ephemeral)."""
+    """Whether it is not among the pod's `containers`: an init or an ephemeral container."""
     is_transient: bool = False
-    """It runs before the others or beside them for a while: what the pod asks for as a whole is not for it."""
+    """Whether it runs only for a while; it has no part in pod-level requests."""
 
 
 def scrape_address(ip: str | None, *, host_network: bool) -> str | None:
-    """Where a pod is asked about itself. Loopback only where it is the pod's own too: another would have the agent, which is in
-    the node's network, ask services of the node in its name."""
+    """Return the address to scrape a pod at, or None.
+
+    Loopback is used only for pods in the node's network: for another pod the agent would send requests to services of
+    the node.
+    """
     if host_network:
         return LOOPBACK
     try:
-        found = ip_address(ip or "")
+        address = ip_address(ip or "")
     except ValueError:
         return None
-    found = getattr(found, "ipv4_mapped", None) or found
-    nobodys = found.is_loopback or found.is_link_local or found.is_unspecified or found.is_multicast
-    return None if nobodys else str(found)
+    address = getattr(address, "ipv4_mapped", None) or address
+    unusable = address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast
+    return None if unusable else str(address)
 
 
 def pod_from_spec(raw: RawPod, place: PodFieldPaths, context: PodParsingContext) -> Pod:
-    """The pod, with what it says and cannot have as its `problems`. Raises FieldError for what cannot hold at all."""
+    """Return the pod, with invalid labels and annotations among its `problems`. Raises PodFieldError for an invalid
+    field."""
     return assemble_pod(raw, _spec_containers(raw, place), place, context)
 
 
@@ -123,153 +125,169 @@ def assemble_pod(
     context: PodParsingContext,
     pod_resources: ResourceRequirements = _NO_RESOURCES,
 ) -> Pod:
-    """The same of a pod whose containers are known: `listed` instead of those that `raw` has, one of them at least; and what
-    the pod asks for as a whole."""
+    """Return the pod of `raw` with the containers `listed`, at least one, and the pod-level resources."""
     namespace = _check_name(raw.namespace, f"{place.metadata}.namespace")
     name = _check_name(raw.name, f"{place.metadata}.name")
     labels = _check_texts(raw.labels, f"{place.metadata}.labels")
     annotations = _check_texts(raw.annotations, f"{place.metadata}.annotations")
-    said = koordinator_labels.KoordinatorPodInput(
+    koordinator_input = koordinator_labels.KoordinatorPodInput(
         labels=labels,
         annotations=annotations,
         priority=raw.priority,
         priority_class=raw.priority_class,
-        asks={one.name: one.ask for one in listed},
+        asks={container.name: container.ask for container in listed},
     )
     try:
         stated = explicit_qos_level(annotations, context.dialect.selectors)
-        spoken = koordinator_labels.translate_koordinator_pod(said, stated)
+        translation = koordinator_labels.translate_koordinator_pod(koordinator_input, stated)
     except ValueError as error:
         kind, _, reason = str(error).partition(" ")
         raise PodFieldError(f"{place.metadata}.{kind}s", reason) from None
-    qos = stated or spoken.level or QoSLevel.SHARED
-    dialect = msgspec.structs.replace(context.dialect, defaults={**context.dialect.defaults, **spoken.words})
-    enhanced, problems = parse_enhancements(annotations, qos, dialect, context.numa_nodes)
-    nodes, unbound = parse_numa_bind_result(annotations, dialect)
-    known, others = _build_containers(listed, qos, spoken, annotations, pod_resources)
-    profile, unread = _read_profile(annotations)
-    priority, nameless = _resolve_priority(raw, spoken)
+    qos = stated or translation.level or QoSLevel.SHARED
+    dialect = msgspec.structs.replace(context.dialect, defaults={**context.dialect.defaults, **translation.words})
+    enhancements, problems = parse_enhancements(annotations, qos, dialect, context.numa_nodes)
+    nodes, bind_problems = parse_numa_bind_result(annotations, dialect)
+    containers, container_problems = _build_containers(listed, qos, translation, annotations, pod_resources)
+    profile, profile_problems = _read_profile(annotations)
+    priority, priority_problems = _resolve_priority(raw, translation)
     return Pod(
         uid=f"{namespace}/{name}",
         namespace=namespace,
         name=name,
         qos=qos,
-        containers=tuple(one for one in known if one.cgroup),
-        waiting=tuple(one for one in known if not one.cgroup),
+        containers=tuple(container for container in containers if container.cgroup),
+        waiting=tuple(container for container in containers if not container.cgroup),
         annotations=annotations,
         labels=labels,
         priority=priority,
-        enhancements=enhanced,
-        bound_numa=nodes or spoken.bound_numa,
+        enhancements=enhancements,
+        bound_numa=nodes or translation.bound_numa,
         profile=profile,
-        problems=(*problems, *unbound, *nameless, *spoken.problems, *others, *unread),
+        problems=(
+            *problems,
+            *bind_problems,
+            *priority_problems,
+            *translation.problems,
+            *container_problems,
+            *profile_problems,
+        ),
     )
 
 
 def _spec_containers(raw: RawPod, place: PodFieldPaths) -> list[PodContainer]:
-    """The pod's containers, those of the init containers that stay last."""
+    """Return the pod's containers, sidecars last."""
     if not raw.containers:
         raise PodFieldError(f"{place.spec}.containers", "is empty; list at least one with its cgroup")
-    alone = len(raw.containers) + len(raw.init_containers) == 1
-    found = []
+    is_only_one = len(raw.containers) + len(raw.init_containers) == 1
+    parsed = []
     for kind, containers in (("containers", raw.containers), ("initContainers", raw.init_containers)):
         for index, container in enumerate(containers):
-            where = f"{place.spec}.{kind}[{index}]"
-            name = container.name if container.name is not None else (raw.name if alone else None)
+            path = f"{place.spec}.{kind}[{index}]"
+            name = container.name if container.name is not None else (raw.name if is_only_one else None)
             if name is None:
-                raise PodFieldError(f"{where}.name", "is missing; a pod of several containers names each")
+                raise PodFieldError(f"{path}.name", "is missing; a pod of several containers names each")
             init = kind == "initContainers"
             if (container.restart_policy == SIDECAR_POLICY) is not init and (
                 init or container.restart_policy is not None
             ):
                 raise PodFieldError(
-                    f"{where}.restartPolicy",
-                    f"is for init containers that stay, with the value {SIDECAR_POLICY}; others end before the "
-                    "pod begins to work: leave them out",
+                    f"{path}.restartPolicy",
+                    f"is for sidecars among the init containers, with the value {SIDECAR_POLICY}; other init "
+                    "containers end before the pod starts: remove them",
                 )
             resources = container.resources
-            ask = read_requirements(resources.requests, resources.limits, KNOWN_RESOURCES, f"{where}.resources")
-            path = _check_cgroup_path(container.cgroup, f"{where}.cgroup")
-            found.append(PodContainer(_check_name(name, f"{where}.name"), path, ask, init))
-    return found
+            ask = read_requirements(resources.requests, resources.limits, KNOWN_RESOURCES, f"{path}.resources")
+            path = _check_cgroup_path(container.cgroup, f"{path}.cgroup")
+            parsed.append(PodContainer(_check_name(name, f"{path}.name"), path, ask, init))
+    return parsed
 
 
 def _build_containers(
     listed: Sequence[PodContainer],
     qos: QoSLevel,
-    spoken: koordinator_labels.KoordinatorTranslation,
+    translation: koordinator_labels.KoordinatorTranslation,
     annotations: Mapping[str, str],
-    together: ResourceRequirements,
+    pod_resources: ResourceRequirements,
 ) -> tuple[tuple[Container, ...], tuple[str, ...]]:
-    """All but one are sidecars: the main container is the one that the annotation names, else the first."""
+    """Return the containers, all but one as sidecars: the main container is the annotation's, else the first."""
     problems: list[str] = []
     main = annotations.get(MAIN_CONTAINER_KEY, listed[0].name)
-    if main not in [one.name for one in listed if not one.init]:
+    if main not in [container.name for container in listed if not container.init]:
         problems.append(f"annotation {MAIN_CONTAINER_KEY}: there is no container {main!r:.80}; name one of the pod's; "
                         f"until then it is {listed[0].name}")  # fmt: skip
         main = listed[0].name
-    found = []
-    for name, cgroup, ask, init, _passes in _distribute_pod_resources(listed, main, together):
-        own, wrong = koordinator_labels.translate_koordinator_resources(ask, spoken.extended.get(name), qos)
-        problems += [f"container {name}: {problem}" for problem in wrong]
-        found.append(Container(name=name, cgroup=cgroup, sidecar=init or name != main, **container_fields(own)))
-    return tuple(found), tuple(problems)
+    built = []
+    for name, cgroup, ask, init, _passes in _distribute_pod_resources(listed, main, pod_resources):
+        requirements, container_problems = koordinator_labels.translate_koordinator_resources(
+            ask, translation.extended.get(name), qos
+        )
+        problems += [f"container {name}: {problem}" for problem in container_problems]
+        built.append(
+            Container(name=name, cgroup=cgroup, sidecar=init or name != main, **container_fields(requirements))
+        )
+    return tuple(built), tuple(problems)
 
 
 def _distribute_pod_resources(
-    listed: Sequence[PodContainer], main: str, together: ResourceRequirements
+    listed: Sequence[PodContainer], main: str, pod_resources: ResourceRequirements
 ) -> Iterator[PodContainer]:
-    """Who asks for which part of what the pod asks for as a whole: the others for their own, the main container for all the
-    rest. Limits of a whole pod are in its own cgroup, and nobody's of its containers."""
-    requests = {**together.limits, **together.requests}
-    rest = {
+    """Split pod-level requests: other containers get their own, the main container the rest (KEP-2837).
+
+    Pod-level limits are in the pod's own cgroup, not in those of its containers.
+    """
+    requests = {**pod_resources.limits, **pod_resources.requests}
+    remainder = {
         resource: max(
-            asked - sum(_effective_request(one, resource) for one in listed if not one.is_transient), Decimal(0)
+            request
+            - sum(_effective_request(container, resource) for container in listed if not container.is_transient),
+            Decimal(0),
         )
-        for resource, asked in requests.items()
+        for resource, request in requests.items()
     }
-    for one in listed:
-        if one.is_transient or not rest:
-            yield one
+    for container in listed:
+        if container.is_transient or not remainder:
+            yield container
             continue
-        own = {
-            resource: _effective_request(one, resource) + (rest[resource] if one.name == main else 0)
-            for resource in rest
+        requests_by_resource = {
+            resource: _effective_request(container, resource) + (remainder[resource] if container.name == main else 0)
+            for resource in remainder
         }
-        yield one._replace(ask=ResourceRequirements({**one.ask.requests, **own}, one.ask.limits))
+        yield container._replace(
+            ask=ResourceRequirements({**container.ask.requests, **requests_by_resource}, container.ask.limits)
+        )
 
 
-def _effective_request(one: PodContainer, resource: str) -> Decimal:
-    """Kubernetes takes a limit alone for a request too."""
-    return one.ask.requests.get(resource, one.ask.limits.get(resource, Decimal(0)))
+def _effective_request(container: PodContainer, resource: str) -> Decimal:
+    """Return the request; Kubernetes treats a limit alone as a request too."""
+    return container.ask.requests.get(resource, container.ask.limits.get(resource, Decimal(0)))
 
 
 def _read_profile(annotations: Mapping[str, str]) -> tuple[ServiceProfile, tuple[str, ...]]:
-    """The pod's service profile; settings of offloading that cannot hold are left out."""
+    """Return the pod's service profile without invalid offloading settings, and problems."""
     profile, problems = parse_service_profile(annotations)
     try:
         msgspec.convert(profile.memory_offloading, OffloadingLayerConfig)
     except msgspec.ValidationError as error:
         profile = msgspec.structs.replace(profile, memory_offloading={})
-        problems = (f"annotation {PROFILE_KEY}: memoryOffloading: {error}; until then it is as without",)
+        problems = (f"annotation {PROFILE_KEY}: memoryOffloading: {error}; until then it is ignored",)
     return profile, problems
 
 
-def _resolve_priority(raw: RawPod, spoken: koordinator_labels.KoordinatorTranslation) -> tuple[int, tuple[str, ...]]:
-    name, number = raw.priority_class, raw.priority if raw.priority is not None else spoken.priority
+def _resolve_priority(
+    raw: RawPod, translation: koordinator_labels.KoordinatorTranslation
+) -> tuple[int, tuple[str, ...]]:
+    name, number = raw.priority_class, raw.priority if raw.priority is not None else translation.priority
     if number is not None:
         return number, ()
     if name and name not in PRIORITY_CLASSES:
-        return 0, (
-            f"priorityClassName: {name!r:.80} is a number in the cluster alone; write priority too, it is 0 here",
-        )
+        return 0, (f"priorityClassName: {name!r:.80} is known to the cluster only; set priority too, it is 0 here",)
     return PRIORITY_CLASSES.get(name, 0), ()
 
 
 def _check_name(name: str, where: str) -> str:
     if len(name) > MAX_NAME_CHARS or not _NAME.fullmatch(name):
         raise PodFieldError(
-            where, f"{name[:80]!r} is no name; use letters, digits, '-', '.' and '_', at most {MAX_NAME_CHARS}"
+            where, f"{name[:80]!r} is not a name; use letters, digits, '-', '.' and '_', at most {MAX_NAME_CHARS}"
         )
     return name
 
@@ -308,20 +326,24 @@ class _Metadata(msgspec.Struct, frozen=True):
     uid: str = ""
 
 
-class _Resources(msgspec.Struct, frozen=True):
-    requests: dict[str, Any] | None = None
-    limits: dict[str, Any] | None = None
+class KubernetesResources(msgspec.Struct, frozen=True):
+    """The `resources` of a container or pod in Kubernetes objects."""
+
+    requests: dict[str, str | int | float] | None = None
+    limits: dict[str, str | int | float] | None = None
 
 
-class _Container(msgspec.Struct, frozen=True):
+class KubernetesContainer(msgspec.Struct, frozen=True, rename="camel"):
+    """A container in the `spec` of a Kubernetes pod."""
+
     name: str
-    resources: _Resources | None = None
-    restart_policy: str | None = field(name="restartPolicy", default=None)
+    resources: KubernetesResources | None = None
+    restart_policy: str | None = None
 
 
 class _Spec(msgspec.Struct, frozen=True):
-    containers: list[_Container]
-    init_containers: list[_Container] | None = field(name="initContainers", default=None)
+    containers: list[KubernetesContainer]
+    init_containers: list[KubernetesContainer] | None = field(name="initContainers", default=None)
     priority: int | None = None
     priority_class: str | None = field(name="priorityClassName", default=None)
     host_network: bool | None = field(name="hostNetwork", default=None)
@@ -348,36 +370,37 @@ class ManifestPod(msgspec.Struct, frozen=True):
 
 
 def is_manifest(document: object) -> bool:
-    """Whether this is one of Kubernetes' objects rather than our own file."""
+    """Return whether the document is a Kubernetes object rather than a pods file."""
     return isinstance(document, dict) and "kind" in document
 
 
 def read_manifest(document: Mapping[str, Any]) -> list[ManifestPod]:
-    """The pods that have not ended. Raises FieldError, or msgspec.ValidationError with the path inside of `document`."""
+    """Return the pods that have not ended. Raises PodFieldError, or msgspec.ValidationError with the path in
+    `document`."""
     if document["kind"] not in LIST_KINDS:
         return _read_item(document, "")
     items = document.get("items")
     if not isinstance(items, list):
-        raise PodFieldError("items", "is no list; write `items: []` where there are no pods")
-    return [found for index, item in enumerate(items) for found in _read_item(item, f"items[{index}].")]
+        raise PodFieldError("items", "is not a list; write `items: []` without pods")
+    return [pod for index, item in enumerate(items) for pod in _read_item(item, f"items[{index}].")]
 
 
 def _read_item(item: object, prefix: str) -> list[ManifestPod]:
     kind = item.get("kind", "Pod") if isinstance(item, dict) else type(item).__name__
     if kind != "Pod":
-        raise PodFieldError(f"{prefix}kind", f"{kind!r:.80} is no Pod; leave Pods only")
+        raise PodFieldError(f"{prefix}kind", f"{kind!r:.80} is not a Pod; remove it")
     try:
         pod = msgspec.convert(item, _Pod)
     except msgspec.ValidationError as error:
-        # As if it had been converted together with what holds it.
+        # Report the path from the document's root.
         reason, _, path = str(error).partition(" - at `$.")
-        field_of = f"{prefix}{path.rstrip('`')}".rstrip(".")
-        raise msgspec.ValidationError(f"{reason} - at `$.{field_of}`" if field_of else reason) from None
+        full_path = f"{prefix}{path.rstrip('`')}".rstrip(".")
+        raise msgspec.ValidationError(f"{reason} - at `$.{full_path}`" if full_path else reason) from None
     if pod.status is not None and pod.status.phase in TERMINAL_PHASES:
         return []
     place = PodFieldPaths(f"{prefix}metadata", f"{prefix}spec")
     annotations = pod.metadata.annotations or {}
-    staying = [each for each in pod.spec.init_containers or () if each.restart_policy == SIDECAR_POLICY]
+    sidecars = [each for each in pod.spec.init_containers or () if each.restart_policy == SIDECAR_POLICY]
     raw = RawPod(
         name=pod.metadata.name,
         namespace=pod.metadata.namespace,
@@ -386,27 +409,29 @@ def _read_item(item: object, prefix: str) -> list[ManifestPod]:
         priority=pod.spec.priority,
         priority_class=pod.spec.priority_class or "",
         containers=[_manifest_container(each, annotations, place) for each in pod.spec.containers],
-        init_containers=[_manifest_container(each, annotations, place) for each in staying],
+        init_containers=[_manifest_container(each, annotations, place) for each in sidecars],
     )
     ip = pod.status.pod_ip if pod.status is not None else None
-    # One without is somebody's own writing, for what runs on the node without a network of its own.
+    # A manifest without an address was written by hand, for processes in the node's network.
     address = scrape_address(ip, host_network=not ip or bool(pod.spec.host_network))
     return [ManifestPod(raw, place, pod.metadata.uid, address)]
 
 
-def _manifest_container(container: _Container, annotations: Mapping[str, Any], place: PodFieldPaths) -> RawContainer:
+def _manifest_container(
+    container: KubernetesContainer, annotations: Mapping[str, Any], place: PodFieldPaths
+) -> RawContainer:
     key = f"{CGROUP_PREFIX}{container.name}"
     cgroup = annotations.get(key)
     if not isinstance(cgroup, str):
         raise PodFieldError(
             f"{place.metadata}.annotations[{key!r:.80}]",
-            "is missing; write the path of that container's cgroup there, below the cgroup root, like /kubepods/web",
+            "is missing; set it to the path of that container's cgroup below the cgroup root, like /kubepods/web",
         )
-    listed = container.resources or _Resources()
+    listed = container.resources or KubernetesResources()
     requests, limits = (
         {name: value for name, value in (entries or {}).items() if name in KNOWN_RESOURCES}
         for entries in (listed.requests, listed.limits)
     )
-    # Of containers that are no init containers Kubernetes has further policies, which change nothing here.
+    # Other restart policies of regular containers change nothing here.
     policy = container.restart_policy if container.restart_policy == SIDECAR_POLICY else None
     return RawContainer(cgroup, container.name, RawResources(requests, limits), policy)

@@ -13,57 +13,60 @@ from api.quantity import convert_quantity
 
 CPU, MEMORY = "cpu", "memory"
 CONTAINER_RESOURCES = (CPU, MEMORY, RECLAIMED_CPU, RECLAIMED_MEMORY, NET_BANDWIDTH)
-"""Resources that have a place in api.pod.Container."""
+"""Resources with a field in api.pod.Container."""
 MILLI = 1000
 
 
 class PodFieldError(ValueError):
-    """`field: reason; remedy`."""
+    """An invalid field; the text is `field: reason; remedy`."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")
         self._parts = field, reason
 
     def of(self, pod: str) -> PodFieldError:
-        """The same, with the name of the pod that it is about."""
+        """Return the same error with the pod's name."""
         field, reason = self._parts
         return PodFieldError(field, f"{reason} (pod {pod!r:.80})")
 
 
 class ResourceRequirements(NamedTuple):
-    """What one container asks for, by resource name: in Kubernetes' units."""
+    """Requests and limits of one container by resource name, in Kubernetes' units."""
 
     requests: Mapping[str, Decimal] = {}
     limits: Mapping[str, Decimal] = {}
 
 
 def read_requirements(
-    requests: Mapping[str, Any], limits: Mapping[str, Any], known: Collection[str], path: str
+    requests: Mapping[str, Any], limits: Mapping[str, Any], known_resources: Collection[str], path: str
 ) -> ResourceRequirements:
-    """The quantities of both lists; `path` is that of the field that holds them.
+    """Return the quantities of both lists; `path` is the field that holds them.
 
-    Raises FieldError for a name that is not `known`, and for what Kubernetes would refuse: a request above its limit, a
-    limit of nothing, and for resources that are not its own (`domain/name`) a fraction, or another request than limit.
+    Raises PodFieldError for an unknown name and for what Kubernetes rejects: a request above its limit, a limit of 0,
+    and for extended resources (`domain/name`) a fraction, or a request that differs from the limit.
     """
-    ask = ResourceRequirements(
-        _quantities(requests, known, f"{path}.requests"), _quantities(limits, known, f"{path}.limits")
+    requirements = ResourceRequirements(
+        _quantities(requests, known_resources, f"{path}.requests"),
+        _quantities(limits, known_resources, f"{path}.limits"),
     )
-    for name, limit in ask.limits.items():
+    for name, limit in requirements.limits.items():
         field = f"{path}.limits.{name}"
         if limit == 0 and "/" not in name:
-            raise PodFieldError(field, "is 0, which nothing can run with; leave it out for no limit")
-    for name in ask.requests.keys() & ask.limits.keys():
-        request, limit, field = ask.requests[name], ask.limits[name], f"{path}.requests.{name}"
+            raise PodFieldError(field, "is 0; remove it for no limit, or raise it")
+    for name in requirements.requests.keys() & requirements.limits.keys():
+        request, limit, field = requirements.requests[name], requirements.limits[name], f"{path}.requests.{name}"
         if "/" in name and request != limit:
-            raise PodFieldError(field, f"{request} is not the limit, {limit}; write the same, or one of them only")
+            raise PodFieldError(
+                field, f"{request} differs from the limit {limit}; set both to the same, or one of them"
+            )
         if request > limit:
             raise PodFieldError(field, f"{request} is more than the limit {limit}; raise the limit")
-    return ask
+    return requirements
 
 
-def container_fields(ask: ResourceRequirements) -> dict[str, Any]:
-    """The fields of api.pod.Container that say what it asks for. A reclaimed limit alone is a request too."""
-    requests, limits = ask
+def container_fields(requirements: ResourceRequirements) -> dict[str, Any]:
+    """Return the resource fields of api.pod.Container. A reclaimed limit alone is a request too."""
+    requests, limits = requirements
     millicpu = requests.get(RECLAIMED_CPU, limits.get(RECLAIMED_CPU))
     return {
         "cpu_request_cores": _cores_or_none(requests.get(CPU)),
@@ -80,18 +83,20 @@ def is_whole(quantity: Decimal) -> bool:
     return quantity == quantity.to_integral_value()
 
 
-def _quantities(listed: Mapping[str, Any], known: Collection[str], path: str) -> dict[str, Decimal]:
-    found = {}
+def _quantities(listed: Mapping[str, Any], known_resources: Collection[str], path: str) -> dict[str, Decimal]:
+    quantities = {}
     for name, value in listed.items():
-        if name not in known:
-            raise PodFieldError(path, f"object contains unknown field `{name[:80]}`; choose from {', '.join(known)}")
+        if name not in known_resources:
+            raise PodFieldError(
+                path, f"object contains unknown field `{name[:80]}`; choose from {', '.join(known_resources)}"
+            )
         if value is None:
             continue
-        found[name] = _quantity(value, f"{path}.{name}")
-        if "/" in name and not is_whole(found[name]):
+        quantities[name] = _quantity(value, f"{path}.{name}")
+        if "/" in name and not is_whole(quantities[name]):
             unit = "Mbit/s" if name == NET_BANDWIDTH else "thousandths of a CPU" if name.endswith("cpu") else "bytes"
-            raise PodFieldError(f"{path}.{name}", f"{value!r:.80} is no whole number of {unit}; write one")
-    return found
+            raise PodFieldError(f"{path}.{name}", f"{value!r:.80} is not a whole number of {unit}; write one")
+    return quantities
 
 
 def _quantity(value: Any, field: str) -> Decimal:

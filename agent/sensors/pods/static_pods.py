@@ -1,7 +1,5 @@
-"""Reads pods from a YAML file and rereads it when it changes.
-At start an invalid file is refused with file, field and remedy; later the last valid pods stay in force and the
-error is reported with every snapshot.
-"""
+"""Reads pods from a YAML file and rereads it when it changes. At start an invalid file is rejected with file, field and
+remedy; later the last valid pods stay in force and the error is reported with every snapshot."""
 
 from __future__ import annotations
 
@@ -29,14 +27,15 @@ from common.files import read_small_file
 from common.yaml_guard import MAX_DOCUMENT_BYTES, YamlDocumentError, check_yaml
 
 MTIME_SETTLE_NS = 100_000_000
-"""A file that was written so short a time before it was read is read again: its time stamp may not tell of a next write."""
+"""A file that was written within this time before a read is read again: its timestamp may not change at the next write.
+"""
 _DEFAULT_CONTEXT = PodParsingContext()
 _FIELD_IN_ERROR = re.compile(r" - at `(?:key in )?\$\.?(?P<field>[^`]*)`$")
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>\w+)`")
 
 
 class PodsError(ValueError):
-    """The file cannot hold; the message names file, field and remedy."""
+    """An invalid pods file; the message names file, field and remedy."""
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,23 +43,23 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StaticPods:
-    """A PodSource (api.interfaces) over one file. Raises PodsError when made from a file that cannot hold."""
+    """A PodSource (api.interfaces) over one file. The constructor raises PodsError for an invalid file."""
 
     def __init__(self, path: Path, context: PodParsingContext = _DEFAULT_CONTEXT) -> None:
-        self._path, self._door = path, context
+        self._path, self._context = path, context
         self._signature: tuple[int, ...] = ()
         self._error = ""
         self._pods = self._load()
 
     def read(self) -> tuple[Pod, ...]:
-        """The file's pods. Raises Unavailable while the file cannot be read or cannot hold."""
+        """Return the file's pods. Raises Unavailable while the file is unreadable or invalid."""
         if self._changed():
             try:
                 self._pods, self._error = self._load(), ""
             except PodsError as error:
                 self._error = str(error)
         if self._error:
-            raise Unavailable(self._error, "mend the file; until then the pods that it listed before stay in force")
+            raise Unavailable(self._error, "correct the file; until then its last valid pods stay in force")
         return self._pods
 
     def _changed(self) -> bool:
@@ -68,15 +67,15 @@ class StaticPods:
 
     def _stat(self) -> tuple[int, ...]:
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except OSError:
             return ()
-        if time.time_ns() - found.st_mtime_ns < MTIME_SETTLE_NS:
+        if time.time_ns() - status.st_mtime_ns < MTIME_SETTLE_NS:
             return ()
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def _load(self) -> tuple[Pod, ...]:
-        # The signature is taken before the text: what is written in between is seen as a change.
+        # Take the signature before the text, so that a write in between counts as a change.
         self._signature = self._stat()
         try:
             content = read_small_file(self._path, MAX_DOCUMENT_BYTES)
@@ -88,20 +87,21 @@ class StaticPods:
             text = content.decode()
         except UnicodeDecodeError as error:
             raise PodsError(f"{self._path}: not UTF-8 text at byte {error.start}; is this the right file?") from None
-        return parse_pods(text, str(self._path), self._door)
+        return parse_pods(text, str(self._path), self._context)
 
 
 class NoPods:
-    """A PodSource of a node on which nobody says what is a pod: everything is watched, nothing is managed."""
+    """A PodSource without pods: everything is measured, nothing is managed."""
 
     def read(self) -> tuple[Pod, ...]:
         return ()
 
 
 def parse_pods(text: str, source: str, context: PodParsingContext = _DEFAULT_CONTEXT) -> tuple[Pod, ...]:
-    """Pods from YAML or JSON, in our own form or as Kubernetes' objects; `source` names the text in errors.
+    """Return pods from YAML or JSON, in this program's form or as Kubernetes objects; `source` names the text in
+    errors.
 
-    Raises PodsError. What does not keep a pod from being one is among its `problems`.
+    Raises PodsError. Errors that leave a usable pod are in its `problems`.
     """
     try:
         check_yaml(text)
@@ -109,7 +109,7 @@ def parse_pods(text: str, source: str, context: PodParsingContext = _DEFAULT_CON
     except YamlDocumentError as error:
         raise PodsError(f"{source}: {error}") from None
     except (msgspec.DecodeError, ValueError, OverflowError) as error:
-        # PyYAML builds dates and numbers, and lets their own errors out.
+        # PyYAML builds dates and numbers, and does not wrap their errors (yaml/constructor.py).
         raise PodsError(f"{source}: a value cannot be read: {' '.join(str(error).split())}") from None
     if document is None:
         raise PodsError(f"{source}: empty; write `pods: []` where there are none")
@@ -121,31 +121,31 @@ def parse_pods(text: str, source: str, context: PodParsingContext = _DEFAULT_CON
         raise PodsError(f"{source}: {error}") from None
 
 
-def _parse_pods_file(document: object, door: PodParsingContext) -> tuple[Pod, ...]:
+def _parse_pods_file(document: object, context: PodParsingContext) -> tuple[Pod, ...]:
     raws = msgspec.convert(document, _File).pods
-    places = [PodFieldPaths(f"pods[{index}]", f"pods[{index}]") for index in range(len(raws))]
-    # Whoever writes our own form lists what shares the node's network.
-    pods = _pods(raws, places, door)
+    paths = [PodFieldPaths(f"pods[{index}]", f"pods[{index}]") for index in range(len(raws))]
+    # This form has no address: its pods share the node's network.
+    pods = _pods(raws, paths, context)
     return tuple(msgspec.structs.replace(pod, address=LOOPBACK) for pod in pods)
 
 
-def _pods(raws: Sequence[RawPod], places: Sequence[PodFieldPaths], door: PodParsingContext) -> tuple[Pod, ...]:
+def _pods(raws: Sequence[RawPod], paths: Sequence[PodFieldPaths], context: PodParsingContext) -> tuple[Pod, ...]:
     pods = []
-    for raw, place in zip(raws, places, strict=True):
+    for raw, place in zip(raws, paths, strict=True):
         try:
-            pods.append(pod_from_spec(raw, place, door))
+            pods.append(pod_from_spec(raw, place, context))
         except PodFieldError as error:
             raise error.of(raw.name) from None
-    _check_unique(pods, places, raws)
+    _check_unique(pods, paths, raws)
     return tuple(pods)
 
 
-def _parse_manifest(document: Mapping[str, Any], door: PodParsingContext) -> tuple[Pod, ...]:
-    found = read_manifest(document)
-    pods = _pods([each.raw for each in found], [each.place for each in found], door)
+def _parse_manifest(document: Mapping[str, Any], context: PodParsingContext) -> tuple[Pod, ...]:
+    manifests = read_manifest(document)
+    pods = _pods([each.raw for each in manifests], [each.place for each in manifests], context)
     return tuple(
         msgspec.structs.replace(pod, uid=each.uid or pod.uid, address=each.address)
-        for pod, each in zip(pods, found, strict=True)
+        for pod, each in zip(pods, manifests, strict=True)
     )
 
 
@@ -168,7 +168,7 @@ def _check_unique(pods: Sequence[Pod], places: Sequence[PodFieldPaths], raws: Se
     for pod, place, raw in zip(pods, places, raws, strict=True):
         if other := keys.get(pod.key):
             raise PodFieldError(
-                f"{place.metadata}.name", f"{pod.key} is {other} already; give it another name or namespace"
+                f"{place.metadata}.name", f"{pod.key} is already {other}; give it another name or namespace"
             )
         keys[pod.key] = place.metadata
         names: set[str] = set()
@@ -182,12 +182,12 @@ def _check_unique(pods: Sequence[Pod], places: Sequence[PodFieldPaths], raws: Se
                 )
             names.add(container.name)
             if other := cgroups.get(container.cgroup):
-                raise PodFieldError(f"{field}.cgroup", f"{container.cgroup} is that of {other} already; list it once")
+                raise PodFieldError(f"{field}.cgroup", f"{container.cgroup} is already that of {other}; list it once")
             cgroups[container.cgroup] = field
     for path, field in cgroups.items():
         for ancestor in _ancestors(path):
             if other := cgroups.get(ancestor):
-                raise PodFieldError(f"{field}.cgroup", f"{path} is inside that of {other}; manage one of the two")
+                raise PodFieldError(f"{field}.cgroup", f"{path} is inside the cgroup of {other}; list one of the two")
 
 
 def _ancestors(path: str) -> Iterator[str]:

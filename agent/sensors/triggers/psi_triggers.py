@@ -1,7 +1,6 @@
-"""Arms PSI triggers of online pods: the kernel wakes the agent when a cgroup stalls, without polling.
-The kernel accepts windows of 0.5 to 10 s; without CAP_SYS_RESOURCE they must be multiples of 2 s (Linux 6.4,
-kernel/sched/psi.c). All triggers are polled through one epoll descriptor, because asyncio cannot wait for POLLPRI.
-"""
+"""Arms PSI triggers of online pods: the kernel wakes the agent when a cgroup stalls, without polling. The kernel
+accepts windows of 0.5 to 10 s; without CAP_SYS_RESOURCE they must be multiples of 2 s (Linux 6.4, kernel/sched/psi.c).
+All triggers are polled through one epoll descriptor, because asyncio cannot wait for POLLPRI."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ from pathlib import Path
 from api.interfaces import Unavailable
 
 STALL_US, WINDOW_US = 150_000, 1_000_000
-"""What the agent asks for: an online cgroup in which some task stalled for 15 % of a second starts a round."""
+"""A cycle starts when some task of an online cgroup stalled for 15 % of a second."""
 UNPRIVILEGED_STEP_US = 2_000_000
-"""Windows that any process may use are multiples of this (kernel/sched/psi.c, psi_trigger_create)."""
+"""Windows of unprivileged processes are multiples of this (kernel/sched/psi.c, psi_trigger_create)."""
 _REMEDIES = {
     errno.ENOENT: "boot with psi=1 on a kernel with CONFIG_PSI, and make the cgroup in the unified hierarchy",
-    errno.ENODEV: "the cgroup is gone: nothing to do",
+    errno.ENODEV: "the cgroup was removed: nothing to do",
     errno.EOPNOTSUPP: "boot with psi=1",
     errno.EACCES: "run the agent as root",
     errno.EPERM: "run the agent as root, or grant CAP_SYS_RESOURCE",
@@ -29,9 +28,10 @@ _REMEDIES = {
 
 
 class PsiTrigger:
-    """One trigger. The descriptor becomes readable with POLLPRI when it fires, and with POLLERR when its cgroup is gone.
+    """One trigger. The descriptor becomes readable with POLLPRI when it fires, and with POLLERR when its cgroup is
+    removed.
 
-    At most one event per window; closing the descriptor ends it.
+    At most one event per window; closing the descriptor removes the trigger.
     """
 
     def __init__(self, fd: int, path: Path, stall_us: int, window_us: int) -> None:
@@ -39,21 +39,22 @@ class PsiTrigger:
         self.path, self.stall_us, self.window_us = path, stall_us, window_us
 
     def fileno(self) -> int:
-        """The descriptor to poll; -1 once closed."""
+        """Return the descriptor to poll; -1 once closed."""
         return self._fd
 
     def close(self) -> None:
-        """Give the trigger back to the kernel. Idempotent."""
+        """Remove the trigger from the kernel. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def open_psi_trigger(path: Path, stall_us: int, window_us: int) -> PsiTrigger:
-    """Fire when tasks stalled for stall_us within window_us. `path` is a pressure file, of the node or of a cgroup.
+    """Return a trigger that fires when tasks stalled for stall_us within window_us. `path` is a pressure file of the
+    node or a cgroup.
 
-    Where the kernel refuses the window, the next multiple of two seconds is used, with the stall in proportion.
-    Raises Unavailable.
+    If the kernel refuses the window, the next multiple of two seconds is used, with the stall in proportion. Raises
+    Unavailable.
     """
     if not 0 < stall_us <= window_us:
         raise ValueError(f"a stall of {stall_us} us does not fit into a window of {window_us} us")
@@ -72,7 +73,7 @@ def open_psi_trigger(path: Path, stall_us: int, window_us: int) -> PsiTrigger:
 def _write_trigger(path: Path, stall_us: int, window_us: int) -> PsiTrigger:
     fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        # /proc/pressure cuts off the last byte, which is meant to be the NUL.
+        # The kernel replaces the last byte by NUL (kernel/sched/psi.c, psi_write).
         os.write(fd, f"some {stall_us} {window_us}\0".encode())
     except OSError:
         os.close(fd)
@@ -86,17 +87,18 @@ def _unavailable(path: Path, error: OSError) -> Unavailable:
 
 
 _Key = tuple[str, int]
-"""Path and id of a cgroup: another one at the same path gets a trigger of its own."""
+"""Path and id of a cgroup: another cgroup at the same path gets its own trigger."""
 
 
 class PsiTriggerSet:
     """A changing set of triggers behind one epoll descriptor.
 
-    asyncio cannot wait for POLLPRI, but an epoll that can is itself readable when something in it is ready.
+    An asyncio loop cannot wait for POLLPRI, but an epoll that does is itself readable when one of its descriptors is
+    ready.
     """
 
     def __init__(self, root: Path, *, stall_us: int, window_us: int) -> None:
-        """`root` is the mount point of the unified hierarchy: only there have cgroups pressure files."""
+        """`root` is the mount point of the unified hierarchy: only its cgroups have pressure files."""
         self._root, self._stall_us, self._window_us = root, stall_us, window_us
         self._epoll = select.epoll()
         self._armed: dict[_Key, PsiTrigger] = {}
@@ -107,15 +109,15 @@ class PsiTriggerSet:
         return self._epoll.fileno()
 
     def watch(self, cgroups: Mapping[str, int]) -> None:
-        """Arm what is new among these paths and ids, and disarm what is no longer wanted.
+        """Arm triggers of new paths and ids, and disarm those no longer in the mapping.
 
-        A pressure file that refused is not asked again for the same cgroup; one that is not there may still come.
+        A pressure file that refused is not tried again for the same cgroup; a missing one may still appear.
         """
-        wanted = set(cgroups.items())
-        for key in self._armed.keys() - wanted:
+        keys = set(cgroups.items())
+        for key in self._armed.keys() - keys:
             self._disarm(key)
-        self._refused &= wanted
-        for key in wanted - self._armed.keys() - self._refused:
+        self._refused &= keys
+        for key in keys - self._armed.keys() - self._refused:
             path = self._root / key[0].lstrip("/") / "cpu.pressure"
             try:
                 trigger = open_psi_trigger(path, self._stall_us, self._window_us)
@@ -128,15 +130,14 @@ class PsiTriggerSet:
             self._epoll.register(trigger.fileno(), select.EPOLLPRI)
 
     def fired(self) -> bool:
-        """Called when `fileno` is readable: whether a trigger fired. One whose cgroup is gone is dropped instead.
-
-        The kernel clears an event as soon as anybody polls for it, and waiting for `fileno` has polled: finding nothing
-        ready is what a trigger that fired looks like from here.
-        """
+        """Return whether a trigger fired; call it when `fileno` is readable. Triggers of removed cgroups are dropped."""
+        # A poll clears the event of a PSI trigger (kernel/sched/psi.c, psi_trigger_poll), and waiting for `fileno` polls
+        # the triggers up to the first that is ready (fs/eventpoll.c, __ep_eventpoll_poll). So an alarm may be gone by
+        # now: without a removed cgroup as the cause of the wake-up, or with other triggers still armed, assume one.
         dead = {fd for fd, event in self._epoll.poll(0) if event & select.EPOLLERR}
         for fd in dead:
             self._disarm(self._by_fd[fd])
-        return not dead
+        return not dead or bool(self._armed)
 
     def close(self) -> None:
         """Disarm all. Idempotent."""

@@ -1,4 +1,4 @@
-// Ask the agent every second, keep five minutes, and draw. One View at a time: the object that the agent itself judged by.
+// Polls the agent every second, keeps five minutes of views, and draws. The view is built from the snapshot that the agent evaluated.
 
 import { showAdvice } from "/static/advice.js";
 import { SPAN_MS, Cursor, TimeChart } from "/static/charts.js";
@@ -6,20 +6,20 @@ import { Decisions, direction } from "/static/decisions.js";
 import { byId, say } from "/static/dom.js";
 import { Evictions } from "/static/evictions.js";
 import { chosen, cores, duration, percent } from "/static/format.js";
-import { derive, label, latest, shorten } from "/static/model.js";
+import { derive, label, latest, shorten, watching } from "/static/model.js";
 import { HeatMap } from "/static/heat.js";
 import { showMemory, showThreads } from "/static/kernel.js";
 import { Matrix } from "/static/matrix.js";
-import { showAway, showHeader, showLimits, showPaused, showSources, showTiles, showWaits, watching } from "/static/panels.js";
+import { showAway, showHeader, showLimits, showPaused, showSources, showTiles } from "/static/panels.js";
+import { RunqLatencyChart, showRunqLatency } from "/static/runq_latency.js";
 import { Timeline } from "/static/timeline.js";
-import { WaitsChart } from "/static/waits.js";
 import { Workloads } from "/static/workloads.js";
 
-const EVERY_MS = 1000;
-const PATIENCE_MS = 4000; // of the agent's answer
-const STALL_MS = 5000; // so long without a new round, and the numbers are called old
+const POLL_INTERVAL_MS = 1000;
+const TIMEOUT_MS = 4000; // of a request
+const STALL_MS = 5000; // after this time without a new cycle, the numbers are shown as outdated
 
-const SHARE = { top: () => 1, format: percent, tick: (value) => `${Math.round(value * 100)} %` }; // of a chart's values
+const SHARE = { top: () => 1, format: percent, tick: (value) => `${Math.round(value * 100)} %` }; // chart of ratios
 
 const cursor = new Cursor();
 const decisions = new Decisions();
@@ -31,7 +31,7 @@ const charts = [
       { key: "batch", label: "batch", kind: "area", css: "s-batch" },
       { key: "online", label: "online", kind: "area", css: "s-online" },
       { key: "rest", label: () => (watching(model.view) ? "busy" : "other"), kind: "area", css: "s-rest", quiet: true },
-      { key: "lent", label: "lent", kind: "step", css: "s-lent" },
+      { key: "lent", label: "reclaimable", kind: "step", css: "s-lent" },
       { key: "shadow", label: "shadow", kind: "step", css: "s-shadow thin", optional: true },
     ],
     top: (rows) => Math.max(rows.at(-1)?.cpus ?? 1, 1),
@@ -39,11 +39,11 @@ const charts = [
     tick: (value) => `${value}`,
   }, cursor),
   new TimeChart(byId("latency-chart"), {
-    name: "Online latency and wait",
+    name: "Request and run-queue latency",
     series: [
       { key: "latencyP99", label: "p99", kind: "line", css: "s-online" },
       { key: "latencyP50", label: "p50", kind: "line", css: "s-online thin" },
-      { key: "waitP99", label: "wait p99", kind: "line", css: "s-wait" },
+      { key: "waitP99", label: "run queue p99", kind: "line", css: "s-wait" },
     ],
     log: true,
     format: duration,
@@ -70,7 +70,7 @@ const charts = [
     axis: false,
   }, cursor),
   new TimeChart(byId("reclaim-chart"), {
-    name: "Reclaim, milliseconds a second",
+    name: "Reclaim, milliseconds per second",
     series: [
       { key: "directMs", label: "direct", kind: "line", css: "s-wait" },
       { key: "limitMs", label: "at limits", kind: "line", css: "s-batch" },
@@ -81,10 +81,10 @@ const charts = [
     tick: (value) => `${Math.round(value)} ms`,
   }, cursor),
   new TimeChart(byId("then-lent"), {
-    name: "Lent and used, beside the decisions",
+    name: "Reclaimable and used CPU, with the decisions",
     series: [
       { key: "batch", label: "used", kind: "area", css: "s-batch" },
-      { key: "lent", label: "lent", kind: "step", css: "s-lent" },
+      { key: "lent", label: "reclaimable", kind: "step", css: "s-lent" },
     ],
     top: (rows) => Math.max(rows.at(-1)?.cpus ?? 1, 1),
     format: cores,
@@ -92,7 +92,7 @@ const charts = [
     axis: false,
   }, cursor),
   new TimeChart(byId("then-waits"), {
-    name: "Online wait, beside the decisions",
+    name: "Online run-queue latency, with the decisions",
     series: [{ key: "waitP99", label: "p99", kind: "line", css: "s-wait" }],
     log: true,
     format: duration,
@@ -105,12 +105,12 @@ const timeline = new Timeline(cursor, (seq) => decisions.open(seq));
 const heat = new HeatMap(byId("heat"), cursor);
 const matrix = new Matrix(byId("matrix"));
 const workloads = new Workloads();
-const waitsChart = new WaitsChart(byId("waits-chart"));
+const waitsChart = new RunqLatencyChart(byId("waits-chart"));
 const model = { rows: [], view: null, labels: new Map(), targetUs: null, heardMs: 0, roundMs: 0, pausedMs: null };
 
 async function get(path) {
-  // Against the origin: the page's own address may hold a user and a password, which fetch refuses.
-  const response = await fetch(location.origin + path, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
+  // Relative to the origin: the address of the page may contain a user and a password, which fetch refuses.
+  const response = await fetch(location.origin + path, { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
   const body = await response.json();
   if (!response.ok) throw new Error(body.error ? `${body.error}; ${body.remedy}` : `HTTP ${response.status}`);
   return body;
@@ -124,7 +124,7 @@ function forget() {
   evictions.clear();
 }
 
-function take(views) {
+function addViews(views) {
   for (const view of views) {
     const row = derive(view);
     if (row.seq <= (model.rows.at(-1)?.seq ?? -1)) continue;
@@ -136,26 +136,26 @@ function take(views) {
   model.rows = model.rows.filter((row) => end - row.time <= SPAN_MS);
 }
 
-/** Whether another agent made this View, perhaps after a reboot: rounds and the agent's own time only go forwards. */
-const begunAnew = (last, { seq, taken_at_ms: time }) => (seq === last.seq ? time !== last.time : seq < last.seq || time < last.time);
+/** Whether another agent drawn this View, perhaps after a reboot: seq and the agent's monotonic time only grow. */
+const isRestarted = (last, { seq, taken_at_ms: time }) => (seq === last.seq ? time !== last.time : seq < last.seq || time < last.time);
 
-/** Whatever happened since the last look, in as few requests as it takes. */
-async function look() {
+/** Fetch everything since the previous poll, in as few requests as possible. */
+async function poll() {
   const view = await get("/api/v1/view");
   const last = model.rows.at(-1);
-  const restarted = last && begunAnew(last, view);
+  const restarted = last && isRestarted(last, view);
   if (restarted) forget();
   if (model.view === null) {
-    // The first numbers at once; five minutes of a full node take a moment longer.
-    take([view]);
+    // Draw the first view at once; five minutes of a full node take longer.
+    addViews([view]);
     model.view = view;
     draw();
     model.rows = [];
   }
-  const seen = model.rows.at(-1)?.seq ?? 0;
-  const fresh = view.seq > seen;
-  if (fresh) take(view.seq === seen + 1 && seen > 0 ? [view] : await get(`/api/v1/history?after=${seen}`));
-  if (fresh && model.rows.at(-1)?.seq !== view.seq) take([view]);
+  const lastSeq = model.rows.at(-1)?.seq ?? 0;
+  const fresh = view.seq > lastSeq;
+  if (fresh) addViews(view.seq === lastSeq + 1 && lastSeq > 0 ? [view] : await get(`/api/v1/history?after=${lastSeq}`));
+  if (fresh && model.rows.at(-1)?.seq !== view.seq) addViews([view]);
   decisions.add(await get(`/api/v1/decisions?after=${decisions.last}&limit=500`));
   if (view.evictions !== null) evictions.add(await get(`/api/v1/evictions?after=${evictions.last}&limit=100`));
   if (fresh || restarted) model.roundMs = performance.now();
@@ -173,49 +173,49 @@ function draw() {
   showSources(view);
   evictions.show(view.evictions);
   showAdvice(view);
-  const made = marks(rows);
-  charts[0].update(rows, made.filter(({ entry }) => entry.outcome.status === "applied"));
+  const drawn = marks(rows);
+  charts[0].update(rows, drawn.filter(({ entry }) => entry.outcome.status === "applied"));
   for (const chart of charts.slice(1)) chart.update(rows);
-  timeline.update(rows, made);
+  timeline.update(rows, drawn);
   showMemory(view.node, latest(rows, "refaults"));
   drawWaits();
   drawCgroups();
 }
 
-/** The decisions of the rounds that are drawn, oldest first. The journal outlives agents: the wall clock tells rounds of one
- * number apart. */
+/** Decisions of the drawn cycles, oldest first. The journal outlives agents: the wall clock distinguishes cycles of equal
+ * number. */
 function marks(rows) {
   const bySeq = new Map(rows.map((row) => [row.seq, row]));
   return decisions.entries.reverse().flatMap((entry) => {
     const row = bySeq.get(entry.round_seq);
-    const drawn = row !== undefined && Math.abs(row.wall - entry.wall_time_ns / 1e6) < 2;
-    return drawn ? [{ time: row.time, kind: direction(entry.outcome), entry }] : [];
+    const matches = row !== undefined && Math.abs(row.wall - entry.wall_time_ns / 1e6) < 2;
+    return matches ? [{ time: row.time, kind: direction(entry.outcome), entry }] : [];
   });
 }
 
 function drawWaits() {
   if (!model.view) return;
-  showWaits(waitsChart, model.view, recent(), model.targetUs);
+  showRunqLatency(waitsChart, model.view, recent(), model.targetUs);
 }
 
 const names = (cgroup) => model.labels.get(cgroup) ?? shorten(cgroup);
 
-/** What the filter lets through: every word must be in the pod, the container, the QoS level or the path. */
+/** Predicate of the filter: every word must occur in the pod, the container, the QoS level or the path. */
 function filter() {
-  const asked = byId("filter").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
+  const words = byId("filter").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
   const listed = byId("whose").value;
-  const known = new Map();
+  const cache = new Map();
   return ({ cgroup, qos }) => {
     const key = `${cgroup}\n${qos}`;
-    if (!known.has(key)) {
+    if (!cache.has(key)) {
       const text = `${names(cgroup)}\n${key}`.toLowerCase();
-      known.set(key, (listed === "" || (listed === "listed") === (qos !== "")) && asked.every((word) => text.includes(word)));
+      cache.set(key, (listed === "" || (listed === "listed") === (qos !== "")) && words.every((word) => text.includes(word)));
     }
-    return known.get(key);
+    return cache.get(key);
   };
 }
 
-/** Everything that the filter and the choices of "Who waits" govern. */
+/** Draw everything that depends on the filter and the choices of the panel Cgroups. */
 function drawCgroups() {
   const { view, rows } = model;
   if (!view || rows.length === 0) return;
@@ -227,12 +227,12 @@ function drawCgroups() {
   workloads.update(all, view.other_cgroups - view.others.length, fits);
 }
 
-/** How many cgroups the filter finds: said when it is used, not every second. */
-function sayFound() {
+/** Announce the number of matching cgroups when the filter changes, not every second. */
+function announceMatches() {
   if (!model.view) return;
   const all = [...model.view.containers, ...model.view.others];
   const found = all.filter(filter()).length;
-  say(byId("found"), found === all.length ? "" : `${found} of ${all.length}`);
+  say(byId("matches"), found === all.length ? "" : `${found} of ${all.length}`);
 }
 
 /** The rows of the chosen time. */
@@ -245,7 +245,7 @@ function recent() {
 async function follow() {
   let failure = null;
   try {
-    await look();
+    await poll();
     model.heardMs = performance.now();
   } catch (error) {
     failure = error;
@@ -256,12 +256,12 @@ async function follow() {
   showAway({ failure, view: model.view, silentMs: performance.now() - model.heardMs, stalledMs: stalledMs > STALL_MS ? stalledMs : 0 });
 }
 
-async function round() {
+async function loop() {
   if (model.pausedMs === null) await follow();
-  setTimeout(round, document.hidden ? 4 * EVERY_MS : EVERY_MS);
+  setTimeout(loop, document.hidden ? 4 * POLL_INTERVAL_MS : POLL_INTERVAL_MS);
 }
 
-/** Stand still, or go on: what happened meanwhile is asked for then, and the agent was not silent in that time. */
+/** Pause or resume; the time of a pause does not count as silence of the agent. */
 function pause() {
   const now = performance.now();
   if (model.pausedMs === null) {
@@ -277,7 +277,7 @@ function pause() {
 byId("pause").addEventListener("click", pause);
 byId("span").addEventListener("change", () => { drawWaits(); drawCgroups(); });
 byId("order").addEventListener("input", drawCgroups);
-for (const id of ["filter", "whose"]) byId(id).addEventListener("input", () => { drawCgroups(); sayFound(); });
+for (const id of ["filter", "whose"]) byId(id).addEventListener("input", () => { drawCgroups(); announceMatches(); });
 byId("metric").addEventListener("input", (event) => { heat.metric = event.target.value; drawCgroups(); });
 document.addEventListener("visibilitychange", () => { if (!document.hidden && model.pausedMs === null) draw(); });
-round();
+loop();

@@ -8,10 +8,10 @@ import { el, svg, tabulate } from "/static/dom.js";
 
 export const SPAN_MS = 300_000;
 const SPANS = [[60_000, 15], [120_000, 30], [SPAN_MS, 60]]; // how much time is shown, and seconds between two labels
-const GAP = 3.5; // so many intervals without a round, and the line breaks: the agent was away
+const GAP = 3.5; // a longer time without a cycle, in intervals, interrupts the line: the agent did not run
 const LABEL_PX = 14;
 
-/** Where things are in a drawing of that size: its box, and the place of a time. The newest row is at its right end. */
+/** Layout of a drawing of this size: its box, and the position of a time. The newest row is at the right end. */
 export function frame(width, height, rows, axisPx = 18) {
   const narrow = width < 420;
   const box = { left: narrow ? 40 : 46, right: width - (narrow ? 98 : 112), top: 8, bottom: height - axisPx };
@@ -22,7 +22,7 @@ export function frame(width, height, rows, axisPx = 18) {
   return { box, x, time, span, every, narrow };
 }
 
-/** Marks and names of moments below a drawing. */
+/** Marks and names of times below a drawing. */
 export function axis({ box, span, every, narrow }, names = true) {
   const nodes = [];
   for (let ago = 0; ago <= span / 1000; ago += every) {
@@ -35,13 +35,13 @@ export function axis({ box, span, every, narrow }, names = true) {
   return nodes;
 }
 
-/** A name that has so much room, in letters of 11 pixels; names differ at their ends. */
+/** A name cut to a width, in letters of 11 pixels; the end is kept, because names differ there. */
 export function label(name, roomPx) {
   const most = Math.max(Math.floor(roomPx / 6.2), 8);
   return name.length > most ? `…${name.slice(1 - most)}` : name;
 }
 
-/** What the charts share: the moment that the pointer or the keys are at. */
+/** Time that pointer or keys have selected, shared by the charts. */
 export class Cursor {
   #listeners = [];
   time = null;
@@ -59,7 +59,7 @@ export class TimeChart {
   #marks = [];
   #size = { width: 0, height: 0 };
 
-  /** spec: {name, series: [{key, label (text, or what gives it), kind: area|line|step, css}], top(rows) or log, format, tick, axis, threshold()}. */
+  /** spec: {name, series: [{key, label (text or function), kind: area|line|step, css}], top(rows) or log, format, tick, axis, threshold()}. */
   constructor(figure, spec, cursor) {
     this.spec = spec;
     this.cursor = cursor;
@@ -126,7 +126,7 @@ export class TimeChart {
     return [...nodes, ...axis(at, this.spec.axis !== false)];
   }
 
-  /** What there is to show: an optional series only once it has had a value. */
+  /** Series to show: an optional one only after it has had a value. */
   #shown() {
     return this.spec.series.filter((series) => !series.optional || this.#rows.some((row) => row[series.key] !== null));
   }
@@ -196,7 +196,7 @@ export class TimeChart {
     const index = this.#rows.indexOf(row);
     this.plot.setAttribute("aria-valuemax", this.#rows.length - 1);
     this.plot.setAttribute("aria-valuenow", index);
-    this.plot.setAttribute("aria-valuetext", `${clock(row.wall)}: ${parts.map(([s, text]) => `${named(s)} ${text === NONE ? "not known" : text}`).join(", ")}`);
+    this.plot.setAttribute("aria-valuetext", `${clock(row.wall)}: ${parts.map(([s, text]) => `${named(s)} ${text === NONE ? "unknown" : text}`).join(", ")}`);
   }
 
   #point(event) {
@@ -226,10 +226,10 @@ function linearScale(top) {
   const step = [1, 2, 5, 10, 20, 50, 100].map((n) => n * 10 ** Math.floor(Math.log10(top) - 1)).find((s) => top / s <= 4) ?? top;
   const ticks = [];
   for (let value = 0; value <= top * 1.0001; value += step) ticks.push(value);
-  return { at: (value) => Math.min(value / top, 1), ticks }; // a short round's counters can exceed the node by a tick
+  return { at: (value) => Math.min(value / top, 1), ticks }; // in a short cycle, counters can exceed the node's capacity by a tick
 }
 
-/** From 1, 2 or 5 below everything that is drawn to 1, 2 or 5 above, and a decade and a half at least, so that quiet lines stay quiet. */
+/** Range between multiples of 1, 2 or 5 around all values, at least one and a half decades, so that small changes look small. */
 function logScale(spec, rows) {
   const values = rows.flatMap((row) => spec.series.map((s) => row[s.key])).filter((v) => v !== null && v > 0);
   const line = spec.threshold?.() ?? null;
@@ -242,10 +242,10 @@ function logScale(spec, rows) {
   return { at: (value) => Math.max((Math.log10(Math.max(value, 1e-9)) - low) / (high - low), 0), ticks };
 }
 
-/** What a series is called now. */
+/** Current name of a series. */
 const named = (series) => (typeof series.label === "function" ? series.label() : series.label);
 
-/** Split where a value is missing or the agent was away. */
+/** Split a series at missing values and at times without cycles. */
 function runs(ends) {
   const seen = ends.filter((end) => end !== null);
   const steps = seen.slice(1).map((end, i) => end.time - seen[i].time).sort((a, b) => a - b);
@@ -274,7 +274,7 @@ function areaPath(run) {
   return `${linePath(run, false)}${back}Z`;
 }
 
-/** Labels right of the plot, pushed apart until none covers another. */
+/** Labels right of the plot, moved apart until they do not overlap. */
 function placeLabels(labels, box) {
   const placed = labels.map((label) => ({ ...label })).sort((a, b) => a.y - b.y);
   for (let i = 1; i < placed.length; i += 1) placed[i].y = Math.max(placed[i].y, placed[i - 1].y + LABEL_PX);

@@ -1,4 +1,4 @@
-// The list of decisions: what was changed of which cgroup, from what to what, and why. Newest first.
+// List of decisions: cgroup, knob, old and new value, reason. Newest first.
 
 import { change, clock, NONE } from "/static/format.js";
 import { byId, el, say } from "/static/dom.js";
@@ -7,7 +7,7 @@ const KEEP = 500;
 const SIGNS = { applied: "✓", "dry-run": "◌", refused: "✕", vanished: "∅", mismatch: "≠" };
 const WAYS = { grow: "▲", shrink: "▼", other: "◆" };
 
-/** Which way a change went, where that can be told: less or more CPU for the cgroup. */
+/** Direction of a change of CPU for the cgroup: grow, shrink or other. */
 export function direction(outcome) {
   if (outcome.decision.knob !== "cpu.max" || outcome.before === null) return "other";
   const size = (value) => (value.startsWith("max") ? Infinity : Number(value.split(" ")[0]) / Number(value.split(" ")[1]));
@@ -42,12 +42,12 @@ function build(entry) {
       el("dl", {},
         ...fact("rule", verdict.rule), ...fact("threshold", verdict.threshold), ...fact("cgroup", decision.cgroup),
         ...fact("written", `${raw(outcome.before)} → ${raw(decision.value)}`), ...fact("read back", outcome.after),
-        ...fact("bounded from", outcome.clamped_from), ...fact("round", `${entry.round_seq} (${entry.trigger})`), ...fact("policy", entry.policy),
-        ...Object.entries(verdict.inputs).flatMap(([name, value]) => fact(name, value ?? "not known")))),
+        ...fact("bounded from", outcome.clamped_from), ...fact("cycle", `${entry.round_seq} (${entry.trigger})`), ...fact("policy", entry.policy),
+        ...Object.entries(verdict.inputs).flatMap(([name, value]) => fact(name, value ?? "unknown")))),
   );
 }
 
-/** What the filter looks through. */
+/** Text that the filter searches. */
 function words(entry) {
   const { decision, status, error, repaired } = entry.outcome;
   return [decision.pod, decision.cgroup, decision.knob, repaired ? "repaired" : status, decision.verdict.rule, decision.verdict.text, error].join("\n").toLowerCase();
@@ -75,7 +75,7 @@ export class Decisions {
     this.#filter();
   }
 
-  /** Open one entry of the list, whatever the filter hides, and bring it into view. */
+  /** Open one entry of the list and scroll to it; clear the filter if it hides the entry. */
   open(seq) {
     const item = this.#items.find(({ entry }) => entry.seq === seq);
     if (item === undefined) return;
@@ -100,11 +100,11 @@ export class Decisions {
   }
 
   #filter() {
-    const asked = this.find.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
+    const words = this.find.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
     const status = this.status.value;
     let shown = 0;
     for (const { entry, node, text } of this.#items) {
-      const fits = (status === "" || entry.outcome.status === status) && asked.every((word) => text.includes(word));
+      const fits = (status === "" || entry.outcome.status === status) && words.every((word) => text.includes(word));
       node.hidden = !fits;
       shown += fits ? 1 : 0;
     }
@@ -113,6 +113,6 @@ export class Decisions {
     const empty = byId("no-entries");
     empty.hidden = shown > 0;
     this.list.hidden = shown === 0;
-    say(empty, all ? "No decision fits this filter." : "No cgroup was changed yet.");
+    say(empty, all ? "No decision matches this filter." : "No cgroup was changed yet.");
   }
 }

@@ -1,4 +1,4 @@
-// Elements without markup: whatever a name contains, it becomes text.
+// Elements without markup: names become text, whatever they contain.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -21,13 +21,13 @@ export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** One child of `parent` for each of `data`. Those that are there stay, so that nobody who reads or points there loses the place. */
+/** Keep one child of `parent` per item of `data`. Existing children stay, so that focus, selection and pointer keep their place. */
 export function each(parent, data, make, show) {
   while (parent.children.length > data.length) parent.lastElementChild.remove();
   for (const [i, item] of data.entries()) show(parent.children[i] ?? parent.appendChild(make(item, i)), item, i);
 }
 
-/** A row of a table: its head and so many cells. */
+/** A row of a table: its head and this number of cells. */
 export const line = (cells) => el("tr", {}, el("th", { scope: "row" }), ...Array.from({ length: cells }, () => el("td")));
 
 /** Texts of a row's cells, its head first. */

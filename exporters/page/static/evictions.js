@@ -1,4 +1,4 @@
-// Who has to leave the node and why: what eviction plugins look at, conditions in force, and what became of victims.
+// Evictions: thresholds of the plugins, conditions of the node, and the state of victims.
 
 import { bytes, clock, duration, NONE } from "/static/format.js";
 import { byId, each, el, line, say, write } from "/static/dom.js";
@@ -16,7 +16,7 @@ function amount({ scope, subject }, value) {
 }
 
 function state(threshold) {
-  if (!threshold.judged) return "not judged";
+  if (!threshold.judged) return "not evaluated";
   const since = threshold.met_s === null ? "" : ` for ${duration(threshold.met_s * 1e6)}`;
   const wait = threshold.met_s !== null && threshold.met_s < threshold.tolerance_s ? ` of ${duration(threshold.tolerance_s * 1e6)}` : "";
   return `${STATES[threshold.met] ?? threshold.met}${since}${wait}${threshold.dry_run ? ", dry run" : ""}`;
@@ -30,7 +30,7 @@ function showThreshold(row, threshold) {
 
 function fate({ victim, kill }) {
   if (kill !== null) return kill.reason;
-  return victim.dry_run ? "would leave" : victim.notify ? "told to leave" : "has to leave";
+  return victim.dry_run ? "would be evicted" : victim.notify ? "notified" : "is evicted";
 }
 
 function build(entry) {
@@ -64,19 +64,19 @@ export class Evictions {
     while (list.children.length > KEEP) list.lastElementChild.remove();
   }
 
-  /** The card; there is none where no plugin is configured. */
-  show(found) {
-    byId("evictions").hidden = found === null;
-    if (found === null) return;
-    const met = found.thresholds.filter((threshold) => threshold.met !== "not-met").length;
-    const blind = found.thresholds.filter((threshold) => !threshold.judged).length;
-    const parts = [`${met} of ${found.thresholds.length} thresholds met`, blind ? `${blind} not judged` : "", found.leaving.length ? `leaving: ${found.leaving.join(", ")}` : "", ...Object.entries(found.held).map(([pod, why]) => `${pod} has to leave and stays for now: ${why}`)];
+  /** Show the panel; hide it if no plugin is configured. */
+  show(result) {
+    byId("evictions").hidden = result === null;
+    if (result === null) return;
+    const met = result.thresholds.filter((threshold) => threshold.met !== "not-met").length;
+    const unevaluated = result.thresholds.filter((threshold) => !threshold.judged).length;
+    const parts = [`${met} of ${result.thresholds.length} thresholds met`, unevaluated ? `${unevaluated} not evaluated` : "", result.leaving.length ? `terminating: ${result.leaving.join(", ")}` : "", ...Object.entries(result.held).map(([pod, why]) => `${pod} is blocked for now: ${why}`)];
     say(byId("evictions-note"), parts.filter(Boolean).join(" · "));
-    const conditions = found.conditions.map((c) => `Condition ${c.name} (${c.effects.join(", ")}) is in force; ${c.plugin} met its threshold ${duration(c.last_met_s * 1e6)} ago.`);
+    const conditions = result.conditions.map((c) => `Condition ${c.name} (${c.effects.join(", ")}) is set; ${c.plugin} met its threshold ${duration(c.last_met_s * 1e6)} ago.`);
     const list = byId("conditions");
     list.hidden = conditions.length === 0;
     each(list, conditions, () => el("li"), say);
-    each(byId("thresholds").tBodies[0], found.thresholds, () => line(4), showThreshold);
+    each(byId("thresholds").tBodies[0], result.thresholds, () => line(4), showThreshold);
     byId("no-evicted").hidden = byId("evicted").children.length > 0;
   }
 }

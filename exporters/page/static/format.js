@@ -1,8 +1,8 @@
-// Numbers and names in a person's words; cli/formats.py speaks the same ones. Absent is a dash, never a zero.
+// Numbers and names as text; the same formats as cli/formats.py. An absent value is a dash, never a zero.
 
 export const NONE = "–";
 
-const known = (x) => typeof x === "number" && Number.isFinite(x);
+const isNumber = (x) => typeof x === "number" && Number.isFinite(x);
 
 /** Three figures at most: 123, 12.3, 1.23. */
 function figures(x) {
@@ -10,16 +10,16 @@ function figures(x) {
   return x.toFixed(size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2);
 }
 
-export const cores = (x) => (known(x) ? x.toFixed(Math.abs(x) >= 99.95 ? 1 : 2) : NONE);
+export const cores = (x) => (isNumber(x) ? x.toFixed(Math.abs(x) >= 99.95 ? 1 : 2) : NONE);
 
-export const integer = (x) => (known(x) ? Math.round(x).toLocaleString("en") : NONE);
+export const integer = (x) => (isNumber(x) ? Math.round(x).toLocaleString("en") : NONE);
 
-/** How often, or how many, in a second. */
-export const perSecond = (x) => (known(x) && x > 0 && x < 9.95 ? x.toFixed(1) : integer(x));
+/** Rate per second. */
+export const perSecond = (x) => (isNumber(x) && x > 0 && x < 9.95 ? x.toFixed(1) : integer(x));
 
 /** [number, unit] of a time in microseconds, so that a tile can set them in different sizes. */
 export function durationParts(us) {
-  if (!known(us)) return [NONE, ""];
+  if (!isNumber(us)) return [NONE, ""];
   if (us < 999.5) return [figures(us), "µs"];
   if (us < 999500) return [figures(us / 1e3), "ms"];
   return [figures(us / 1e6), "s"];
@@ -27,24 +27,24 @@ export function durationParts(us) {
 
 export const duration = (us) => durationParts(us).join(" ").trim();
 
-/** A time that a person has chosen: 10 ms, not 10.0 ms. */
+/** A configured time: 10 ms, not 10.0 ms. */
 export const chosen = (us) => duration(us).replace(/\.0+ /, " ");
 
-/** A bound of a histogram: powers of two, so at most two figures before the point are worth reading. */
+/** A bound of a histogram: a power of two, so two figures before the point are sufficient. */
 export function bound(us) {
   if (us < 1000) return `${us} µs`;
   return us < 1e6 ? `${Math.round(us / 1000)} ms` : `${Math.round(us / 1e6)} s`;
 }
 
 export function percent(ratio) {
-  if (!known(ratio)) return NONE;
+  if (!isNumber(ratio)) return NONE;
   const value = ratio * 100;
   if (value > 0 && value < 0.1) return "< 0.1 %";
   return `${value.toFixed(value < 9.95 && value !== 0 ? 1 : 0)} %`;
 }
 
 export function bytes(x) {
-  if (!known(x)) return NONE;
+  if (!isNumber(x)) return NONE;
   for (const [size, unit] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
     if (x >= size) return `${figures(x / size)} ${unit}`;
   }
@@ -52,13 +52,13 @@ export function bytes(x) {
 }
 
 export function clock(ms) {
-  return known(ms) ? new Date(ms).toLocaleTimeString("en-GB", { hour12: false }) : NONE;
+  return isNumber(ms) ? new Date(ms).toLocaleTimeString("en-GB", { hour12: false }) : NONE;
 }
 
 const LISTS = { "cpuset.cpus": "CPUs", "cpuset.mems": "NUMA nodes" };
 const BYTES = new Set(["memory.max", "memory.high", "memory.low", "memory.min", "memory.swap.max", "memory.reclaim", "drop_cache"]);
 
-/** A knob's value as its meaning; the kernel's own notation is shown beside it where there is room. */
+/** Meaning of a knob's value; the kernel's notation is shown in addition if there is room. */
 export function knobValue(knob, value) {
   if (value === null || value === undefined) return NONE;
   if (knob === "cpu.max") {
@@ -72,20 +72,20 @@ export function knobValue(knob, value) {
   return value;
 }
 
-/** From what to what, the unit said once: ["0.20", "0.10 cores"]. */
+/** Old and new value, with the unit once: ["0.20", "0.10 cores"]. */
 export function change(knob, before, after) {
   const [from, to] = [knobValue(knob, before), knobValue(knob, after)];
   return [from.endsWith(" cores") && to.endsWith(" cores") ? from.slice(0, -6) : from, to];
 }
 
-/** Paths differ at their ends, so that is what stays where one is too long for its place. */
+/** Class of paths, which are cut at their beginning because they differ at their ends. */
 export const pathClass = (name) => (/^[/…]/.test(name) ? "path" : "");
 
 export const online = (qos) => qos === "shared_cores" || qos === "dedicated_cores";
 
 export const reclaimed = (qos) => qos === "reclaimed_cores";
 
-/** What api.histogram.quantile_ns computes, in microseconds: interpolated inside the slot; the open slot gives its lower bound. */
+/** The quantile as api.histogram.quantile_ns, in microseconds: interpolated inside the slot; the open slot gives its lower bound. */
 export function quantile(slots, bounds, q) {
   const total = slots.reduce((sum, count) => sum + count, 0);
   if (total === 0) return null;

@@ -1,4 +1,4 @@
-// Who waits, over time: a row a cgroup, a column a round, darker or brighter the longer the wait. Drawn on a canvas.
+// Heat map of run-queue latency over time: one row per cgroup, one column per cycle. Drawn on a canvas.
 //
 // The picture is also a slider: Tab reaches it, left and right walk through time, up and down through the cgroups, and the
 // value is spoken. Its numbers are in a table below it.
@@ -13,7 +13,7 @@ const MOST_GAP = 3.5; // intervals; a longer one is drawn as a gap
 const SPANS = [[60_000, 15], [120_000, 30], [SPAN_MS, 60]];
 export const STEPS = 9;
 
-/** Bounds between the steps of the scale, from the first that is not nothing. */
+/** Bounds between the steps of the scale; the first one separates negligible values. */
 export const SCALES = {
   p99: { name: "wait p99", bounds: [100, 300, 1e3, 3e3, 1e4, 3e4, 1e5, 1e6], format: duration, read: (c) => (c.wait === null ? null : c.wait.p99_us ?? c.wait.mean_us ?? 0) },
   waiting: { name: "tasks waiting", bounds: [0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30], format: cores, read: (c) => c.wait_cores },
@@ -46,7 +46,7 @@ export class HeatMap {
     this.cursor = cursor;
     this.names = el("ol", { class: "heat-names", "aria-hidden": "true" });
     this.canvas = el("canvas", { "aria-hidden": "true" });
-    this.plot = el("div", { class: "heat-plot", tabindex: 0, role: "slider", "aria-label": "Waits by cgroup and time: left and right walk through time, up and down through the cgroups", "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0 });
+    this.plot = el("div", { class: "heat-plot", tabindex: 0, role: "slider", "aria-label": "Latency by cgroup and time: left and right walk through time, up and down through the cgroups", "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0 });
     this.readout = el("div", { class: "readout", "aria-hidden": "true", hidden: "" });
     this.mark = el("div", { class: "heat-mark", "aria-hidden": "true", hidden: "" });
     this.axis = el("div", { class: "heat-axis", "aria-hidden": "true" });
@@ -79,7 +79,7 @@ export class HeatMap {
     this.#legend();
   }
 
-  /** rows: of the model; fits(c): whether the filter lets a cgroup through; names: what to call each; order: worst, now or name. */
+  /** rows: of the model; fits(c): whether a cgroup matches the filter; names(cgroup): its name; order: worst, now or name. */
   update(rows, fits, names, order) {
     this.#rows = rows;
     const { read } = SCALES[this.#metric];
@@ -200,7 +200,7 @@ export class HeatMap {
     this.readout.classList.toggle("flip", left > this.#width / 2);
     this.plot.setAttribute("aria-valuemax", this.#lines.length * this.#rows.length - 1);
     this.plot.setAttribute("aria-valuenow", k * this.#rows.length + this.#rows.indexOf(row));
-    this.plot.setAttribute("aria-valuetext", `${line.name} at ${clock(row.wall)}: ${facts.map(([what, text]) => `${what} ${text === NONE ? "not known" : text}`).join(", ")}`);
+    this.plot.setAttribute("aria-valuetext", `${line.name} at ${clock(row.wall)}: ${facts.map(([what, text]) => `${what} ${text === NONE ? "unknown" : text}`).join(", ")}`);
   }
 
   #point(event) {
@@ -230,7 +230,7 @@ export class HeatMap {
     if (!this.details.open) return;
     const { format, name } = SCALES[this.#metric];
     const rows = this.#lines.map((line) => [line.name, format(line.now), format(line.worst), clock(line.worstWall)]);
-    tabulate(this.details, `${name} by cgroup in the time that the picture shows`, ["cgroup", "now", "worst", "at"], rows);
+    tabulate(this.details, `${name} by cgroup in the shown time`, ["cgroup", "now", "worst", "at"], rows);
   }
 }
 
@@ -240,7 +240,7 @@ function nearest(rows, time) {
   return rows.reduce((best, row) => (Math.abs(row.time - time) < Math.abs(best.time - time) ? row : best));
 }
 
-/** The usual time between two rounds. */
+/** Usual time between two cycles. */
 function usualGap(rows) {
   const gaps = rows.slice(1).map((row, i) => row.time - rows[i].time).sort((a, b) => a - b);
   return gaps[Math.floor(gaps.length / 2)] ?? 1000;

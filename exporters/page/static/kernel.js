@@ -1,4 +1,4 @@
-// What the kernel says of memory and threads: zones and their watermarks, background reclaim, OOM kills, threads by state.
+// Memory and threads as the kernel reports them: zones and their watermarks, background reclaim, OOM kills, threads by state.
 
 import { byId, each, el, line, say, svg, write } from "/static/dom.js";
 import { bytes, clock, cores, duration, integer, NONE, pathClass, percent, perSecond } from "/static/format.js";
@@ -7,12 +7,12 @@ const MOST_LINES = 12;
 const STATES = ["t-runnable", "t-iowait", "t-blocked", "t-sleeping"]; // in the order of the table's heads
 const MARKS = ["min", "low", "high"];
 
-/** Time that tasks stood still. */
+/** Time in which tasks were stalled. */
 const stalled = (ms) => (typeof ms !== "number" ? NONE : ms > 0 ? `${duration(ms * 1000)} a second` : "none");
 
 export function showMemory(node, refaults) {
   const share = node.memory_total_bytes ? node.memory_available_bytes / node.memory_total_bytes : null;
-  say(byId("memory-free"), `${bytes(node.memory_available_bytes)} of ${bytes(node.memory_total_bytes)} could be had${share === null ? "" : ` (${percent(share)})`}`);
+  say(byId("memory-free"), `${bytes(node.memory_available_bytes)} of ${bytes(node.memory_total_bytes)} available${share === null ? "" : ` (${percent(share)})`}`);
   const facts = [
     ["direct reclaim", stalled(node.reclaim?.direct_ms)],
     ["reclaim at limits", stalled(node.reclaim?.limit_ms)],
@@ -39,7 +39,7 @@ function zoneRow() {
   return row;
 }
 
-/** Free pages of a zone as multiples of its high watermark: below 1 kswapd works, at `min` allocations stand still. */
+/** Free pages of a zone as multiples of its high watermark: below 1 kswapd works, at `min` allocations wait. */
 function showZone(row, zone) {
   const state = zone.free < zone.min ? "below min" : zone.free < zone.low ? "below low" : zone.free < zone.high ? "below high" : "";
   const scale = Math.max(zone.high * 4, 1), x = (pages) => `${Math.min((100 * pages) / scale, 100)}%`;

@@ -1,6 +1,6 @@
-// Who waits for whom: victims in rows, culprits in columns, milliseconds of wait per second in the cells.
+// Interference matrix: victims in rows, aggressors in columns, milliseconds of waiting per second in the cells.
 //
-// What no neighbour did stands apart: the own quota, real-time tasks, and what cannot be told. A real table: each cell is
+// Parts without an aggressor are separate columns: own quota, real-time tasks, and unattributed time. A real table: each cell is
 // read with its row's and its column's name, and the arrow keys walk from cell to cell.
 
 import { step, legend } from "/static/heat.js";
@@ -14,14 +14,14 @@ const LEAST_MS = 0.05;
 const APART = [["throttled_ms", "own throttling"], ["higher_class_ms", "real-time tasks"], ["other_ms", "other"]];
 const CAUSES = ["its own quota", "real-time tasks", "other causes"]; // the same in a sentence
 
-/** Milliseconds per second, two figures that matter. */
+/** Milliseconds per second with two significant figures. */
 export function rate(ms) {
   if (ms === null || ms === undefined) return "";
   if (ms < LEAST_MS) return ms > 0 ? "< 0.1" : "";
   return ms < 9.95 ? ms.toFixed(1) : Math.round(ms).toLocaleString("en");
 }
 
-/** Blame of several rounds, averaged over their time: [{cgroup, total, by: Map, rest, apart: {…}}], the longest waits first. */
+/** Blame of several cycles, averaged over their time: [{cgroup, total, by: Map, rest, apart: {…}}], the longest waits first. */
 export function average(rows) {
   const victims = new Map();
   let seconds = 0;
@@ -54,7 +54,7 @@ export class Matrix {
     this.top = byId("blame-top");
     this.empty = byId("no-blame");
     this.frame = byId("blame");
-    this.table = el("table", { role: "grid" }, el("caption", { class: "hush" }, "Milliseconds of wait per second, by who waits and who had the CPU meanwhile"), el("thead", {}, el("tr", {}, el("th", { scope: "col", class: "corner" }, "waits ↓ for →"))), el("tbody"));
+    this.table = el("table", { role: "grid" }, el("caption", { class: "hush" }, "Milliseconds of wait per second, by victim and aggressor"), el("thead", {}, el("tr", {}, el("th", { scope: "col", class: "corner" }, "victim ↓ aggressor →"))), el("tbody"));
     this.frame.append(this.table);
     byId("blame-scale").append(legend(BOUNDS, (ms) => `${ms}`));
     this.frame.addEventListener("keydown", (event) => this.#key(event));
@@ -68,7 +68,7 @@ export class Matrix {
     const known = rows.some((row) => [...row.cgroups.values()].some((c) => c.blame));
     this.empty.hidden = victims.length > 0;
     this.frame.hidden = victims.length === 0;
-    say(this.empty, known ? "Nobody waits long enough for a line here." : "Who had the CPU meanwhile is not known: the probe that tells is not running (see Sources).");
+    say(this.empty, known ? "No cgroup waits long enough to be listed." : "Aggressors are not measured: the probe blame is not running (see Sources).");
     say(this.top, victims.length ? verdict(victims, names) : "");
     if (victims.length) this.#draw(victims, names);
   }
@@ -105,7 +105,7 @@ export class Matrix {
     return [...this.frame.querySelectorAll("tr")].map((row) => [...row.cells]);
   }
 
-  /** One cell alone is in the tab order; the arrows move that place. */
+  /** Only one cell is in the tab order; the arrow keys move it. */
   #rove(focus) {
     const grid = this.#grid();
     for (const cell of grid.flat()) cell.tabIndex = -1;
@@ -148,7 +148,7 @@ function showCell(cell, { ms, self, apart, first }, i) {
   cell.className = [i === 1 ? "total" : `h${step(BOUNDS, ms)}`, self ? "self" : "", apart ? "apart" : "", first ? "first" : ""].filter(Boolean).join(" ");
 }
 
-/** The worst pair in a sentence, and first what its victim waits for more than for any neighbour; cli/top/blame_matrix.py says the same. */
+/** The worst pair in a sentence, after any larger cause of its victim; cli/top/blame_matrix.py has the same text. */
 function verdict(victims, names) {
   let worst = null;
   for (const victim of victims) {

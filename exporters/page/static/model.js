@@ -1,20 +1,20 @@
-// One View in, one row of what the charts and tiles show out. Pure.
+// Derives one row of the values of charts and tiles from one View. Pure.
 
 import { online, reclaimed } from "/static/format.js";
 
-const sum = (values) => {
-  const known = values.filter((x) => x !== null);
-  return known.length ? known.reduce((a, b) => a + b, 0) : null;
+export const sum = (values) => {
+  const numbers = values.filter((x) => x !== null);
+  return numbers.length ? numbers.reduce((a, b) => a + b, 0) : null;
 };
 
 /** The container with the largest value; null where none has one. */
 function worst(containers, value) {
-  let found = null;
+  let largest = null;
   for (const c of containers) {
     const x = value(c);
-    if (x !== null && x !== undefined && (found === null || x > found.value)) found = { value: x, container: c };
+    if (x !== null && x !== undefined && (largest === null || x > largest.value)) largest = { value: x, container: c };
   }
-  return found;
+  return largest;
 }
 
 function addSlots(containers) {
@@ -22,7 +22,7 @@ function addSlots(containers) {
   return all.length ? all[0].map((_, k) => all.reduce((n, slots) => n + slots[k], 0)) : null;
 }
 
-/** Waits of all containers of one kind: slots where the source has them, sum and count always. */
+/** Run-queue latency of all containers of one kind: slots if the source has them, sum and count always. */
 function waits(containers) {
   const counts = containers.filter((c) => c.wait !== null);
   return {
@@ -32,33 +32,35 @@ function waits(containers) {
   };
 }
 
-/** What five minutes of a cgroup are kept of here; the agent keeps a little more. */
+/** Fields of a cgroup that are kept for five minutes. */
 function slim({ cgroup, qos, wait, wait_cores, throttled_ratio, throttled_ms, cpu_pressure_ratio, blame }) {
   const { p99_us, mean_us, count } = wait ?? {};
   return { cgroup, qos, wait: wait && { p99_us, mean_us, count }, wait_cores, throttled_ratio, throttled_ms, cpu_pressure_ratio, blame };
 }
 
-/** One WaitView as a side of the histogram. */
-function together(wait) {
+/** One run-queue latency as a side of the histogram. */
+function latencySide(wait) {
   return { slots: wait?.slots ?? null, count: wait?.count ?? null, totalUs: wait && wait.mean_us !== null ? wait.mean_us * wait.count : null };
 }
+
+/** Whether no pods are listed: the agent then decides nothing, and the page shows every cgroup. */
+export const watching = (view) => view.containers.length === 0;
 
 export function derive(view) {
   const cgroups = [...view.containers, ...view.others];
   const { pressure, reclaim, kswapd } = view.node;
-  const watching = view.containers.length === 0;
   const on = view.containers.filter((c) => online(c.qos));
   const off = view.containers.filter((c) => reclaimed(c.qos));
   const onlineUse = sum(on.map((c) => c.cpu_cores));
   const rest = view.busy_cores === null ? null : Math.max(view.busy_cores - (onlineUse ?? 0) - (view.reclaimed_cores ?? 0), 0);
   const slowest = worst(on, (c) => c.latency?.p99_ms ?? null);
-  const those = watching ? view.others : on;
+  const those = watching(view) ? view.others : on;
   const waiting = worst(those, (c) => c.wait?.p99_us ?? null) ?? worst(those, (c) => c.wait?.mean_us ?? null);
   const p50 = slowest?.container.latency.p50_ms ?? null;
   return {
     seq: view.seq,
-    time: view.taken_at_ms, // only goes forwards, so it is what axes and ages are told by
-    wall: view.wall_time_ms, // to be shown: it may be set back
+    time: view.taken_at_ms, // monotonic: axes and ages use it
+    wall: view.wall_time_ms, // shown only: it may be set back
     cpus: view.node_cpus,
     lent: view.lent_cores,
     shadow: view.shadow?.lent_cores ?? null,
@@ -76,7 +78,7 @@ export function derive(view) {
     throttledBatch: worst(off, (c) => c.throttled_ratio)?.value ?? null,
     throttledMsOnline: sum(those.map((c) => c.throttled_ms)),
     throttledMsBatch: sum(off.map((c) => c.throttled_ms)),
-    waits: { online: waits(on), batch: waits(off), node: together(view.node.wait), worst: together(watching ? waiting?.container.wait ?? null : null) },
+    waits: { online: waits(on), batch: waits(off), node: latencySide(view.node.wait), worst: latencySide(watching(view) ? waiting?.container.wait ?? null : null) },
     cgroups: new Map(cgroups.map((c) => [c.cgroup, slim(c)])),
     intervalS: view.interval_ms === null ? null : view.interval_ms / 1000,
     cpuSome: pressure.cpu?.some ?? null,
@@ -91,32 +93,19 @@ export function derive(view) {
   };
 }
 
-/** The wait target, where the latest verdict compared with it (rules of policy `latency` that begin with wait_). */
+/** Target of run-queue latency, if the latest rule compared with it (rules of policy `latency` that begin with wait_). */
 function target(view) {
   const compares = view.rule.startsWith("wait_") && !view.rule.startsWith("wait_unknown");
   return compares && typeof view.threshold === "number" ? view.threshold * 1000 : null;
 }
 
-/** Waits of several rows together. */
-export function gather(rows, kind) {
-  const parts = rows.map((row) => row.waits[kind]);
-  const slots = parts.map((p) => p.slots).filter((s) => s !== null);
-  const count = sum(parts.map((p) => p.count));
-  const totalUs = sum(parts.map((p) => p.totalUs));
-  return {
-    slots: slots.length ? slots[0].map((_, k) => slots.reduce((n, s) => n + s[k], 0)) : null,
-    count,
-    meanUs: count && totalUs !== null ? totalUs / count : null,
-  };
-}
-
-/** The newest value that is known: some files are read every few rounds only. */
+/** The newest known value: some files are not read in every cycle. */
 export function latest(rows, key, within = 15) {
   for (const row of rows.slice(-within).reverse()) if (row[key] !== null) return row[key];
   return null;
 }
 
-/** What people call a cgroup: its pod and container where one is listed, else the end of its path. */
+/** Label of a cgroup: pod and container if one is listed, else the end of its path. */
 export function label(c) {
   if (!c.pod) return shorten(c.cgroup);
   return c.pod.endsWith(`/${c.container}`) ? c.pod : `${c.pod} ${c.container}`;
@@ -127,7 +116,7 @@ export function shorten(path) {
   return path.length > 34 ? `…${path.slice(-32)}` : path;
 }
 
-/** Mean number of tasks that could run and did not, of the whole node. */
+/** Mean number of runnable tasks of the node that waited for a CPU. */
 function waitingTasks({ node: { wait }, interval_ms: ms }) {
   if (wait === null || ms === null) return null;
   return wait.count ? (wait.mean_us * wait.count) / 1000 / ms : 0;

@@ -1,8 +1,7 @@
 // Decisions over time: a lane for each pod and knob, a mark for each decision, on the axis of the charts above it.
 //
-// Pointing or the arrow keys draw the seconds around that moment large, and tell what was decided then; a click or Enter keeps
-// it. Shapes tell which way a
-// change went, and outlines what came of it: nothing is told by colour alone.
+// The pointer or the arrow keys enlarge the seconds around a time and list the decisions made then; a click or Enter keeps
+// them. Shapes show the direction of a change, outlines its outcome: no information is given by colour alone.
 
 import { direction } from "/static/decisions.js";
 import { byId, el, say, svg } from "/static/dom.js";
@@ -10,15 +9,15 @@ import { axis, frame, label } from "/static/charts.js";
 import { change, clock, knobValue } from "/static/format.js";
 
 const LANE_PX = 26;
-const MOST_LANES = 9; // one more holds all others
-const LENS_MS = 5000; // what lies so near to the pointer is told
+const MAX_LANES = 9; // one more lane holds all others
+const LENS_MS = 5000; // decisions within this distance of the pointer are listed
 const LENS_PX = 58;
-const VALUE_PX = 70; // a value beside its mark, where the next one is so far away
-const MOST_TOLD = 4;
+const VALUE_PX = 70; // a value next to its mark, if the next mark is at least this far away
+const MAX_LISTED = 4;
 const SHAPES = { shrink: "M-5 -4h10l-5 9z", grow: "M-5 4h10l-5 -9z", other: "M0 -6l6 6l-6 6l-6 -6z" };
 const CROSS = "M-4 -4l8 8M4 -4l-8 8";
 
-/** What the lanes can stand for. */
+/** Values by which decisions are divided into lanes. */
 const LANES = {
   pod: ({ outcome: { decision } }) => `${decision.pod || decision.cgroup} · ${decision.knob}`,
   knob: ({ outcome: { decision } }) => decision.knob,
@@ -29,7 +28,7 @@ const LANES = {
 export class Timeline {
   #rows = [];
   #marks = []; // {time, entry}, oldest first
-  #kept = null; // the entry that was chosen
+  #chosen = null; // the entry that was chosen
   #width = 0;
 
   constructor(cursor, open) {
@@ -57,11 +56,11 @@ export class Timeline {
   update(rows, marks) {
     this.#rows = rows;
     this.#marks = marks;
-    if (this.#kept !== null && !marks.some(({ entry }) => entry.seq === this.#kept.seq)) this.#kept = null;
+    if (this.#chosen !== null && !marks.some(({ entry }) => entry.seq === this.#chosen.seq)) this.#chosen = null;
     this.#draw();
   }
 
-  /** Names of the lanes and what is in them; the busiest have one of their own. */
+  /** Lanes by name with their marks; those with most decisions have a lane of their own. */
   #lanes() {
     const named = LANES[byId("lanes-by").value];
     const lanes = new Map();
@@ -70,7 +69,7 @@ export class Timeline {
       lanes.set(name, [...(lanes.get(name) ?? []), mark]);
     }
     const busiest = [...lanes].sort(([a, p], [b, q]) => q.length - p.length || a.localeCompare(b));
-    const rest = busiest.splice(MOST_LANES);
+    const rest = busiest.splice(MAX_LANES);
     const shown = busiest.sort(([a], [b]) => a.localeCompare(b));
     return rest.length ? [...shown, [`${rest.length} more`, rest.flatMap(([, marks]) => marks)]] : shown;
   }
@@ -104,20 +103,20 @@ export class Timeline {
     const failed = status === "refused" || status === "mismatch";
     const shape = svg("path", { class: `deed ${status}`, d: failed ? CROSS : SHAPES[direction(entry.outcome)], transform: `translate(${x.toFixed(1)} ${y})` });
     shape.dataset.seq = entry.seq;
-    if (entry.seq === this.#kept?.seq) shape.classList.add("kept");
+    if (entry.seq === this.#chosen?.seq) shape.classList.add("kept");
     return shape;
   }
 
-  /** The moment that is told about: where the cursor is, else that of the decision that is kept, else of the newest one. */
+  /** Time of the listed decisions: that of the cursor, else of the chosen decision, else of the newest one. */
   #moment() {
-    const kept = this.#marks.find(({ entry }) => entry.seq === this.#kept?.seq);
+    const kept = this.#marks.find(({ entry }) => entry.seq === this.#chosen?.seq);
     return this.cursor.time ?? (kept ?? this.#marks.at(-1))?.time ?? null;
   }
 
-  /** Decisions near that moment, the nearest first; before them the one that is kept, unless the cursor is elsewhere. */
+  /** Decisions near this time, nearest first; the chosen one comes first, unless the cursor selects another time. */
   #near() {
     const moment = this.#moment(), { time } = this.cursor;
-    const away = ({ time: at, entry }) => (time === null && entry.seq === this.#kept?.seq ? -1 : Math.abs(at - moment));
+    const away = ({ time: at, entry }) => (time === null && entry.seq === this.#chosen?.seq ? -1 : Math.abs(at - moment));
     return this.#marks.filter((mark) => away(mark) <= LENS_MS).sort((a, b) => away(a) - away(b) || b.entry.seq - a.entry.seq).map(({ entry }) => entry);
   }
 
@@ -132,11 +131,11 @@ export class Timeline {
       this.hand.append(svg("line", { x1: x, x2: x, y1: 0, y2: at.box.bottom }));
     }
     this.#magnify(near);
-    const told = near.slice(0, MOST_TOLD).sort((a, b) => b.seq - a.seq);
-    byId("told").replaceChildren(...told.map((entry) => this.#line(entry)));
-    const more = near.length - told.length;
-    const hint = time === null ? "Point at a moment to see it large and read what was decided then; a click opens it in the list." : "";
-    say(byId("told-more"), [more > 0 ? `and ${more} more within ${LENS_MS / 1000} s` : "", hint].filter(Boolean).join(". "));
+    const listed = near.slice(0, MAX_LISTED).sort((a, b) => b.seq - a.seq);
+    byId("decisions-at").replaceChildren(...listed.map((entry) => this.#line(entry)));
+    const more = near.length - listed.length;
+    const hint = time === null ? "Point at a time to enlarge it and read its decisions; a click opens them in the list." : "";
+    say(byId("decisions-at-more"), [more > 0 ? `and ${more} more within ${LENS_MS / 1000} s` : "", hint].filter(Boolean).join(". "));
     const index = this.#marks.findIndex(({ entry }) => entry === near[0]);
     this.plot.setAttribute("aria-valuemax", Math.max(this.#marks.length - 1, 0));
     this.plot.setAttribute("aria-valuenow", Math.max(index, 0));
@@ -189,9 +188,9 @@ export class Timeline {
     return this.#marks.find(({ entry }) => entry.seq === seq)?.entry ?? this.#near()[0] ?? null;
   }
 
-  /** Keep it: it stays told, and is opened in the list of decisions. */
+  /** Choose an entry: it stays listed, and is opened in the list of decisions. */
   #choose(entry) {
-    this.#kept = entry;
+    this.#chosen = entry;
     if (entry !== null) this.open(entry.seq);
     this.#draw();
   }

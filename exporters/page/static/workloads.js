@@ -1,4 +1,4 @@
-// The table of cgroups: managed containers first, then the others that run, wait or reclaim most or hold most memory. Sorted by any column.
+// Table of cgroups: managed containers first, then the others with most CPU use, latency, reclaim or memory. Sortable by any column.
 
 import { byId, each, el, line, say, write } from "/static/dom.js";
 import { bytes, cores, duration, integer, NONE, pathClass, percent, perSecond } from "/static/format.js";
@@ -29,6 +29,7 @@ const SETS = {
     of("Latency p50", (c) => us(c.latency?.p50_ms), duration),
     of("Latency p99", (c) => us(c.latency?.p99_ms), duration),
     of("Requests/s", (c) => c.latency?.per_second, integer),
+    of("Evaluated p99", (c) => c.evaluated_wait?.p99_us ?? c.evaluated_wait?.mean_us, duration),
   ],
   memory: [
     of("Memory", (c) => c.memory_bytes, bytes),
@@ -83,7 +84,7 @@ export class Workloads {
     this.#heads();
   }
 
-  /** All cgroups of a View in its own order, how many more there are, and the filter. */
+  /** Show all cgroups of a View in its order; `hidden` is the number of others, `fits` the filter. */
   update(cgroups, hidden, fits) {
     this.#data = [cgroups, hidden, fits];
     this.#draw();
@@ -126,7 +127,7 @@ export class Workloads {
     const way = down ? -1 : 1;
     return [...cgroups].sort((a, b) => {
       const [x, y] = [read(a) ?? null, read(b) ?? null];
-      if (x === null || y === null) return (x === null) - (y === null); // what is not known comes last either way
+      if (x === null || y === null) return (x === null) - (y === null); // unknown values come last in both directions
       return way * (typeof x === "string" ? x.localeCompare(y) : x - y);
     });
   }
@@ -137,9 +138,9 @@ export class Workloads {
     const body = this.table.tBodies[0];
     const columns = this.#columns;
     this.empty.hidden = cgroups.length > 0;
-    const more = hidden > 0 ? `${integer(hidden)} more do and hold less, see /metrics` : "";
-    say(this.empty, all.length ? `No cgroup shown here fits this filter${more && `; ${more}`}.` : "No cgroup runs, waits, reclaims or holds memory.");
-    say(byId("workloads-note"), more ? `since the previous round; ${integer(hidden)} more cgroups do and hold less` : "since the previous round");
+    const more = hidden > 0 ? `${integer(hidden)} more with lower values, see /metrics` : "";
+    say(this.empty, all.length ? `No cgroup matches this filter${more && `; ${more}`}.` : "No cgroup runs, waits, reclaims or holds memory.");
+    say(byId("workloads-note"), more ? `since the previous cycle; ${integer(hidden)} more cgroups with lower values` : "since the previous cycle");
     each(body, cgroups, () => line(columns.length - 1), (row, c) => {
       row.className = kind(c.qos);
       write(row, columns.map(({ text }) => text(c)));

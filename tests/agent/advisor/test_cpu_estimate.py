@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import AdvisorState, ContainerDemand
 from agent.advisor.cpu_estimate import estimate_container_cores
-from agent.advisor.engine import PolicyState, advise_cpu, evaluate_policy
-from agent.advisor.headroom.headroom_policies import region_headroom_cores
+from agent.advisor.engine import advise_cpu
 from agent.config.advisor import AdvisorConfig
 from agent.config.config import AgentConfig
-from agent.qrm.decisions.compose import PolicyResult
 from api.pod import Container
-from api.qos import QoSLevel
-from tests.agent.advisor.builders import pod, snapshot, topology, waits
+from tests.agent.advisor.cycles import advice_of, advise_cycles, evaluate_cycles
+from tests.builders.nodes import run_queue_latency as waits
+from tests.builders.nodes import topology
+from tests.builders.pods import shared
+from tests.builders.snapshots import snapshot
 
 CONFIG = AdvisorConfig(policy="canonical")
 
@@ -34,31 +36,25 @@ def test_estimate_of_a_container(
     request_cores: float | None, usage: float | None, load1: float | None, ramping: bool, expected: float
 ) -> None:
     container = Container(name="c", cgroup="/c", cpu_request_cores=request_cores)
-    known = ContainerDemand(
+    state = ContainerDemand(
         cgroup_id=1, first_seen_ns=0, last_seen_ns=0, ramping=ramping, usage_cores=usage, load1=load1
     )
-    assert estimate_container_cores(container, known, CONFIG) == pytest.approx(expected)
+    assert estimate_container_cores(container, state, CONFIG) == pytest.approx(expected)
 
 
-def test_a_load_says_when_its_waits_were_last_known() -> None:
-    """One task runs and two wait; from the 60th second on nobody tells of waits."""
-    known, busy = PolicyState(), [pod("web", QoSLevel.SHARED, request=2)]
-    for second in range(100):
-        wait = {"web": waits({2_000_000: second})} if second < 60 else {}
-        seen = snapshot(second, busy, cpus=48, usage_s={"web": float(second)}, wait=wait)
-        _, known = evaluate_policy(seen, AgentConfig(advisor=CONFIG), known, seen.taken_at_ns)
-    (web,) = known.advisor.containers.values()
+def test_load_has_the_time_of_its_last_measurement() -> None:
+    """One task runs and two wait; from the 60th second on run-queue latency is not measured."""
+    cycles = [
+        snapshot(
+            second, [shared("web", cpu_request=2)], machine=48, usage_s={"web": float(second)},
+            latency={"web": waits({2_000_000: second})} if second < 60 else {},
+        )
+        for second in range(100)
+    ]  # fmt: skip
+    _, state = evaluate_cycles(cycles, AgentConfig(advisor=CONFIG))
+    (web,) = state.advisor.containers.values()
     assert web.load1 == pytest.approx(3.0, rel=0.3)
-    assert (web.load_at_ns, web.last_seen_ns) == (seen.taken_at_ns - 40 * 10**9, seen.taken_at_ns)
-
-
-@pytest.mark.parametrize(("allocate", "reclaim", "expected"), [(0, 0, 90), (10, 0, 80), (0, 10, 100)])
-def test_region_headroom(allocate: float, reclaim: float, expected: float) -> None:
-    assert region_headroom_cores(90, 0, allocate, reclaim) == expected
-
-
-def test_region_headroom_is_never_negative() -> None:
-    assert region_headroom_cores(10, 20, 4, 4) == 0
+    assert (web.load_at_ns, web.last_seen_ns) == (cycles[59].taken_at_ns, cycles[99].taken_at_ns)
 
 
 @pytest.mark.parametrize(
@@ -71,34 +67,31 @@ def test_region_headroom_is_never_negative() -> None:
     ],
 )
 def test_tutorial_of_a_48_core_node(usage_per_s: float | None, waiting: int, share: int, headroom: float) -> None:
-    pods = [] if usage_per_s is None else [pod("shared-normal-pod", QoSLevel.SHARED, request=2)]
-    known, judged = PolicyState(), PolicyResult()
-    for second in range(400):
-        # Katalyst steps down by 2 CPUs each 30 s at most: the pool starts large and needs minutes to shrink.
-        seen = snapshot(
+    pods = [] if usage_per_s is None else [shared("shared-normal-pod", cpu_request=2)]
+    # Katalyst steps down by 2 CPUs each 30 s at most: the pool starts large and needs minutes to shrink.
+    cycles = [
+        snapshot(
             second,
             pods,
-            cpus=48,
-            usage_s={} if usage_per_s is None else {"shared-normal-pod": second * usage_per_s},
-            wait={"shared-normal-pod": waits({waiting * 1_000_000: second})} if pods else {},
+            machine=48,
+            usage_s={"shared-normal-pod": second * (usage_per_s or 0.0)},
+            latency={"shared-normal-pod": waits({waiting * 1_000_000: second})},
         )
-        judged, known = evaluate_policy(seen, AgentConfig(advisor=CONFIG), known, seen.taken_at_ns)
-    advice = judged.advice
-    assert advice is not None
+        for second in range(400)
+    ]
+    advice = advice_of(evaluate_cycles(cycles, AgentConfig(advisor=CONFIG))[0][-1])
     sizes = {pool.name: len(pool.cpus) for pool in advice.pools}
     assert (sizes["share"], sizes["reclaim"]) == (share, 48 - share)
     assert advice.headroom_cores == pytest.approx(headroom)
 
 
 @pytest.mark.parametrize(("cpus", "share"), [(2, 1), (4, 2), (8, 6), (12, 8), (48, 44)])
-def test_with_smt_no_core_serves_both_pools_even_where_the_pool_is_as_large_as_it_may_be(cpus: int, share: int) -> None:
+def test_with_smt_no_core_serves_both_pools_even_at_the_maximum_size(cpus: int, share: int) -> None:
     node = topology(cpus, threads=2)
-    known, judged, before = PolicyState(), PolicyResult(), set[int]()
-    for second in range(12):
-        seen = snapshot(second, [pod("web", QoSLevel.SHARED)], cpus=node, usage_s={"web": 100.0 * second})
-        judged, known = evaluate_policy(seen, AgentConfig(advisor=CONFIG), known, seen.taken_at_ns)
-        assert judged.advice is not None
-        pools = {pool.name: set(pool.cpus) for pool in judged.advice.pools}
+    cycles = [snapshot(second, [shared("web")], machine=node, usage_s={"web": 100.0 * second}) for second in range(12)]
+    before = set[int]()
+    for result in evaluate_cycles(cycles, AgentConfig(advisor=CONFIG))[0]:
+        pools = {pool.name: set(pool.cpus) for pool in advice_of(result).pools}
         assert pools["share"] | pools["reclaim"] == set(node.ids)
         assert before <= pools["share"], "a pool that grows keeps what it has"
         before = pools["share"]
@@ -108,52 +101,36 @@ def test_with_smt_no_core_serves_both_pools_even_where_the_pool_is_as_large_as_i
         assert not cores["share"] & cores["reclaim"]
 
 
-def test_a_pod_that_comes_later_ramps_up_at_its_request() -> None:
-    first, second = pod("a", QoSLevel.SHARED, request=2), pod("b", QoSLevel.SHARED, request=7)
-    memory = AdvisorState()
-    requirement = {}
-    for at in range(40):
-        pods = [first] if at == 0 else [first, second]
-        seen = snapshot(at, pods, cpus=48, usage_s={"a": 0.0, "b": 0.0})
-        advice, memory = advise_cpu(seen, CONFIG, memory, seen.taken_at_ns)
-        assert advice is not None
-        requirement[at] = advice.requirement_cores
-    assert requirement[0] == 2.0  # not measured yet: the request
-    assert requirement[1] == 7.0
-    assert requirement[30] == 7.0
+def test_a_later_pod_ramps_up_at_its_request() -> None:
+    first, second = shared("a", cpu_request=2), shared("b", cpu_request=7)
+    cycles = [snapshot(at, [first, second][: at + 1], machine=48, usage_s={"a": 0.0, "b": 0.0}) for at in range(40)]
+    requirement = [advice.requirement_cores for advice in advise_cycles(cycles, CONFIG)]
+    # In the first cycle nothing is measured yet, so that the request counts.
+    assert requirement[:31] == [2.0] + [7.0] * 30
     assert requirement[31] == 0.0
 
 
 def test_one_failed_read_of_the_cgroups_forgets_no_demand() -> None:
     config = AdvisorConfig(policy="canonical", min_ramp_down_period_s=0)
-    web = pod("web", QoSLevel.SHARED, request=0.5)
-    known, sizes = PolicyState(), []
-    for at in range(30):
-        seen = snapshot(at, [web], cpus=16, usage_s={"web": 8.0 * at})
-        if at == 20:
-            seen = msgspec.structs.replace(seen, cgroups={})
-        judged, known = evaluate_policy(seen, AgentConfig(advisor=config), known, seen.taken_at_ns)
-        assert judged.advice is not None
-        sizes.append(next(len(pool.cpus) for pool in judged.advice.pools if pool.name == "share"))
+    web = shared("web", cpu_request=0.5)
+    cycles = [snapshot(at, [web], machine=16, usage_s={"web": 8.0 * at}) for at in range(30)]
+    cycles[20] = replace(cycles[20], cgroups={})
+    results, _ = evaluate_cycles(cycles, AgentConfig(advisor=config))
+    sizes = [len(pool.cpus) for result in results for pool in advice_of(result).pools if pool.name == "share"]
     assert sizes[10:] == [12] * 20, "ceil(8 x 1.25 + 4) is 14, and 12 is all that the reclaim pool leaves"
 
 
-def test_a_listed_container_that_is_gone_needs_nothing_after_half_a_minute() -> None:
-    web = pod("web", QoSLevel.SHARED, request=0.5)
-    memory, need = AdvisorState(), {}
-    for at in range(45):
-        seen = snapshot(at, [web] if at < 10 else [], cpus=16, usage_s={"web": 2.0 * at})
-        seen = msgspec.structs.replace(seen, pods=(web,))
-        advice, memory = advise_cpu(seen, CONFIG, memory, seen.taken_at_ns)
-        assert advice is not None
-        need[at] = advice.requirement_cores
+def test_a_listed_container_without_cgroup_needs_nothing_after_half_a_minute() -> None:
+    web = shared("web", cpu_request=0.5)
+    shots = [snapshot(at, [web] if at < 10 else [], machine=16, usage_s={"web": 2.0 * at}) for at in range(45)]
+    cycles = [replace(shot, pods=(web,)) for shot in shots]
+    need = [advice.requirement_cores for advice in advise_cycles(cycles, CONFIG)]
     assert (need[9], need[20], need[38], need[40]) == (2.5, 2.5, 2.5, 0.0)
 
 
-def test_reclaim_switched_off_leaves_reclaimed_pods_the_minimum() -> None:
+def test_disabling_reclaim_leaves_reclaimed_pods_the_minimum() -> None:
     config = AdvisorConfig(policy="canonical", enable_reclaim=False)
-    advice, _ = advise_cpu(snapshot(0, [], cpus=48), config, AdvisorState(), 0)
-    assert advice is not None
+    (advice,) = advise_cycles([snapshot(0, [], machine=48)], config)
     assert advice.reclaimable_cores == 4.0
     assert advice.headroom_cores == 0.0
 
@@ -165,21 +142,20 @@ def test_policy_none_advises_nothing() -> None:
 
 
 @pytest.mark.parametrize("policy", ["canonical", "latency"])
-def test_a_tree_that_stays_unreadable_forgets_no_demand_and_promises_no_more(policy: str) -> None:
-    """48 CPUs, 16 in use: 20 are needed and 4 kept for bursts. From 20 s on nothing can be read, and a pod comes."""
+def test_an_unreadable_tree_keeps_demand_and_stops_growth(policy: str) -> None:
+    """48 CPUs, 16 in use: the need is 20, plus 4 for bursts. From 20 s on nothing can be read, and a pod is added."""
     config = msgspec.convert({"policy": policy, "headroom": {"policy": "estimate"}}, AdvisorConfig)
-    web, new = pod("web", QoSLevel.SHARED, request=16), pod("new", QoSLevel.SHARED, request=3)
-    known, need, promised, lent = PolicyState(), [], [], []
-    for at in range(140):
-        seen = snapshot(at, [web], cpus=48, usage_s={"web": 16.0 * at}, wait={"web": waits({10: 1000 * at})})
-        if at >= 20:
-            seen = msgspec.structs.replace(seen, cgroups={}, pods=(web,) if at < 130 else (web, new))
-        judged, known = evaluate_policy(seen, AgentConfig(advisor=config), known, seen.taken_at_ns)
-        assert judged.advice is not None
-        need.append(judged.advice.requirement_cores)
-        promised.append(judged.advice.headroom_cores)
-        lent.append(judged.advice.reclaimable_cores)
+    web, new = shared("web", cpu_request=16), shared("new", cpu_request=3)
+    cycles = [
+        snapshot(at, [web], machine=48, usage_s={"web": 16.0 * at}, latency={"web": waits({10: 1000 * at})})
+        for at in range(140)
+    ]
+    unread = [replace(shot, cgroups={}, pods=(web,) if at < 130 else (web, new)) for at, shot in enumerate(cycles)]
+    results, _ = evaluate_cycles([*cycles[:20], *unread[20:]], AgentConfig(advisor=config))
+    advices = [advice_of(result) for result in results]
+    need, headroom = [a.requirement_cores for a in advices], [a.headroom_cores for a in advices]
+    reclaimable = [a.reclaimable_cores for a in advices]
     assert need[19:] == pytest.approx([20.0] * 111 + [23.0] * 10)
-    assert promised[19] == pytest.approx(24.0)
-    assert promised[19:130] == pytest.approx([promised[19]] * 111)
-    assert max(lent[20:]) <= lent[19]
+    assert headroom[19] == pytest.approx(24.0)
+    assert headroom[19:130] == pytest.approx([headroom[19]] * 111)
+    assert max(reclaimable[20:]) <= reclaimable[19]

@@ -1,13 +1,14 @@
-"""What is found, what is advertised of it, and who is told, in whole rounds: vectors of Katalyst and Koordinator."""
+"""Computed and reported headroom in whole cycles: vectors of Katalyst and Koordinator."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.advisor.headroom.headroom_reporter import ReporterState
@@ -22,59 +23,40 @@ from agent.config.config import AgentConfig
 from agent.config.qrm import CpuPlacementConfig
 from agent.config.report import ReportConfig
 from agent.config.units import GIB
-from agent.qrm.decisions.compose import PolicyResult
-from api.advice import Headroom
 from api.cpu import Topology
-from api.measurements import CpuTimes, NumaNode
 from api.pod import Pod
-from api.qos import Enhancements, QoSLevel
-from api.snapshot import ComponentHealth, NodeSample, Snapshot
-from tests.agent.advisor.builders import S, pod, snapshot, topology
+from api.qos import Enhancements
+from api.snapshot import ComponentHealth, NodeSample, NumaNode, Snapshot
+from tests.agent.advisor.cycles import advice_of, evaluate_cycles, headroom_of, reported_of
+from tests.builders.nodes import S, cpu_times, topology
+from tests.builders.pods import dedicated, reclaimed, shared
+from tests.builders.snapshots import snapshot
 
-TWO = topology(96, numa=2)
+TWO = topology(96, sockets=2)
 """0-47 and 48-95, a socket each."""
 
 
-def times(busy: float, at_s: float) -> CpuTimes:
-    used = round(busy * at_s * S)
-    return CpuTimes(
-        user_ns=used, nice_ns=0, system_ns=0, idle_ns=round(at_s * S) - used, iowait_ns=0, irq_ns=0, softirq_ns=0, steal_ns=0
-    )  # fmt: skip
-
-
-def seen(
+def build_snapshot(
     at_s: float,
     pods: Sequence[Pod],
     node: Topology,
     used: Mapping[str, float],
     busy: float | Mapping[int, float] = 0.0,
 ) -> Snapshot:
-    """A moment of a life in which pods always used so many cores, and CPUs were always so busy."""
-    made = snapshot(at_s, pods, cpus=node, usage_s={name: cores * at_s for name, cores in used.items()})
+    """Return a snapshot in which pods have always used these cores and CPUs have always been this busy."""
+    built = snapshot(at_s, pods, machine=node, usage_s={name: cores * at_s for name, cores in used.items()})
     ratios = {cpu: busy.get(cpu, 0.0) if isinstance(busy, Mapping) else busy for cpu in node.ids}
     total = sum(ratios.values())
-    cpu = CpuTimes(
-        user_ns=round(total * at_s * S), nice_ns=0, system_ns=0, idle_ns=round((len(ratios) - total) * at_s * S),
-        iowait_ns=0, irq_ns=0, softirq_ns=0, steal_ns=0,
-    )  # fmt: skip
-    sample = NodeSample(per_cpu={cpu: times(ratio, at_s) for cpu, ratio in ratios.items()}, cpu=cpu)
-    return msgspec.structs.replace(made, node=sample)
+    per_cpu = {cpu: cpu_times(ratio * at_s, at_s) for cpu, ratio in ratios.items()}
+    return replace(built, node=NodeSample(per_cpu=per_cpu, cpu=cpu_times(total * at_s, len(ratios) * at_s)))
 
 
 def canonical(**headroom: Any) -> AgentConfig:
     return AgentConfig(advisor=AdvisorConfig(policy="canonical", headroom=HeadroomConfig(**headroom)))
 
 
-def headroom_of(judged: PolicyResult) -> Headroom:
-    assert judged.advice is not None
-    assert judged.advice.headroom is not None
-    return judged.advice.headroom
-
-
-def advertised(judged: PolicyResult) -> Headroom:
-    assert judged.advice is not None
-    assert judged.advice.reported_headroom is not None
-    return judged.advice.reported_headroom
+def batch_config(**advisor: Any) -> AgentConfig:
+    return AgentConfig(advisor=AdvisorConfig(headroom=HeadroomConfig(policy="koordinator-batch"), **advisor))
 
 
 def util(**fields: Any) -> dict[str, Any]:
@@ -87,55 +69,41 @@ def util(**fields: Any) -> dict[str, Any]:
         (0.3, 3.0, 10.0, util(), 13),  # 10 CPUs, target .6: 10 + 10 x .3
         (0.8, 1.0, 10.0, util(), 5),  # supply 3, 1.5 times that, rounded up
         (0.3, 3.0, 10.0, {}, 10),  # what is idle and what is used
-        (0.0, 0.0, 10.0, util(max_oversold_rate=1.2), 12),
         (0.9, 9.0, 15.0, util(maximum=0.8), 14),  # above the maximum: 15 - 10 x .1
-        (0.7, 7.0, 12.0, util(maximum=0.8), 12),  # between both: as it was
     ],
 )
 def test_the_reclaim_pool_by_its_utilisation(
     busy: float, used: float, last: float, headroom: dict[str, Any], expected: float
 ) -> None:
-    """96 CPUs on two NUMA nodes, of which the first ten are the reclaim pool; so much is advertised on NUMA node 0."""
-    config, pods = canonical(**headroom), [pod("batch", QoSLevel.RECLAIMED)]
+    """96 CPUs on two NUMA nodes; the first ten are the reclaim pool, and this headroom is reported on NUMA node 0."""
+    config, pods = canonical(**headroom), [reclaimed("batch")]
     ratios = dict.fromkeys(range(10), busy)
-    _, known = evaluate_policy(seen(1, pods, TWO, {"batch": used}, ratios), config, PolicyState(), S)
-    placed = msgspec.structs.replace(
-        known.advisor, pools={"reclaim": tuple(range(10))}, reported_by_numa={0: last, 1: 0.0}
-    )
-    known = msgspec.structs.replace(known, advisor=placed)
-    judged, _ = evaluate_policy(seen(2, pods, TWO, {"batch": used}, ratios), config, known, 2 * S)
-    found = headroom_of(judged)
-    assert found.cores == pytest.approx(expected)
-    assert found.cores_by_numa == {0: pytest.approx(expected), 1: 0}
+    _, state = evaluate_policy(build_snapshot(1, pods, TWO, {"batch": used}, ratios), config, PolicyState(), S)
+    assigned = replace(state.advisor, pools={"reclaim": tuple(range(10))}, reported_by_numa={0: last, 1: 0.0})
+    state = replace(state, advisor=assigned)
+    policy_result, _ = evaluate_policy(build_snapshot(2, pods, TWO, {"batch": used}, ratios), config, state, 2 * S)
+    result = headroom_of(policy_result)
+    assert result.cores == pytest.approx(expected)
+    assert result.cores_by_numa == {0: pytest.approx(expected), 1: 0}
 
 
-def play(
-    shots: Sequence[Snapshot], config: AgentConfig, known: PolicyState | None = None
-) -> tuple[PolicyResult, PolicyState]:
-    """The last of these rounds."""
-    judged, known = PolicyResult(), known or PolicyState()
-    for shot in shots:
-        judged, known = evaluate_policy(shot, config, known, shot.taken_at_ns)
-    return judged, known
+def bound_to(owner: Pod, *numa: int, **fields: Any) -> Pod:
+    return replace(owner, enhancements=Enhancements(numa_binding=True, **fields), bound_numa=numa)
 
 
-def bound_to(owner: Pod, *numa: int, **wants: Any) -> Pod:
-    return msgspec.structs.replace(owner, enhancements=Enhancements(numa_binding=True, **wants), bound_numa=numa)
-
-
-def test_what_a_dedicated_pod_leaves_of_the_numa_node_that_it_has_for_itself() -> None:
+def test_headroom_of_an_exclusive_numa_node() -> None:
     """48 CPUs on two NUMA nodes. The pod uses 10 of its 24, spread evenly: 12.5 and a reserve of 2 make 15 CPUs."""
-    node = topology(48, numa=2)
-    alone = bound_to(pod("alone", QoSLevel.DEDICATED, request=24), 1, numa_exclusive=True)
-    pods, used = [pod("web", QoSLevel.SHARED, request=4), alone], {"alone": 10.0, "web": 1.0}
+    node = topology(48, sockets=2)
+    alone = bound_to(dedicated("alone", cpu_request=24), 1, numa_exclusive=True)
+    pods, used = [shared("web", cpu_request=4), alone], {"alone": 10.0, "web": 1.0}
     busy = dict.fromkeys(range(24, 48), 10 / 24) | {0: 1.0}
-    judged, _ = play([seen(at, pods, node, used, busy) for at in range(1, 200)], canonical())
-    assert judged.advice is not None
-    overlaps = {(size.pool, size.numa): size.overlap for size in judged.advice.cpu.sizes}
+    cycles = [build_snapshot(at, pods, node, used, busy) for at in range(1, 200)]
+    result = evaluate_cycles(cycles, canonical())[0][-1]
+    overlaps = {(size.pool, size.numa): size.overlap for size in advice_of(result).cpu.sizes}
     assert overlaps["reclaim", 1] == {"dedicated-default/alone": 24 - 15}
-    # 9 CPUs x 14 / 24 idle are 5.25, rounded up on a NUMA node that somebody is bound to; all but the share pool's four
-    assert headroom_of(judged).cores_by_numa == {0: 20, 1: 6}
-    regions = {one.region.name: one for one in judged.advice.cpu.regions}
+    # 9 CPUs x 14 / 24 idle are 5.25, rounded up on a NUMA node with bound pods; all but the share pool's four
+    assert headroom_of(result).cores_by_numa == {0: 20, 1: 6}
+    regions = {item.region.name: item for item in advice_of(result).cpu.regions}
     # 24 less 2 at most; 12.5 are needed and 2 reserved, and 2 that reclaimed pods keep
     assert regions["dedicated-default/alone-NUMA1"].headroom_cores == pytest.approx(22 - 12.5 - 2 + 2)
     assert regions["share"].headroom_cores == pytest.approx(22 - 1.25 - 2 + 2)
@@ -145,17 +113,14 @@ def test_what_a_dedicated_pod_leaves_of_the_numa_node_that_it_has_for_itself() -
     ("policy", "cores", "rule"),
     [
         ("none", 0.0, "region_none"),
-        ("canonical", 18.75, "region_canonical"),
-        # nobody says that the service fares badly, so a score of 100 lends all of it
+        # no profile reports a problem, so a score of 100 makes all of it reclaimable
         ("numa-dedicated", 18.75, "region_numa_dedicated"),
-        ("numa-exclusive", 18.75, "region_numa_dedicated"),
     ],
 )
-def test_regions_follow_their_policy_of_headroom(policy: Any, cores: float, rule: str) -> None:
-    web = pod("web", QoSLevel.SHARED)
-    judged, _ = play([seen(at, [web], topology(24), {"web": 1.0}) for at in (1, 2)], canonical(share_region=policy))
-    assert judged.advice is not None
-    (share,) = judged.advice.cpu.regions
+def test_regions_use_their_headroom_policy(policy: Any, cores: float, rule: str) -> None:
+    web = shared("web")
+    cycles = [build_snapshot(at, [web], topology(24), {"web": 1.0}) for at in (1, 2)]
+    (share,) = advice_of(evaluate_cycles(cycles, canonical(share_region=policy))[0][-1]).cpu.regions
     # 20 at most, of which 1.25 are needed and 4 reserved; 4 more that reclaimed pods keep
     assert share.headroom_cores == pytest.approx(cores)
     assert share.headroom_reason is not None
@@ -164,11 +129,9 @@ def test_regions_follow_their_policy_of_headroom(policy: Any, cores: float, rule
 
 @pytest.mark.parametrize("policy", ["canonical", "latency"])
 @pytest.mark.parametrize("headroom", ["common", "estimate", "koordinator-batch"])
-def test_nothing_is_promised_on_the_socket_of_a_share_pool_that_must_not_be_lent_from(
-    policy: Any, headroom: Any
-) -> None:
-    near = bound_to(pod("near", QoSLevel.SHARED, request=4), 1, cpuset_pool="flink")
-    pods, used = [near, pod("web", QoSLevel.SHARED, request=4)], {"near": 1.0, "web": 1.0}
+def test_no_headroom_on_the_socket_of_an_unreclaimable_share_pool(policy: Any, headroom: Any) -> None:
+    near = bound_to(shared("near", cpu_request=4), 1, cpuset_pool="flink")
+    pods, used = [near, shared("web", cpu_request=4)], {"near": 1.0, "web": 1.0}
     for disabled in ((), ("flink",)):
         config = AgentConfig(
             advisor=AdvisorConfig(
@@ -177,24 +140,26 @@ def test_nothing_is_promised_on_the_socket_of_a_share_pool_that_must_not_be_lent
                 provision=ProvisionConfig(disable_reclaim_share_pools=disabled),
             )
         )
-        found = headroom_of(play([with_space(seen(at, pods, TWO, used)) for at in (1, 2, 3, 40)], config)[0])
-        by_numa = found.cores_by_numa
+        cycles = [with_memory(build_snapshot(at, pods, TWO, used)) for at in (1, 2, 3, 40)]
+        result = headroom_of(evaluate_cycles(cycles, config)[0][-1])
+        by_numa = result.cores_by_numa
         assert (by_numa[0] > 0, by_numa[1] > 0) == (True, not disabled)
-        assert found.cores == pytest.approx(sum(by_numa.values()))
-        assert ("NUMA node 1 is not lent: share pool flink of default/near" in found.reason.text) == bool(disabled)
+        assert result.cores == pytest.approx(sum(by_numa.values()))
+        assert (
+            "NUMA node 1 is not reclaimable: reclaim is disabled for share pool flink of default/near"
+            in result.reason.text
+        ) == bool(disabled)
         if headroom == "koordinator-batch":
-            assert found.memory_bytes == pytest.approx(sum(found.memory_by_numa.values()))
-            assert (found.memory_by_numa[1] > 0) == (not disabled)
+            assert result.memory_bytes == pytest.approx(sum(result.memory_by_numa.values()))
+            assert (result.memory_by_numa[1] > 0) == (not disabled)
 
 
-def with_space(shot: Snapshot, total: int = 200, busy: int = 50, anon: Mapping[str, int] | None = None) -> Snapshot:
-    """The same with so many GiB of memory, half on each of two NUMA nodes; `anon` are those of pods."""
+def with_memory(shot: Snapshot, total: int = 200, busy: int = 50, anon: Mapping[str, int] | None = None) -> Snapshot:
+    """Return the snapshot with this memory in GiB, half on each of two NUMA nodes; `anon` is that of pods."""
     numa = {n: NumaNode(meminfo={"MemTotal": total // 2 * GIB}) for n in (0, 1)}
-    node = msgspec.structs.replace(
-        shot.node, memory_total_bytes=total * GIB, memory_available_bytes=(total - busy) * GIB, numa=numa
-    )
+    node = replace(shot.node, memory_total_bytes=total * GIB, memory_available_bytes=(total - busy) * GIB, numa=numa)
     cgroups = {
-        path: msgspec.structs.replace(
+        path: replace(
             sample,
             memory_stat={
                 "inactive_anon": (anon or {}).get(path[1:], 0) * GIB,
@@ -204,21 +169,19 @@ def with_space(shot: Snapshot, total: int = 200, busy: int = 50, anon: Mapping[s
         )
         for path, sample in shot.cgroups.items()
     }
-    return msgspec.structs.replace(shot, node=node, cgroups=cgroups)
+    return replace(shot, node=node, cgroups=cgroups)
 
 
 def koordinator(at_s: float, spent_s: float) -> Snapshot:
-    """100 CPUs of which the system uses 10, and a prod pod has used so many seconds so far; 200 GiB, of which the pod has 30
-    and the system 20."""
-    shot = snapshot(
-        at_s, [pod("web", QoSLevel.SHARED, request=80)], cpus=topology(100, numa=2), usage_s={"web": spent_s}
-    )
+    """Return 100 CPUs of which the system uses 10 and a prod pod has used these seconds; 200 GiB, 30 by the pod and 20 by
+    the system."""
+    shot = snapshot(at_s, [shared("web", cpu_request=80)], machine=topology(100, sockets=2), usage_s={"web": spent_s})
     busy = spent_s + 10 * at_s
-    cpu = msgspec.structs.replace(times(0, 0), user_ns=round(busy * S), idle_ns=round((100 * at_s - busy) * S))
-    return with_space(msgspec.structs.replace(shot, node=msgspec.structs.replace(shot.node, cpu=cpu)), anon={"web": 30})
+    shot = replace(shot, node=replace(shot.node, cpu=cpu_times(busy, 100 * at_s)))
+    return with_memory(shot, anon={"web": 30})
 
 
-@pytest.mark.parametrize("lending", ["canonical", "latency"])
+@pytest.mark.parametrize("allowance", ["canonical", "latency"])
 @pytest.mark.parametrize(
     ("headroom", "cores", "gib"),
     [
@@ -245,35 +208,35 @@ def koordinator(at_s: float, spent_s: float) -> Snapshot:
         ),
     ],
 )
-def test_koordinators_sums_by_settings(lending: Any, headroom: HeadroomConfig, cores: float, gib: float) -> None:
-    config = AgentConfig(advisor=AdvisorConfig(policy=lending, ramp_up_s=0, headroom=headroom))
-    found = headroom_of(play([koordinator(at, 20.0 * at) for at in (1, 2)], config)[0])
-    assert found.cores == pytest.approx(cores)
-    assert found.cores_by_numa == {0: pytest.approx(cores / 2), 1: pytest.approx(cores / 2)}
-    assert found.memory_bytes == pytest.approx(gib * GIB)
+def test_koordinators_sums_by_settings(allowance: Any, headroom: HeadroomConfig, cores: float, gib: float) -> None:
+    config = AgentConfig(advisor=AdvisorConfig(policy=allowance, ramp_up_s=0, headroom=headroom))
+    result = headroom_of(evaluate_cycles([koordinator(at, 20.0 * at) for at in (1, 2)], config)[0][-1])
+    assert result.cores == pytest.approx(cores)
+    assert result.cores_by_numa == {0: pytest.approx(cores / 2), 1: pytest.approx(cores / 2)}
+    assert result.memory_bytes == pytest.approx(gib * GIB)
     if headroom.policy == "koordinator-batch":
-        assert "Memory: Batch is 80 GiB = 200 GiB - 70 GiB margin - 20 GiB system - 30 GiB by pods" in found.reason.text
-    assert found.memory_by_numa == {0: pytest.approx(gib * GIB / 2), 1: pytest.approx(gib * GIB / 2)}
+        assert (
+            "Memory: Batch is 80.00 GiB = 200.00 GiB - 70.00 GiB margin - 20.00 GiB system - 30.00 GiB by pods"
+            in result.reason.text
+        )
+    assert result.memory_by_numa == {0: pytest.approx(gib * GIB / 2), 1: pytest.approx(gib * GIB / 2)}
 
 
 def story(changes: Sequence[float], config: AgentConfig, every_s: int = 30) -> list[float | None]:
-    """CPU that is advertised in rounds so far apart, where the pod used so many cores before each of them."""
-    known, told, spent = PolicyState(), list[float | None](), 0.0
-    for turn, cores in enumerate((0.0, *changes)):
-        spent += cores * every_s * (turn > 0)
-        judged, known = evaluate_policy(koordinator(turn * every_s, spent), config, known, turn * every_s * S + S)
-        told.append(advertised(judged).cores)
-    return told
+    """Return the reported CPU headroom of cycles at these intervals, with this use of the pod before each of them."""
+    spent_s = accumulate(cores * every_s for cores in (0.0, *changes))
+    cycles = [koordinator(number * every_s, spent) for number, spent in enumerate(spent_s)]
+    return [reported_of(result).cores for result in evaluate_cycles(cycles, config)[0]]
 
 
-@pytest.mark.parametrize("lending", ["canonical", "latency"])
-def test_what_is_advertised_follows_a_window_in_steps(lending: Any) -> None:
+@pytest.mark.parametrize("allowance", ["canonical", "latency"])
+def test_reported_headroom_follows_a_window_in_steps(allowance: Any) -> None:
     """Batch is 50 less what the pod uses. Samples are 30 s apart, and four make a window."""
-    config = AgentConfig(advisor=AdvisorConfig(policy=lending, headroom=HeadroomConfig(policy="koordinator-batch")))
-    # nothing is known in the first round; then the window fills
+    config = batch_config(policy=allowance)
+    # nothing is known in the first cycle; then the window fills
     assert story([20, 20, 20, 20], config) == [None, None, None, None, 30]
     settled = [20.0] * 4
-    # means 30.25, 30.5: the first is within 0.3 of what is advertised
+    # means 30.25, 30.5: the first is within 0.3 of what is reported
     assert story([*settled, 19, 19], config)[4:] == pytest.approx([30, 30, 30.5])
     # means 35, 40, 45, 50 in steps of 4, which go on when the mean has come to rest
     assert story([*settled, 0, 0, 0, 0, 0, 0], config)[4:] == pytest.approx([30, 34, 38, 42, 46, 50, 50])
@@ -283,102 +246,95 @@ def test_what_is_advertised_follows_a_window_in_steps(lending: Any) -> None:
     assert story([49.0] * 4, config)[4:] == pytest.approx([4])
 
 
-def test_rounds_between_two_samples_change_nothing() -> None:
-    config = AgentConfig(advisor=AdvisorConfig(headroom=HeadroomConfig(policy="koordinator-batch")))
+def test_cycles_between_two_samples_change_nothing() -> None:
+    config = batch_config()
     every_second = story([20.0] * 125 + [0.0] * 30, config, every_s=1)
     changes = [at for at, (a, b) in enumerate(pairwise(every_second), 1) if a != b]
     assert changes == [120, 150]
 
 
-def test_what_is_advertised_is_less_a_reserve_and_by_numa_node_adds_up() -> None:
-    config = AgentConfig(
-        advisor=AdvisorConfig(headroom=HeadroomConfig(policy="koordinator-batch")),
-        report=ReportConfig(reserved_cores=5, reserved_memory_mib=10 * 1024),
-    )
-    judged, _ = play([koordinator(at, 20.0 * at) for at in range(0, 151, 30)], config)
-    told = advertised(judged)
-    assert (told.cores, told.cores_by_numa) == (25, {0: 12.5, 1: 12.5})
-    assert (told.memory_bytes, told.memory_by_numa) == (70 * GIB, {0: 35 * GIB, 1: 35 * GIB})
-    assert told.reason.inputs["cpu_reserved"] == 5
+def test_reported_headroom_excludes_a_reserve_and_adds_up_by_numa_node() -> None:
+    config = replace(batch_config(), report=ReportConfig(reserved_cores=5, reserved_memory_mib=10 * 1024))
+    results, _ = evaluate_cycles([koordinator(at, 20.0 * at) for at in range(0, 151, 30)], config)
+    reported = reported_of(results[-1])
+    assert (reported.cores, reported.cores_by_numa) == (25, {0: 12.5, 1: 12.5})
+    assert (reported.memory_bytes, reported.memory_by_numa) == (70 * GIB, {0: 35 * GIB, 1: 35 * GIB})
+    assert reported.reason.inputs["cpu_reserved"] == 5
 
 
-def test_reclaim_switched_off_advertises_nothing_at_once() -> None:
-    on = AgentConfig(advisor=AdvisorConfig(headroom=HeadroomConfig(policy="koordinator-batch")))
-    judged, known = play([koordinator(at, 20.0 * at) for at in range(0, 151, 30)], on)
-    assert advertised(judged).cores == 30
-    off = msgspec.structs.replace(on, advisor=msgspec.structs.replace(on.advisor, enable_reclaim=False))
-    judged, _ = play([koordinator(151, 20.0 * 151)], off, known)
-    for amounts in (headroom_of(judged), advertised(judged)):
+def test_disabling_reclaim_reports_zero_at_once() -> None:
+    on = batch_config()
+    results, state = evaluate_cycles([koordinator(at, 20.0 * at) for at in range(0, 151, 30)], on)
+    assert reported_of(results[-1]).cores == 30
+    off = replace(on, advisor=replace(on.advisor, enable_reclaim=False))
+    ((result,), _) = evaluate_cycles([koordinator(151, 20.0 * 151)], off, state)
+    for amounts in (headroom_of(result), reported_of(result)):
         assert (amounts.cores, amounts.cores_by_numa, amounts.memory_bytes) == (0, {0: 0, 1: 0}, 0)
 
 
-def test_utilisation_is_judged_by_what_is_advertised() -> None:
-    """Katalyst reads it from the node's resource object. 24 CPUs, 20 of the reclaim pool: nothing is used, so 24 are promised
-    from the moment that 20 are advertised."""
+def test_utilisation_uses_the_reported_headroom() -> None:
+    """Katalyst reads it from the node's resource object. 24 CPUs, 20 in the reclaim pool, no use: the headroom is 24 as
+    soon as 20 are reported."""
     config = canonical(util=CpuUtilBasedConfig(enable=True))
-    shots = [seen(at, [], topology(24), {}) for at in range(0, 400, 10)]
-    known, story = PolicyState(), []
-    for shot in shots:
-        judged, known = evaluate_policy(shot, config, known, shot.taken_at_ns)
-        story.append((headroom_of(judged).cores, advertised(judged).cores))
-    assert story[1] == (20, None)
-    assert story[11:14] == [(20, None), (20, 20), (24, 20)]
-    assert story[-1] == (24, 24)
+    cycles = [build_snapshot(at, [], topology(24), {}) for at in range(0, 400, 10)]
+    cores = [(headroom_of(result).cores, reported_of(result).cores) for result in evaluate_cycles(cycles, config)[0]]
+    assert cores[1] == (20, None)
+    assert cores[11:14] == [(20, None), (20, 20), (24, 20)]
+    assert cores[-1] == (24, 24)
 
 
-def test_a_reclaimed_pod_is_bound_where_headroom_is_found_and_nowhere_while_it_is_not() -> None:
-    config = msgspec.structs.replace(canonical(), placing=CpuPlacementConfig(enable_reclaim_numa_binding=True))
-    batch = msgspec.structs.replace(pod("batch", QoSLevel.RECLAIMED), enhancements=Enhancements(numa_binding=True))
-    asks = msgspec.structs.replace(batch.containers[0], reclaimed_cpu_cores=20.0)
-    batch = msgspec.structs.replace(batch, containers=(asks,))
-    shots = [seen(at, [batch], TWO, {"batch": 1.0}, {0: 1.0}) for at in (1, 2, 3)]
-    judged, known = play(shots[:1], config)
-    assert judged.placement is not None
-    assert judged.placement.rejected["default/batch"].rule == "numa_headroom_unknown"
-    judged, known = play(shots[1:], config, known)
-    assert judged.placement is not None
-    assert not judged.placement.rejected
-    assert len({cpu // 48 for cpu in judged.placement.cpus["/batch"]}) == 1
+def test_a_reclaimed_pod_is_bound_only_where_headroom_is_known() -> None:
+    config = replace(canonical(), placing=CpuPlacementConfig(enable_reclaim_numa_binding=True))
+    batch = replace(reclaimed("batch"), enhancements=Enhancements(numa_binding=True))
+    asks = replace(batch.containers[0], reclaimed_cpu_cores=20.0)
+    batch = replace(batch, containers=(asks,))
+    shots = [build_snapshot(at, [batch], TWO, {"batch": 1.0}, {0: 1.0}) for at in (1, 2, 3)]
+    first, _, last = (result.placement for result in evaluate_cycles(shots, config)[0])
+    assert first is not None
+    assert first.rejected["default/batch"].rule == "numa_headroom_unknown"
+    assert last is not None
+    assert not last.rejected
+    assert len({cpu // 48 for cpu in last.cpus["/batch"]}) == 1
 
 
-def test_latency_promises_what_the_estimate_leaves_by_numa_node() -> None:
+def test_policy_latency_has_the_estimated_headroom_by_numa_node() -> None:
     """96 CPUs. Online pods need 1.25 x (20 + 4): 20 are bound to NUMA node 1, and 4 run anywhere."""
-    near = bound_to(pod("near", QoSLevel.SHARED, request=20), 1)
-    pods, used = [near, pod("web", QoSLevel.SHARED, request=4)], {"near": 20.0, "web": 4.0}
-    judged, _ = play([seen(at, pods, TWO, used) for at in (1, 2)], AgentConfig(advisor=AdvisorConfig(ramp_up_s=0)))
-    found = headroom_of(judged)
-    assert found.reason.rule == "estimate"
-    assert found.cores == pytest.approx(96 - 30 - 4)
+    near = bound_to(shared("near", cpu_request=20), 1)
+    pods, used = [near, shared("web", cpu_request=4)], {"near": 20.0, "web": 4.0}
+    cycles = [build_snapshot(at, pods, TWO, used) for at in (1, 2)]
+    result = headroom_of(evaluate_cycles(cycles, AgentConfig(advisor=AdvisorConfig(ramp_up_s=0)))[0][-1])
+    assert result.reason.rule == "estimate"
+    assert result.cores == pytest.approx(96 - 30 - 4)
     # 45.5 and 20.5 CPUs are left there
-    assert found.cores_by_numa == {0: pytest.approx(62 * 45.5 / 66), 1: pytest.approx(62 * 20.5 / 66)}
-    assert "96 CPUs online pods need 30.00 by estimate and 4 are kept" in found.reason.text
+    assert result.cores_by_numa == {0: pytest.approx(62 * 45.5 / 66), 1: pytest.approx(62 * 20.5 / 66)}
+    assert "96 CPUs, online pods need 30.00 by estimate and 4 are reserved" in result.reason.text
 
 
-def test_what_is_remembered_survives_json() -> None:
-    _, known = play([koordinator(at, 20.0 * at) for at in range(0, 151, 30)], AgentConfig())
-    assert known.reporter.reported_headroom is not None
-    assert msgspec.json.decode(msgspec.json.encode(known.reporter), type=ReporterState) == known.reporter
+def test_policy_state_survives_json() -> None:
+    _, state = evaluate_cycles([koordinator(at, 20.0 * at) for at in range(0, 151, 30)], AgentConfig())
+    assert state.reporter.reported_headroom is not None
+    assert msgspec.json.decode(msgspec.json.encode(state.reporter), type=ReporterState) == state.reporter
 
 
 def unlisted(snapshot: Snapshot, pods: tuple[Pod, ...] = ()) -> Snapshot:
     source = ComponentHealth(name="pods", ok=False, error="the kubelet answered 403")
-    return msgspec.structs.replace(snapshot, pods=pods, sources=(source,))
+    return replace(snapshot, pods=pods, sources=(source,))
 
 
 @pytest.mark.parametrize("policy", ["canonical", "latency"])
-def test_a_node_whose_pods_nobody_lists_promises_nothing_and_later_no_more_than_it_did(policy: Any) -> None:
-    """It would be idle, by what is known: 96 CPUs that nobody uses."""
+def test_a_stale_pod_list_gives_no_new_headroom_and_no_growth(policy: Any) -> None:
+    """By the stale list, all 96 CPUs are idle."""
     config = AgentConfig(advisor=AdvisorConfig(policy=policy), report=ReportConfig(window_s=60.0))
-    pods, blind, sighted = (pod("web", QoSLevel.SHARED, request=4),), PolicyState(), PolicyState()
+    pods, blind, sighted = (shared("web", cpu_request=4),), PolicyState(), PolicyState()
     for at in range(0, 300, 30):
-        now = seen(at, pods, TWO, {"web": 1.0})
-        judged, blind = evaluate_policy(unlisted(now), config, blind, now.taken_at_ns)
-        assert judged.advice is None or advertised(judged).cores is None
-        judged, sighted = evaluate_policy(now, config, sighted, now.taken_at_ns)
-    before = advertised(judged)
+        now = build_snapshot(at, pods, TWO, {"web": 1.0})
+        result, blind = evaluate_policy(unlisted(now), config, blind, now.taken_at_ns)
+        assert result.advice is None or reported_of(result).cores is None
+        result, sighted = evaluate_policy(now, config, sighted, now.taken_at_ns)
+    before = reported_of(result)
     assert before.cores is not None
     assert before.cores > 48
-    # The pod has gone meanwhile, for all that anybody knows, and a larger one may have come.
-    later = seen(330, pods, TWO, {"web": 0.1})
-    judged, _ = evaluate_policy(unlisted(later, pods), config, sighted, later.taken_at_ns)
-    assert (advertised(judged).cores, advertised(judged).stale[:1]) == (before.cores, ("cpu",))
+    # By the stale list the pod may have ended meanwhile, and a larger one may have started.
+    later = build_snapshot(330, pods, TWO, {"web": 0.1})
+    result, _ = evaluate_policy(unlisted(later, pods), config, sighted, later.taken_at_ns)
+    assert (reported_of(result).cores, reported_of(result).stale[:1]) == (before.cores, ("cpu",))

@@ -1,4 +1,4 @@
-"""Overcommit ratios: Katalyst's own cases, its formula's bounds, and what is not measured."""
+"""Overcommit ratios: Katalyst's own cases, bounds of the formula, and unmeasured inputs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ from agent.advisor.node_advice import (
     MEMORY_RATIO_KEY,
     PodLoad,
     compute_overcommit,
-    guaranteed_cpus,
-    overcommit_annotations,
     overcommit_ratio,
 )
 from agent.config.advisor import OvercommitConfig
-from api.pod import Container, Pod
-from api.qos import QoSLevel
 
 GIB = 1 << 30
 CONFIG = OvercommitConfig()
@@ -27,7 +23,6 @@ TEN = {CPU_RATIO_KEY: "10", MEMORY_RATIO_KEY: "10"}
 def load(cpu: tuple[float | None, float | None], memory: tuple[float | None, float | None]) -> PodLoad:
     """Requested and used, in cores and GiB."""
     return PodLoad(
-        pod="a/b",
         cpu_request_cores=cpu[0],
         cpu_used_cores=cpu[1],
         memory_request_bytes=None if memory[0] is None else memory[0] * GIB,
@@ -47,7 +42,7 @@ def load(cpu: tuple[float | None, float | None], memory: tuple[float | None, flo
         ([load((2, 0.5), (4, 1))] * 2, {}, 1.0, 1.0),
         ([load((2, 0.5), (4, 1))] * 2, {CPU_RATIO_KEY: "much", MEMORY_RATIO_KEY: "0.3"}, 1.0, 1.0),
         ([load((2, 0.5), (4, 1))] * 2, {CPU_RATIO_KEY: "nan", MEMORY_RATIO_KEY: "inf"}, 1.0, 1.0),
-        # not measured: all that it requests; neither: nothing can be said
+        # not measured: all that it requests; neither measured nor requested: no ratio
         ([load((2, None), (4, None))] * 2, TEN, 1.0, 1.0),
         ([load((2, 0.5), (4, 1)), load((None, None), (None, None))], TEN, 1.0, 1.0),
         # of a node without pods
@@ -55,12 +50,12 @@ def load(cpu: tuple[float | None, float | None], memory: tuple[float | None, flo
     ],
 )
 def test_ratios(pods: list[PodLoad], static: dict[str, str], cpu: float, memory: float) -> None:
-    found = compute_overcommit(pods, 16, 32 * GIB, static, CONFIG)
-    assert found.cpu_ratio == pytest.approx(cpu, abs=0.01)
-    assert found.memory_ratio == pytest.approx(memory, abs=0.01)
+    result = compute_overcommit(pods, 16, 32 * GIB, static, CONFIG)
+    assert result.cpu_ratio == pytest.approx(cpu, abs=0.01)
+    assert result.memory_ratio == pytest.approx(memory, abs=0.01)
 
 
-def test_the_load_of_the_pods_that_are_there_counts_where_it_is_higher_than_the_estimate() -> None:
+def test_the_measured_load_counts_if_it_is_higher_than_the_estimate() -> None:
     assert overcommit_ratio(100, 40, 20, 0.9, 0.4) == pytest.approx(1.8)  # ((90 - 20) / .5 + 40) / 100
     assert overcommit_ratio(100, 40, 10, 0.9, 0.4) == pytest.approx(
         2.4
@@ -69,75 +64,25 @@ def test_the_load_of_the_pods_that_are_there_counts_where_it_is_higher_than_the_
     assert overcommit_ratio(100, 40, 60, 0.9, 0.4) == 1.0  # more used than requested: a load of 1 at most
 
 
-def test_what_is_not_known_of_the_node_is_not_overcommitted() -> None:
-    found = compute_overcommit([load((2, 0.5), (4, 1))], None, None, TEN, CONFIG)
-    assert (found.cpu_ratio, found.memory_ratio) == (1.0, 1.0)
-    assert "CPU: what is there or what is used is not known" in found.reason.text
+def test_an_unknown_resource_is_not_overcommitted() -> None:
+    result = compute_overcommit([load((2, 0.5), (4, 1))], None, None, TEN, CONFIG)
+    assert (result.cpu_ratio, result.memory_ratio) == (1.0, 1.0)
+    assert "CPU: the capacity or the use is not known" in result.reason.text
 
 
-def test_the_verdict_has_the_numbers_in_it() -> None:
-    found = compute_overcommit([load((2, 0.5), (4, 1))] * 2, 16, 32 * GIB, {CPU_RATIO_KEY: "1.5"}, CONFIG)
-    assert "CPU: 1 used of 4 requested on 16 cores: 1.50, bounded by the node's 1.50." in found.reason.text
-    assert found.reason.inputs["cpu_static_ratio"] == 1.5
-
-
-def pod(*containers: tuple[float | None, float | None, int | None, int | None]) -> Pod:
-    return Pod(
-        uid="u",
-        namespace="a",
-        name="b",
-        qos=QoSLevel.SHARED,
-        containers=tuple(
-            Container(
-                name=str(n),
-                cgroup=f"/{n}",
-                cpu_request_cores=request,
-                cpu_limit_cores=limit,
-                memory_request_bytes=least,
-                memory_limit_bytes=most,
-            )
-            for n, (request, limit, least, most) in enumerate(containers)
-        ),
-    )
-
-
-@pytest.mark.parametrize(
-    ("containers", "expected"),
-    [
-        ([(4, 4, 1, 1)], 4),
-        ([(4, 4, 1, 1), (2.5, 2.5, 1, 1)], 4),
-        ([(4, 4, 1, 1), (None, None, 1, 1)], 0),
-        ([(4, 8, 1, 1)], 0),
-        ([(4, 4, None, None)], 0),
-        ([(2.5, 2.5, 1, 1)], 0),
-    ],
-)
-def test_guaranteed_cpus_are_those_of_whole_numbers(
-    containers: list[tuple[float, float, int, int]], expected: int
-) -> None:
-    assert guaranteed_cpus(pod(*containers)) == expected
-
-
-def test_annotations_have_two_decimals_and_pinned_cpus_only_with_a_static_manager() -> None:
-    found = compute_overcommit([load((2, 0.5), (4, 1))] * 2, 16, 32 * GIB, TEN, CONFIG)
-    told = overcommit_annotations(found, "static", "None", [pod((4, 4, 1, 1))] * 2)
-    assert told == {
-        "katalyst.kubewharf.io/cpu_overcommit_ratio": "1.59",
-        "katalyst.kubewharf.io/memory_overcommit_ratio": "1.17",
-        "katalyst.kubewharf.io/overcommit_cpu_manager": "static",
-        "katalyst.kubewharf.io/overcommit_memory_manager": "None",
-        "katalyst.kubewharf.io/guaranteed_cpus": "8",
-    }
+def test_the_reason_contains_the_numbers() -> None:
+    result = compute_overcommit([load((2, 0.5), (4, 1))] * 2, 16, 32 * GIB, {CPU_RATIO_KEY: "1.5"}, CONFIG)
     assert (
-        overcommit_annotations(found, "none", "None", [pod((4, 4, 1, 1))])["katalyst.kubewharf.io/guaranteed_cpus"]
-        == "0"
-    )
+        "CPU: 1.00 cores used of 4.00 cores requested and 16.00 cores allocatable: "
+        "overcommit ratio 1.50, bounded by the node's 1.50."
+    ) in result.reason.text
+    assert result.reason.inputs["cpu_static_ratio"] == 1.5
 
 
 @given(st.floats(1, 500), st.floats(0.01, 500), st.floats(0, 500), st.floats(0.01, 1), st.floats(0.01, 1))
-def test_never_below_one_and_more_used_is_never_more_overcommitted(
+def test_ratios_are_at_least_one_and_fall_with_use(
     allocatable: float, requested: float, used: float, target: float, estimated: float
 ) -> None:
-    found = overcommit_ratio(allocatable, requested, used, target, estimated)
-    assert found >= 1
-    assert overcommit_ratio(allocatable, requested, used + 1, target, estimated) <= found + 1e-9
+    result = overcommit_ratio(allocatable, requested, used, target, estimated)
+    assert result >= 1
+    assert overcommit_ratio(allocatable, requested, used + 1, target, estimated) <= result + 1e-9

@@ -1,4 +1,4 @@
-"""Answers to power alerts: Katalyst's own cases, the bookkeeping of caps, and what is missing."""
+"""Answers to power alerts: Katalyst's own cases, the accounting of caps, and missing inputs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.advisor.power_capping import (
     PowerInputs,
@@ -15,14 +16,20 @@ from agent.advisor.power_capping import (
     PowerSpec,
     PowerState,
     advise_power,
+    check_power_annotations,
+    domain_watts,
     evict_percent,
-    mean_watts,
+    node_watts,
+    package_limit,
+    package_watts,
     parse_power_spec,
+    power_annotation_keys,
 )
 from agent.config.advisor import PowerConfig
-from api.advice import PowerActionKind
+from api.advice import PowerActionKind, PowerCap
+from api.knobs import Reason
 from api.snapshot import NodeSample
-from tests.agent.advisor.builders import snapshot
+from tests.builders.snapshots import snapshot
 
 S = 1_000_000_000
 CONFIG = PowerConfig()
@@ -83,7 +90,7 @@ def situation(
         # within the budget
         (situation("s0", 100), 0, PowerActionKind.NOOP, 0),
         (situation("s0", 99, watts=99.9), 0, PowerActionKind.NOOP, 0),
-        # nobody to evict although told so
+        # the alert requests eviction, but no pod is evictable
         (situation("p0", operation=PowerOperation.EVICT), 0, PowerActionKind.NOOP, 0),
         # missing and unknown
         (situation("s0", watts=None), 0, PowerActionKind.NOOP, 0),
@@ -93,10 +100,10 @@ def situation(
         (situation("s0", spec=None), 0, PowerActionKind.NOOP, 0),
     ],
 )
-def test_answers(case: PowerInputs, used: int, kind: PowerActionKind, number: int) -> None:
-    action, memory = advise_power(case, PowerState(lowered_percent=used), CONFIG)
+def test_answers_to_alerts(case: PowerInputs, used: int, kind: PowerActionKind, number: int) -> None:
+    action, state = advise_power(case, PowerState(lowered_percent=used), CONFIG)
     assert (action.kind, action.percent + action.target_watts) == (kind, number)
-    assert memory.lowering == memory.capped == (kind is PowerActionKind.CAP)
+    assert state.lowering == (state.cap is not None) == (kind is PowerActionKind.CAP)
 
 
 @pytest.mark.parametrize(
@@ -125,14 +132,14 @@ def test_percent_by_time_left(budget: int, now: int, left_min: float, percent: i
     ("pods", "evictable", "count"),
     [(100, 50, 14), (101, 50, 15), (3, 3, 1), (100, 5, 5), (1, 1, 1)],
 )
-def test_how_many_pods_go(pods: int, evictable: int, count: int) -> None:
+def test_number_of_evicted_pods(pods: int, evictable: int, count: int) -> None:
     action, _ = advise_power(situation(evictable=evictable, pods=pods), PowerState(), CONFIG)
     assert (action.percent, action.count) == (14, count)
-    assert f"14 % of {pods} pods go, {count} reclaimed ones" in action.reason.text
+    assert f"evict 14 % of {pods} pods, {count} of them reclaimed" in action.reason.text
 
 
-def test_caps_below_s0_add_up_to_ten_percent_and_only_what_fell_while_capped_counts() -> None:
-    memory = PowerState()
+def test_caps_below_s0_add_up_to_ten_percent() -> None:
+    state = PowerState()
     story = [
         # watts, kind, target, lowered in all
         (200, PowerActionKind.CAP, 180, 0),
@@ -141,34 +148,36 @@ def test_caps_below_s0_add_up_to_ten_percent_and_only_what_fell_while_capped_cou
         (186, PowerActionKind.CAP, 184, 9),  # 9 x 100 / 195 = 4: 1 % left
         (183, PowerActionKind.NOOP, 0, 10),  # 3 x 100 / 186 = 1: that was all
     ]
-    for turn, (drawn, kind, target, lowered) in enumerate(story):
-        action, memory = advise_power(situation(budget=100, watts=float(drawn), now_s=100 + 10 * turn), memory, CONFIG)
-        assert (action.kind, action.target_watts, memory.lowered_percent) == (kind, target, lowered)
-    assert not memory.lowering
+    for number, (drawn, kind, target, lowered) in enumerate(story):
+        action, state = advise_power(situation(budget=100, watts=float(drawn), now_s=100 + 10 * number), state, CONFIG)
+        assert (action.kind, action.target_watts, state.lowered_percent) == (kind, target, lowered)
+    assert not state.lowering
     # what falls while no cap is on is not counted
-    _, memory = advise_power(situation(budget=100, watts=150.0, now_s=200), memory, CONFIG)
-    assert memory.lowered_percent == 10
-    # when the alert is over everything is let go, once, and a new alert starts anew
-    action, memory = advise_power(situation(spec=None, now_s=201), memory, CONFIG)
+    _, state = advise_power(situation(budget=100, watts=150.0, now_s=200), state, CONFIG)
+    assert state.lowered_percent == 10
+    # when the alert is over the cap is released once, and a new alert starts again
+    action, state = advise_power(situation(spec=None, now_s=201), state, CONFIG)
     assert action.kind is PowerActionKind.RESET
-    assert memory == PowerState()
-    assert advise_power(situation(spec=None, now_s=202), memory, CONFIG)[0].kind is PowerActionKind.NOOP
+    assert state == PowerState()
+    assert advise_power(situation(spec=None, now_s=202), state, CONFIG)[0].kind is PowerActionKind.NOOP
 
 
 def test_a_cap_is_given_time_to_settle() -> None:
-    action, memory = advise_power(situation("s0"), PowerState(), CONFIG)
+    action, state = advise_power(situation("s0"), PowerState(), CONFIG)
     assert action.kind is PowerActionKind.CAP
-    action, same = advise_power(situation("s0", now_s=108.9), memory, CONFIG)
-    assert (action.kind, action.reason.rule, same) == (PowerActionKind.NOOP, "power_settling", memory)
-    assert advise_power(situation("s0", now_s=109), memory, CONFIG)[0].kind is PowerActionKind.CAP
+    action, same = advise_power(situation("s0", now_s=108.9), state, CONFIG)
+    assert (action.kind, action.reason.rule, same) == (PowerActionKind.NOOP, "power_settling", state)
+    assert advise_power(situation("s0", now_s=109), state, CONFIG)[0].kind is PowerActionKind.CAP
     # a clock of another boot does not wait, and what was lowered then is forgotten
-    action, memory = advise_power(situation("p0", now_s=5), msgspec.structs.replace(memory, lowered_percent=10), CONFIG)
-    assert (action.target_watts, memory.capped) == (90, True)
+    action, state = advise_power(situation("p0", now_s=5), replace(state, lowered_percent=10), CONFIG)
+    assert state.cap is not None
+    assert (action.target_watts, state.cap.target_watts) == (90, 90)
 
 
-def test_memory_survives_json() -> None:
-    memory = PowerState(acted_ns=5, capped=True, lowering=True, lowered_percent=3, last_watts=100)
-    assert msgspec.json.decode(msgspec.json.encode(memory), type=PowerState) == memory
+def test_power_state_survives_json() -> None:
+    cap = PowerCap(target_watts=80, package_watts=30, reason=Reason(rule="power_cap", text="Cap."))
+    state = PowerState(acted_ns=5, cap=cap, lowering=True, lowered_percent=3, last_watts=100)
+    assert msgspec.json.decode(msgspec.json.encode(state), type=PowerState) == state
 
 
 ANNOTATIONS = {
@@ -205,29 +214,72 @@ def test_the_alert_is_read_from_annotations() -> None:
         ("power-internal-op", "evict"),
     ],
 )
-def test_an_alert_that_cannot_be_read_names_the_annotation(key: str, value: str) -> None:
+def test_an_invalid_alert_names_the_annotation(key: str, value: str) -> None:
     with pytest.raises(ValueError, match=key):
         parse_power_spec({**ANNOTATIONS, f"power.example/{key}": value}, "power.example")
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "expected"),
+    ("before", "after", "expected", "packages"),
     [
-        ({"package-0": 0, "package-1": 5}, {"package-0": 80_000_000, "package-1": 40_000_005}, 60.0),
-        ({"package-0": 0, "package-0/dram": 0}, {"package-0": 80_000_000, "package-0/dram": 20_000_000}, 50.0),
-        ({"package-0": 0, "package-0/core": 0}, {"package-0": 80_000_000, "package-0/core": 70_000_000}, 40.0),
-        ({"package-0": 0, "psys": 0}, {"package-0": 80_000_000, "psys": 200_000_000}, 100.0),
-        ({"package-0": 90}, {"package-0": 80}, None),  # wrapped around
-        ({}, {"package-0": 80}, None),
-        ({"core": 0}, {"core": 80}, None),
-        ({}, {}, None),
+        ({"package-0": 0, "package-1": 5}, {"package-0": 80_000_000, "package-1": 40_000_005}, 60.0, (40.0, 20.0)),
+        ({"package-0": 0, "package-0/dram": 0}, {"package-0": 80_000_000, "package-0/dram": 20_000_000}, 50.0, (40.0,)),
+        ({"package-0": 0, "package-0/core": 0}, {"package-0": 80_000_000, "package-0/core": 70_000_000}, 40.0, (40.0,)),
+        ({"package-0": 0, "psys": 0}, {"package-0": 80_000_000, "psys": 200_000_000}, 100.0, (40.0,)),
+        ({"package-0": 90}, {"package-0": 80}, None, ()),  # wrapped around
+        ({}, {"package-0": 80}, None, ()),
+        ({"core": 0}, {"core": 80}, None, ()),
+        ({}, {}, None, ()),
     ],
 )
-def test_watts_by_energy_counters(before: dict[str, int], after: dict[str, int], expected: float | None) -> None:
-    first = msgspec.structs.replace(snapshot(0, []), node=NodeSample(power_uj=before))
-    then = msgspec.structs.replace(snapshot(2, []), node=NodeSample(power_uj=after))
-    assert mean_watts(first, then) == expected
-    assert mean_watts(then, then) is None
+def test_watts_by_energy_counters(
+    before: dict[str, int], after: dict[str, int], expected: float | None, packages: tuple[float, ...]
+) -> None:
+    first = replace(snapshot(0, []), node=NodeSample(power_uj=before))
+    then = replace(snapshot(2, []), node=NodeSample(power_uj=after))
+    watts = domain_watts(first, then)
+    assert (node_watts(watts), package_watts(watts)) == (expected, packages)
+    assert domain_watts(then, then) == {}
+
+
+@pytest.mark.parametrize(
+    ("target", "total", "packages", "limit"),
+    [
+        (80, 100.0, (100.0,), 80),
+        (80, 100.0, (60.0,), 40),  # 40 W outside of the package stay
+        (160, 200.0, (50.0, 150.0), 110),  # the package with little load keeps its 50 W
+        (100, 200.0, (50.0, 150.0), 50),
+        (90, 200.0, (50.0, 150.0), 45),
+        (81, 200.0, (75.0, 75.0), 15),  # half of 81 - 50, rounded down
+        (10, 200.0, (50.0, 50.0), 1),  # the rest alone draws more
+        (80, 100.0, (120.0,), 80),  # the platform's meter shows less than the package's
+        (80, 100.0, (), 0),
+    ],
+)
+def test_one_limit_of_all_packages_meets_the_target(
+    target: int, total: float, packages: tuple[float, ...], limit: int
+) -> None:
+    assert package_limit(target, total, packages) == limit
+
+
+def test_the_cap_stays_in_force_within_the_budget_and_while_the_alert_is_unreadable() -> None:
+    action, capped = advise_power(situation("s0", package_watts=(70.0,)), PowerState(), CONFIG)
+    assert capped.cap == PowerCap(target_watts=80, package_watts=50, reason=action.reason)
+    action, state = advise_power(situation("s0", watts=79.0, now_s=110), capped, CONFIG)
+    assert (action.reason.rule, state.cap) == ("power_within_budget", capped.cap)
+    garbage = Reason(rule="power_alert_invalid", text="The power alert is invalid.")
+    action, state = advise_power(situation("s0", spec=None, unknown=garbage, now_s=120), state, CONFIG)
+    assert (action.kind, action.reason, state.cap) == (PowerActionKind.NOOP, garbage, capped.cap)
+    action, state = advise_power(situation("s0", spec=None, now_s=121), state, CONFIG)
+    assert (action.kind, state.cap) == (PowerActionKind.RESET, None)
+
+
+@given(
+    st.dictionaries(st.sampled_from([*power_annotation_keys("")]), st.text() | st.sampled_from(["1", "nan", "9e999"]))
+)
+def test_any_annotations_are_an_alert_none_or_an_error_that_names_the_key(annotations: dict[str, str]) -> None:
+    problem = check_power_annotations(annotations, "")
+    assert not problem or any(key in problem for key in power_annotation_keys(""))
 
 
 @given(
@@ -239,7 +291,7 @@ def test_watts_by_energy_counters(before: dict[str, int], after: dict[str, int],
     st.integers(0, 20),
     st.sampled_from(PowerOperation),
 )
-def test_never_more_pods_than_there_are_and_never_a_cap_above_what_is_drawn(
+def test_answers_stay_within_pods_and_power(
     level: str, budget: int, drawn: float | None, evictable: int, left_min: float, used: int, operation: PowerOperation
 ) -> None:
     case = situation(

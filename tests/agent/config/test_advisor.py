@@ -1,4 +1,4 @@
-"""What settings mean on nodes of every size."""
+"""Defaults of advisor settings on nodes of every size."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def test_small_nodes_reserve_a_quarter(cpus: int, reserve: float, reclaim: int) 
     assert AdvisorConfig().reclaim_reserve_cores(cpus, 1) == reclaim
 
 
-def test_what_is_configured_holds_on_small_nodes_too() -> None:
+def test_configured_reserves_hold_on_small_nodes_too() -> None:
     config = AdvisorConfig(reserved_for_allocate_cores=4, min_reclaimed_cores=16)
     assert config.reserve_cores(2) == 2
     assert config.reclaim_reserve_cores(16, 2) == 16
 
 
-def test_a_file_sets_them_in_camel_case() -> None:
+def test_names_in_the_file_are_camel_case() -> None:
     config = msgspec.convert(
         {
             "sharePolicies": ["rama", "dynamic-quota"],
@@ -41,7 +41,7 @@ def test_a_file_sets_them_in_camel_case() -> None:
     assert msgspec.convert(msgspec.to_builtins(config), ProvisionConfig) == config
 
 
-def test_nothing_set_is_katalysts_default() -> None:
+def test_defaults_are_katalysts() -> None:
     config = msgspec.convert({}, ProvisionConfig)
     assert (config.share_policies, config.dedicated_policies) == (("canonical",), ("canonical",))
     assert config.restrict == {"rama": "dynamic-quota"}
@@ -53,7 +53,7 @@ def test_nothing_set_is_katalysts_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "complaint"),
+    ("settings", "message"),
     [
         ({"sharePolicies": ["ramma"]}, "Invalid enum value 'ramma'"),
         ({"share_policies": ["rama"]}, "unknown field `share_policies`"),
@@ -63,6 +63,6 @@ def test_nothing_set_is_katalysts_default() -> None:
         ({"isolation": {"lockInRounds": 0}}, ">= 1"),
     ],
 )
-def test_what_they_refuse(settings: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(msgspec.ValidationError, match=complaint):
+def test_invalid_settings_are_rejected(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=message):
         msgspec.convert(settings, ProvisionConfig)

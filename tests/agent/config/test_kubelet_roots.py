@@ -1,4 +1,4 @@
-"""Settings that name cgroups follow the kubelet's driver and root, where nobody has set them."""
+"""Unset cgroup paths follow the kubelet's cgroup driver and root."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SYSTEMD = "/kubepods.slice/kubepods-besteffort.slice"
     [
         ({}, "/", {"/kubepods"}, "/kubepods/besteffort"),
         ({}, "/", {"/kubepods.slice"}, SYSTEMD),
-        # After a change of the driver the other's may be left over.
+        # After a change of the driver, cgroups of the other driver may remain.
         ({}, "/", {"/kubepods", "/kubepods.slice"}, SYSTEMD),
         ({}, "/", set(), ""),
         ({"memory": {"usageMargin": 1.2}}, "/", {"/kubepods"}, "/kubepods/besteffort"),
@@ -36,7 +36,7 @@ def test_the_root_of_reclaimed_pods_is_that_of_best_effort(
     assert config.memory.usage_margin == document.get("memory", {}).get("usageMargin", 1.1)
 
 
-def test_other_names_follow_a_root_of_its_own() -> None:
+def test_other_paths_follow_a_configured_root() -> None:
     config = build_config(apply_kubelet_roots({}, "/n2", {"/n2/kubepods"}.__contains__), "test")
     below = ("/n2/kubepods/burstable", "/n2.slice/n2-kubepods.slice/n2-kubepods-burstable.slice")
     assert config.eviction.system_memory.psi_roots == below
@@ -45,5 +45,5 @@ def test_other_names_follow_a_root_of_its_own() -> None:
     assert plain.memory.offloading == build_config({}, "test").memory.offloading
 
 
-def test_a_section_that_is_none_is_left_for_the_check_to_refuse() -> None:
+def test_an_invalid_section_is_left_for_validation() -> None:
     assert apply_kubelet_roots({"memory": 5}, "/", {"/kubepods"}.__contains__) == {"memory": 5}

@@ -1,4 +1,4 @@
-"""The settings file: defaults, and refusals that name file, field and remedy."""
+"""The settings file: defaults, and errors that name file, field and remedy."""
 
 from __future__ import annotations
 
@@ -41,18 +41,12 @@ def test_fields_are_camel_case() -> None:
         ("intervalS: 1\n---\nintervalS: 2", "f.yaml: line 2: a second document begins"),
         ("intervalS: 2026-13-45", "f.yaml: a value cannot be read: month must be in 1..12"),
         ("#" * (2 << 20), "f.yaml: larger than 1048576 bytes"),
-        (
-            "watchIntervalS: 2",
-            "f.yaml: watchIntervalS: 2 is more than intervalS, 1: nothing would be watched; lower it",
-        ),
-        (
-            "intervalS: 12",
-            "f.yaml: advisor.latency.staleS: 5 is less than intervalS, 12: waits would always be too old",
-        ),
+        ("watchIntervalS: 2", "f.yaml: watchIntervalS: 2 is more than intervalS, 1: nothing would be watched; lower it"),
+        ("intervalS: 12", "f.yaml: advisor.latency.staleS: 5 is less than intervalS, 12: waits would always be too old"),
         ("advisor: {latency: {minLentRatio: 1}}", "f.yaml: advisor.latency.minLentRatio: Expected `float` < 1.0"),
     ],
-)
-def test_what_cannot_hold_is_refused_with_file_and_field(text: str, message: str) -> None:
+)  # fmt: skip
+def test_an_invalid_file_is_rejected_with_file_and_field(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(text.encode(), "f.yaml")
     assert message in str(caught.value)
@@ -75,18 +69,18 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         load_config(tmp_path / "none.yaml", ())
 
 
-def test_a_slow_agent_is_taken_where_its_settings_agree() -> None:
+def test_a_long_interval_is_accepted_with_matching_settings() -> None:
     config = parse_config(b"{intervalS: 12, watchIntervalS: 12, advisor: {latency: {staleS: 12}}}", "f")
     assert (config.interval_s, config.watch_interval_s, config.advisor.latency.stale_s) == (12, 12, 12)
 
 
-def test_what_is_not_text_is_refused() -> None:
+def test_bytes_that_are_not_utf8_are_rejected() -> None:
     with pytest.raises(ConfigError, match="f: not UTF-8 text at byte 1"):
         parse_config(b"a\xff", "f")
 
 
 @given(st.binary(max_size=300))
-def test_garbage_is_refused_or_means_something(text: bytes) -> None:
+def test_random_bytes_are_rejected_or_accepted_without_another_error(text: bytes) -> None:
     try:
         config = parse_config(text, "f")
     except ConfigError as error:
@@ -96,8 +90,8 @@ def test_garbage_is_refused_or_means_something(text: bytes) -> None:
     assert message.startswith("f: ")
 
 
-def test_waits_are_no_choice_and_said_to_be_measured_always(tmp_path: Path) -> None:
+def test_the_run_queue_probe_cannot_be_chosen(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text("probes: [blockio, runqlat]")
-    with pytest.raises(ConfigError, match="probes: `runqlat` is no choice: waits are always measured; leave it out"):
+    with pytest.raises(ConfigError, match="probes: `runqlat` always runs and cannot be chosen; remove it"):
         load_config(file, ("blockio",))

@@ -1,4 +1,4 @@
-"""Settings that a node cannot hold are refused with the number that it has."""
+"""Settings that a node cannot hold are rejected with the node's own amount."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NODE = Topology(cpus=tuple(Cpu(id=i, core=i, socket=0, numa=i // 5) for i in ran
 """CPUs 0 to 4 on NUMA node 0, 5 to 7 on node 1."""
 
 
-def held(text: str) -> str:
+def check(text: str) -> str:
     return check_against_node(parse_config(text.encode(), "f"), NODE, 32 * GIB, {0: 20 * GIB, 1: 12 * GIB})
 
 
@@ -28,33 +28,27 @@ def held(text: str) -> str:
         ("placing: {reservedCpuList: 0-1}", ""),
         (
             "placing: {reservedCpuList: '0,8-9'}",
-            "placing.reservedCpuList: CPU 8-9 is not online here, CPUs 0-7 are; take it out",
+            "placing.reservedCpuList: CPU 8-9 is not online on this node, CPUs 0-7 are; remove it",
         ),
         (
             "placing: {interruptCpuList: '12'}",
-            "placing.interruptCpuList: CPU 12 is not online here, CPUs 0-7 are; take it out",
+            "placing.interruptCpuList: CPU 12 is not online on this node, CPUs 0-7 are; remove it",
         ),
-        (
-            "placing: {reservedCpuList: 0-7}",
-            "placing.reservedCpuList: of 8 CPUs none would be left to pods; take fewer",
-        ),
+        ("placing: {reservedCpuList: 0-7}", "placing.reservedCpuList: of 8 CPUs none would be left to pods; reserve fewer"),
         (
             "placing: {interruptCpuList: 0-7}",
-            "placing.interruptCpuList: of 8 CPUs none would be left to pods; take fewer",
+            "placing.interruptCpuList: of 8 CPUs none would be left to pods; reserve fewer",
         ),
         ("placing: {reservedCpus: 7}", ""),
         (
             "advisor: {provision: {quota: true, overlap: true}}",
             "advisor.provision.quota: on several NUMA nodes only reclaimed pods that are bound to one may use its quota",
         ),
-        (
-            "advisor: {provision: {quota: true, overlap: true}}\nplacing: {enableReclaimNumaBinding: true}",
-            "",
-        ),
-        ("placing: {reservedCpus: 8}", "placing.reservedCpus: of 8 CPUs none would be left to pods; take fewer"),
+        ("advisor: {provision: {quota: true, overlap: true}}\nplacing: {enableReclaimNumaBinding: true}", ""),
+        ("placing: {reservedCpus: 8}", "placing.reservedCpus: of 8 CPUs none would be left to pods; reserve fewer"),
         (
             "placing: {reservedCpus: 6, interruptCpuList: 0-1}",
-            "placing.reservedCpus: of 8 CPUs none would be left to pods; take",
+            "placing.reservedCpus: of 8 CPUs none would be left to pods; reserve",
         ),
         ("placing: {reservedCpus: 2, minReclaimedCpus: 6}", ""),
         (
@@ -82,10 +76,7 @@ def held(text: str) -> str:
         ("advisor: {provision: {numaMinReclaimedCores: 4}}", ""),
         ("report: {minCores: 9}", "report.minCores: 9 is more than the 8 CPUs of this node; lower it"),
         ("report: {reservedCores: 9}", "report.reservedCores: 9 is more than the 8 CPUs of this node; lower it"),
-        (
-            "report: {minMemoryMib: 32769}",
-            "report.minMemoryMib: 32769 is more than the 32768 MiB of this node; lower it",
-        ),
+        ("report: {minMemoryMib: 32769}", "report.minMemoryMib: 32769 is more than the 32768 MiB of this node; lower it"),
         ("report: {reservedMemoryMib: 32768}", ""),
         (f"memory: {{reservedForAllocateBytes: {32 * GIB}}}", ""),
         (
@@ -96,14 +87,11 @@ def held(text: str) -> str:
             f"memory: {{minCriticalWatermarkBytes: {13 * GIB}}}",
             "memory.minCriticalWatermarkBytes: 13958643712 is more than the 12884901888 bytes of NUMA node 1; lower it",
         ),
-        (
-            "knobs: {suppress: {reservedCores: 9}}",
-            "knobs.suppress.reservedCores: 9 is more than the 8 CPUs of this node",
-        ),
+        ("knobs: {suppress: {reservedCores: 9}}", "knobs.suppress.reservedCores: 9 is more than the 8 CPUs of this node"),
     ],
-)
-def test_what_is_kept_back_has_to_be_there(text: str, message: str) -> None:
-    assert held(text)[: len(message) or None] == message
+)  # fmt: skip
+def test_a_reserve_that_the_node_lacks_is_rejected(text: str, message: str) -> None:
+    assert check(text)[: len(message) or None] == message
 
 
 @pytest.mark.parametrize("cpus", [1, 2, 256])
@@ -112,17 +100,17 @@ def test_the_defaults_fit_every_node(cpus: int) -> None:
     assert check_against_node(AgentConfig(shadow=AgentConfig().advisor), topology, GIB, {0: GIB}) == ""
 
 
-def test_memory_that_is_not_known_limits_nothing() -> None:
+def test_unknown_memory_limits_nothing() -> None:
     config = parse_config(f"memory: {{reservedForAllocateBytes: {33 * GIB}}}".encode(), "f")
     assert check_against_node(config, NODE, None, {}) == ""
 
 
-def test_the_agent_refuses_before_it_makes_anything(tmp_path: Path) -> None:
+def test_the_agent_exits_before_it_creates_anything(tmp_path: Path) -> None:
     """On this very node."""
     file, state = tmp_path / "f.yaml", tmp_path / "state"
     file.write_text("placing: {reservedCpuList: '8000'}")
     run = f"from cli.main import main; main(['agent', '--config', '{file}', '--state-dir', '{state}'])"
     done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert f"{file}: placing.reservedCpuList: CPU 8000 is not online here, CPUs 0" in done.stderr
+    assert f"{file}: placing.reservedCpuList: CPU 8000 is not online on this node, CPUs 0" in done.stderr
     assert not state.exists()

@@ -1,4 +1,4 @@
-"""Settings of how pods say what they are."""
+"""Settings that map annotations to QoS levels and enhancements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from api.annotations import parse_enhancements
 from api.qos import QoSLevel, explicit_qos_level
 
 
-def test_settings_become_the_dialect_of_a_cluster() -> None:
+def test_settings_become_an_annotation_mapping() -> None:
     config = msgspec.convert(
         {
             "reclaimedSelector": {"tier": "offline"},
@@ -23,19 +23,16 @@ def test_settings_become_the_dialect_of_a_cluster() -> None:
     )
     dialect = config.dialect()
     assert explicit_qos_level({"tier": "offline"}, dialect.selectors) is QoSLevel.RECLAIMED
-    said = {"corp/cpu": '{"cpuset_pool": "a"}', "corp/nodes": "1", "numa_binding": "true"}
-    found, problems = parse_enhancements(said, QoSLevel.SHARED, dialect)
-    assert (found.cpuset_pool, found.numa_ids, found.oom_priority, problems) == ("a", (1,), 50, ())
+    annotations = {"corp/cpu": '{"cpuset_pool": "a"}', "corp/nodes": "1", "numa_binding": "true"}
+    enhancements, problems = parse_enhancements(annotations, QoSLevel.SHARED, dialect)
+    assert (enhancements.cpuset_pool, enhancements.numa_ids, enhancements.oom_priority, problems) == ("a", (1,), 50, ())
     assert parse_enhancements({}, QoSLevel.SHARED, QosConfig().dialect()) == parse_enhancements({}, QoSLevel.SHARED)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"sharedSelector": {"a": "b"}, "systemSelector": {"a": "b"}},
-            "a: 'b' means both shared_cores and system_cores",
-        ),
+        ({"sharedSelector": {"a": "b"}, "systemSelector": {"a": "b"}}, "a: 'b' means both shared_cores and system_cores"),
         ({"enhancementDefaults": {"numa_binding": "yes"}}, "enhancementDefaults: numa_binding: 'yes' counts as"),
         ({"enhancementDefaults": {"x": "y"}}, "enhancementDefaults: x: there is no such enhancement; choose from"),
         ({"enhancementKeys": {"cpu": "y"}}, "enhancementKeys: 'cpu' is none of katalyst.kubewharf.io/memory_enh"),
@@ -43,8 +40,8 @@ def test_settings_become_the_dialect_of_a_cluster() -> None:
         ({"numaIdsKey": ""}, "Expected `str` of length >= 1"),
         ({"selector": {}}, "unknown field `selector`"),
     ],
-)
-def test_settings_that_cannot_hold_are_refused(settings: dict[str, object], message: str) -> None:
+)  # fmt: skip
+def test_invalid_settings_are_rejected(settings: dict[str, object], message: str) -> None:
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert(settings, QosConfig)
     assert message in str(caught.value)

@@ -11,7 +11,7 @@ from agent.sensors.cgroup.hierarchy import Hierarchy, detect_hierarchy
 from api.interfaces import Unavailable
 
 
-def test_what_only_some_machines_have_is_told_and_is_nothing_wrong(tmp_path: Path) -> None:
+def test_missing_optional_hardware_is_reported_and_is_no_failure(tmp_path: Path) -> None:
     try:
         detect_hierarchy()
     except Unavailable as missing:
@@ -21,23 +21,23 @@ def test_what_only_some_machines_have_is_told_and_is_nothing_wrong(tmp_path: Pat
     assert files.ok
     optional = {check.detail: check for check in checks if check.name.startswith("optional: ")}
     assert optional["no energy counters of RAPL can be read"].name == "optional: energy"
-    # What a cgroup of somebody else has needs none.
-    assert all(check.ok and (check.remedy or check.detail.startswith("there, ")) for check in optional.values())
+    # A knob that is available needs no remedy.
+    assert all(check.ok and (check.remedy or check.detail.startswith("available in ")) for check in optional.values())
     assert {"sysfs has no NUMA nodes", "no energy counters of RAPL can be read"} <= optional.keys()
 
 
 @pytest.mark.parametrize(
-    ("made", "pods", "detail"),
+    ("cgroups", "pods", "detail"),
     [
-        (["dioptase-test-1", "system.slice", "pod"], ["/pod"], "there, asked of /pod"),
-        (["dioptase-test-1", "system.slice"], ["/gone"], "there, asked of /system.slice"),
-        (["dioptase-test-1"], [], "not checked: there is neither a pod's cgroup nor a usual one to ask"),
+        (["dioptase-test-1", "system.slice", "pod"], ["/pod"], "available in /pod"),
+        (["dioptase-test-1", "system.slice"], ["/gone"], "available in /system.slice"),
+        (["dioptase-test-1"], [], "not checked: there is neither a pod's cgroup nor a common one"),
     ],
 )
-def test_knobs_are_asked_of_pods_then_of_what_is_usual_and_of_no_stranger(
-    tmp_path: Path, made: list[str], pods: list[str], detail: str
+def test_knobs_are_checked_in_pods_then_in_common_cgroups_and_nowhere_else(
+    tmp_path: Path, cgroups: list[str], pods: list[str], detail: str
 ) -> None:
-    for name in made:
+    for name in cgroups:
         (tmp_path / name).mkdir()
         (tmp_path / name / "cpu.max").write_text("max 100000\n")
     checks = host_checks._check_knobs(Hierarchy(v1={}, v2=tmp_path), pods)

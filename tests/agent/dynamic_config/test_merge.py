@@ -1,4 +1,4 @@
-"""Precedence, the last good object, what is on disk, and what a person is told of it."""
+"""Precedence, the last good object, what is on disk, and what `dioptase config` prints."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ def thing(config: Any, content: str = "h1", resource: str = ADMIN, since: int = 
 def settled(
     document: Mapping[str, Any], *objects: ConfigObject, before: Mapping[str, ConfigObject] | None = None
 ) -> ResolvedConfig:
-    return resolve_config(build_config(document, "f"), before or {}, {one.resource: one for one in objects}, fits)
+    return resolve_config(build_config(document, "f"), before or {}, {item.resource: item for item in objects}, fits)
 
 
 def reclaim(**fields: Any) -> dict[str, Any]:
     return {"reclaimedResourceConfig": fields}
 
 
-def test_the_object_goes_before_the_file_and_the_file_before_the_default() -> None:
+def test_objects_override_the_file_and_the_file_the_defaults() -> None:
     file = {"advisor": {"enableReclaim": True, "minShareCores": 6}, "report": {"reservedCores": 2}}
-    found = settled(file, thing(reclaim(enableReclaim=False)))
-    advisor = found.config.advisor
-    assert (advisor.enable_reclaim, advisor.min_share_cores, found.config.report.reserved_cores) == (False, 6, 2.0)
+    result = settled(file, thing(reclaim(enableReclaim=False)))
+    advisor = result.config.advisor
+    assert (advisor.enable_reclaim, advisor.min_share_cores, result.config.report.reserved_cores) == (False, 6, 2.0)
     assert advisor.min_ramp_down_period_s == 30.0
 
 
-def test_without_objects_the_file_is_what_it_is() -> None:
+def test_without_objects_the_settings_are_the_files() -> None:
     config = build_config({"advisor": {"policy": "canonical"}}, "f")
     assert resolve_config(config, {}, {}, fits).config is config
 
@@ -88,9 +88,9 @@ def test_plugins_are_switched_one_by_one(file: list[str], enable: Any, plugins: 
     assert set(settled({"eviction": {"plugins": file}}, thing(config)).config.eviction.plugins) == set(plugins)
 
 
-def test_a_dry_run_of_a_plugin_that_does_not_judge_is_nothing_to_refuse() -> None:
-    found = settled({"eviction": {"plugins": [RSS]}}, thing({"evictionConfig": {"dryRun": [RSS, NUMA]}}))
-    assert (found.config.eviction.dry_run, found.problems) == ((RSS,), {})
+def test_a_dry_run_of_a_disabled_plugin_is_accepted() -> None:
+    result = settled({"eviction": {"plugins": [RSS]}}, thing({"evictionConfig": {"dryRun": [RSS, NUMA]}}))
+    assert (result.config.eviction.dry_run, result.problems) == ((RSS,), {})
 
 
 def test_a_strategy_and_an_object_that_say_different_things_of_a_plugin_do_not_hide_the_rest() -> None:
@@ -122,52 +122,54 @@ BAD = [
 def test_a_bad_object_leaves_the_last_good_one_in_force(config: Any, message: str) -> None:
     good = thing(reclaim(enableReclaim=False))
     bad = thing({**config, "evictionConfig": {"dryRun": ["*"]}}, "h2")
-    found = settled({}, bad, before={ADMIN: good})
-    assert message in found.problems[ADMIN]
+    result = settled({}, bad, before={ADMIN: good})
+    assert message in result.problems[ADMIN]
     rules = DynamicConfig({}, AgentConfig(), fits, None)
     rules.change({ADMIN: good})
     rules.change({ADMIN: bad})
-    assert rules.obeyed() == {
+    assert rules.object_states() == {
         ("AdminQoSConfiguration", "kube-system/all", "h1"): True,
         ("AdminQoSConfiguration", "kube-system/all", "h2"): False,
     }
-    assert found.obeyed == {ADMIN: good}
-    assert (found.config.advisor.enable_reclaim, found.config.eviction.dry_run) == (False, ())
+    assert result.applied == {ADMIN: good}
+    assert (result.config.advisor.enable_reclaim, result.config.eviction.dry_run) == (False, ())
 
 
 def test_a_bad_first_object_leaves_the_file() -> None:
-    found = settled({"advisor": {"minShareCores": 6}}, thing(reclaim(enableReclaim=3)))
-    assert (found.config.advisor.min_share_cores, dict(found.obeyed)) == (6, {})
+    result = settled({"advisor": {"minShareCores": 6}}, thing(reclaim(enableReclaim=3)))
+    assert (result.config.advisor.min_share_cores, dict(result.applied)) == (6, {})
 
 
 def test_an_object_that_this_node_cannot_hold_is_refused_by_its_field() -> None:
     def small(config: AgentConfig) -> str:
-        wanted = config.advisor.min_reclaimed_cores
-        return f"advisor.minReclaimedCores: {wanted} is more than the 4 CPUs of this node; lower it" if wanted else ""
+        expected = config.advisor.min_reclaimed_cores
+        return (
+            f"advisor.minReclaimedCores: {expected} is more than the 4 CPUs of this node; lower it" if expected else ""
+        )
 
-    wanted = thing(reclaim(minReclaimedResourceForAllocate={"cpu": "64"}))
-    found = resolve_config(AgentConfig(), {}, {ADMIN: wanted}, small)
-    assert found.problems[ADMIN] == (
+    expected = thing(reclaim(minReclaimedResourceForAllocate={"cpu": "64"}))
+    result = resolve_config(AgentConfig(), {}, {ADMIN: expected}, small)
+    assert result.problems[ADMIN] == (
         "spec.config.reclaimedResourceConfig.minReclaimedResourceForAllocate.cpu: as the setting "
         "advisor.minReclaimedCores: 64 is more than the 4 CPUs of this node; lower it"
     )
 
 
-def test_what_nobody_wants_any_longer_is_not_obeyed_any_longer() -> None:
+def test_an_object_that_is_no_longer_desired_is_no_longer_applied() -> None:
     good = thing(reclaim(enableReclaim=False))
     assert resolve_config(AgentConfig(), {ADMIN: good}, {}, fits).config.advisor.enable_reclaim is True
 
 
 def test_one_bad_kind_does_not_keep_the_others_back() -> None:
     layer = {"qosLevelConfig": [{"qosLevel": "shared_cores", "configDetail": {"enableTMO": True}}]}
-    found = settled({}, thing(reclaim(enableReclaim=3)), thing(layer, resource=TMO))
-    assert list(found.obeyed) == [TMO]
-    assert list(found.problems) == [ADMIN]
-    assert [each.enable for each in found.config.memory.offloading.levels.values()] == [True]
+    result = settled({}, thing(reclaim(enableReclaim=3)), thing(layer, resource=TMO))
+    assert list(result.applied) == [TMO]
+    assert list(result.problems) == [ADMIN]
+    assert [each.enable for each in result.config.memory.offloading.levels.values()] == [True]
 
 
 def of(settings: tuple[EffectiveSetting, ...], name: str) -> EffectiveSetting:
-    return next(one for one in settings if one.name == name)
+    return next(item for item in settings if item.name == name)
 
 
 def test_every_value_says_where_it_came_from() -> None:
@@ -179,13 +181,13 @@ def test_every_value_says_where_it_came_from() -> None:
             "cpuPressureEvictionConfig": {"numaSysCPUPressureEvictionConfig": {"gracePeriod": -1}},
         },
     }
-    told = effective_configuration(settled(file, thing(config, since=7)), file, 5)
-    assert len(told.settings) == len({one.name for one in told.settings}) > 250
-    assert of(told.settings, "advisor.minShareCores") == EffectiveSetting(
+    reported = effective_configuration(settled(file, thing(config, since=7)), file, 5)
+    assert len(reported.settings) == len({item.name for item in reported.settings}) > 250
+    assert of(reported.settings, "advisor.minShareCores") == EffectiveSetting(
         name="advisor.minShareCores", value="6", source="file", since_wall_ns=5
     )
-    assert of(told.settings, "intervalS") == EffectiveSetting(name="intervalS", value="1", source="default")
-    assert of(told.settings, "advisor.enableReclaim") == EffectiveSetting(
+    assert of(reported.settings, "intervalS") == EffectiveSetting(name="intervalS", value="1", source="default")
+    assert of(reported.settings, "advisor.enableReclaim") == EffectiveSetting(
         name="advisor.enableReclaim",
         value="false",
         source="AdminQoSConfiguration",
@@ -194,11 +196,11 @@ def test_every_value_says_where_it_came_from() -> None:
         field="spec.config.reclaimedResourceConfig.enableReclaim",
         since_wall_ns=7,
     )
-    plugins = of(told.settings, "eviction.plugins")
+    plugins = of(reported.settings, "eviction.plugins")
     assert plugins.source == "AdminQoSConfiguration"
     assert RSS in plugins.value
     # A grace below zero is the pod's own, which is what is unset.
-    grace = of(told.settings, "eviction.numaSys.graceS")
+    grace = of(reported.settings, "eviction.numaSys.graceS")
     assert grace.value == "unset"
     assert grace.field.endswith("numaSysCPUPressureEvictionConfig.gracePeriod")
 
@@ -206,26 +208,26 @@ def test_every_value_says_where_it_came_from() -> None:
 def test_what_the_terminal_shows() -> None:
     good, bad = thing(reclaim(enableReclaim=False)), thing(reclaim(enableReclaim=3), "h2")
     layer = thing({"qosLevelConfig": []}, resource=TMO)
-    found = resolve_config(AgentConfig(), {ADMIN: good}, {ADMIN: bad, TMO: layer}, fits)
-    told = msgspec.structs.replace(effective_configuration(found, {}, 5, {ADMIN: bad, TMO: layer}), node="n1")
-    shown = list(config_lines(told, (), 2_000_000_000))
+    result = resolve_config(AgentConfig(), {ADMIN: good}, {ADMIN: bad, TMO: layer}, fits)
+    reported = msgspec.structs.replace(effective_configuration(result, {}, 5, {ADMIN: bad, TMO: layer}), node="n1")
+    shown = list(config_lines(reported, (), 2_000_000_000))
     assert shown[0].split() == ["intervalS", "1", "(default)"]
     assert sum(line.startswith("advisor.enableReclaim ") and "kube-system/all h1" in line for line in shown) == 1
-    assert "node n1: its CustomNodeConfig is followed" in shown
-    refused = [line for line in shown if "cannot be obeyed" in line]
+    assert "node n1: its CustomNodeConfig is watched" in shown
+    refused = [line for line in shown if "cannot be applied" in line]
     assert len(refused) == 1
-    assert refused[0].startswith("AdminQoSConfiguration kube-system/all h2 cannot be obeyed: spec.config.")
-    only = list(config_lines(told, ("report",), 0))
+    assert refused[0].startswith("AdminQoSConfiguration kube-system/all h2 cannot be applied: spec.config.")
+    only = list(config_lines(reported, ("report",), 0))
     assert {line.partition(".")[0] for line in only} == {"report"}
 
 
-def test_what_was_obeyed_is_obeyed_again_after_a_restart(tmp_path: Path) -> None:
+def test_applied_objects_are_applied_again_after_a_restart(tmp_path: Path) -> None:
     rules = DynamicConfig({}, AgentConfig(), fits, LastGoodFile(tmp_path, "n1"))
     rules.change({ADMIN: thing(reclaim(enableReclaim=False))})
     rules.save()
     again = DynamicConfig({}, AgentConfig(), fits, LastGoodFile(tmp_path, "n1"))
     assert again.config.advisor.enable_reclaim is False
-    assert again.settled.obeyed == rules.settled.obeyed
+    assert again.resolved.applied == rules.resolved.applied
     other = DynamicConfig({}, AgentConfig(), fits, LastGoodFile(tmp_path, "n2"))
     assert other.config == AgentConfig()
     assert "is of node n1, not of n2" in other.messages[0]
@@ -246,15 +248,15 @@ def test_a_file_that_does_not_fit_a_new_settings_file_goes_as_far_as_it_does(tmp
     LastGoodFile(tmp_path, "n1").save({ADMIN: ratio, TMO: layer})
     file = {"advisor": {"headroom": {"util": {"target": 0.8}}}}
     rules = DynamicConfig(file, build_config(file, "f"), fits, LastGoodFile(tmp_path, "n1"))
-    assert list(rules.settled.obeyed) == [TMO]
-    assert "maximum 0.7 is below target 0.8" in rules.settled.problems[ADMIN]
+    assert list(rules.resolved.applied) == [TMO]
+    assert "maximum 0.7 is below target 0.8" in rules.resolved.problems[ADMIN]
 
 
 @given(st.binary(max_size=200))
 def test_no_content_of_the_file_breaks_the_reader(data: bytes) -> None:
-    whole = encode_state(LastGoodDocument(node="n", objects=(thing(reclaim(enableReclaim=True)),)))
-    assert decode_state(whole, LastGoodDocument, LAYOUT_VERSION).node == "n"
-    for text in (data, whole[: len(data)] + data):
-        if text != whole:
+    complete = encode_state(LastGoodDocument(node="n", objects=(thing(reclaim(enableReclaim=True)),)))
+    assert decode_state(complete, LastGoodDocument, LAYOUT_VERSION).node == "n"
+    for text in (data, complete[: len(data)] + data):
+        if text != complete:
             with pytest.raises(StateFileDamaged):
                 decode_state(text, LastGoodDocument, LAYOUT_VERSION)

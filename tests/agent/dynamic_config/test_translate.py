@@ -1,4 +1,4 @@
-"""Katalyst's fields as settings: every kind, every unit, and objects that nobody would write in good faith."""
+"""Katalyst's fields as settings: every kind, every unit, and hostile objects."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def nested(field: str, value: Any) -> Any:
     return value
 
 
-def said(grammar: ConfigKind, config: Any) -> Mapping[str, Any]:
+def translated(grammar: ConfigKind, config: Any) -> Mapping[str, Any]:
     body = nested(".".join(grammar.root), config)
-    found = {".".join(setting): value for setting, (value, _) in translate_object(grammar, body).settings.items()}
-    as_json: Mapping[str, Any] = msgspec.json.decode(msgspec.json.encode(found))
+    result = {".".join(setting): value for setting, (value, _) in translate_object(grammar, body).settings.items()}
+    as_json: Mapping[str, Any] = msgspec.json.decode(msgspec.json.encode(result))
     return as_json
 
 
@@ -45,11 +45,7 @@ def said(grammar: ConfigKind, config: Any) -> Mapping[str, Any]:
     ("field", "value", "settings"),
     [
         (f"{RECLAIM}.enableReclaim", False, {"advisor.enableReclaim": False}),
-        (
-            f"{RECLAIM}.disableReclaimSharePools",
-            ["batch"],
-            {"advisor.provision.disableReclaimSharePools": ["batch"]},
-        ),
+        (f"{RECLAIM}.disableReclaimSharePools", ["batch"], {"advisor.provision.disableReclaimSharePools": ["batch"]}),
         (
             f"{RECLAIM}.reservedResourceForReport",
             {"cpu": "2500m", "memory": "5Gi"},
@@ -86,11 +82,7 @@ def said(grammar: ConfigKind, config: Any) -> Mapping[str, Any]:
             "250m",
             {"advisor.provision.numaMinReclaimedRatio": 0.25},
         ),
-        (
-            f"{RECLAIM}.numaMinReclaimedResourceForAllocate.cpu",
-            "1500m",
-            {"advisor.provision.numaMinReclaimedCores": 2},
-        ),
+        (f"{RECLAIM}.numaMinReclaimedResourceForAllocate.cpu", "1500m", {"advisor.provision.numaMinReclaimedCores": 2}),
         (
             f"{RECLAIM}.cpuHeadroomConfig.utilBasedConfig",
             {
@@ -259,9 +251,9 @@ def said(grammar: ConfigKind, config: Any) -> Mapping[str, Any]:
             {"eviction.plugins.network-eviction-plugin": True, "eviction.network.toleranceS": 600.0},
         ),
     ],
-)
+)  # fmt: skip
 def test_admin_qos(field: str, value: Any, settings: Mapping[str, Any]) -> None:
-    assert said(ADMIN, nested(field, value)) == settings
+    assert translated(ADMIN, nested(field, value)) == settings
 
 
 def test_offloading_has_a_layer_for_each_that_it_names() -> None:
@@ -275,7 +267,7 @@ def test_offloading_has_a_layer_for_each_that_it_names() -> None:
         "psiPolicy": {"maxProbe": 0.02, "psiAvg60Threshold": 0.5},
         "refaultPolicy": {"maxProbe": 0.03, "reclaimAccuracyTarget": 0.9, "reclaimScanEfficiencyTarget": 0.5},
     }
-    found = said(
+    result = translated(
         OFFLOADING,
         {
             "qosLevelConfig": [{"qosLevel": "shared_cores", "configDetail": detail}],
@@ -290,7 +282,7 @@ def test_offloading_has_a_layer_for_each_that_it_names() -> None:
         },
     )
     level = "memory.offloading.levels.shared_cores"
-    assert found == {
+    assert result == {
         f"{level}.enable": True,
         f"{level}.enableSwap": True,
         f"{level}.intervalS": 60.0,
@@ -317,20 +309,21 @@ def test_strategies_are_in_the_status() -> None:
         {"name": "balance_sched_v1"},
     ]
     body = {"spec": {"paused": False}, "status": {"currentHash": "abc", "enabledStrategies": enabled}}
-    found = translate_object(STRATEGIES, body)
-    assert {".".join(name): value for name, (value, _) in found.settings.items()} == {
+    result = translate_object(STRATEGIES, body)
+    assert {".".join(name): value for name, (value, _) in result.settings.items()} == {
         "inference.strategy": "borwein_v2",
         "inference.slots": [{"below": 0.9, "offset": 0.05}, {"below": 1.1, "offset": -0.1}],
         "eviction.plugins.numa-cpu-pressure-plugin": True,
         "advisor.provision.targets.getter": "metric-threshold",
     }
-    assert [line.partition(": only")[0] for line in found.unused] == ["enabledStrategies: balance_sched_v1"]
+    assert [line.partition(": is not one of")[0] for line in result.unused] == ["enabledStrategies: balance_sched_v1"]
 
 
 @pytest.mark.parametrize(
     ("resource", "config", "settings", "unused"),
     [
         ("powermanagementconfigurations", {"disablePowerAdvisor": True}, {"power.enable": False}, 0),
+        ("powermanagementconfigurations", {"disablePowerCapping": True}, {"power.capping": False}, 0),
         ("powermanagementconfigurations", {"disablePowerAdvisor": False, "powerReductionRatio": 10}, {}, 1),
         ("authconfigurations", {"basicAuthConfig": {"userPasswordPairs": [{"username": "a", "password": "b"}]}}, {}, 1),
         ("irqtuningconfigurations", {"enableTuner": True}, {}, 1),
@@ -338,13 +331,13 @@ def test_strategies_are_in_the_status() -> None:
         ("irqtuningconfigurations", {}, {}, 1),
     ],
 )
-def test_kinds_of_which_little_or_nothing_is_obeyed_say_so(
+def test_kinds_with_little_or_no_effect_are_reported(
     resource: str, config: Any, settings: Mapping[str, Any], unused: int
 ) -> None:
-    assert said(CONFIG_KINDS[resource], config) == settings
-    found = translate_object(CONFIG_KINDS[resource], {"spec": {"config": config}}).unused
-    assert len(found) == unused
-    assert not any(word == "b" for line in found for word in line.split()), "a password must not be shown"
+    assert translated(CONFIG_KINDS[resource], config) == settings
+    result = translate_object(CONFIG_KINDS[resource], {"spec": {"config": config}}).unused
+    assert len(result) == unused
+    assert not any(word == "b" for line in result for word in line.split()), "a password must not be shown"
 
 
 @pytest.mark.parametrize(
@@ -388,7 +381,7 @@ def test_kinds_of_which_little_or_nothing_is_obeyed_say_so(
                     {"cgroupPath": "x", "configDetail": {"enableTMO": True}},
                 ]
             },
-            "spec.config.CgroupConfig: 'x' is no cgroup's path",
+            "spec.config.CgroupConfig: 'x' is not a cgroup path",
         ),
         (
             OFFLOADING,
@@ -398,12 +391,12 @@ def test_kinds_of_which_little_or_nothing_is_obeyed_say_so(
         (
             STRATEGIES,
             {"enabledStrategies": [{"name": "borwein_v3", "parameters": {"strategy_slots": "[1]"}}]},
-            "status.enabledStrategies: strategy_slots is no JSON list of objects with net, offset",
+            "status.enabledStrategies: strategy_slots is not a JSON list of objects with net, offset",
         ),
         (
             ADMIN,
             nested(f"{RECLAIM}.disableReclaimSharePools", ["a", "x" * 4097]),
-            f"spec.config.{RECLAIM}.disableReclaimSharePools[1]: has 4097 characters, and at most 4096 are taken",
+            f"spec.config.{RECLAIM}.disableReclaimSharePools[1]: has 4097 characters, more than 4096",
         ),
         (
             OFFLOADING,
@@ -420,13 +413,13 @@ def test_kinds_of_which_little_or_nothing_is_obeyed_say_so(
         (
             ADMIN,
             {"unknown": [{str(number): 0 for number in range(99)}] * 83},
-            "spec.config: has more than 8192 entries in its lists and maps together",
+            "spec.config: has more than 8192 entries in its lists and maps",
         ),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_field(grammar: ConfigKind, config: Any, message: str) -> None:
     with pytest.raises(DynamicConfigRefused) as caught:
-        said(grammar, config)
+        translated(grammar, config)
     assert message in str(caught.value)
 
 
@@ -447,10 +440,10 @@ def fields_of(kind: Any, above: str = "") -> Iterator[str]:
 def test_every_field_is_a_setting_or_has_a_reason(grammar: ConfigKind) -> None:
     if grammar.all_unused or grammar is STRATEGIES:
         return
-    known = {rule.field for rule in grammar.rules} | {each.field for each in grammar.unused}
-    below = {name.rpartition(".")[0] for name in known if name.rpartition(".")[2] in ("cpu", "memory")}
+    previous = {rule.field for rule in grammar.rules} | {each.field for each in grammar.unused}
+    below = {name.rpartition(".")[0] for name in previous if name.rpartition(".")[2] in ("cpu", "memory")}
     for field in fields_of(grammar.type):
-        covered = field in known | below or any(field.startswith(f"{name}.") for name in known)
+        covered = field in previous | below or any(field.startswith(f"{name}.") for name in previous)
         assert covered, f"{grammar.kind}: {field} is neither in the rules nor among the unused"
 
 
@@ -465,21 +458,21 @@ def test_every_rule_is_about_a_setting_that_there_is() -> None:
                 assert below, f"{rule.field} sets {name}, which is no setting"
 
 
-def test_a_mistyped_field_is_said_and_the_rest_obeyed() -> None:
-    found = translate_object(
+def test_a_misspelled_field_is_reported_and_the_rest_applied() -> None:
+    result = translate_object(
         ADMIN, {"spec": {"config": {RECLAIM: {"enableReclaim": True, "enableReclame": False}, "extra": 1}}}
     )
-    assert len(found.settings) == 1
-    assert found.unused == (
-        f"{RECLAIM}.enableReclame: no such field is known here",
-        "extra: no such field is known here",
+    assert len(result.settings) == 1
+    assert result.unused == (
+        f"{RECLAIM}.enableReclame: is not a known field",
+        "extra: is not a known field",
     )
 
 
 def test_nothing_said_is_nothing_set() -> None:
     for grammar in CONFIG_KINDS.values():
         assert translate_object(grammar, {}).settings == {}
-        assert said(grammar, None) == {}
+        assert translated(grammar, None) == {}
 
 
 ANYTHING = st.recursive(
@@ -495,17 +488,17 @@ ANYTHING = st.recursive(
 
 
 @given(st.data())
-def test_a_hostile_object_is_refused_or_obeyed_and_never_breaks_anything(data: st.DataObject) -> None:
+def test_a_hostile_object_is_rejected_or_applied_and_raises_nothing_else(data: st.DataObject) -> None:
     resource = data.draw(st.sampled_from(sorted(CONFIG_KINDS)))
     grammar = CONFIG_KINDS[resource]
     field = data.draw(st.sampled_from(sorted({*fields_of(grammar.type), *(rule.field for rule in grammar.rules)})))
     body = nested(".".join((*grammar.root, field)), data.draw(ANYTHING))
-    wanted = ConfigObject(resource=resource, key="a/b", hash="h", since_wall_ns=1, body=body)
-    found = resolve_config(AgentConfig(), {}, {resource: wanted}, lambda _: "")
-    assert (resource in found.obeyed) != (resource in found.problems)
-    if resource in found.problems:
-        assert found.config == AgentConfig()
-        assert ".".join(grammar.root) in found.problems[resource] or "with the settings" in found.problems[resource]
-        assert len(found.problems[resource]) < 1500
-    for setting in found.origins:
+    expected = ConfigObject(resource=resource, key="a/b", hash="h", since_wall_ns=1, body=body)
+    result = resolve_config(AgentConfig(), {}, {resource: expected}, lambda _: "")
+    assert (resource in result.applied) != (resource in result.problems)
+    if resource in result.problems:
+        assert result.config == AgentConfig()
+        assert ".".join(grammar.root) in result.problems[resource] or "with the settings" in result.problems[resource]
+        assert len(result.problems[resource]) < 1500
+    for setting in result.origins:
         assert setting_path(".".join(setting))

@@ -1,4 +1,4 @@
-"""Small situations for tables: pods with one container each, and what eviction plugins read of them."""
+"""Inputs of eviction plugins for tables: pods with one container each, and the samples that plugins read."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 from zlib import crc32
 
 from agent.eviction.eviction_inputs import EvictionInputs
+from agent.eviction.finding import EvictionFinding
 from api.eviction import ThresholdMet
-from api.measurements import LoadAverages, MemoryZone, NumaNode, Pressure
-from api.pod import Container, Pod
-from api.qos import Enhancements, QoSLevel
-from api.snapshot import CgroupSample, NodeSample, Snapshot
+from api.pod import Pod
+from api.qos import QoSLevel
+from api.snapshot import CgroupSample, LoadAverages, MemoryZone, NodeSample, NumaNode, Pressure, Snapshot
 from tests.agent.advisor.builders import topology
+from tests.builders import pods as pods_builder
 
 S = 1_000_000_000
 MIB, GIB = 1 << 20, 1 << 30
@@ -31,25 +32,21 @@ def pod(
     priority: int = 0,
     **more: Any,
 ) -> Pod:
-    """A pod with a container `/NAME`; `cores` and `memory` are requests, of reclaimed resources where it is reclaimed."""
-    best_effort = qos is QoSLevel.RECLAIMED
-    container = Container(
-        name=name,
-        cgroup=f"/{name}",
-        cpu_request_cores=None if best_effort else cores,
-        memory_request_bytes=None if best_effort else memory,
-        reclaimed_cpu_cores=cores if best_effort else None,
-        reclaimed_memory_bytes=memory if best_effort else None,
+    """A pod with a container `/NAME`; `cores` and `memory` are requests, of reclaimed resources if the pod is reclaimed."""
+    return pods_builder.pod(
+        name,
+        qos,
+        uid=f"uid-{name}",
+        cpu_request=cores,
+        memory_request=memory,
+        priority=priority,
+        bound_numa=numa,
+        **more,
     )
-    fields = {"enhancements": Enhancements(), **more}
-    return Pod(
-        uid=f"uid-{name}", namespace="default", name=name, qos=qos, containers=(container,), priority=priority,
-        bound_numa=numa, **fields,
-    )  # fmt: skip
 
 
 def sample(name: str, at_s: float = 100.0, **fields: Any) -> CgroupSample:
-    """A cgroup `/NAME` whose files were read just now."""
+    """A cgroup `/NAME` whose files were read at `at_s`."""
     values = {"id": crc32(name.encode()) + 2, "files_read_at_ns": BOOT_NS + round(at_s * S), **fields}
     return CgroupSample(path=f"/{name}", **values)
 
@@ -75,8 +72,8 @@ def pressure(avg10: float) -> Pressure:
     return Pressure(some_us=0, some_avg10=avg10)
 
 
-def load(one: float) -> LoadAverages:
-    return LoadAverages(one=one, five=0, fifteen=0, runnable_one=0, runnable_five=0, runnable_fifteen=0)
+def load(load1: float) -> LoadAverages:
+    return LoadAverages(load1=load1, load5=0, load15=0, runnable1=0, runnable5=0, runnable15=0)
 
 
 def situation(
@@ -90,7 +87,7 @@ def situation(
     files_age_s: float = 0.0,
     **more: Any,
 ) -> EvictionInputs:
-    """The node at `at_s`; `samples` has fields of the pods' cgroups by name, others are there too but say nothing."""
+    """The node at `at_s`; `samples` has fields of the pods' cgroups by name, other pods have cgroups without values."""
     wall_ns = BOOT_NS + round(at_s * S)
     given: dict[str, Mapping[str, Any]] = {p.name: {} for p in pods} | dict(samples or {})
     read_at = {"files_read_at_ns": wall_ns - round(files_age_s * S)}
@@ -110,3 +107,8 @@ def situation(
 
 
 HARD, SOFT, NOT_MET = ThresholdMet.HARD, ThresholdMet.SOFT, ThresholdMet.NOT_MET
+
+
+def names(finding: EvictionFinding) -> list[str]:
+    """Return the names of the candidates in their order."""
+    return [candidate.pod.name for candidate in finding.candidates]

@@ -1,4 +1,4 @@
-"""The killer that asks the API server, against a server that plays its answers; the real one is asked in tests/cluster."""
+"""Eviction through the API server, against a scripted server; tests/cluster uses a real one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from api.pod import Pod
 from api.qos import QoSLevel
 from common.backoff import Backoff
 from kube.errors import ApiError, parse_api_error
-from tests.kube.test_client import asking as client_of
+from tests.builders.api_server import client_of
+from tests.builders.waiting import until_async
 
 S = 1_000_000_000
 CREATED, SUCCEEDED, FAILED = EvictionEventReason.CREATED, EvictionEventReason.SUCCEEDED, EvictionEventReason.FAILED
@@ -44,17 +45,17 @@ def status(code: int, message: str, cause: str = "", reason: str = "", **headers
     return web.json_response(body, status=code, headers=headers)
 
 
-GONE = b'{"kind":"Status","reason":"NotFound","code":404,"message":"m","details":{"name":"batch","kind":"pods"}}'
+NOT_FOUND = b'{"kind":"Status","reason":"NotFound","code":404,"message":"m","details":{"name":"batch","kind":"pods"}}'
 BUDGET = ("Cannot evict pod as it would violate the pod's disruption budget.", "DisruptionBudget", "TooManyRequests")
 
 
 class Server:
-    """One pod, and what the next requests to make it leave are answered."""
+    """One pod, and the responses to the next eviction requests."""
 
     def __init__(self, uid: str = "u-1") -> None:
         self.metadata: dict[str, Any] | None = {"name": "batch", "namespace": "shop", "uid": uid}
         self.next: list[web.Response | str] = []
-        self.asked: list[tuple[str, Any]] = []
+        self.requests: list[tuple[str, Any]] = []
         self.looks = 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -64,10 +65,10 @@ class Server:
                 return status(404, "not found", reason="NotFound")
             return web.json_response({"metadata": self.metadata})
         body = await request.json()
-        self.asked.append((f"{request.method} {request.path}", body))
-        said = self.next.pop(0) if self.next else "done"
-        if isinstance(said, web.Response):
-            return said
+        self.requests.append((f"{request.method} {request.path}", body))
+        reply = self.next.pop(0) if self.next else "done"
+        if isinstance(reply, web.Response):
+            return reply
         options = body.get("deleteOptions", body) if isinstance(body, dict) else {}
         if self.metadata is None:
             return status(404, "not found", reason="NotFound")
@@ -77,55 +78,52 @@ class Server:
             "deletionTimestamp": "2026-01-01T00:00:00Z",
             "deletionGracePeriodSeconds": options.get("gracePeriodSeconds", 30),
         }
-        if said == "lost" and request.transport is not None:
+        if reply == "lost" and request.transport is not None:
             request.transport.close()
         return web.json_response({"kind": "Status"}, status=201)
 
     def graces(self) -> list[Any]:
-        """Of the requests so far."""
-        return [body.get("deleteOptions", body).get("gracePeriodSeconds") for _, body in self.asked]
+        """Return the grace periods of all requests."""
+        return [body.get("deleteOptions", body).get("gracePeriodSeconds") for _, body in self.requests]
 
 
-class Watched:
-    """The killer and what it told."""
+class RecordedEvictor:
+    """An evictor and its events."""
 
-    def __init__(self, killer: ApiEvictor) -> None:
-        self.killer, self.messages = killer, list[str]()
-        self.told: list[EvictionEventReason] = []
+    def __init__(self, evictor: ApiEvictor) -> None:
+        self.evictor, self.messages = evictor, list[str]()
+        self.reasons: list[EvictionEventReason] = []
 
     async def until(self, what: str, check: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 20
-        while not check():
-            assert time.monotonic() < deadline, f"{what}: {self.messages}"
-            await asyncio.sleep(0.01)
-            self.hear()
-        self.hear()
+        """Collect events until the condition holds."""
+        await until_async(check, what, step=self.collect)
+        await self.collect()
 
-    def hear(self) -> None:
-        for event in self.killer.outcomes():
-            self.told.append(event.reason)
+    async def collect(self) -> None:
+        for event in self.evictor.outcomes():
+            self.reasons.append(event.reason)
             self.messages.append(event.message)
 
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits are a hundredth of what they are."""
+    """Shorten the waits to a hundredth."""
     monkeypatch.setattr(api_evictor, "RETRY_BACKOFF", Backoff(first_s=0.02, max_s=0.05))
     monkeypatch.setattr(api_evictor, "POLL_BACKOFF", Backoff(first_s=0.02, max_s=0.05))
     monkeypatch.setattr(api_evictor, "OVERDUE_POLL_INTERVAL_S", 0.05)
 
 
 @asynccontextmanager
-async def killing(
+async def evicting(
     server: Server, form: str = "eviction", clock: Callable[[], int] = time.monotonic_ns, timeout_s: float = 5
-) -> AsyncIterator[Watched]:
+) -> AsyncIterator[RecordedEvictor]:
     async with client_of(server.answer, timeout_s=timeout_s) as client:
-        way = ApiEvictionMethod(client, form)  # type: ignore[arg-type]
-        killer = ApiEvictor(lambda _pod: way, clock=clock)
+        method = ApiEvictionMethod(client, form)  # type: ignore[arg-type]
+        evictor = ApiEvictor(lambda _pod: method, clock=clock)
         try:
-            yield Watched(killer)
+            yield RecordedEvictor(evictor)
         finally:
-            killer.close()
+            evictor.close()
 
 
 @pytest.mark.parametrize(
@@ -138,21 +136,21 @@ async def killing(
         ("deletion", None, None),
     ],
 )
-async def test_a_pod_is_asked_once_by_its_uid_and_watched_until_it_is_gone(
+async def test_a_pod_is_evicted_once_by_its_uid_and_polled_until_it_is_gone(
     form: str, grace_s: float | None, sent: int | None
 ) -> None:
     server = Server()
-    async with killing(server, form) as seen:
-        seen.killer.evict(pod(), grace_s, "because")
-        assert (seen.killer.terminating, seen.killer.held) == (frozenset(), {}), "nobody waited for"
-        await seen.until("it is told", lambda: seen.told == [CREATED])
-        assert seen.killer.terminating == {"shop/batch"}
+    async with evicting(server, form) as recorded:
+        recorded.evictor.evict(pod(), grace_s, "because")
+        assert (recorded.evictor.terminating, recorded.evictor.blocked) == (frozenset(), {}), "nothing is accepted yet"
+        await recorded.until("it is accepted", lambda: recorded.reasons == [CREATED])
+        assert recorded.evictor.terminating == {"shop/batch"}
         looks = server.looks
-        await seen.until("it is looked at", lambda: server.looks >= looks + 2)
+        await recorded.until("it is looked at", lambda: server.looks >= looks + 2)
         server.metadata = None
-        await seen.until("it is gone", lambda: seen.told == [CREATED, SUCCEEDED])
-        assert (seen.killer.terminating, seen.killer.stuck) == (frozenset(), frozenset())
-    ((path, body),) = server.asked
+        await recorded.until("it is gone", lambda: recorded.reasons == [CREATED, SUCCEEDED])
+        assert (recorded.evictor.terminating, recorded.evictor.stuck) == (frozenset(), frozenset())
+    ((path, body),) = server.requests
     suffix = {
         "eviction": "POST /api/v1/namespaces/shop/pods/batch/eviction",
         "deletion": "DELETE /api/v1/namespaces/shop/pods/batch",
@@ -160,100 +158,100 @@ async def test_a_pod_is_asked_once_by_its_uid_and_watched_until_it_is_gone(
     assert path == suffix[form]
     assert body.get("deleteOptions", body)["preconditions"] == {"uid": "u-1"}
     assert server.graces() == [sent]
-    assert seen.messages == [
+    assert recorded.messages == [
         "Successfully create eviction; reason: because",
         "Evicted pod has been deleted physically; reason: because",
     ]
 
 
-async def test_a_budget_is_waited_for_as_long_as_the_server_says_and_told_once() -> None:
+async def test_a_budget_is_retried_after_retry_after_and_reported_once() -> None:
     server = Server()
     server.next = [status(429, *BUDGET, **{"Retry-After": "1"}), status(429, *BUDGET, **{"Retry-After": "1"})]
-    async with killing(server) as seen:
+    async with evicting(server) as recorded:
         started = time.monotonic()
-        seen.killer.evict(pod(), 5.0, "because")
-        await seen.until("it is held", lambda: seen.killer.held == {"shop/batch": EvictionBlock.BUDGET})
-        assert (seen.killer.stuck, seen.killer.terminating) == ({"shop/batch"}, frozenset())
-        assert seen.killer.problem() is None, "a budget is no trouble of ours"
-        await seen.until("the budget allows it", lambda: CREATED in seen.told)
+        recorded.evictor.evict(pod(), 5.0, "because")
+        await recorded.until("it is held", lambda: recorded.evictor.blocked == {"shop/batch": EvictionBlock.BUDGET})
+        assert (recorded.evictor.stuck, recorded.evictor.terminating) == ({"shop/batch"}, frozenset())
+        assert recorded.evictor.problem() is None, "a budget is no failure"
+        await recorded.until("the budget allows it", lambda: CREATED in recorded.reasons)
         assert time.monotonic() - started >= 2
-        assert (seen.killer.stuck, seen.killer.terminating) == (frozenset(), {"shop/batch"})
-    assert seen.told == [FAILED, CREATED]
-    assert seen.messages[0] == f"Evict failed: {BUDGET[0]}; reason: because"
-    assert len(server.asked) == 3
+        assert (recorded.evictor.stuck, recorded.evictor.terminating) == (frozenset(), {"shop/batch"})
+    assert recorded.reasons == [FAILED, CREATED]
+    assert recorded.messages[0] == f"Evict failed: {BUDGET[0]}; reason: because"
+    assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize(
     ("error", "result", "held", "wait_s"),
     [
-        (parse_api_error(404, GONE), MethodResult.GONE, None, None),
-        # Nobody serves that path: of the pod this says nothing.
-        (parse_api_error(404, b"404 page not found\n"), MethodResult.HELD, EvictionBlock.BUSY, None),
+        (parse_api_error(404, NOT_FOUND), MethodResult.ABSENT, None, None),
+        # No server has that path, which says nothing of the pod.
+        (parse_api_error(404, b"404 page not found\n"), MethodResult.BLOCKED, EvictionBlock.BUSY, None),
         (
             parse_api_error(404, b'{"kind":"Status","reason":"NotFound","code":404}'),
-            MethodResult.HELD,
+            MethodResult.BLOCKED,
             EvictionBlock.BUSY,
             None,
         ),
-        (ApiError(403, "Forbidden", "m"), MethodResult.HELD, EvictionBlock.REFUSED, 60),
-        (ApiError(422, "Invalid", "m"), MethodResult.HELD, EvictionBlock.REFUSED, 60),
-        # More than one budget for a pod, which the API server cannot judge.
-        (ApiError(500, "InternalError", "m"), MethodResult.HELD, EvictionBlock.BUSY, None),
-        (ApiError(503, "", "m", retry_after_s=7), MethodResult.HELD, EvictionBlock.BUSY, 7),
-        (ApiError(409, "Conflict", "m"), MethodResult.HELD, EvictionBlock.BUSY, None),
+        (ApiError(403, "Forbidden", "m"), MethodResult.BLOCKED, EvictionBlock.REFUSED, 60),
+        (ApiError(422, "Invalid", "m"), MethodResult.BLOCKED, EvictionBlock.REFUSED, 60),
+        # More than one budget selects the pod.
+        (ApiError(500, "InternalError", "m"), MethodResult.BLOCKED, EvictionBlock.BUSY, None),
+        (ApiError(503, "", "m", retry_after_s=7), MethodResult.BLOCKED, EvictionBlock.BUSY, 7),
+        (ApiError(409, "Conflict", "m"), MethodResult.BLOCKED, EvictionBlock.BUSY, None),
         # Of its own queues, not of a budget.
-        (ApiError(429, "TooManyRequests", "m", retry_after_s=1), MethodResult.HELD, EvictionBlock.BUSY, 1),
+        (ApiError(429, "TooManyRequests", "m", retry_after_s=1), MethodResult.BLOCKED, EvictionBlock.BUSY, 1),
     ],
 )
-def test_what_refusals_mean(
+def test_the_response_to_an_error_status(
     error: ApiError, result: MethodResult, held: EvictionBlock | None, wait_s: float | None
 ) -> None:
     answer = response_of_error(error, pod())
-    assert (answer.result, answer.held, answer.wait_s) == (result, held, wait_s)
+    assert (answer.result, answer.block, answer.wait_s) == (result, held, wait_s)
 
 
 @pytest.mark.parametrize(("retry_s", "wait_s"), [(None, 5.0), (10.0, 10.0), (0.0, 5.0)])
-def test_a_budget_without_a_time_is_asked_again_in_five_seconds(retry_s: float | None, wait_s: float) -> None:
+def test_a_budget_without_retry_after_is_retried_in_five_seconds(retry_s: float | None, wait_s: float) -> None:
     error = ApiError(429, "TooManyRequests", "m", retry_after_s=retry_s)
     error.causes = ("DisruptionBudget",)
     answer = response_of_error(error, pod())
-    assert (answer.held, answer.wait_s) == (EvictionBlock.BUDGET, wait_s)
+    assert (answer.block, answer.wait_s) == (EvictionBlock.BUDGET, wait_s)
 
 
 async def test_a_pod_that_came_back_under_the_same_name_stays() -> None:
     server = Server(uid="u-2")
-    async with killing(server) as seen:
-        seen.killer.evict(pod("u-1"), None, "because")
-        await seen.until("it is gone", lambda: seen.told == [SUCCEEDED])
+    async with evicting(server) as recorded:
+        recorded.evictor.evict(pod("u-1"), None, "because")
+        await recorded.until("it is gone", lambda: recorded.reasons == [SUCCEEDED])
     assert server.metadata is not None
     assert "deletionTimestamp" not in server.metadata
-    assert seen.messages == ["The pod is gone, and was not asked; reason: because"]
+    assert recorded.messages == ["The pod is gone without an eviction; reason: because"]
 
 
-async def test_an_answer_that_is_lost_leads_to_no_second_request() -> None:
+async def test_a_lost_response_leads_to_no_second_request() -> None:
     server = Server()
     server.next = ["lost"]
-    async with killing(server) as seen:
-        seen.killer.evict(pod(), 7.0, "because")
-        await seen.until("it is known", lambda: CREATED in seen.told)
-        assert seen.killer.terminating == {"shop/batch"}
-    assert (seen.told, len(server.asked)) == ([FAILED, CREATED], 1)
-    assert "the API server does not answer" in seen.messages[0]
+    async with evicting(server) as recorded:
+        recorded.evictor.evict(pod(), 7.0, "because")
+        await recorded.until("it is known", lambda: CREATED in recorded.reasons)
+        assert recorded.evictor.terminating == {"shop/batch"}
+    assert (recorded.reasons, len(server.requests)) == ([FAILED, CREATED], 1)
+    assert "the API server does not answer" in recorded.messages[0]
 
 
-async def test_busy_and_absent_servers_are_asked_again_and_again_and_who_refuses_for_long_is_stuck() -> None:
+async def test_a_busy_server_is_retried_and_its_pod_is_stuck_after_three_tries() -> None:
     server = Server()
     server.next = [status(500, "more than one budget") for _ in range(5)]
-    async with killing(server) as seen:
-        seen.killer.evict(pod(), None, "because")
-        await seen.until("it is held", lambda: seen.killer.held == {"shop/batch": EvictionBlock.BUSY})
-        await seen.until("it is stuck", lambda: seen.killer.stuck == {"shop/batch"})
-        trouble = seen.killer.problem()
+    async with evicting(server) as recorded:
+        recorded.evictor.evict(pod(), None, "because")
+        await recorded.until("it is held", lambda: recorded.evictor.blocked == {"shop/batch": EvictionBlock.BUSY})
+        await recorded.until("it is stuck", lambda: recorded.evictor.stuck == {"shop/batch"})
+        trouble = recorded.evictor.problem()
         assert trouble is not None
-        assert "shop/batch has to leave: the API server: 500: more than one budget" in trouble.reason
-        await seen.until("it is told in the end", lambda: CREATED in seen.told)
-        assert seen.killer.problem() is None
-    assert seen.told == [FAILED, CREATED], "told once, not at each try"
+        assert "shop/batch cannot be evicted: the API server: 500: more than one budget" in trouble.reason
+        await recorded.until("it is accepted in the end", lambda: CREATED in recorded.reasons)
+        assert recorded.evictor.problem() is None
+    assert recorded.reasons == [FAILED, CREATED], "reported once, not at each try"
 
 
 async def away(request: web.Request) -> web.StreamResponse:
@@ -262,68 +260,70 @@ async def away(request: web.Request) -> web.StreamResponse:
     return web.Response()
 
 
-async def test_while_nobody_answers_a_pod_is_neither_leaving_nor_stuck() -> None:
-    async with killing(Other(away)) as seen:
-        seen.killer.evict(pod(), None, "because")
-        await seen.until("it is held", lambda: seen.killer.held == {"shop/batch": EvictionBlock.UNREACHABLE})
-        assert (seen.killer.terminating, seen.killer.stuck) == (frozenset(), frozenset())
-        seen.killer.withdraw("shop/batch", "the trouble is over")
-        await seen.until("it is let go", lambda: EvictionEventReason.CANCELLED in seen.told)
-    assert seen.told == [FAILED, EvictionEventReason.CANCELLED]
-    assert seen.messages[-1] == "The pod stays: the trouble is over; it was to leave because: because"
+async def test_without_an_answer_a_pod_is_neither_terminating_nor_stuck() -> None:
+    async with evicting(Other(away)) as recorded:
+        recorded.evictor.evict(pod(), None, "because")
+        await recorded.until(
+            "it is held", lambda: recorded.evictor.blocked == {"shop/batch": EvictionBlock.UNREACHABLE}
+        )
+        assert (recorded.evictor.terminating, recorded.evictor.stuck) == (frozenset(), frozenset())
+        recorded.evictor.cancel("shop/batch", "the trouble is over")
+        await recorded.until("it is let go", lambda: EvictionEventReason.CANCELLED in recorded.reasons)
+    assert recorded.reasons == [FAILED, EvictionEventReason.CANCELLED]
+    assert recorded.messages[-1] == "Cancelled the eviction: the trouble is over; reason of the eviction: because"
 
 
 class Other(Server):
-    """Answers otherwise."""
+    """A server with another handler."""
 
     def __init__(self, answer: Any) -> None:
         super().__init__()
         self.answer = answer  # type: ignore[method-assign]
 
 
-async def test_who_is_withdrawn_is_not_asked_any_more_and_who_was_told_goes() -> None:
+async def test_a_cancelled_eviction_is_not_retried_and_an_accepted_one_is_not_cancelled() -> None:
     server = Server()
     server.next = [status(429, *BUDGET)]
-    async with killing(server) as seen:
-        seen.killer.evict(pod(), None, "because")
-        await seen.until("it is held", lambda: bool(seen.killer.held))
-        seen.killer.withdraw("shop/batch", "it is over")
-        await seen.until("it is let go", lambda: seen.told[-1:] == [EvictionEventReason.CANCELLED])
-        assert (seen.killer.held, seen.killer.stuck, len(server.asked)) == ({}, frozenset(), 1)
-        seen.killer.evict(pod(), None, "again")
-        await seen.until("it is told", lambda: seen.told[-1:] == [CREATED])
-        seen.killer.withdraw("shop/batch", "too late")
+    async with evicting(server) as recorded:
+        recorded.evictor.evict(pod(), None, "because")
+        await recorded.until("it is held", lambda: bool(recorded.evictor.blocked))
+        recorded.evictor.cancel("shop/batch", "it is over")
+        await recorded.until("it is let go", lambda: recorded.reasons[-1:] == [EvictionEventReason.CANCELLED])
+        assert (recorded.evictor.blocked, recorded.evictor.stuck, len(server.requests)) == ({}, frozenset(), 1)
+        recorded.evictor.evict(pod(), None, "again")
+        await recorded.until("it is accepted", lambda: recorded.reasons[-1:] == [CREATED])
+        recorded.evictor.cancel("shop/batch", "too late")
         looks = server.looks
-        await seen.until("it is watched on", lambda: server.looks > looks + 1)
-    assert seen.told == [FAILED, EvictionEventReason.CANCELLED, CREATED]
+        await recorded.until("it is watched on", lambda: server.looks > looks + 1)
+    assert recorded.reasons == [FAILED, EvictionEventReason.CANCELLED, CREATED]
 
 
-async def test_of_a_pod_that_was_asked_only_a_shorter_grace_counts() -> None:
+async def test_after_a_request_only_a_shorter_grace_is_sent() -> None:
     server = Server()
-    async with killing(server) as seen:
-        seen.killer.evict(pod(), 60.0, "slow")
-        await seen.until("it is told", lambda: seen.told == [CREATED])
-        seen.killer.evict(pod(), 600.0, "slower")
-        seen.killer.evict(pod(), None, "as it likes")
-        seen.killer.evict(pod(), 5.0, "fast")
-        await seen.until("it is told again", lambda: len(server.asked) == 2)
+    async with evicting(server) as recorded:
+        recorded.evictor.evict(pod(), 60.0, "slow")
+        await recorded.until("it is accepted", lambda: recorded.reasons == [CREATED])
+        recorded.evictor.evict(pod(), 600.0, "slower")
+        recorded.evictor.evict(pod(), None, "as it likes")
+        recorded.evictor.evict(pod(), 5.0, "fast")
+        await recorded.until("it is sent again", lambda: len(server.requests) == 2)
         server.metadata = None
-        await seen.until("it is gone", lambda: seen.told == [CREATED, SUCCEEDED])
+        await recorded.until("it is gone", lambda: recorded.reasons == [CREATED, SUCCEEDED])
     assert server.graces() == [60, 5]
-    assert seen.messages[-1].endswith("reason: fast")
+    assert recorded.messages[-1].endswith("reason: fast")
 
 
-async def test_another_pod_of_the_same_name_takes_the_place_of_the_first() -> None:
+async def test_another_pod_of_the_same_name_replaces_the_first_eviction() -> None:
     server = Server()
-    async with killing(server) as seen:
-        seen.killer.evict(pod("u-1"), None, "first")
-        await seen.until("it is told", lambda: seen.told == [CREATED])
+    async with evicting(server) as recorded:
+        recorded.evictor.evict(pod("u-1"), None, "first")
+        await recorded.until("it is accepted", lambda: recorded.reasons == [CREATED])
         server.metadata = {"name": "batch", "namespace": "shop", "uid": "u-2"}
-        seen.killer.evict(pod("u-2"), None, "second")
-        await seen.until("the second is told", lambda: seen.told == [CREATED, SUCCEEDED, CREATED])
+        recorded.evictor.evict(pod("u-2"), None, "second")
+        await recorded.until("the second is accepted", lambda: recorded.reasons == [CREATED, SUCCEEDED, CREATED])
         server.metadata = None
-        await seen.until("and gone", lambda: len(seen.told) == 4)
-    assert [body["deleteOptions"]["preconditions"]["uid"] for _, body in server.asked] == ["u-1", "u-2"]
+        await recorded.until("and gone", lambda: len(recorded.reasons) == 4)
+    assert [body["deleteOptions"]["preconditions"]["uid"] for _, body in server.requests] == ["u-1", "u-2"]
 
 
 @pytest.mark.parametrize(
@@ -333,38 +333,40 @@ async def test_another_pod_of_the_same_name_takes_the_place_of_the_first() -> No
         (60.0, 60, 90.0),
         (None, 30, 45.0),
         (None, 600, 900.0),
-        # What pods ask for themselves counts for ten minutes at most; what a plugin is set to in full.
+        # A pod's own grace counts for ten minutes at most; that of a plugin in full.
         (None, 601, 900.0),
         (None, 86_400, 900.0),
         (3600.0, 3600, 5400.0),
     ],
 )
-async def test_a_pod_is_late_after_one_and_a_half_times_its_grace_and_ten_seconds_at_least(
+async def test_a_pod_exceeds_its_deadline_after_one_and_a_half_times_its_grace_and_ten_seconds_at_least(
     grace_s: float | None, given_s: int, late_s: float
 ) -> None:
     server, now = Server(), [0]
-    async with killing(server, clock=lambda: now[0]) as seen:
-        seen.killer.evict(pod(), grace_s, "because")
-        await seen.until("it is told", lambda: seen.told == [CREATED])
+    async with evicting(server, clock=lambda: now[0]) as recorded:
+        recorded.evictor.evict(pod(), grace_s, "because")
+        await recorded.until("it is accepted", lambda: recorded.reasons == [CREATED])
         assert server.metadata is not None
         server.metadata["deletionGracePeriodSeconds"] = given_s
         looks = server.looks
-        await seen.until("its grace is known", lambda: server.looks > looks + 2)
+        await recorded.until("its grace is known", lambda: server.looks > looks + 2)
         now[0] = round((late_s - 0.1) * S)
         looks = server.looks
-        await seen.until("it is looked at", lambda: server.looks > looks + 2)
-        assert (seen.told, seen.killer.stuck) == ([CREATED], frozenset())
+        await recorded.until("it is looked at", lambda: server.looks > looks + 2)
+        assert (recorded.reasons, recorded.evictor.stuck) == ([CREATED], frozenset())
         now[0] = round(late_s * S)
-        await seen.until("it is late", lambda: seen.told == [CREATED, EvictionEventReason.EXCEEDED])
-        assert seen.killer.stuck == seen.killer.terminating == {"shop/batch"}
-        assert seen.messages[-1].startswith(
-            "The pod was given 86400 s and is there 900 s" if given_s > late_s else "Container"
+        await recorded.until("it is late", lambda: recorded.reasons == [CREATED, EvictionEventReason.EXCEEDED])
+        assert recorded.evictor.stuck == recorded.evictor.terminating == {"shop/batch"}
+        assert recorded.messages[-1].startswith(
+            "The pod still exists 900 s after the eviction, with a grace period of 86400 s"
+            if given_s > late_s
+            else "Container"
         )
         server.metadata = None
-        await seen.until("and goes in the end", lambda: seen.told[-1] is SUCCEEDED)
+        await recorded.until("and goes in the end", lambda: recorded.reasons[-1] is SUCCEEDED)
 
 
-async def test_ten_are_asked_at_a_time() -> None:
+async def test_at_most_ten_requests_are_open() -> None:
     most = here = 0
 
     async def slow(request: web.Request) -> web.StreamResponse:
@@ -376,46 +378,66 @@ async def test_ten_are_asked_at_a_time() -> None:
             here -= 1
         return web.json_response({"kind": "Status", "metadata": json.loads('{"uid": "other"}')}, status=201)
 
-    async with killing(Other(slow)) as seen:
+    async with evicting(Other(slow)) as recorded:
         for number in range(30):
-            one = Pod(uid=f"u-{number}", namespace="shop", name=f"b{number}", qos=QoSLevel.RECLAIMED, containers=())
-            seen.killer.evict(one, None, "because")
-        await seen.until("all are asked", lambda: seen.told.count(SUCCEEDED) == 30)
+            item = Pod(uid=f"u-{number}", namespace="shop", name=f"b{number}", qos=QoSLevel.RECLAIMED, containers=())
+            recorded.evictor.evict(item, None, "because")
+        await recorded.until("all are evicted", lambda: recorded.reasons.count(SUCCEEDED) == 30)
     assert most == 10
 
 
-async def test_a_pod_whose_request_was_cancelled_by_others_is_judged_anew() -> None:
-    """What the killer waits for was cancelled, and not the killer: the pod would be on its way out for ever."""
+async def test_an_eviction_whose_request_was_cancelled_elsewhere_fails() -> None:
+    """The awaited request was cancelled, not the evictor's task: the pod would count as terminating for ever."""
 
     class Cancelled:
-        async def ask(self, pod: Pod, grace_s: float | None) -> MethodResponse:
+        async def evict(self, pod: Pod, grace_s: float | None) -> MethodResponse:
             inner = asyncio.create_task(asyncio.Event().wait())
             inner.cancel()
             await inner
             raise AssertionError
 
-        async def look(self, pod: Pod) -> PodObservation | None:
+        async def observe(self, pod: Pod) -> PodObservation | None:
             return None
 
         def forget(self, pod: Pod) -> None:
             pass
 
-    seen = Watched(ApiEvictor(lambda _pod: Cancelled()))
-    seen.killer.evict(pod(), None, "because")
-    await seen.until("it is told", lambda: bool(seen.told))
-    assert seen.messages == ["Evict failed: CancelledError; reason: because"]
-    assert not seen.killer._pending
+    recorded = RecordedEvictor(ApiEvictor(lambda _pod: Cancelled()))
+    recorded.evictor.evict(pod(), None, "because")
+    await recorded.until("it fails", lambda: bool(recorded.reasons))
+    assert recorded.messages == ["Evict failed: CancelledError; reason: because"]
+    assert not recorded.evictor._pending
 
 
-async def test_nothing_is_left_when_the_agent_ends() -> None:
+async def test_close_ends_all_tasks() -> None:
     server = Server()
-    async with killing(server) as seen:
-        seen.killer.evict(pod(), None, "because")
-        await seen.until("it is told", lambda: seen.told == [CREATED])
-        seen.killer.close()
-        seen.killer.close()
+    async with evicting(server) as recorded:
+        recorded.evictor.evict(pod(), None, "because")
+        await recorded.until("it is accepted", lambda: recorded.reasons == [CREATED])
+        recorded.evictor.close()
+        recorded.evictor.close()
 
         def working() -> list[object]:
-            return [task for task in asyncio.all_tasks() if "AskingKiller" in repr(task.get_coro())]
+            return [task for task in asyncio.all_tasks() if "ApiEvictor" in repr(task.get_coro())]
 
-        await seen.until("its tasks end", lambda: not working())
+        await recorded.until("its tasks end", lambda: not working())
+
+
+async def test_the_cycle_thread_may_evict_cancel_and_read_while_the_event_loop_works() -> None:
+    """The cycle runs in a thread of its own, in which no task of the event loop can be created."""
+    server = Server()
+    server.next = [status(429, *BUDGET)]
+    async with evicting(server) as recorded:
+        await asyncio.to_thread(recorded.evictor.evict, pod(), None, "because")
+        await recorded.until("it is blocked", lambda: recorded.evictor.blocked == {"shop/batch": EvictionBlock.BUDGET})
+        await asyncio.to_thread(recorded.evictor.cancel, "shop/batch", "it is over")
+        await recorded.until("it is cancelled", lambda: recorded.reasons[-1:] == [EvictionEventReason.CANCELLED])
+        await asyncio.to_thread(recorded.evictor.evict, pod(), None, "again")
+        deadline = time.monotonic() + 20
+        while await asyncio.to_thread(lambda: recorded.evictor.terminating) != {"shop/batch"}:
+            assert time.monotonic() < deadline
+        assert [event.reason for event in await asyncio.to_thread(recorded.evictor.outcomes)] == [CREATED]
+        assert await asyncio.to_thread(lambda: (recorded.evictor.stuck, recorded.evictor.problem())) == (
+            frozenset(),
+            None,
+        )

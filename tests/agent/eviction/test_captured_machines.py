@@ -48,10 +48,10 @@ def test_memory_of_a_pod(tmp_path: Path, name: str, node: int, rss: int, held: i
 
 
 @pytest.mark.parametrize("name", ["v1-hybrid", "v2"])
-def test_a_quiet_machine_evicts_nobody_however_long_it_stays_so(tmp_path: Path, name: str) -> None:
+def test_a_quiet_machine_evicts_no_pod(tmp_path: Path, name: str) -> None:
     at, memory = captured(name, tmp_path), EvictionState()
     config = EvictionConfig(plugins=PLUGIN_NAMES, koordinator_memory=KoordinatorMemoryConfig(threshold=0.99))  # type: ignore[arg-type]
-    judged = set()
+    evaluated = set()
     for i in range(20):
         now_ns = 1 + i * 5 * 10**9
         snapshot = msgspec.structs.replace(at.snapshot, taken_at_ns=now_ns)
@@ -60,5 +60,5 @@ def test_a_quiet_machine_evicts_nobody_however_long_it_stays_so(tmp_path: Path, 
         )
         assert evictions.victims == ()
         assert {threshold.met for threshold in evictions.thresholds} == {ThresholdMet.NOT_MET}
-        judged |= {each.plugin for each in evictions.thresholds if each.observed is not None}
-    assert {"numa-memory-pressure-eviction-plugin", "system-memory-pressure-eviction-plugin"} <= judged
+        evaluated |= {each.plugin for each in evictions.thresholds if each.observed is not None}
+    assert {"numa-memory-pressure-eviction-plugin", "system-memory-pressure-eviction-plugin"} <= evaluated

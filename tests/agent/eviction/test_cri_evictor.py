@@ -1,4 +1,4 @@
-"""The killer that stops containers, over a real socket: those of the very pod that run, with its grace, and nobody else's."""
+"""Eviction by stopping containers, over a real socket: the running containers of that pod, with its grace."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def pod(name: str = "web", uid: str = "uid-web", own_s: float | None = None) -> 
 
 
 def runtime() -> Runtime:
-    made = Runtime()
-    made.run("web", "main", "aa")
-    made.run("web", "mesh", "bb")
-    made.run("web", "init", "cc", state=wire.CONTAINER_EXITED)
-    made.run("other", "main", "dd")
-    return made
+    fake = Runtime()
+    fake.run("web", "main", "aa")
+    fake.run("web", "mesh", "bb")
+    fake.run("web", "init", "cc", state=wire.CONTAINER_EXITED)
+    fake.run("other", "main", "dd")
+    return fake
 
 
 @pytest.mark.parametrize(
@@ -67,93 +67,93 @@ def runtime() -> Runtime:
         (None, 2.0**31, 600),
     ],
 )
-async def test_containers_of_the_pod_that_run_are_stopped_with_its_grace(
+async def test_running_containers_of_the_pod_are_stopped_with_its_grace(
     tmp_path: Path, own_s: float | None, grace_s: float | None, sent: int
 ) -> None:
-    made = runtime()
-    server = await made.begin(tmp_path / "c.sock")
-    answer = await CriEvictor(tmp_path / "c.sock", 5).ask(pod(own_s=own_s), grace_s)
+    fake = runtime()
+    server = await fake.begin(tmp_path / "c.sock")
+    answer = await CriEvictor(tmp_path / "c.sock", 5).evict(pod(own_s=own_s), grace_s)
     assert (answer.result, answer.text) == (MethodResult.DONE, "Successfully kill container main, mesh")
-    assert sorted(made.stopped) == [("aa", sent), ("bb", sent)]
+    assert sorted(fake.stopped) == [("aa", sent), ("bb", sent)]
     await server.stop()
 
 
-async def test_a_pod_of_another_uid_is_gone_as_far_as_this_goes(tmp_path: Path) -> None:
-    made = runtime()
-    server = await made.begin(tmp_path / "c.sock")
-    way = CriEvictor(tmp_path / "c.sock", 5)
-    assert (await way.ask(pod(uid="uid-before"), None)).result is MethodResult.GONE
-    seen = await way.look(pod(uid="uid-before"))
-    assert seen is not None
-    assert seen.gone
-    seen = await way.look(pod())
-    assert seen is not None
-    assert not seen.gone
-    assert made.stopped == []
+async def test_a_pod_without_a_sandbox_of_its_uid_is_absent(tmp_path: Path) -> None:
+    fake = runtime()
+    server = await fake.begin(tmp_path / "c.sock")
+    method = CriEvictor(tmp_path / "c.sock", 5)
+    assert (await method.evict(pod(uid="uid-before"), None)).result is MethodResult.ABSENT
+    observation = await method.observe(pod(uid="uid-before"))
+    assert observation is not None
+    assert observation.absent
+    observation = await method.observe(pod())
+    assert observation is not None
+    assert not observation.absent
+    assert fake.stopped == []
     await server.stop()
 
 
-async def test_a_container_that_came_while_the_runtime_refused_stays(tmp_path: Path) -> None:
+async def test_a_container_started_after_the_first_request_is_not_stopped(tmp_path: Path) -> None:
     """It was stopped all the same, and the kubelet has started the next one."""
-    made = runtime()
-    made.refuses = True
-    server = await made.begin(tmp_path / "c.sock")
-    way = CriEvictor(tmp_path / "c.sock", 5)
-    assert (await way.ask(pod(), 5)).result is MethodResult.HELD
-    made.refuses = False
-    del made.containers["aa"]
-    made.run("web", "main", "ee")
-    assert (await way.ask(pod(), 5)).result is MethodResult.DONE
-    assert made.stopped == [("bb", 5)]
-    assert (await way.ask(pod(), 5)).result is MethodResult.DONE
-    assert sorted(made.stopped) == [("bb", 5), ("bb", 5), ("ee", 5)], "for another wish all that runs is meant"
+    fake = runtime()
+    fake.refuses = True
+    server = await fake.begin(tmp_path / "c.sock")
+    method = CriEvictor(tmp_path / "c.sock", 5)
+    assert (await method.evict(pod(), 5)).result is MethodResult.BLOCKED
+    fake.refuses = False
+    del fake.containers["aa"]
+    fake.run("web", "main", "ee")
+    assert (await method.evict(pod(), 5)).result is MethodResult.DONE
+    assert fake.stopped == [("bb", 5)]
+    assert (await method.evict(pod(), 5)).result is MethodResult.DONE
+    assert sorted(fake.stopped) == [("bb", 5), ("bb", 5), ("ee", 5)], "another eviction stops all running containers"
     await server.stop()
 
 
-async def test_a_wish_that_was_given_up_leaves_nothing_of_it_to_the_next(tmp_path: Path) -> None:
-    """The runtime refuses, the trouble ends and the pod stays; an hour later it has other containers and has to leave."""
-    made = runtime()
-    made.refuses = True
-    server = await made.begin(tmp_path / "c.sock")
-    way = CriEvictor(tmp_path / "c.sock", 5)
-    killer = ApiEvictor(lambda _: way)
-    killer.evict(pod(), 5, "trouble")
-    while not killer.held:
+async def test_a_cancelled_eviction_leaves_no_state_to_the_next(tmp_path: Path) -> None:
+    """The runtime refuses and the eviction is cancelled; the next eviction of the pod finds other containers."""
+    fake = runtime()
+    fake.refuses = True
+    server = await fake.begin(tmp_path / "c.sock")
+    method = CriEvictor(tmp_path / "c.sock", 5)
+    evictor = ApiEvictor(lambda _: method)
+    evictor.evict(pod(), 5, "trouble")
+    while not evictor.blocked:
         await asyncio.sleep(0.01)
-    killer.withdraw("shop/web", "it is over")
-    while killer.held:
+    evictor.cancel("shop/web", "it is over")
+    while evictor.blocked:
         await asyncio.sleep(0.01)
-    assert [each.reason for each in killer.outcomes()] == [EvictionEventReason.FAILED, EvictionEventReason.CANCELLED]
-    made.refuses = False
+    assert [each.reason for each in evictor.outcomes()] == [EvictionEventReason.FAILED, EvictionEventReason.CANCELLED]
+    fake.refuses = False
     for old in ("aa", "bb"):
-        del made.containers[old]
-    made.run("web", "main", "ee")
-    answer = await way.ask(pod(), 5)
-    assert (answer.text, made.stopped) == ("Successfully kill container main", [("ee", 5)])
-    killer.close()
+        del fake.containers[old]
+    fake.run("web", "main", "ee")
+    answer = await method.evict(pod(), 5)
+    assert (answer.text, fake.stopped) == ("Successfully kill container main", [("ee", 5)])
+    evictor.close()
     await server.stop()
 
 
-async def test_a_pod_of_which_nothing_runs_now_is_there_still(tmp_path: Path) -> None:
-    made = runtime()
-    for one in ("aa", "bb"):
-        del made.containers[one]
-    server = await made.begin(tmp_path / "c.sock")
-    way = CriEvictor(tmp_path / "c.sock", 5)
-    answer = await way.ask(pod(), 5)
-    assert (answer.result, answer.text, made.stopped) == (
+async def test_a_pod_without_running_containers_still_exists(tmp_path: Path) -> None:
+    fake = runtime()
+    for item in ("aa", "bb"):
+        del fake.containers[item]
+    server = await fake.begin(tmp_path / "c.sock")
+    method = CriEvictor(tmp_path / "c.sock", 5)
+    answer = await method.evict(pod(), 5)
+    assert (answer.result, answer.text, fake.stopped) == (
         MethodResult.DONE,
         "Successfully kill container (none ran)",
         [],
     )
-    seen = await way.look(pod())
-    assert seen is not None
-    assert not seen.gone
+    observation = await method.observe(pod())
+    assert observation is not None
+    assert not observation.absent
     await server.stop()
 
 
 @pytest.mark.parametrize(
-    ("trouble", "held"),
+    ("trouble", "blocked"),
     [
         ("refuses", EvictionBlock.BUSY),
         ("cannot", EvictionBlock.REFUSED),
@@ -161,16 +161,16 @@ async def test_a_pod_of_which_nothing_runs_now_is_there_still(tmp_path: Path) ->
         ("hangs", EvictionBlock.UNREACHABLE),
     ],
 )
-async def test_a_runtime_that_will_not_or_is_away_holds_the_pod(
-    tmp_path: Path, trouble: str, held: EvictionBlock
+async def test_a_refusing_or_unreachable_runtime_blocks_the_eviction(
+    tmp_path: Path, trouble: str, blocked: EvictionBlock
 ) -> None:
-    made = runtime()
-    made.refuses, made.hangs = trouble == "refuses", trouble == "hangs"
-    server = await made.begin(tmp_path / "c.sock", stops=trouble != "cannot")
+    fake = runtime()
+    fake.refuses, fake.hangs = trouble == "refuses", trouble == "hangs"
+    server = await fake.begin(tmp_path / "c.sock", stops=trouble != "cannot")
     path = tmp_path / ("away.sock" if trouble == "away" else "c.sock")
-    way = CriEvictor(path, 0.5)
-    answer = await way.ask(pod(), None)
-    assert (answer.result, answer.held) == (MethodResult.HELD, held)
-    if held is EvictionBlock.UNREACHABLE:
-        assert await way.look(pod()) is None
+    method = CriEvictor(path, 0.5)
+    answer = await method.evict(pod(), None)
+    assert (answer.result, answer.block) == (MethodResult.BLOCKED, blocked)
+    if blocked is EvictionBlock.UNREACHABLE:
+        assert await method.observe(pod()) is None
     await server.stop()

@@ -1,4 +1,4 @@
-"""Each plugin alone, at the height of its trouble: one reading goes blind, the others stay, and nobody leaves for it."""
+"""Each plugin alone, under full pressure: without one reading it evicts no pod."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.agent.eviction.builders import GIB, S, pod
 from tests.agent.eviction.test_manager import EVERYTHING, trouble
 
 WHY = Reason(rule="r", text="t")
-ASKS = {"annotations": {NIC_ANNOTATION: "eth0"}, "enhancements": Enhancements(suppression_tolerance_rate=1.0)}
-ONLINE = [pod(f"web{i}", QoSLevel.SHARED, cores=8, memory=GIB, numa=(0,), **ASKS) for i in range(3)]
-PODS: list[Pod] = [*ONLINE, *(pod(f"batch{i}", cores=8, memory=GIB, numa=(0,), **ASKS) for i in range(3))]
-KNOWN_S, BLIND_S, STEP_S = 330, 120, 5
-"""Long enough for what has to last five minutes; and for any sample to be too old."""
+FIELDS = {"annotations": {NIC_ANNOTATION: "eth0"}, "enhancements": Enhancements(suppression_tolerance_rate=1.0)}
+ONLINE = [pod(f"web{i}", QoSLevel.SHARED, cores=8, memory=GIB, numa=(0,), **FIELDS) for i in range(3)]
+PODS: list[Pod] = [*ONLINE, *(pod(f"batch{i}", cores=8, memory=GIB, numa=(0,), **FIELDS) for i in range(3))]
+COMPLETE_S, HIDDEN_S, STEP_S = 330, 120, 5
+"""Longer than timers of five minutes, and longer than any sample is valid."""
 
 
 def everything(at_s: float) -> EvictionInputs:
@@ -41,12 +41,12 @@ Hide = Callable[[EvictionInputs], EvictionInputs]
 
 
 def without(**fields: object) -> Hide:
-    """Not handed over at all."""
+    """Hide fields of the inputs."""
     return lambda at: msgspec.structs.replace(at, **fields)
 
 
 def no_node(**fields: object) -> Hide:
-    """Not read of the node."""
+    """Hide fields of the node's sample."""
     return lambda at: msgspec.structs.replace(
         at,
         snapshot=msgspec.structs.replace(at.snapshot, node=msgspec.structs.replace(at.snapshot.node, **fields)),
@@ -54,7 +54,7 @@ def no_node(**fields: object) -> Hide:
 
 
 def no_pod(**fields: object) -> Hide:
-    """Not read of any cgroup."""
+    """Hide fields of every cgroup's sample."""
 
     def hide(at: EvictionInputs) -> EvictionInputs:
         groups: dict[str, CgroupSample] = {
@@ -66,22 +66,22 @@ def no_pod(**fields: object) -> Hide:
 
 
 def old(at: EvictionInputs) -> EvictionInputs:
-    """A snapshot that is not renewed."""
+    """Make the snapshot too old."""
     return msgspec.structs.replace(at, now_ns=at.now_ns + 31 * S)
 
 
-OLD_FILES = everything(100.0 + KNOWN_S).snapshot.wall_time_ns
-"""The last that was read before."""
-NOT_READ, LEFT_OUT = {"files_read_at_ns": OLD_FILES}, Headroom(reason=WHY)
+OLD_FILES = everything(100.0 + COMPLETE_S).snapshot.wall_time_ns
+"""Time of the latest complete reading."""
+NOT_READ, NO_AMOUNTS = {"files_read_at_ns": OLD_FILES}, Headroom(reason=WHY)
 FREE, STALL, LOADS = {"meminfo": {}}, {"memory_pressure": None}, {"load": None}
 STALE, RING_10, RING_15, RING_30 = 30, 40, 45, 60
-"""Seconds for which what is known stands: staleness; and for rings one sample of 10, 15 or 30 s more."""
-BLINDED: Mapping[str, Mapping[str, tuple[Hide, int]]] = {
+"""Seconds for which inputs stay valid: staleness, and for windows one sample period of 10, 15 or 30 s more."""
+HIDDEN_INPUTS: Mapping[str, Mapping[str, tuple[Hide, int]]] = {
     "reclaimed-resource-pressure-eviction-plugin": {
-        "headroom": (without(headroom=None), 0), "amounts": (without(headroom=LEFT_OUT), 0),
+        "headroom": (without(headroom=None), 0), "amounts": (without(headroom=NO_AMOUNTS), 0),
     },
     "reclaimed-numa-resource-pressure-eviction-plugin": {
-        "headroom": (without(headroom=None), 0), "amounts": (without(headroom=LEFT_OUT), 0),
+        "headroom": (without(headroom=None), 0), "amounts": (without(headroom=NO_AMOUNTS), 0),
     },
     "numa-memory-pressure-eviction-plugin": {
         "zones": (no_node(zones=()), 0), "numa nodes": (no_node(numa={}), 0), "pods": (no_pod(numa_stat={}), 0),
@@ -109,11 +109,11 @@ BLINDED: Mapping[str, Mapping[str, tuple[Hide, int]]] = {
     "oomd-pressure": {"node": (no_node(**FREE, **STALL), 0), "pods": (no_pod(memory_bytes=None), 0)},
     "node_power_pressure": {"answer": (without(power=None), 0)},
 }  # fmt: skip
-ANYTHING = {"snapshot": (old, 0), "cgroups": (lambda at: replaced(at, cgroups={}), 0)}
+ANY_PLUGIN = {"snapshot": (old, 0), "cgroups": (lambda at: replaced(at, cgroups={}), 0)}
 CASES = [
-    pytest.param(name, hide, stands_s, id=f"{name}: {what}")
-    for name, hides in BLINDED.items()
-    for what, (hide, stands_s) in {**hides, **ANYTHING}.items()
+    pytest.param(name, hide, valid_s, id=f"{name}: {what}")
+    for name, hides in HIDDEN_INPUTS.items()
+    for what, (hide, valid_s) in {**hides, **ANY_PLUGIN}.items()
 ]
 
 
@@ -127,28 +127,29 @@ def alone(name: str) -> EvictionConfig:
 
 
 def last_victim_s(name: str, hide: Hide) -> int | None:
-    """How long after the last known round somebody had to leave; victims neither go nor make others wait."""
+    """Return for how long after the last complete cycle a pod is evicted; victims neither go nor delay others."""
     memory, last = EvictionState(), None
-    for second in range(0, KNOWN_S + BLIND_S + 1, STEP_S):
+    for second in range(0, COMPLETE_S + HIDDEN_S + 1, STEP_S):
         at = everything(100.0 + second)
-        evictions, memory = evaluate_evictions(at if second <= KNOWN_S else hide(at), memory, alone(name))
+        evictions, memory = evaluate_evictions(at if second <= COMPLETE_S else hide(at), memory, alone(name))
+        assert {each.plugin for each in evictions.thresholds} == {name}
         memory = msgspec.structs.replace(memory, sent=(), evicted_at_ns={})
-        last = second - KNOWN_S if evictions.victims else last
+        last = second - COMPLETE_S if evictions.victims else last
     return last
 
 
-def test_every_plugin_is_blinded() -> None:
-    assert BLINDED.keys() == set(PLUGIN_NAMES)
+def test_every_plugin_has_a_hidden_input() -> None:
+    assert HIDDEN_INPUTS.keys() == set(PLUGIN_NAMES)
 
 
-@pytest.mark.parametrize("name", BLINDED)
-def test_with_everything_known_somebody_leaves(name: str) -> None:
-    """So that the test below is not about nothing."""
-    assert last_victim_s(name, lambda at: at) == BLIND_S
+@pytest.mark.parametrize("name", HIDDEN_INPUTS)
+def test_with_all_inputs_a_pod_is_evicted(name: str) -> None:
+    """The test below is not vacuous."""
+    assert last_victim_s(name, lambda at: at) == HIDDEN_S
 
 
-@pytest.mark.parametrize(("name", "hide", "stands_s"), CASES)
-def test_with_one_reading_unknown_nobody_leaves(name: str, hide: Hide, stands_s: int) -> None:
+@pytest.mark.parametrize(("name", "hide", "valid_s"), CASES)
+def test_without_one_reading_no_pod_is_evicted(name: str, hide: Hide, valid_s: int) -> None:
     last_s = last_victim_s(name, hide)
     assert last_s is not None
-    assert last_s <= stands_s
+    assert last_s <= valid_s

@@ -1,4 +1,4 @@
-"""Pods that ask to be told of soft thresholds find a file in a folder of theirs, whatever they put there themselves."""
+"""Soft eviction notices: a file in the pod's own folder, whatever the pod has put there."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from api.eviction import EvictionEventReason, EvictionVictim
 from api.knobs import Reason
 from tests.agent.eviction.builders import S, pod
 
-ASKS = pod("batch", annotations={SOFT_NOTIFY_ANNOTATION: "true"})
+OPTED_IN = pod("batch", annotations={SOFT_NOTIFY_ANNOTATION: "true"})
 OTHER = pod("other")
 VICTIM = EvictionVictim(
-    pod="default/batch", uid=ASKS.uid, plugin="p", scope="s", forced=False, grace_s=None, notify=True,
+    pod="default/batch", uid=OPTED_IN.uid, plugin="p", scope="s", forced=False, grace_s=None, notify=True,
     reason=Reason(rule="r", text="3 > 2"),
 )  # fmt: skip
 FOLDER = "batch@@__@@default"
@@ -27,44 +27,44 @@ def notifier(root: Path | None) -> SoftEvictionNotifier:
     return SoftEvictionNotifier(root, lambda: 1_767_225_600.0)
 
 
-def test_a_pod_is_told_in_a_file_and_once_in_ten_minutes_in_the_journal(tmp_path: Path) -> None:
-    it = notifier(tmp_path / "katalyst")
-    it.run_cycle([], [ASKS, OTHER], 0)
+def test_a_notice_is_a_file_and_an_event_in_ten_minutes(tmp_path: Path) -> None:
+    soft_notifier = notifier(tmp_path / "katalyst")
+    soft_notifier.run_cycle([], [OPTED_IN, OTHER], 0)
     assert [path.name for path in (tmp_path / "katalyst").iterdir()] == [FOLDER]
-    it.run_cycle([VICTIM], [ASKS], 5 * S)
+    soft_notifier.run_cycle([VICTIM], [OPTED_IN], 5 * S)
     file = tmp_path / "katalyst" / FOLDER / "soft_eviction_notify"
     assert file.read_text() == "2026-01-01T00:00:00Z p: 3 > 2\n"
-    (event,) = it.outcomes()
+    (event,) = soft_notifier.outcomes()
     assert (event.pod, event.reason, event.action) == ("default/batch", EvictionEventReason.NOTIFIED, "Notifying")
     assert (event.message, event.warning) == ("notify pod successfully; reason: 3 > 2", False)
-    it.run_cycle([VICTIM], [ASKS], 604 * S)
-    assert it.outcomes() == []
-    it.run_cycle([VICTIM], [ASKS], 605 * S)
-    assert len(it.outcomes()) == 1
+    soft_notifier.run_cycle([VICTIM], [OPTED_IN], 604 * S)
+    assert soft_notifier.outcomes() == []
+    soft_notifier.run_cycle([VICTIM], [OPTED_IN], 605 * S)
+    assert len(soft_notifier.outcomes()) == 1
 
 
-def test_folders_go_with_their_pods(tmp_path: Path) -> None:
-    it = notifier(tmp_path)
+def test_folders_are_removed_with_their_pods(tmp_path: Path) -> None:
+    soft_notifier = notifier(tmp_path)
     (tmp_path / "mine").mkdir()
-    it.run_cycle([VICTIM], [ASKS], 0)
-    it.run_cycle([], [OTHER], 599 * S)
+    soft_notifier.run_cycle([VICTIM], [OPTED_IN], 0)
+    soft_notifier.run_cycle([], [OTHER], 599 * S)
     assert (tmp_path / FOLDER).is_dir()
-    it.run_cycle([], [], 600 * S)
-    assert (tmp_path / FOLDER).is_dir(), "a list without pods says nothing of who is gone"
-    it.run_cycle([], [OTHER], 600 * S)
+    soft_notifier.run_cycle([], [], 600 * S)
+    assert (tmp_path / FOLDER).is_dir(), "an empty pod list removes no folder"
+    soft_notifier.run_cycle([], [OTHER], 600 * S)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 @pytest.mark.parametrize("trap", ["symlink", "fifo", "directory", "folder"])
-def test_what_a_pod_puts_there_is_not_written_through(tmp_path: Path, trap: str) -> None:
-    precious = tmp_path / "precious"
-    precious.write_text("as it was")
+def test_files_that_a_pod_created_are_not_written_through(tmp_path: Path, trap: str) -> None:
+    other_file = tmp_path / "other_file"
+    other_file.write_text("as soft_notifier was")
     root = tmp_path / "root"
-    it = notifier(root)
-    it.run_cycle([], [ASKS], 0)
+    soft_notifier = notifier(root)
+    soft_notifier.run_cycle([], [OPTED_IN], 0)
     file = root / FOLDER / "soft_eviction_notify"
     if trap == "symlink":
-        file.symlink_to(precious)
+        file.symlink_to(other_file)
     elif trap == "fifo":
         os.mkfifo(file)
     elif trap == "directory":
@@ -72,23 +72,23 @@ def test_what_a_pod_puts_there_is_not_written_through(tmp_path: Path, trap: str)
     else:
         (root / FOLDER).rmdir()
         (root / FOLDER).symlink_to(tmp_path)
-    it.run_cycle([VICTIM], [ASKS], S)
-    (event,) = it.outcomes()
+    soft_notifier.run_cycle([VICTIM], [OPTED_IN], S)
+    (event,) = soft_notifier.outcomes()
     assert (event.reason, event.warning) == (EvictionEventReason.NOT_NOTIFIED, True)
     assert event.message.startswith(f"notify failed: {file}")
-    assert precious.read_text() == "as it was"
+    assert other_file.read_text() == "as soft_notifier was"
     assert not (tmp_path / "soft_eviction_notify").exists()
 
 
 @pytest.mark.parametrize("fields", [{"notify": False}, {"dry_run": True}])
-def test_nobody_is_told_who_leaves_or_only_would(tmp_path: Path, fields: dict[str, bool]) -> None:
-    it = notifier(tmp_path)
-    it.run_cycle([msgspec.structs.replace(VICTIM, **fields)], [ASKS], 0)  # type: ignore[arg-type]
-    assert it.outcomes() == []
+def test_evicted_pods_and_dry_runs_receive_no_notice(tmp_path: Path, fields: dict[str, bool]) -> None:
+    soft_notifier = notifier(tmp_path)
+    soft_notifier.run_cycle([msgspec.structs.replace(VICTIM, **fields)], [OPTED_IN], 0)  # type: ignore[arg-type]
+    assert soft_notifier.outcomes() == []
     assert list((tmp_path / FOLDER).iterdir()) == []
 
 
-def test_without_a_root_events_tell() -> None:
-    it = notifier(None)
-    it.run_cycle([VICTIM], [ASKS], 0)
-    assert [event.reason for event in it.outcomes()] == [EvictionEventReason.NOTIFIED]
+def test_without_a_root_there_are_only_events() -> None:
+    soft_notifier = notifier(None)
+    soft_notifier.run_cycle([VICTIM], [OPTED_IN], 0)
+    assert [event.reason for event in soft_notifier.outcomes()] == [EvictionEventReason.NOTIFIED]

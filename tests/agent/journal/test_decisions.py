@@ -1,4 +1,4 @@
-"""The journal says each thing once, survives torn lines and full disks, and stays bounded in memory and on disk."""
+"""The journal records each outcome once, survives torn lines and full disks, and stays bounded in memory and on disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bare_turn(seq: int, *outcomes: Outcome) -> Cycle:
 
 
 def numbered(journal: DecisionJournal, count: int, start: int = 0) -> None:
-    """Publish that many rounds, one entry each, with values that can be told apart."""
+    """Publish this number of cycles, one entry each, with distinct values."""
     for i in range(start, start + count):
         journal.publish(turn(i + 2, outcome(value=str(i))))
 
@@ -43,7 +43,7 @@ def lines(path: Path) -> list[JournalEntry]:
     return [msgspec.json.decode(line, type=JournalEntry) for line in path.read_bytes().splitlines()]
 
 
-def test_an_entry_knows_its_round() -> None:
+def test_an_entry_has_the_number_of_its_cycle() -> None:
     journal = DecisionJournal(None)
     journal.publish(turn(7, APPLIED))
     assert list(journal.entries()) == [
@@ -58,26 +58,26 @@ def test_an_entry_knows_its_round() -> None:
     ]
 
 
-def test_what_the_runtime_did_before_the_round_is_an_entry_too() -> None:
-    """The round finds it as it is to be, of which there is nothing to say."""
-    journal, made = DecisionJournal(None), outcome(before="0-3", value="1", after="1")
-    same = msgspec.structs.replace(made, status=OutcomeStatus.UNCHANGED, before="1")
-    journal.publish(msgspec.structs.replace(turn(7, same), made=(made,)))
+def test_values_that_the_runtime_applied_between_cycles_are_entries() -> None:
+    """The cycle then finds the value unchanged, which adds no entry."""
+    journal, result = DecisionJournal(None), outcome(before="0-3", value="1", after="1")
+    same = msgspec.structs.replace(result, status=OutcomeStatus.UNCHANGED, before="1")
+    journal.publish(msgspec.structs.replace(turn(7, same), runtime_outcomes=(result,)))
     journal.publish(turn(8, same))
-    assert [(entry.trigger, entry.cycle_seq, entry.outcome) for entry in journal.entries()] == [("nri", 7, made)]
+    assert [(entry.trigger, entry.cycle_seq, entry.outcome) for entry in journal.entries()] == [("nri", 7, result)]
 
 
-def test_the_newest_entries_after_one_are_told_oldest_first() -> None:
+def test_the_newest_entries_after_a_seq_oldest_first() -> None:
     journal = DecisionJournal(None)
     numbered(journal, 10)
     assert values(journal, limit=3) == ["7", "8", "9"]
-    assert values(journal, after=6, limit=3) == ["7", "8", "9"]
+    assert values(journal, after=4, limit=3) == values(journal, after=7) == ["7", "8", "9"]
     assert values(journal, after=8) == ["8", "9"]
     assert values(journal, after=10) == values(journal, limit=0) == []
 
 
-def test_2000_entries_are_within_a_mebibyte_and_a_half_whether_made_or_loaded(tmp_path: Path) -> None:
-    """Each 560 bytes as a line, which is what they are kept as."""
+def test_2000_entries_take_less_than_a_mebibyte_and_a_half_whether_added_or_loaded(tmp_path: Path) -> None:
+    """Entries are kept as lines of 560 bytes each."""
     path = tmp_path / "decisions.jsonl"
     verdict = msgspec.structs.replace(APPLIED.decision.reason, text="because " * 30)
     tracemalloc.start()
@@ -89,21 +89,21 @@ def test_2000_entries_are_within_a_mebibyte_and_a_half_whether_made_or_loaded(tm
                 APPLIED.decision, value=str(i), reason=msgspec.structs.replace(verdict, inputs={"wait_us": i + 0.5})
             )
             journal.publish(bare_turn(i + 2, msgspec.structs.replace(APPLIED, decision=decision)))
-        made = tracemalloc.get_traced_memory()[0] - before
+        result = tracemalloc.get_traced_memory()[0] - before
         journal.close()
         del journal
         before = tracemalloc.get_traced_memory()[0]
         loaded = DecisionJournal(path)
-        kept = tracemalloc.get_traced_memory()[0] - before
+        loaded_bytes = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
     assert len(loaded.entries(limit=2000)) == 2000
-    assert max(made, kept) < 3 << 19
+    assert max(result, loaded_bytes) < 3 << 19
     assert path.stat().st_size > 1 << 20
     loaded.close()
 
 
-def test_what_is_put_back_is_of_the_pod_that_was_decided_on(tmp_path: Path) -> None:
+def test_a_restored_value_belongs_to_the_pod_of_the_last_decision(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     restored = msgspec.structs.replace(APPLIED, decision=msgspec.structs.replace(APPLIED.decision, pod=""))
     first = DecisionJournal(path)
@@ -116,7 +116,7 @@ def test_what_is_put_back_is_of_the_pod_that_was_decided_on(tmp_path: Path) -> N
     second.close()
 
 
-def test_a_round_without_advice_or_outcomes_adds_nothing() -> None:
+def test_a_cycle_without_advice_or_outcomes_adds_nothing() -> None:
     journal = DecisionJournal(None)
     journal.publish(bare_cycle())
     assert list(journal.entries()) == []
@@ -140,22 +140,13 @@ def test_how_often_three_equal_outcomes_are_recorded(status: OutcomeStatus, time
     assert len(journal.entries()) == times
 
 
-def test_a_repeated_failure_is_news_again_when_anything_else_came_between() -> None:
+def test_a_repeated_failure_is_recorded_again_after_another_outcome() -> None:
     refused, other_knob = outcome(status=OutcomeStatus.REFUSED), outcome(Knob.IDLE, "1", OutcomeStatus.REFUSED)
     other_value, unchanged = outcome(value="3", status=OutcomeStatus.REFUSED), outcome(status=OutcomeStatus.UNCHANGED)
     journal = DecisionJournal(None)
     for seq, came in enumerate((refused, refused, other_knob, refused, other_value, refused, unchanged, refused)):
         journal.publish(turn(seq + 2, came))
     assert [entry.cycle_seq for entry in journal.entries()] == [2, 4, 6, 7, 9]
-
-
-def test_readers_get_the_newest_entries_after_a_number_oldest_first() -> None:
-    journal = DecisionJournal(None)
-    numbered(journal, 10)
-    assert values(journal, after=4, limit=3) == ["7", "8", "9"]
-    assert values(journal, after=8) == ["8", "9"]
-    assert values(journal, after=10) == []
-    assert values(journal, limit=0) == []
 
 
 def test_memory_and_disk_are_bounded(tmp_path: Path) -> None:
@@ -182,9 +173,9 @@ def test_numbers_go_on_after_a_restart_and_files_stay_bounded(tmp_path: Path) ->
 
 
 def test_a_crash_at_any_byte_loses_only_the_line_it_tore(tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    numbered(DecisionJournal(whole), 3)
-    content = whole.read_bytes()
+    complete_file = tmp_path / "whole"
+    numbered(DecisionJournal(complete_file), 3)
+    content = complete_file.read_bytes()
     ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
     torn = tmp_path / "torn"
     for cut in range(0, len(content) + 1, 7):
@@ -198,7 +189,7 @@ def test_a_crash_at_any_byte_loses_only_the_line_it_tore(tmp_path: Path) -> None
         assert [entry.outcome.decision.value for entry in lines(torn)] == [*["0", "1", "2"][:complete], "new"]
 
 
-def test_damaged_lines_are_left_out_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_lines_are_left_out_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "decisions.jsonl"
     numbered(DecisionJournal(path), 2)
     first, second = path.read_bytes().splitlines()
@@ -210,7 +201,7 @@ def test_damaged_lines_are_left_out_and_said(tmp_path: Path, caplog: pytest.LogC
 
 @contextmanager
 def no_room_beyond(size: int) -> Iterator[None]:
-    """Every file of this process may grow to that many bytes: the kernel refuses the rest, as a full disk does."""
+    """Limit the size of every file of this process: the kernel refuses the rest, as a full disk does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -254,7 +245,7 @@ def test_a_cgroup_whose_name_is_not_utf8_can_be_recorded(tmp_path: Path) -> None
     assert lines(path)[0].outcome.decision.cgroup == "/caf\\xe9"
 
 
-def test_bytes_that_are_no_text_and_pipes_in_place_of_the_file_end_nothing(tmp_path: Path) -> None:
+def test_invalid_text_and_a_pipe_instead_of_the_file_are_survived(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     path.write_bytes(b'{"seq":1,"wall_time_ns":1,"round_seq":1,"trigger":"\xff\xfe","policy":""}\n')
     journal = DecisionJournal(path)

@@ -41,9 +41,9 @@ def victim(pod: str = "batch", *, dry_run: bool = False, notify: bool = False) -
 
 
 def at(
-    seq: int, *victims: EvictionVictim, kills: tuple[EvictionEvent, ...] = (), found: EvictionResult | None = None
+    seq: int, *victims: EvictionVictim, kills: tuple[EvictionEvent, ...] = (), result: EvictionResult | None = None
 ) -> Cycle:
-    evictions = found or EvictionResult(victims=victims)
+    evictions = result or EvictionResult(victims=victims)
     return msgspec.structs.replace(busy_cycle(seq), evictions=evictions, kills=kills)
 
 
@@ -51,7 +51,7 @@ def pods(entries: list[EvictionEntry]) -> list[tuple[int, str, str]]:
     return [(e.seq, e.pod, e.kill.reason.value if e.kill else "victim") for e in entries]
 
 
-def test_victims_and_what_became_of_them_are_entries_that_a_restart_goes_on_from(tmp_path: Path) -> None:
+def test_victims_and_steps_are_entries_whose_numbers_continue_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "evictions.jsonl"
     journal = EvictionJournal(path)
     journal.publish(at(5, victim()))
@@ -68,11 +68,11 @@ def test_victims_and_what_became_of_them_are_entries_that_a_restart_goes_on_from
     first = again.entries()[0]
     assert (first.cycle_seq, first.victim) == (5, victim())
     assert [entry.seq for entry in again.entries(after=2, limit=1)] == [4]
-    assert [entry.seq for entry in again.entries(wanted=lambda entry: entry.pod == "default/web")] == [3]
+    assert [entry.seq for entry in again.entries(matches=lambda entry: entry.pod == "default/web")] == [3]
     again.close()
 
 
-def test_dry_and_told_victims_are_said_once_in_ten_minutes_and_real_ones_always() -> None:
+def test_dry_run_victims_and_notices_repeat_after_ten_minutes_and_evictions_always() -> None:
     journal = EvictionJournal(None)
     for seq in range(1, 702, 50):
         journal.publish(at(seq, victim(dry_run=True), victim("told", notify=True)))
@@ -86,7 +86,7 @@ def test_dry_and_told_victims_are_said_once_in_ten_minutes_and_real_ones_always(
     assert [entry.cycle_seq for entry in journal.entries()] == [1, 2, 3]
 
 
-def test_decisions_are_read_as_ever_by_whoever_knows_no_evictions(tmp_path: Path) -> None:
+def test_decisions_and_evictions_are_in_separate_files(tmp_path: Path) -> None:
     decisions, evictions = DecisionJournal(tmp_path / "decisions.jsonl"), EvictionJournal(tmp_path / "evictions.jsonl")
     for journal in (decisions, evictions):
         journal.publish(at(5, victim(), kills=(CREATED,)))
@@ -113,14 +113,14 @@ def threshold(met: ThresholdMet, subject: str = "") -> EvictionThreshold:
     return EvictionThreshold(plugin="p", met=met, scope="s", subject=subject, reason=WHY)
 
 
-def test_the_log_tells_what_begins_what_ends_and_who_leaves(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_has_thresholds_conditions_and_victims(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "dioptase")
     log = CycleLog()
     shown = ActiveCondition(condition=EvictionCondition(name="MemoryPressure"), plugin="p", since_ns=S, last_met_ns=S)
     log.publish(
         at(
             1,
-            found=EvictionResult(
+            result=EvictionResult(
                 thresholds=(threshold(ThresholdMet.NOT_MET), threshold(ThresholdMet.NOT_MET, "numa1"))
             ),
         )
@@ -129,18 +129,18 @@ def test_the_log_tells_what_begins_what_ends_and_who_leaves(caplog: pytest.LogCa
     soft = EvictionResult(
         thresholds=(threshold(ThresholdMet.SOFT), threshold(ThresholdMet.NOT_MET, "numa1")), conditions=(shown,)
     )
-    log.publish(at(2, found=msgspec.structs.replace(soft, victims=(victim(), victim("dry", dry_run=True)))))
-    log.publish(at(3, found=soft, kills=(CREATED, LATE)))
-    log.publish(at(4, found=EvictionResult(thresholds=(threshold(ThresholdMet.HARD),))))
-    log.publish(at(5, found=EvictionResult(thresholds=(threshold(ThresholdMet.NOT_MET),))))
+    log.publish(at(2, result=msgspec.structs.replace(soft, victims=(victim(), victim("dry", dry_run=True)))))
+    log.publish(at(3, result=soft, kills=(CREATED, LATE)))
+    log.publish(at(4, result=EvictionResult(thresholds=(threshold(ThresholdMet.HARD),))))
+    log.publish(at(5, result=EvictionResult(thresholds=(threshold(ThresholdMet.NOT_MET),))))
     assert [(record.levelname, record.getMessage()) for record in caplog.records if record.module == "evictions"] == [
         ("WARNING", f"p soft: {WHY.text}"),
-        ("WARNING", "condition MemoryPressure is in force"),
-        ("WARNING", f"default/batch has to leave: {WHY.text}"),
-        ("WARNING", f"default/dry would have to leave: {WHY.text}"),
+        ("WARNING", "condition MemoryPressure is active"),
+        ("WARNING", f"default/batch is evicted: {WHY.text}"),
+        ("WARNING", f"default/dry would be evicted: {WHY.text}"),
         ("INFO", "default/batch: EvictCreated: Successfully create eviction"),
         ("WARNING", "default/batch: EvictExceededGracePeriod: processes are left"),
         ("WARNING", f"p hard: {WHY.text}"),
-        ("INFO", "condition MemoryPressure is over"),
+        ("INFO", "condition MemoryPressure is no longer active"),
         ("INFO", "p s: no longer met"),
     ]

@@ -15,7 +15,7 @@ from api.snapshot import ComponentHealth
 from tests.agent.advisor.builders import pod, snapshot
 from tests.builders.four_cpu_node import advice
 
-SEEN = snapshot(1, [pod("web", QoSLevel.SHARED)])
+SNAPSHOT = snapshot(1, [pod("web", QoSLevel.SHARED)])
 
 
 def outcome(status: OutcomeStatus, value: str = "1", error: str = "") -> Outcome:
@@ -33,9 +33,9 @@ def outcome(status: OutcomeStatus, value: str = "1", error: str = "") -> Outcome
 def finished(
     *outcomes: Outcome, sources: tuple[ComponentHealth, ...] = (), startup_warnings: tuple[str, ...] = ()
 ) -> Cycle:
-    seen = msgspec.structs.replace(SEEN, sources=sources)
+    shot = msgspec.structs.replace(SNAPSHOT, sources=sources)
     return Cycle(
-        snapshot=seen,
+        snapshot=shot,
         previous=None,
         act=ActMode.ON,
         trigger="tick",
@@ -44,22 +44,22 @@ def finished(
     )
 
 
-def told(caplog: pytest.LogCaptureFixture, *rounds: Cycle) -> list[str]:
+def logged(caplog: pytest.LogCaptureFixture, *rounds: Cycle) -> list[str]:
     caplog.set_level(logging.INFO)
     sink = CycleLog()
-    for one in rounds:
-        sink.publish(one)
+    for cycle in rounds:
+        sink.publish(cycle)
     return [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
 
 
-def test_the_start_says_mode_pods_and_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
-    lines = told(
+def test_the_first_lines_are_warnings_mode_and_pods(caplog: pytest.LogCaptureFixture) -> None:
+    lines = logged(
         caplog, finished(startup_warnings=("No BPF: do this.",)), finished(startup_warnings=("No BPF: do this.",))
     )
     assert lines == ["WARNING No BPF: do this.", "INFO act on, pods: default/web (shared_cores)"]
 
 
-def test_changes_are_told_and_repetitions_are_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_changes_are_logged_and_repetitions_are_not(caplog: pytest.LogCaptureFixture) -> None:
     dry, refused = outcome(OutcomeStatus.DRY_RUN), outcome(OutcomeStatus.REFUSED, error="no: do that")
     rounds = [
         finished(dry),
@@ -68,33 +68,33 @@ def test_changes_are_told_and_repetitions_are_not(caplog: pytest.LogCaptureFixtu
         finished(refused),
         finished(refused),
     ]
-    assert told(caplog, *rounds)[1:] == [
+    assert logged(caplog, *rounds)[1:] == [
         "INFO /b: cpu.idle 0 -> 1 (dry-run) because",
         "WARNING /b: cpu.idle 0 -> 1 (refused) no: do that",
     ]
 
 
-def test_every_write_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_every_write_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     applied = outcome(OutcomeStatus.APPLIED)
-    assert len(told(caplog, finished(applied), finished(applied))) == 3
+    assert len(logged(caplog, finished(applied), finished(applied))) == 3
 
 
-def test_a_repair_is_told_as_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_repair_is_logged_as_such(caplog: pytest.LogCaptureFixture) -> None:
     repaired = msgspec.structs.replace(outcome(OutcomeStatus.APPLIED), repaired=True)
-    assert told(caplog, finished(repaired))[1:] == ["INFO /b: cpu.idle 0 -> 1 (repaired) because"]
+    assert logged(caplog, finished(repaired))[1:] == ["INFO /b: cpu.idle 0 -> 1 (repaired) because"]
 
 
-def test_a_source_that_fails_and_recovers_is_told_once_each(caplog: pytest.LogCaptureFixture) -> None:
-    bad = (ComponentHealth(name="pods", ok=False, error="not YAML", remedy="mend it"),)
-    lines = told(caplog, finished(), finished(sources=bad), finished(sources=bad), finished())
-    assert lines[1:] == ["WARNING pods: not YAML: mend it", "INFO pods: works again"]
+def test_failure_and_recovery_of_a_component_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    bad = (ComponentHealth(name="pods", ok=False, error="not YAML", remedy="fix it"),)
+    lines = logged(caplog, finished(), finished(sources=bad), finished(sources=bad), finished())
+    assert lines[1:] == ["WARNING pods: not YAML: fix it", "INFO pods: works again"]
 
 
-def test_a_wish_that_cannot_be_fulfilled_is_told_once_and_that_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
-    rejected = {"default/db": Reason(rule="dedicated_resize", text="db asked for 2, and now for 4.")}
+def test_an_unfulfilled_request_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    rejected = {"default/db": Reason(rule="dedicated_resize", text="db requested 2 CPUs, and now 4.")}
     wrong = msgspec.structs.replace(finished(), advice=msgspec.structs.replace(advice(), rejected=rejected))
     right = msgspec.structs.replace(finished(), advice=advice())
-    assert told(caplog, right, wrong, wrong, right)[1:] == [
-        "WARNING default/db does not get what it asks for: db asked for 2, and now for 4.",
-        "INFO default/db: what it asks for is there, or it is gone",
+    assert logged(caplog, right, wrong, wrong, right)[1:] == [
+        "WARNING request of default/db is not fulfilled: db requested 2 CPUs, and now 4.",
+        "INFO request of default/db is fulfilled, or the pod is gone",
     ]

@@ -1,4 +1,4 @@
-"""Log lines on a pipe that is read, that nobody reads, and that nobody has open any more."""
+"""Lines of the log reach standard error in order, and a blocked reader does not block the agent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def say(handler: StderrLog, text: str) -> None:
 
 
 def fill(writing: int) -> int:
-    """Until not one more byte fits, and how many did."""
+    """Write until the pipe is full, and return the number of bytes."""
     os.set_blocking(writing, False)
     filled = 0
     try:
@@ -38,10 +38,10 @@ def fill(writing: int) -> int:
 
 
 def read(reading: int, size: int) -> bytes:
-    seen = b""
-    while len(seen) < size:
-        seen += os.read(reading, size - len(seen))
-    return seen
+    received = b""
+    while len(received) < size:
+        received += os.read(reading, size - len(received))
+    return received
 
 
 def test_every_line_is_written_by_the_end_of_the_process(pipe: tuple[int, int]) -> None:
@@ -54,29 +54,29 @@ def test_every_line_is_written_by_the_end_of_the_process(pipe: tuple[int, int]) 
     assert written == "".join(f"{number:03d} \\udcff\n" for number in range(500))
 
 
-def test_a_log_that_nobody_reads_stops_nobody_and_tells_how_much_was_lost(
+def test_a_blocked_reader_stops_no_thread_and_dropped_lines_are_counted(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stderr, "FLUSH_TIMEOUT_S", 0.05)
     reading, writing = pipe
     filled = fill(writing)
-    handler = StderrLog(writing, most_waiting=10)
+    handler = StderrLog(writing, max_lines=10)
     say(handler, "00")
-    while not handler._waiting.empty():  # the writing thread has it, and stands
+    while not handler._queue.empty():  # the writing thread has taken it, and is blocked
         time.sleep(0.001)
     for number in range(1, 100):
         say(handler, f"{number:02d}")
     handler.close()
     assert read(reading, filled) == bytes(filled)
-    kept = "".join(f"{number:02d}\n" for number in range(11))
-    assert read(reading, len(kept)).decode() == kept
+    retained = "".join(f"{number:02d}\n" for number in range(11))
+    assert read(reading, len(retained)).decode() == retained
     say(handler, "again")
-    told = "WARNING 89 lines of the log were dropped: nobody read them\nagain\n"
-    assert read(reading, len(told)).decode() == told
+    warning = "WARNING 89 log lines were dropped: standard error was not read\nagain\n"
+    assert read(reading, len(warning)).decode() == warning
     handler.close()
 
 
-def test_a_reader_that_is_gone_is_no_error() -> None:
+def test_a_closed_reader_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     handler = StderrLog(writing)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from api.cpu import Cpu, Topology
-from api.pod import Container, Pod
+from api.pod import Pod
 from api.proto import cpu_advisor_pb2 as cpu
 from api.proto import resource_plugin_pb2 as plugin
 from api.qos import Enhancements, QoSLevel
+from tests.builders import pods
 
 
 def node(numas: int = 2, each: int = 24) -> Topology:
@@ -24,49 +25,42 @@ def node(numas: int = 2, each: int = 24) -> Topology:
 
 
 def pod(
-    name: str, qos: QoSLevel = QoSLevel.SHARED, cores: float = 2.0, bound: tuple[int, ...] = (), **wants: Any
+    name: str, qos: QoSLevel = QoSLevel.SHARED, cores: float = 2.0, bound: tuple[int, ...] = (), **enhancements: Any
 ) -> Pod:
-    """One container named `main`; `wants` are enhancements."""
-    reclaimed = qos is QoSLevel.RECLAIMED
-    container = Container(
-        name="main",
-        cgroup=f"/kubepods/{name}",
-        cpu_request_cores=None if reclaimed else cores,
-        reclaimed_cpu_cores=cores if reclaimed else None,
-        memory_request_bytes=None if reclaimed else 1 << 30,
-        reclaimed_memory_bytes=1 << 30 if reclaimed else None,
-    )
-    enhancements = Enhancements(numa_binding=bool(bound), **wants)
-    return Pod(
-        uid=f"u-{name}",
+    """Return a pod with one container named `main`; `enhancements` are fields of Enhancements."""
+    return pods.pod(
+        name,
+        qos,
         namespace="ns",
-        name=name,
-        qos=qos,
-        containers=(container,),
-        enhancements=enhancements,
+        uid=f"u-{name}",
+        cgroup=f"/kubepods/{name}",
+        container="main",
+        cpu_request=cores,
+        memory_request=1 << 30,
+        enhancements=Enhancements(numa_binding=bool(bound), **enhancements),
         bound_numa=bound,
     )
 
 
 def put(
     request: Any,
-    one: Pod,
+    pod_: Pod,
     owner: str,
     assigned: dict[int, str] | None = None,
     container: str = "main",
     ramp_up: bool = False,
 ) -> None:
     """Have the plugin have given this to a container."""
-    made = request.entries[one.uid].entries[container]
-    made.metadata.pod_uid, made.metadata.pod_namespace, made.metadata.pod_name = one.uid, one.namespace, one.name
-    made.metadata.container_name, made.metadata.qos_level = container, one.qos.value
-    made.metadata.container_type = plugin.MAIN if container == "main" else plugin.SIDECAR
-    made.metadata.requestMilliQuantity, made.metadata.useMilliQuantity = 2000, True
-    if one.enhancements.numa_binding:
-        made.metadata.annotations["numa_binding"] = "true"
-    made.allocation_info.owner_pool_name, made.allocation_info.ramp_up = owner, ramp_up
+    entry = request.entries[pod_.uid].entries[container]
+    entry.metadata.pod_uid, entry.metadata.pod_namespace, entry.metadata.pod_name = pod_.uid, pod_.namespace, pod_.name
+    entry.metadata.container_name, entry.metadata.qos_level = container, pod_.qos.value
+    entry.metadata.container_type = plugin.MAIN if container == "main" else plugin.SIDECAR
+    entry.metadata.requestMilliQuantity, entry.metadata.useMilliQuantity = 2000, True
+    if pod_.enhancements.numa_binding:
+        entry.metadata.annotations["numa_binding"] = "true"
+    entry.allocation_info.owner_pool_name, entry.allocation_info.ramp_up = owner, ramp_up
     for numa, text in (assigned or {}).items():
-        made.allocation_info.topology_aware_assignments[numa] = text
+        entry.allocation_info.topology_aware_assignments[numa] = text
 
 
 def put_pool(request: Any, name: str, assigned: dict[int, str]) -> None:

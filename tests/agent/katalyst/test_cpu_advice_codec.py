@@ -1,7 +1,8 @@
-"""Sizes into blocks and back: what a stock plugin checks holds for every answer, and an answer that we take says the same."""
+"""Pool sizes encoded as blocks and decoded; every answer passes the checks of a stock plugin."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,43 +30,43 @@ NODE = {0: 24, 1: 24}
 WHY = Reason(rule="r", text="t")
 
 
-def as_the_stock_plugin_checks(answered: Any, asked: Any, cpus_by_numa: dict[int, int]) -> None:
-    """validator_cpu_advisor.go and GetBlocks of katalyst-core v0.5.47, in our words."""
-    seen: dict[str, tuple[int, int]] = {}
-    for entry in answered.entries.values():
+def check_as_stock_plugin(answer: Any, message: Any, cpus_by_numa: dict[int, int]) -> None:
+    """Check an answer like validator_cpu_advisor.go and GetBlocks of katalyst-core v0.5.47."""
+    blocks_by_id: dict[str, tuple[int, int]] = {}
+    for entry in answer.entries.values():
         for info in entry.entries.values():
             for numa, part in info.calculation_results_by_numas.items():
                 for block in part.blocks:
-                    assert seen.setdefault(block.block_id, (numa, block.result)) == (numa, block.result)
+                    assert blocks_by_id.setdefault(block.block_id, (numa, block.result)) == (numa, block.result)
     for numa, cpus in cpus_by_numa.items():
-        assert sum(result for where, result in seen.values() if where == numa) <= cpus
-    assert sum(result for _numa, result in seen.values()) <= sum(cpus_by_numa.values())
+        assert sum(result for where, result in blocks_by_id.values() if where == numa) <= cpus
+    assert sum(result for _numa, result in blocks_by_id.values()) <= sum(cpus_by_numa.values())
     for name in ("reserve", "interrupt"):
-        assert (name in asked.entries) == (name in answered.entries)
-    if "reserve" in asked.entries:
-        lists = asked.entries["reserve"].entries[""].allocation_info.topology_aware_assignments
-        assert list(blocks(answered, "reserve")) == [-1]
-        assert blocks(answered, "reserve")[-1] == [len(lists)]
-    for uid, its in asked.entries.items():
-        for name, item in its.entries.items():
+        assert (name in message.entries) == (name in answer.entries)
+    if "reserve" in message.entries:
+        lists = message.entries["reserve"].entries[""].allocation_info.topology_aware_assignments
+        assert list(blocks(answer, "reserve")) == [-1]
+        assert blocks(answer, "reserve")[-1] == [len(lists)]
+    for uid, containers in message.entries.items():
+        for name, item in containers.entries.items():
             if name and item.allocation_info.owner_pool_name == "dedicated":
-                had = {
+                expected = {
                     numa: len(text.split(",")) for numa, text in item.allocation_info.topology_aware_assignments.items()
                 }
-                got = blocks(answered, uid, name)
-                assert {numa: sum(sizes) for numa, sizes in got.items()} == had
-                assert answered.entries[uid].entries[name].owner_pool_name == "dedicated"
-            elif name and uid in answered.entries:
-                assert answered.entries[uid].entries[name].owner_pool_name in answered.entries
+                got = blocks(answer, uid, name)
+                assert {numa: sum(sizes) for numa, sizes in got.items()} == expected
+                assert answer.entries[uid].entries[name].owner_pool_name == "dedicated"
+            elif name and uid in answer.entries:
+                assert answer.entries[uid].entries[name].owner_pool_name in answer.entries
 
 
 def test_pools_of_two_nodes_one_bound() -> None:
     """Assembler of katalyst-core: two nodes of 24, 6 for share, 8 for what is bound to node 1, 18 and 16 for reclaim."""
     web, bound, batch = pod("web"), pod("bound", bound=(1,)), pod("batch", QoSLevel.RECLAIMED)
-    asked = request()
-    put(asked, web, "share")
-    put(asked, bound, "share-NUMA1")
-    put(asked, batch, "reclaim", {0: "8,9"})
+    message = request()
+    put(message, web, "share")
+    put(message, bound, "share-NUMA1")
+    put(message, batch, "reclaim", {0: "8,9"})
     sizes = (
         PoolSize(pool="share", cpus=6),
         PoolSize(pool="reclaim", cpus=18),
@@ -73,25 +74,25 @@ def test_pools_of_two_nodes_one_bound() -> None:
         PoolSize(pool="reclaim", numa=1, cpus=16, quota_cores=3.5),
     )
     headroom = Headroom(cores=20.5, cores_by_numa={1: 12.0, 0: 8.5}, reason=WHY)
-    offer = CpuAdviceInputs(sizes=sizes, pods=(web, bound, batch), cpus_by_numa=NODE, headroom=headroom)
-    got = encode_cpu_advice(asked, offer)
-    as_the_stock_plugin_checks(got, asked, NODE)
+    inputs = CpuAdviceInputs(sizes=sizes, pods=(web, bound, batch), cpus_by_numa=NODE, headroom=headroom)
+    got = encode_cpu_advice(message, inputs)
+    check_as_stock_plugin(got, message, NODE)
     assert blocks(got, "share") == {-1: [6]}
     assert blocks(got, "share-NUMA1") == {1: [8]}
     assert blocks(got, "reclaim") == {-1: [18], 1: [16]}
     owners = {uid: got.entries[uid].entries["main"].owner_pool_name for uid in ("u-web", "u-bound", "u-batch")}
     assert owners == {"u-web": "share", "u-bound": "share-NUMA1", "u-batch": "reclaim"}
     assert not got.allow_shared_cores_overlap_reclaimed_cores
-    extras = [(one.cgroup_path, dict(one.calculation_result.values)) for one in got.extra_entries]
+    extras = [(item.cgroup_path, dict(item.calculation_result.values)) for item in got.extra_entries]
     unlimited = '{"cpu_quota":-1,"cpu_period":100000}'
     assert extras == [
         ("/kubepods/besteffort", {"cgroup_config": unlimited}),
         ("/kubepods/besteffort-1", {"cgroup_config": unlimited}),
         ("", {"cpu_numa_headroom": '{"0":8.5,"1":12.0}'}),
     ]
-    gate = asked.wanted_feature_gates["feature_gate_quota_ctrl_knob"]
+    gate = message.wanted_feature_gates["feature_gate_quota_ctrl_knob"]
     gate.name, gate.type = "feature_gate_quota_ctrl_knob", "CPU"
-    got = encode_cpu_advice(asked, offer)
+    got = encode_cpu_advice(message, inputs)
     assert got.extra_entries[1].calculation_result.values["cgroup_config"] == '{"cpu_quota":350000,"cpu_period":100000}'
     assert list(got.supported_feature_gates) == ["feature_gate_quota_ctrl_knob"]
 
@@ -106,41 +107,41 @@ def test_overlap_is_a_block_of_both() -> None:
     assert blocks(got, "reclaim") == {-1: [30]}
     assert got.allow_shared_cores_overlap_reclaimed_cores
     mine = got.entries["share"].entries[""].calculation_results_by_numas[-1].blocks
-    its = got.entries["reclaim"].entries[""].calculation_results_by_numas[-1].blocks
-    assert mine[0].block_id == its[0].block_id != mine[1].block_id
+    containers = got.entries["reclaim"].entries[""].calculation_results_by_numas[-1].blocks
+    assert mine[0].block_id == containers[0].block_id != mine[1].block_id
     assert [target.overlap_target_pool_name for target in mine[0].overlap_targets] == ["reclaim"]
-    assert [target.overlap_target_pool_name for target in its[0].overlap_targets] == ["share"]
-    assert its[0].overlap_targets[0].overlap_type == cpu.OverlapWithPool
+    assert [target.overlap_target_pool_name for target in containers[0].overlap_targets] == ["share"]
+    assert containers[0].overlap_targets[0].overlap_type == cpu.OverlapWithPool
     assert not mine[1].overlap_targets
 
 
-def test_a_reserve_without_cpus_has_its_one_block_all_the_same() -> None:
+def test_a_reserve_without_cpus_has_one_block() -> None:
     """As Katalyst's own plugin checks: without it the whole answer is refused."""
-    asked = request()
-    put_pool(asked, "reserve", {})
+    message = request()
+    put_pool(message, "reserve", {})
     sizes = (PoolSize(pool="share", cpus=6), PoolSize(pool="reclaim", cpus=42))
-    got = encode_cpu_advice(asked, CpuAdviceInputs(sizes=sizes, pods=(), cpus_by_numa=NODE))
-    as_the_stock_plugin_checks(got, asked, NODE)
+    got = encode_cpu_advice(message, CpuAdviceInputs(sizes=sizes, pods=(), cpus_by_numa=NODE))
+    check_as_stock_plugin(got, message, NODE)
     assert blocks(got, "reserve") == {-1: [0]}
 
 
-def test_what_a_plugin_keeps_is_repeated_to_it() -> None:
+def test_reserved_cpus_of_the_plugin_are_repeated() -> None:
     """A dedicated pod with a sidecar on all of node 0 but one reserved CPU; reclaimed pods may share 5 of its 23."""
     db = pod("db", QoSLevel.DEDICATED, 23, bound=(0,), numa_exclusive=True)
-    asked = request()
+    message = request()
     cpus = ",".join(map(str, range(1, 24)))
-    put(asked, db, "dedicated", {0: cpus})
-    put(asked, db, "dedicated", {0: cpus}, container="proxy")
-    put_pool(asked, "reserve", {0: "0", 1: "24"})
-    put_pool(asked, "interrupt", {1: "25"})
+    put(message, db, "dedicated", {0: cpus})
+    put(message, db, "dedicated", {0: cpus}, container="proxy")
+    put_pool(message, "reserve", {0: "0", 1: "24"})
+    put_pool(message, "interrupt", {1: "25"})
     sizes = (
         PoolSize(pool="share", cpus=6),
         PoolSize(pool="reclaim", cpus=18),
         PoolSize(pool="dedicated-ns/db", numa=0, cpus=24),
         PoolSize(pool="reclaim", numa=0, cpus=0, overlap={"dedicated-ns/db": 5}),
     )
-    got = encode_cpu_advice(asked, CpuAdviceInputs(sizes=sizes, pods=(db,), cpus_by_numa=NODE))
-    as_the_stock_plugin_checks(got, asked, NODE)
+    got = encode_cpu_advice(message, CpuAdviceInputs(sizes=sizes, pods=(db,), cpus_by_numa=NODE))
+    check_as_stock_plugin(got, message, NODE)
     assert blocks(got, "u-db", "main") == blocks(got, "u-db", "proxy") == {0: [5, 18]}
     assert blocks(got, "interrupt") == {}
     # Our advisor knew of 24 CPUs on node 1, of which the plugin keeps two: reclaimed pods give way.
@@ -148,12 +149,12 @@ def test_what_a_plugin_keeps_is_repeated_to_it() -> None:
     assert blocks(got, "reclaim") == {-1: [16], 0: [5]}
     assert not got.allow_shared_cores_overlap_reclaimed_cores
     shared = got.entries["reclaim"].entries[""].calculation_results_by_numas[0].blocks[0]
-    targets = [(one.overlap_target_pod_uid, one.overlap_target_container_name) for one in shared.overlap_targets]
+    targets = [(item.overlap_target_pod_uid, item.overlap_target_container_name) for item in shared.overlap_targets]
     assert targets == [("u-db", "main"), ("u-db", "proxy")]
     assert "dedicated-ns/db" not in got.entries
 
 
-def test_unbound_pools_are_laid_over_nodes_that_are_all_bound_to() -> None:
+def test_unbound_pools_overlap_nodes_that_are_all_bound() -> None:
     """The plugin would find no CPU for them elsewhere: 12 of share go to node 1, which has 14 left, and 3 to node 0."""
     sizes = (
         PoolSize(pool="share", cpus=15),
@@ -164,50 +165,54 @@ def test_unbound_pools_are_laid_over_nodes_that_are_all_bound_to() -> None:
         PoolSize(pool="reclaim", numa=1, cpus=4),
     )
     got = encode_cpu_advice(request(), CpuAdviceInputs(sizes=sizes, pods=(), cpus_by_numa=NODE))
-    as_the_stock_plugin_checks(got, request(), NODE)
+    check_as_stock_plugin(got, request(), NODE)
     assert blocks(got, "share") == {0: [3], 1: [4, 8]}
     assert blocks(got, "reclaim") == {-1: [], 0: [1], 1: [4, 4]}
 
 
 def test_an_isolated_pod_has_its_own_pool() -> None:
     web, calm = pod("web"), pod("calm")
-    asked = request()
-    put(asked, web, "share")
-    put(asked, calm, "", ramp_up=True)
+    message = request()
+    put(message, web, "share")
+    put(message, calm, "", ramp_up=True)
     sizes = (
         PoolSize(pool="isolation-ns/web", cpus=4),
         PoolSize(pool="share", cpus=4),
         PoolSize(pool="reclaim", cpus=40),
     )
-    got = encode_cpu_advice(asked, CpuAdviceInputs(sizes=sizes, pods=(web, calm), cpus_by_numa=NODE))
+    got = encode_cpu_advice(message, CpuAdviceInputs(sizes=sizes, pods=(web, calm), cpus_by_numa=NODE))
     assert got.entries["u-web"].entries["main"].owner_pool_name == "isolation-ns/web"
     assert got.entries["u-calm"].entries["main"].owner_pool_name == "share"
 
 
 REFUSED = {
-    "too many online": ((PoolSize(pool="share", cpus=49),), {}, r"online pools 49 CPUs beside bound pods, where .* 48"),
+    "too many online": (
+        (PoolSize(pool="share", cpus=49),),
+        {},
+        r"online pools 49 CPUs outside NUMA nodes with bound pods, where .* 48",
+    ),
     "not a node": ((PoolSize(pool="share-NUMA7", numa=7, cpus=1),), {}, r"NUMA node 7, the node has \[0, 1\]"),
     "a gate of memory": ((), {"x": ("Memory", False)}, r"wanted_feature_gates\[x\]\.type is 'Memory'"),
-    "a gate that must be": ((), {"x": ("CPU", True)}, r"wanted_feature_gates\[x\] must be supported"),
+    "a gate that must be": ((), {"x": ("CPU", True)}, r"wanted_feature_gates\[x\] is not supported"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_is_refused(name: str) -> None:
-    sizes, wanted, text = REFUSED[name]
-    asked = request()
-    for gate, (kind, must) in wanted.items():
-        asked.wanted_feature_gates[gate].type = kind
-        asked.wanted_feature_gates[gate].must_mutually_supported = must
+def test_an_inconsistent_request_is_refused(name: str) -> None:
+    sizes, desired, text = REFUSED[name]
+    message = request()
+    for gate, (kind, must) in desired.items():
+        message.wanted_feature_gates[gate].type = kind
+        message.wanted_feature_gates[gate].must_mutually_supported = must
     with pytest.raises(UnusableMessage, match=text):
-        encode_cpu_advice(asked, CpuAdviceInputs(sizes=sizes, pods=(), cpus_by_numa=NODE))
+        encode_cpu_advice(message, CpuAdviceInputs(sizes=sizes, pods=(), cpus_by_numa=NODE))
 
 
-def test_a_cpu_list_that_is_none_names_its_field() -> None:
-    asked = request()
-    put_pool(asked, "reserve", {0: "0-"})
+def test_an_invalid_cpu_list_names_its_field() -> None:
+    message = request()
+    put_pool(message, "reserve", {0: "0-"})
     with pytest.raises(UnusableMessage, match=r"entries\[reserve\]\.topology_aware_assignments: .*'0-'"):
-        encode_cpu_advice(asked, CpuAdviceInputs(sizes=(), pods=(), cpus_by_numa=NODE))
+        encode_cpu_advice(message, CpuAdviceInputs(sizes=(), pods=(), cpus_by_numa=NODE))
 
 
 numbers = st.integers(0, 10)
@@ -215,30 +220,32 @@ POOLS = st.fixed_dictionaries({"share": numbers, "batch": numbers, "isolation-ns
 
 
 @given(POOLS, st.integers(0, 20), st.integers(1, 8), st.integers(0, 8), st.integers(0, 30))
-def test_what_is_said_is_what_is_understood(pools: dict[str, int], own: int, bound: int, lent: int, own1: int) -> None:
+def test_advice_survives_encoding_and_decoding(
+    pools: dict[str, int], own: int, bound: int, shared: int, own1: int
+) -> None:
     """Sizes that fit come back the same, whatever they are, overlap and quota included."""
     share = pools["share"]
     sizes = (
         *(PoolSize(pool=name, cpus=cpus) for name, cpus in sorted(pools.items()) if cpus),
         PoolSize(pool="share-NUMA1", numa=1, cpus=bound),
-        PoolSize(pool="reclaim", cpus=own, overlap={"share": min(lent, share)} if min(lent, share) else {}),
+        PoolSize(pool="reclaim", cpus=own, overlap={"share": min(shared, share)} if min(shared, share) else {}),
         PoolSize(
             pool="reclaim",
             numa=1,
             cpus=own1,
             quota_cores=1.5,
-            overlap={"share-NUMA1": min(lent, bound)} if lent else {},
+            overlap={"share-NUMA1": min(shared, bound)} if shared else {},
         ),
     )
     apart = pod("a")
-    asked = request()
-    put(asked, apart, "isolation-x")
-    gate = asked.wanted_feature_gates["feature_gate_quota_ctrl_knob"]
+    message = request()
+    put(message, apart, "isolation-x")
+    gate = message.wanted_feature_gates["feature_gate_quota_ctrl_knob"]
     gate.type = "CPU"
     room = {0: 70, 1: 40}
-    offer = CpuAdviceInputs(sizes=sizes, pods=(apart,), cpus_by_numa=room)
-    got = encode_cpu_advice(asked, offer)
-    as_the_stock_plugin_checks(got, asked, room)
+    inputs = CpuAdviceInputs(sizes=sizes, pods=(apart,), cpus_by_numa=room)
+    got = encode_cpu_advice(message, inputs)
+    check_as_stock_plugin(got, message, room)
     back = decode_cpu_advice(got, (apart,), room, None)
     key = lambda size: (size.pool, size.numa)  # noqa: E731 - one use
     assert sorted(back.cpu.sizes, key=key) == sorted(sizes, key=key)
@@ -246,7 +253,7 @@ def test_what_is_said_is_what_is_understood(pools: dict[str, int], own: int, bou
 
 
 @given(st.binary(max_size=400))
-def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_decoded_or_refused(data: bytes) -> None:
     try:
         got = cpu.GetAdviceResponse.FromString(data)
     except Exception:  # noqa: BLE001 - protobuf's own, whose class its versions disagree on
@@ -257,22 +264,22 @@ def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
         assert len(str(error)) < 400  # noqa: PT017 - either outcome is right
 
 
-def test_a_stock_answer_is_carried_out() -> None:
+def test_a_stock_answer_is_decoded() -> None:
     """An isolated pod in a pool of katalyst's naming, a quota, headroom: our QRM places it."""
     web, apart, batch = pod("web"), pod("apart", cores=4), pod("batch", QoSLevel.RECLAIMED)
-    said = cpu.ListAndWatchResponse()
+    answer = cpu.ListAndWatchResponse()
     for uid, owner in (("u-web", "share"), ("u-apart", "isolation-apart-0d1c"), ("u-batch", "reclaim")):
-        said.entries[uid].entries["main"].owner_pool_name = owner
+        answer.entries[uid].entries["main"].owner_pool_name = owner
     for name, cpus in (("share", 6), ("isolation-apart-0d1c", 8), ("reclaim", 30)):
-        info = said.entries[name].entries[""]
+        info = answer.entries[name].entries[""]
         info.owner_pool_name = name
         info.calculation_results_by_numas[-1].blocks.add(result=cpus, block_id=name)
     for path, key, text in (
         ("/kubepods/besteffort", "cgroup_config", '{"cpu_quota":1250000,"cpu_period":100000}'),
         ("", "cpu_numa_headroom", '{"0":10.5,"1":9}'),
     ):
-        said.extra_entries.add(cgroup_path=path).calculation_result.values[key] = text
-    advice = decode_cpu_advice(said, (web, apart, batch), NODE, 40.0)
+        answer.extra_entries.add(cgroup_path=path).calculation_result.values[key] = text
+    advice = decode_cpu_advice(answer, (web, apart, batch), NODE, 40.0)
     assert advice.policy == "katalyst"
     assert advice.action == "shrink"
     assert advice.reclaimable_cores == 12.5
@@ -288,101 +295,76 @@ def test_a_stock_answer_is_carried_out() -> None:
     }  # fmt: skip
 
 
-HOSTILE = {
-    "no reclaim": (lambda said: said.entries.pop("reclaim"), r"entries\[reclaim\] is missing"),
-    "two sizes": (
-        lambda said: (
-            said.entries["share"].entries[""].calculation_results_by_numas[-1].blocks.add(result=3, block_id="r")
-        ),
-        r"block r has 3 CPUs here, and 30 elsewhere",
-    ),
-    "two nodes": (
-        lambda said: (
-            said.entries["share"].entries[""].calculation_results_by_numas[1].blocks.add(result=30, block_id="r")
-        ),
-        r"block r is on NUMA node -1 too",
-    ),
-    "no id": (
-        lambda said: said.entries["share"].entries[""].calculation_results_by_numas[-1].blocks.add(result=3),
-        r"a block has no block_id",
-    ),
-    "a huge block": (
-        lambda said: (
-            said.entries["share"].entries[""].calculation_results_by_numas[-1].blocks.add(result=1 << 60, block_id="h")
-        ),
-        r"are no part of a machine",
-    ),
-    "no such node": (
-        lambda said: (
-            said.entries["share"].entries[""].calculation_results_by_numas[9].blocks.add(result=1, block_id="n")
-        ),
-        r"NUMA node 9, the node has \[0, 1\]",
-    ),
-    "too much": (
-        lambda said: (
-            said.entries["share"].entries[""].calculation_results_by_numas[0].blocks.add(result=25, block_id="t")
-        ),
-        r"25 CPUs of NUMA node 0, which has 24",
-    ),
+def share_block(numa: int = -1, **fields: Any) -> Callable[[Any], Any]:
+    """Return a change that adds a block to pool share."""
+    return lambda answer: answer.entries["share"].entries[""].calculation_results_by_numas[numa].blocks.add(**fields)
+
+
+def extra_value(key: str, text: str) -> Callable[[Any], Any]:
+    """Return a change that adds a value for the node."""
+    return lambda answer: answer.extra_entries.add().calculation_result.values.update({key: text})
+
+
+INVALID = {
+    "no reclaim": (lambda answer: answer.entries.pop("reclaim"), r"entries\[reclaim\] is missing"),
+    "two sizes": (share_block(result=3, block_id="r"), r"block r has 3 CPUs here and 30 elsewhere"),
+    "two nodes": (share_block(1, result=30, block_id="r"), r"block r is also on NUMA node -1"),
+    "no id": (share_block(result=3), r"a block has no block_id"),
+    "a huge block": (share_block(result=1 << 60, block_id="h"), r"are impossible"),
+    "no such node": (share_block(9, result=1, block_id="n"), r"NUMA node 9, the node has \[0, 1\]"),
+    "too many CPUs": (share_block(0, result=25, block_id="t"), r"25 CPUs of NUMA node 0, which has 24"),
     "a foreign name": (
-        lambda said: setattr(said.entries["share"].entries[""], "owner_pool_name", "x"),
+        lambda answer: setattr(answer.entries["share"].entries[""], "owner_pool_name", "x"),
         r"owner_pool_name is 'x'",
     ),
-    "a quota of words": (
-        lambda said: said.extra_entries.add().calculation_result.values.update({"cgroup_config": "{}}"}),
-        r"extra_entries\[0\] cgroup_config: '\{\}\}'",
-    ),
-    "a quota without period": (
-        lambda said: said.extra_entries.add().calculation_result.values.update({"cgroup_config": '{"cpu_quota":5}'}),
-        r"cpu_period is 0",
-    ),
-    "headroom below nothing": (
-        lambda said: said.extra_entries.add().calculation_result.values.update({"cpu_numa_headroom": '{"0":-1}'}),
+    "a quota of words": (extra_value("cgroup_config", "{}}"), r"extra_entries\[0\] cgroup_config: '\{\}\}'"),
+    "a quota without period": (extra_value("cgroup_config", '{"cpu_quota":5}'), r"cpu_period is 0"),
+    "negative headroom": (
+        extra_value("cpu_numa_headroom", '{"0":-1}'),
         r"cpu_numa_headroom: -1\.0 of NUMA node 0 is out of range",
     ),
-    "headroom of words": (
-        lambda said: said.extra_entries.add().calculation_result.values.update({"cpu_numa_headroom": '{"a":1}'}),
-        r"is no map of NUMA nodes to numbers",
-    ),
+    "headroom of words": (extra_value("cpu_numa_headroom", '{"a":1}'), r"is no map of NUMA nodes to numbers"),
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_an_answer_that_lies_is_not_taken_at_all(name: str) -> None:
-    said = cpu.GetAdviceResponse()
+@pytest.mark.parametrize("name", INVALID)
+def test_an_invalid_answer_is_rejected(name: str) -> None:
+    answer = cpu.GetAdviceResponse()
     for pool, cpus in (("share", 6), ("reclaim", 30)):
-        info = said.entries[pool].entries[""]
+        info = answer.entries[pool].entries[""]
         info.owner_pool_name = pool
         info.calculation_results_by_numas[-1].blocks.add(result=cpus, block_id=pool[0])
-    decode_cpu_advice(said, (), NODE, None)
-    HOSTILE[name][0](said)
-    with pytest.raises(UnusableMessage, match=HOSTILE[name][1]):
-        decode_cpu_advice(said, (), NODE, None)
+    decode_cpu_advice(answer, (), NODE, None)
+    INVALID[name][0](answer)
+    with pytest.raises(UnusableMessage, match=INVALID[name][1]):
+        decode_cpu_advice(answer, (), NODE, None)
 
 
-def test_our_state_and_theirs_say_the_same() -> None:
-    """What our QRM asks with is what our advisor would read; a pod that is gone is not asked about."""
+def test_the_state_survives_encoding_and_decoding() -> None:
+    """The server decodes the client's request to the same state; pods that are gone are left out."""
     web, bound = pod("web"), pod("bound", bound=(1,))
     db = pod("db", QoSLevel.DEDICATED, 4, bound=(0,))
     pods = (web, bound, db)
-    _placed, state = allocate_cpusets(
+    _placement, state = allocate_cpusets(
         (), pods, node(), CpusetState(policy_name="dynamic"), CpuPlacementConfig(ramp_up_s=0), 5
     )
-    asked = encode_cpu_request(state, pods)
-    assert asked.entries["u-bound"].entries["main"].allocation_info.owner_pool_name == "share-NUMA1"
-    assert asked.entries["u-bound"].entries["main"].metadata.annotations["numa_hint"] == "1"
-    assert not asked.entries["u-web"].entries["main"].allocation_info.topology_aware_assignments, "its pool has them"
-    assert dict(asked.entries["u-db"].entries["main"].allocation_info.topology_aware_assignments) == {1: "24-25,36-37"}
-    assert asked.entries["u-web"].entries["main"].metadata.requestMilliQuantity == 2000
-    read = decode_plugin_state(cpu.GetAdviceRequest.FromString(asked.SerializeToString()))
+    message = encode_cpu_request(state, pods)
+    assert message.entries["u-bound"].entries["main"].allocation_info.owner_pool_name == "share-NUMA1"
+    assert message.entries["u-bound"].entries["main"].metadata.annotations["numa_hint"] == "1"
+    assert not message.entries["u-web"].entries["main"].allocation_info.topology_aware_assignments, "its pool has them"
+    assert dict(message.entries["u-db"].entries["main"].allocation_info.topology_aware_assignments) == {
+        1: "24-25,36-37"
+    }
+    assert message.entries["u-web"].entries["main"].metadata.requestMilliQuantity == 2000
+    read = decode_plugin_state(cpu.GetAdviceRequest.FromString(message.SerializeToString()))
     for uid, numa in (("u-web", ()), ("u-bound", (1,)), ("u-db", (1,))):
-        mine, its = state.pod_entries[uid]["main"], read.pod_entries[uid]["main"]
-        assert its.bound_numa == mine.bound_numa == numa
-        assert its.owner_pool_name == mine.owner_pool_name
-        assert its.request_quantity == mine.request_quantity
+        mine, containers = state.pod_entries[uid]["main"], read.pod_entries[uid]["main"]
+        assert containers.bound_numa == mine.bound_numa == numa
+        assert containers.owner_pool_name == mine.owner_pool_name
+        assert containers.request_quantity == mine.request_quantity
     assert read.pool("reclaim") == state.pool("reclaim")
     assert "u-db" not in encode_cpu_request(state, (web, bound)).entries
     older = encode_checkpoint(state)
-    containers = {(uid, "main"): asked.entries[uid].entries["main"].metadata for uid in ("u-web", "u-bound", "u-db")}
+    containers = {(uid, "main"): message.entries[uid].entries["main"].metadata for uid in ("u-web", "u-bound", "u-db")}
     again = request_from_checkpoint(older, containers)
     assert decode_plugin_state(again) == read

@@ -1,4 +1,4 @@
-"""Our advice on memory in the protocol's words and back."""
+"""Memory advice encoded for the protocol, and decoded."""
 
 from __future__ import annotations
 
@@ -25,31 +25,33 @@ GI = 1 << 30
 WEB, BATCH = pod("web"), pod("batch", QoSLevel.RECLAIMED)
 
 
-def advice(*wishes: tuple[str, Knob, str], reason: Reason = WHY) -> MemoryAdvice:
+def advice(*requests: tuple[str, Knob, str], reason: Reason = WHY) -> MemoryAdvice:
     return MemoryAdvice(
         policy="canonical",
         headroom_bytes=None,
         headroom_reason=WHY,
         condition=MemoryCondition(state=MemoryPressure.NO_RISK, reason=WHY),
         knob_requests=tuple(
-            KnobRequest(cgroup=path, knob=knob, value=value, reason=reason) for path, knob, value in wishes
+            KnobRequest(cgroup=path, knob=knob, value=value, reason=reason) for path, knob, value in requests
         ),
     )
 
 
-def asked() -> svc.GetAdviceRequest:
+def advice_request() -> svc.GetAdviceRequest:
     request = svc.GetAdviceRequest()
-    for one in (WEB, BATCH):
-        request.entries[one.uid].entries["main"].pod_uid = one.uid
+    for item in (WEB, BATCH):
+        request.entries[item.uid].entries["main"].pod_uid = item.uid
     return request
 
 
-def said(got: svc.GetAdviceResponse) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
-    pods = {uid: dict(its.container_entries["main"].calculation_result.values) for uid, its in got.pod_entries.items()}
-    return pods, {one.cgroup_path: dict(one.calculation_result.values) for one in got.extra_entries}
+def decode_values(got: svc.GetAdviceResponse) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
+    pods = {
+        uid: dict(entry.container_entries["main"].calculation_result.values) for uid, entry in got.pod_entries.items()
+    }
+    return pods, {item.cgroup_path: dict(item.calculation_result.values) for item in got.extra_entries}
 
 
-WORDS = {
+KNOB_KEYS = {
     "limit of a container": ("/kubepods/web", Knob.MEMORY_MAX, str(GI), {"memory_limit_in_bytes": str(GI)}),
     "no limit": ("/kubepods/besteffort", Knob.MEMORY_MAX, "max", {"memory_limit_in_bytes": "-1"}),
     "high of a group": ("/kubepods/besteffort", Knob.MEMORY_HIGH, "4096", {"memory_high": "4096"}),
@@ -60,41 +62,47 @@ WORDS = {
     "offloading": ("/kubepods/web", Knob.MEMORY_RECLAIM, "8192", {"memory_offloading": "8192"}),
     "swap": ("/kubepods/web", Knob.SWAP_MAX, "max", {"swap_max": "true", "memory_offloading": "0"}),
     "no swap": ("/kubepods/burstable", Knob.SWAP_MAX, "0", {"swap_max": "false", "memory_offloading": "0"}),
-    "a knob that has no word": ("/kubepods/web", Knob.MEMORY_LOW, "1", {}),
+    "a knob that has no key": ("/kubepods/web", Knob.MEMORY_LOW, "1", {}),
 }
 
 
-@pytest.mark.parametrize("name", WORDS)
-def test_each_wish_has_its_word(name: str) -> None:
-    cgroup, knob, value, expected = WORDS[name]
-    pods, others = said(encode_memory_advice(asked(), advice((cgroup, knob, value)), (WEB, BATCH), None))
-    found = {**others, **{f"/kubepods/{uid.removeprefix('u-')}": values for uid, values in pods.items()}}
-    assert found.get(cgroup, {}) == expected
+@pytest.mark.parametrize("name", KNOB_KEYS)
+def test_each_knob_request_has_its_key(name: str) -> None:
+    cgroup, knob, value, expected = KNOB_KEYS[name]
+    pods, others = decode_values(
+        encode_memory_advice(advice_request(), advice((cgroup, knob, value)), (WEB, BATCH), None)
+    )
+    values_by_cgroup = {**others, **{f"/kubepods/{uid.removeprefix('u-')}": values for uid, values in pods.items()}}
+    assert values_by_cgroup.get(cgroup, {}) == expected
 
 
-def test_what_removed_members_left_is_named_by_its_file() -> None:
-    _pods, others = said(
-        encode_memory_advice(asked(), advice(("/kubepods/burstable", Knob.MEMORY_RECLAIM, "9"), reason=DYING), (), None)
+def test_memory_of_dying_cgroups_has_the_key_of_its_file() -> None:
+    _pods, others = decode_values(
+        encode_memory_advice(
+            advice_request(), advice(("/kubepods/burstable", Knob.MEMORY_RECLAIM, "9"), reason=DYING), (), None
+        )
     )
     assert others == {"/sys/fs/cgroup/kubepods/burstable": {"dying_memcg_reclaim": "true"}}
 
 
-def test_headroom_is_of_no_cgroup() -> None:
+def test_headroom_belongs_to_no_cgroup() -> None:
     headroom = Headroom(memory_by_numa={1: 1.5 * GI, 0: GI}, reason=WHY)
-    got = encode_memory_advice(asked(), advice(), (WEB, BATCH), headroom)
-    (promised,) = (dict(one.calculation_result.values) for one in got.extra_entries)
-    assert promised == {"memory_numa_headroom": '{"0":1073741824,"1":1610612736}'}
+    got = encode_memory_advice(advice_request(), advice(), (WEB, BATCH), headroom)
+    (values,) = (dict(item.calculation_result.values) for item in got.extra_entries)
+    assert values == {"memory_numa_headroom": '{"0":1073741824,"1":1610612736}'}
 
 
-def test_a_container_that_the_plugin_does_not_name_is_taken_for_no_pods() -> None:
-    """It would find no such container; by its path it does."""
+def test_a_container_that_the_plugin_does_not_name_has_no_advice() -> None:
+    """The plugin finds no such container, but finds the cgroup by its path."""
     request = svc.GetAdviceRequest()
-    pods, others = said(encode_memory_advice(request, advice(("/kubepods/web", Knob.MEMORY_MAX, "4096")), (WEB,), None))
+    pods, others = decode_values(
+        encode_memory_advice(request, advice(("/kubepods/web", Knob.MEMORY_MAX, "4096")), (WEB,), None)
+    )
     assert (pods, others) == ({}, {"/kubepods/web": {"memory_limit_in_bytes": "4096"}})
 
 
 SIZES = st.integers(1, (1 << 62) - 1).map(str)
-WISHES = st.one_of(
+KNOB_REQUESTS = st.one_of(
     st.tuples(st.just("/kubepods/web"), st.sampled_from((Knob.MEMORY_MAX, Knob.MEMORY_RECLAIM)), SIZES),
     st.tuples(
         st.just("/kubepods/besteffort"), st.sampled_from((Knob.MEMORY_MAX, Knob.MEMORY_HIGH)), SIZES | st.just("max")
@@ -105,24 +113,24 @@ WISHES = st.one_of(
 )
 
 
-@given(st.lists(WISHES, unique_by=lambda wish: wish[:2], max_size=6))
-def test_what_is_said_is_what_is_understood(knob_requests: list[tuple[str, Knob, str]]) -> None:
-    got = encode_memory_advice(asked(), advice(*knob_requests), (WEB, BATCH), None)
+@given(st.lists(KNOB_REQUESTS, unique_by=lambda request: request[:2], max_size=6))
+def test_requests_survive_encoding_and_decoding(knob_requests: list[tuple[str, Knob, str]]) -> None:
+    got = encode_memory_advice(advice_request(), advice(*knob_requests), (WEB, BATCH), None)
     back = decode_memory_advice(
         svc.GetAdviceResponse.FromString(got.SerializeToString()), (WEB, BATCH), {"/kubepods/web": 77}
     )
-    assert {(wish.cgroup, wish.knob, wish.value) for wish in back.knob_requests} == set(knob_requests)
+    assert {(request.cgroup, request.knob, request.value) for request in back.knob_requests} == set(knob_requests)
 
 
-def test_a_stock_answer_is_carried_out() -> None:
+def test_a_stock_answer_is_decoded() -> None:
     """The guard's two limits, offloading with swap, dying members, moves to the first node that both lists have."""
-    answered = svc.ListAndWatchResponse()
-    values = answered.pod_entries["u-web"].container_entries["main"].calculation_result.values
+    answer = svc.ListAndWatchResponse()
+    values = answer.pod_entries["u-web"].container_entries["main"].calculation_result.values
     values.update({"swap_max": "false", "memory_offloading": "4096", "drop_cache": "true"})
-    answered.pod_entries["u-gone"].container_entries["main"].calculation_result.values["drop_cache"] = "true"
-    root = answered.extra_entries.add(cgroup_path="/kubepods/besteffort")
+    answer.pod_entries["u-gone"].container_entries["main"].calculation_result.values["drop_cache"] = "true"
+    root = answer.extra_entries.add(cgroup_path="/kubepods/besteffort")
     root.calculation_result.values.update({"memory_limit_in_bytes": "1000", "memory_high": "-1"})
-    dying = answered.extra_entries.add(cgroup_path="/sys/fs/cgroup/kubepods/burstable")
+    dying = answer.extra_entries.add(cgroup_path="/sys/fs/cgroup/kubepods/burstable")
     dying.calculation_result.values["dying_memcg_reclaim"] = "true"
     balance = {
         "destNumaList": [2, 1],
@@ -131,11 +139,11 @@ def test_a_stock_answer_is_carried_out() -> None:
         "totalRSS": 1e9,
         "threshold": 0.5,
     }
-    answered.extra_entries.add().calculation_result.values["balance_numa_memory"] = json.dumps(balance)
-    answered.extra_entries.add().calculation_result.values["memory_numa_headroom"] = '{"0":5,"1":7}'
-    answered.extra_entries.add().calculation_result.values["reclaimed_memory_size"] = '{"0":9}'
-    got = decode_memory_advice(answered, (WEB, BATCH), {"/kubepods/web": 12, "/kubepods/burstable": 34})
-    assert [(wish.cgroup, wish.knob, wish.value) for wish in got.knob_requests] == [
+    answer.extra_entries.add().calculation_result.values["balance_numa_memory"] = json.dumps(balance)
+    answer.extra_entries.add().calculation_result.values["memory_numa_headroom"] = '{"0":5,"1":7}'
+    answer.extra_entries.add().calculation_result.values["reclaimed_memory_size"] = '{"0":9}'
+    got = decode_memory_advice(answer, (WEB, BATCH), {"/kubepods/web": 12, "/kubepods/burstable": 34})
+    assert [(request.cgroup, request.knob, request.value) for request in got.knob_requests] == [
         ("/kubepods/web", Knob.SWAP_MAX, "0"),
         ("/kubepods/web", Knob.MEMORY_RECLAIM, "4096"),
         ("/kubepods/web", Knob.DROP_CACHE, "12"),
@@ -149,17 +157,17 @@ def test_a_stock_answer_is_carried_out() -> None:
     assert got.policy == "katalyst"
 
 
-HOSTILE = {
+INVALID_ANSWERS = {
     "a limit of words": (
         "",
         {"memory_limit_in_bytes": "1Gi"},
-        r"extra_entries\[0\] memory_limit_in_bytes: '1Gi' is no whole",
+        r"extra_entries\[0\] memory_limit_in_bytes: '1Gi' is no integer",
     ),
     "a limit beyond numbers": ("/a", {"memory_limit_in_bytes": "9" * 19}, r"is out of range"),
     "a path that climbs": (
         "/a/../../etc",
         {"memory_high": "1"},
-        r"cgroup_path: .* is not the path of a cgroup below the root",
+        r"cgroup_path: .* is no absolute path of a cgroup",
     ),
     "a path from nowhere": ("a", {"memory_high": "1"}, r"cgroup_path: 'a'"),
     "no truth": ("/a", {"dying_memcg_reclaim": "maybe"}, r"dying_memcg_reclaim: 'maybe' is neither true nor false"),
@@ -170,17 +178,17 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_an_answer_that_lies_is_not_taken_at_all(name: str) -> None:
-    path, values, text = HOSTILE[name]
-    answered = svc.GetAdviceResponse()
-    answered.extra_entries.add(cgroup_path=path).calculation_result.values.update(values)
+@pytest.mark.parametrize("name", INVALID_ANSWERS)
+def test_an_invalid_answer_is_rejected(name: str) -> None:
+    path, values, text = INVALID_ANSWERS[name]
+    answer = svc.GetAdviceResponse()
+    answer.extra_entries.add(cgroup_path=path).calculation_result.values.update(values)
     with pytest.raises(UnusableMessage, match=text):
-        decode_memory_advice(answered, (WEB,), {})
+        decode_memory_advice(answer, (WEB,), {})
 
 
 @given(st.binary(max_size=300))
-def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_decoded_or_refused(data: bytes) -> None:
     try:
         got = svc.GetAdviceResponse.FromString(data)
     except Exception:  # noqa: BLE001 - protobuf's own, whose class its versions disagree on
@@ -191,12 +199,12 @@ def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
         assert len(str(error)) < 400  # noqa: PT017 - either outcome is right
 
 
-def test_what_our_qrm_asks_with() -> None:
+def test_the_request_to_an_external_advisor() -> None:
     pods = (WEB, BATCH)
-    _placed, state = allocate_cpusets(
+    _placement, state = allocate_cpusets(
         (), pods, node(), CpusetState(policy_name="dynamic"), CpuPlacementConfig(ramp_up_s=0), 5
     )
     request = encode_memory_request((*pods, pod("new")), state)
     assert sorted(request.entries) == ["u-batch", "u-web"]
-    made = request.entries["u-batch"].entries["main"]
-    assert (made.requestQuantity, made.useMilliQuantity, made.qos_level) == (GI, False, "reclaimed_cores")
+    metadata = request.entries["u-batch"].entries["main"]
+    assert (metadata.requestQuantity, metadata.useMilliQuantity, metadata.qos_level) == (GI, False, "reclaimed_cores")

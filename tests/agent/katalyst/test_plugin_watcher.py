@@ -1,4 +1,4 @@
-"""Plugins come, go, hang and lie in a directory of real sockets."""
+"""Plugins that appear, disappear, hang or give invalid answers, on real sockets."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ async def offer(path: Path, card: PluginIdentity) -> tuple[GrpcServer, PluginReg
 
 async def test_plugins_come_and_go(tmp_path: Path) -> None:
     watcher = PluginWatcher(KINDS, tmp_path / "socks")
-    await watcher.look()
+    await watcher.scan()
     assert watcher.plugins("EvictionPlugin") == ()
     first, introduced = await offer(tmp_path / "socks" / "a.sock", PluginIdentity(kind="EvictionPlugin", name="mine"))
     below, _introduced = await offer(
         tmp_path / "socks" / "dir" / "b.sock", PluginIdentity(kind="ReporterPlugin", name="other")
     )
-    await watcher.look()
-    assert [(one.name, one.socket) for one in watcher.plugins("EvictionPlugin")] == [("mine", first.path)]
-    assert [one.name for one in watcher.plugins("ReporterPlugin")] == ["other"]
+    await watcher.scan()
+    assert [(plugin.name, plugin.socket) for plugin in watcher.plugins("EvictionPlugin")] == [("mine", first.path)]
+    assert [plugin.name for plugin in watcher.plugins("ReporterPlugin")] == ["other"]
     assert introduced.registered is True
     await first.stop()
-    await watcher.look()
+    await watcher.scan()
     assert watcher.plugins("EvictionPlugin") == ()
-    again, introduced = await offer(tmp_path / "socks" / "a.sock", PluginIdentity(kind="EvictionPlugin", name="anew"))
-    await watcher.look()
-    assert [one.name for one in watcher.plugins("EvictionPlugin")] == ["anew"]
+    again, introduced = await offer(tmp_path / "socks" / "a.sock", PluginIdentity(kind="EvictionPlugin", name="second"))
+    await watcher.scan()
+    assert [plugin.name for plugin in watcher.plugins("EvictionPlugin")] == ["second"]
     assert watcher.problems() == ()
     await again.stop()
     await below.stop()
 
 
-async def test_two_parts_look_in_one_directory_and_neither_turns_away_what_is_the_other_s(tmp_path: Path) -> None:
+async def test_two_watchers_of_one_directory_do_not_refuse_each_others_plugins(tmp_path: Path) -> None:
     both = [PluginWatcher({kind: versions}, tmp_path) for kind, versions in KINDS.items()]
     cards = [PluginIdentity(kind=kind, name=kind.lower()) for kind in KINDS]
     offered = [await offer(tmp_path / f"{card.name}.sock", card) for card in cards]
     for _ in range(2):
         for watcher in both:
-            await watcher.look()
+            await watcher.scan()
     for watcher, kind in zip(both, KINDS, strict=True):
-        assert [one.name for kind_ in KINDS for one in watcher.plugins(kind_)] == [kind.lower()]
+        assert [plugin.name for kind_ in KINDS for plugin in watcher.plugins(kind_)] == [kind.lower()]
         assert watcher.problems() == ()
     assert [introduced.registered for _, introduced in offered] == [True, True]
     for server, _ in offered:
@@ -65,7 +65,7 @@ async def test_two_parts_look_in_one_directory_and_neither_turns_away_what_is_th
 REFUSED = {
     "a kind of others": (
         PluginIdentity(kind="CSIPlugin", name="x"),
-        "type 'CSIPlugin' is not used here; EvictionPlugin, ReporterPlugin",
+        "type 'CSIPlugin' is not supported; EvictionPlugin, ReporterPlugin",
     ),
     "a version of others": (
         PluginIdentity(kind="EvictionPlugin", name="x", versions=("v9",)),
@@ -76,11 +76,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_who_is_not_taken_is_told_why(tmp_path: Path, name: str) -> None:
+async def test_a_refused_plugin_gets_the_reason(tmp_path: Path, name: str) -> None:
     card, text = REFUSED[name]
     server, introduced = await offer(tmp_path / "a.sock", card)
     watcher = PluginWatcher(KINDS, tmp_path)
-    await watcher.look()
+    await watcher.scan()
     assert watcher.plugins(card.kind) == ()
     (problem,) = watcher.problems()
     assert text.replace("\\", "") in problem
@@ -89,7 +89,7 @@ async def test_who_is_not_taken_is_told_why(tmp_path: Path, name: str) -> None:
     await server.stop()
 
 
-async def test_a_mute_socket_is_asked_later_and_later_and_nobody_waits_for_it(
+async def test_a_mute_socket_is_retried_with_backoff_and_delays_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plugin_watcher, "ANSWER_TIMEOUT_S", 0.2)
@@ -103,26 +103,26 @@ async def test_a_mute_socket_is_asked_later_and_later_and_nobody_waits_for_it(
         (tmp_path / "plain").write_text("no socket")
         server, _introduced = await offer(tmp_path / "good.sock", PluginIdentity(kind="EvictionPlugin", name="good"))
         async with asyncio.timeout(20):
-            await watcher.look()
-        assert [one.name for one in watcher.plugins("EvictionPlugin")] == ["good"]
+            await watcher.scan()
+        assert [plugin.name for plugin in watcher.plugins("EvictionPlugin")] == ["good"]
         assert [problem.partition(": ")[0] for problem in watcher.problems()] == [
             str(left),
             str(tmp_path / "mute.sock"),
         ]
         waits = []
         for _turn in range(4):
-            waits.append(watcher._trials[left].wait_s)
-            now[0] = watcher._trials[left].again_ns
-            await watcher.look()
+            waits.append(watcher._retries[left].wait_s)
+            now[0] = watcher._retries[left].due_ns
+            await watcher.scan()
         assert waits == [5, 10, 20, 40]
         await server.stop()
     left.unlink()
     (tmp_path / "mute.sock").unlink()
-    await watcher.look()
+    await watcher.scan()
     assert watcher.problems() == ()
 
 
-async def test_one_who_answers_garbage_or_shows_a_bug_mutes_nobody_else(
+async def test_a_plugin_with_invalid_answers_does_not_affect_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def garbage(_request: bytes, _context: object) -> bytes:
@@ -136,32 +136,32 @@ async def test_one_who_answers_garbage_or_shows_a_bug_mutes_nobody_else(
     odd, _introduced = await offer(tmp_path / "b.sock", PluginIdentity(kind="EvictionPlugin", name="odd"))
     good, _introduced = await offer(tmp_path / "c.sock", PluginIdentity(kind="EvictionPlugin", name="good"))
     watcher = PluginWatcher(KINDS, tmp_path)
-    usual = watcher._against
+    usual = watcher._refusal
 
-    def against(said: registration.PluginInfo) -> str:
-        return usual(said) if said.name == "good" else str(1 // 0)
+    def refusal(info: registration.PluginInfo) -> str:
+        return usual(info) if info.name == "good" else str(1 // 0)
 
-    monkeypatch.setattr(watcher, "_against", against)
-    await watcher.look()
-    assert [one.name for one in watcher.plugins("EvictionPlugin")] == ["good"]
+    monkeypatch.setattr(watcher, "_refusal", refusal)
+    await watcher.scan()
+    assert [plugin.name for plugin in watcher.plugins("EvictionPlugin")] == ["good"]
     first, second = watcher.problems()
-    assert "a.sock: Registration.GetInfo was answered with garbage" in first
+    assert "a.sock: the response of Registration.GetInfo cannot be decoded" in first
     assert second.endswith(
-        "b.sock: asking it failed, which is a bug: ZeroDivisionError: integer division or modulo by zero"
+        "b.sock: registration failed because of a bug: ZeroDivisionError: integer division or modulo by zero"
     )
-    assert caplog.text.count("could not be asked") == 1
+    assert caplog.text.count("could not be registered") == 1
     for server in (odd, good):
         await server.stop()
     await rude.stop(0)
 
 
-async def test_a_crowd_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_sockets_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin_watcher, "MAX_SOCKETS", 1)
     first, _introduced = await offer(tmp_path / "a.sock", PluginIdentity(kind="EvictionPlugin", name="a"))
     second, _introduced = await offer(tmp_path / "b.sock", PluginIdentity(kind="EvictionPlugin", name="b"))
     watcher = PluginWatcher(KINDS, tmp_path)
-    await watcher.look()
-    assert [one.name for one in watcher.plugins("EvictionPlugin")] == ["a"]
-    assert watcher.problems() == (f"{tmp_path} has more than 1 sockets; the others are not looked at",)
+    await watcher.scan()
+    assert [plugin.name for plugin in watcher.plugins("EvictionPlugin")] == ["a"]
+    assert watcher.problems() == (f"{tmp_path} has more than 1 sockets; the others are ignored",)
     await first.stop()
     await second.stop()

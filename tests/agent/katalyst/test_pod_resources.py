@@ -35,8 +35,8 @@ async def test_a_kubewharf_kubelet_is_understood(tmp_path: Path) -> None:
     listed = wire.ListPodResourcesResponse.FromString(bytes.fromhex(GOLDEN["v1.ListPodResourcesResponse"]))
     allocatable = wire.AllocatableResourcesResponse.FromString(bytes.fromhex(GOLDEN["v1.AllocatableResourcesResponse"]))
     server = await serve_on_socket(tmp_path / "kubelet.sock", (service(listed, allocatable),))
-    asked = PodResourcesListerClient(server.path)
-    (pod,) = await asked.pods()
+    lister = PodResourcesListerClient(server.path)
+    (pod,) = await lister.pods()
     assert (pod.key, pod.role, pod.kind, pod.annotations) == ("ns/web", "r", "t", {"c": "d"})
     (container,) = pod.containers
     assert container.cpus == (2, 3, 300)
@@ -47,26 +47,26 @@ async def test_a_kubewharf_kubelet_is_understood(tmp_path: Path) -> None:
     (resource,) = container.resources
     assert (resource.total, resource.capacity_total, resource.parts[0].level) == (2.5, 3.0, TopologyLevel.SOCKET)
     assert (resource.parts[0].name, resource.parts[0].kind, resource.parts[0].node) == ("eth0", "NIC", 1)
-    node = await asked.node()
+    node = await lister.node()
     assert node is not None
     assert (node.cpus, node.resources[0].total, node.resources[0].capacity_total) == ((0, 1), 46.0, 48.0)
-    await asked.close()
+    await lister.close()
     await server.stop()
 
 
-async def test_a_stock_kubelet_that_does_not_say_what_is_allocatable(tmp_path: Path) -> None:
+async def test_a_stock_kubelet_without_allocatable_resources(tmp_path: Path) -> None:
     server = await serve_on_socket(tmp_path / "kubelet.sock", (service(wire.ListPodResourcesResponse()),))
-    asked = PodResourcesListerClient(server.path)
-    assert await asked.pods() == ()
-    assert await asked.node() is None
-    await asked.close()
+    lister = PodResourcesListerClient(server.path)
+    assert await lister.pods() == ()
+    assert await lister.node() is None
+    await lister.close()
     await server.stop()
-    gone = PodResourcesListerClient(tmp_path / "kubelet.sock")
-    with pytest.raises(Unavailable, match=r"PodResourcesLister\.List: nobody answers"):
-        await gone.pods()
-    with pytest.raises(Unavailable, match="nobody answers"):
-        await gone.node()
-    await gone.close()
+    missing = PodResourcesListerClient(tmp_path / "kubelet.sock")
+    with pytest.raises(Unavailable, match=r"PodResourcesLister\.List: no server answers"):
+        await missing.pods()
+    with pytest.raises(Unavailable, match="no server answers"):
+        await missing.node()
+    await missing.close()
 
 
 def _cpu(container: Any) -> None:
@@ -92,19 +92,19 @@ def _level(container: Any) -> None:
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
-        (_cpu, r"pod_resources\[0\]\.containers\[0\]\.cpu_ids says CPU -1"),
-        (_many, "cpu_ids says CPU 1099511627776"),
-        (_node, r"memory\.topology says NUMA node 5000"),
-        (_infinite, r"resources\[0\] says inf"),
+        (_cpu, r"pod_resources\[0\]\.containers\[0\]\.cpu_ids is invalid: CPU -1"),
+        (_many, "cpu_ids is invalid: CPU 1099511627776"),
+        (_node, r"memory\.topology is invalid: NUMA node 5000"),
+        (_infinite, r"resources\[0\] is invalid: inf"),
         (_level, "node 0 of topology_level 7"),
     ],
 )
-async def test_nonsense_names_its_field(tmp_path: Path, spoil: Any, text: str) -> None:
+async def test_an_invalid_answer_names_its_field(tmp_path: Path, spoil: Any, text: str) -> None:
     listed = wire.ListPodResourcesResponse()
     spoil(listed.pod_resources.add().containers.add())
     server = await serve_on_socket(tmp_path / "kubelet.sock", (service(listed),))
-    asked = PodResourcesListerClient(server.path)
+    lister = PodResourcesListerClient(server.path)
     with pytest.raises(Unavailable, match=text):
-        await asked.pods()
-    await asked.close()
+        await lister.pods()
+    await lister.close()
     await server.stop()

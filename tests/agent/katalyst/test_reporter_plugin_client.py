@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from api.interfaces import Unavailable
 from api.node_resources import ObjectSection
 from api.proto import reporter_plugin_pb2 as wire
 from common.grpc_unix import GrpcService, serve_on_socket
+from tests.builders.waiting import until_async
 
 SERVICE = wire.DESCRIPTOR.services_by_name["ReporterPlugin"]
 GOLDEN = json.loads((Path(__file__).resolve().parents[2] / "golden" / "protocols.json").read_text())
@@ -25,34 +26,28 @@ S = 1_000_000_000
 
 
 def content(value: str = "[]", name: str = "TopologyZone") -> wire.GetReportContentResponse:
-    made = wire.GetReportContentResponse()
-    one = made.content.add()
-    one.groupVersionKind.group, one.groupVersionKind.version = "node.katalyst.kubewharf.io", "v1alpha1"
-    one.groupVersionKind.kind = "CustomNodeResource"
-    one.field.add(fieldType=wire.Status, fieldName=name, value=value.encode())
-    return made
-
-
-async def until(what: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not what():
-            await asyncio.sleep(0.01)
+    response = wire.GetReportContentResponse()
+    content_ = response.content.add()
+    content_.groupVersionKind.group, content_.groupVersionKind.version = "node.katalyst.kubewharf.io", "v1alpha1"
+    content_.groupVersionKind.kind = "CustomNodeResource"
+    content_.field.add(fieldType=wire.Status, fieldName=name, value=value.encode())
+    return response
 
 
 def test_what_a_stock_plugin_reports() -> None:
-    said = wire.GetReportContentResponse.FromString(
+    answer = wire.GetReportContentResponse.FromString(
         bytes.fromhex(GOLDEN["reporterplugin.v1alpha1.GetReportContentResponse"])
     )
-    (field,) = decode_fields("p", said)
+    (field,) = decode_fields("p", answer)
     assert (field.group, field.version, field.kind) == ("node.katalyst.kubewharf.io", "v1alpha1", "CustomNodeResource")
     assert (field.part, field.name, bytes(field.value)) == (ObjectSection.STATUS, "TopologyZone", b"[]")
 
 
-async def test_what_is_pushed_is_taken_at_once_and_what_is_gone_is_forgotten(tmp_path: Path) -> None:
-    said, pushes, now, changes = content("1"), asyncio.Queue[wire.GetReportContentResponse](), [0], [0]
+async def test_pushed_fields_are_used_at_once_and_old_ones_expire(tmp_path: Path) -> None:
+    answer, pushes, now, changes = content("1"), asyncio.Queue[wire.GetReportContentResponse](), [0], [0]
 
     async def get(_request: Any, _words: Mapping[str, str]) -> Any:
-        return said
+        return answer
 
     async def watch(_request: Any, _words: Mapping[str, str]) -> AsyncIterator[Any]:
         while True:
@@ -69,16 +64,16 @@ async def test_what_is_pushed_is_taken_at_once_and_what_is_gone_is_forgotten(tmp
         DiscoveredPlugin(kind="ReporterPlugin", name="p", socket=server.path, inode=1), changed, lambda: now[0]
     )
     run = asyncio.create_task(reporter.run(30))
-    await until(lambda: bool(reporter.fields()))
+    await until_async(lambda: bool(reporter.fields()))
     assert bytes(reporter.fields()[0].value) == b"1"
     await pushes.put(content("2"))
-    await until(lambda: bytes(reporter.fields()[0].value) == b"2")
+    await until_async(lambda: bytes(reporter.fields()[0].value) == b"2")
     await pushes.put(content("2"))
     await pushes.put(content("{", name="Broken"))
-    await until(lambda: reporter.problem is not None)
+    await until_async(lambda: reporter.problem is not None)
     assert reporter.problem is not None
     assert "content[0].field[0].value is not JSON: b'{'" in reporter.problem.reason
-    assert bytes(collect_fields([reporter])[0].value) == b"2", "what it said before stands"
+    assert bytes(collect_fields([reporter])[0].value) == b"2", "the previous fields stay"
     assert changes == [2]
     now[0] = 61 * S
     assert reporter.fields() == ()
@@ -87,68 +82,51 @@ async def test_what_is_pushed_is_taken_at_once_and_what_is_gone_is_forgotten(tmp
     await server.stop()
 
 
-async def test_a_plugin_that_pushes_nothing_is_asked(tmp_path: Path) -> None:
-    said = content("1")
+async def test_a_plugin_without_a_stream_is_polled(tmp_path: Path) -> None:
+    answer = content("1")
 
     async def get(_request: Any, _words: Mapping[str, str]) -> Any:
-        return said
+        return answer
 
     server = await serve_on_socket(tmp_path / "p.sock", (GrpcService(SERVICE, {"GetReportContent": get}),))
     reporter = ReporterPluginClient(
         DiscoveredPlugin(kind="ReporterPlugin", name="p", socket=server.path, inode=1), lambda: None, lambda: 0
     )
     run = asyncio.create_task(reporter.run(0.02))
-    await until(lambda: bool(reporter.fields()))
-    said.content[0].field[0].value = b"2"
-    await until(lambda: bytes(reporter.fields()[0].value) == b"2")
+    await until_async(lambda: bool(reporter.fields()))
+    answer.content[0].field[0].value = b"2"
+    await until_async(lambda: bytes(reporter.fields()[0].value) == b"2")
     await server.stop()
-    await until(lambda: reporter.problem is not None)
+    await until_async(lambda: reporter.problem is not None)
     run.cancel()
     await asyncio.gather(run, return_exceptions=True)
 
 
-def _kind(said: Any) -> None:
-    said.content[0].groupVersionKind.kind = ""
-
-
-def _part(said: Any) -> None:
-    said.content[0].field[0].MergeFromString(b"\x08\x09")
-
-
-def _name(said: Any) -> None:
-    said.content[0].field[0].fieldName = "status.x"
-
-
-def _many(said: Any) -> None:
-    said.content[0].field.extend([said.content[0].field[0]] * 1000)
-
-
-def _large(said: Any) -> None:
-    said.content[0].field[0].value = b" " * (5 << 20)
-
-
 @pytest.mark.parametrize(
-    ("spoil", "text"),
+    ("change", "text"),
     [
-        (_kind, r"content\[0\]\.groupVersionKind has no kind"),
-        (_part, r"field\[0\]\.fieldType is 9"),
-        (_name, r"fieldName 'status\.x' is no name"),
-        (_many, "more than 1000 fields"),
-        (_large, "or 4 MiB are reported"),
+        (lambda content: setattr(content.groupVersionKind, "kind", ""), r"content\[0\]\.groupVersionKind has no kind"),
+        (lambda content: content.field[0].MergeFromString(b"\x08\x09"), r"field\[0\]\.fieldType is 9"),
+        (
+            lambda content: setattr(content.field[0], "fieldName", "status.x"),
+            r"fieldName 'status\.x' is no exported field name",
+        ),
+        (lambda content: content.field.extend([content.field[0]] * 1000), "more than 1000 fields"),
+        (lambda content: setattr(content.field[0], "value", b" " * (5 << 20)), "or 4 MiB are reported"),
     ],
 )
-def test_nonsense_names_its_field(spoil: Any, text: str) -> None:
-    said = content()
-    spoil(said)
+def test_an_invalid_answer_names_its_field(change: Any, text: str) -> None:
+    answer = content()
+    change(answer.content[0])
     with pytest.raises(Unavailable, match=text):
-        decode_fields("p", said)
+        decode_fields("p", answer)
 
 
 @given(st.binary(max_size=300))
-def test_no_value_does_more_than_be_refused(data: bytes) -> None:
-    said = content()
-    said.content[0].field[0].value = data
+def test_arbitrary_values_are_decoded_or_refused(data: bytes) -> None:
+    answer = content()
+    answer.content[0].field[0].value = data
     try:
-        decode_fields("p", said)
+        decode_fields("p", answer)
     except Unavailable as error:
         assert len(error.reason) < 500  # noqa: PT017 - either outcome is right

@@ -1,4 +1,4 @@
-"""A runtime's end of the NRI socket, that asks what a test says; tests/cluster has the real one."""
+"""The runtime's end of the NRI socket, which sends the requests of a test; tests/cluster has a real runtime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLUGIN = wire.DESCRIPTOR.services_by_name["Plugin"]
 
 
 class Runtime:
-    """One plugin at a time. `async with Runtime(path) as runtime`; then `await runtime.plugin()`."""
+    """Serves one plugin at a time: `async with Runtime(path) as runtime`, then `await runtime.plugin()`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,7 +30,7 @@ class Runtime:
         self.registered: list[tuple[str, str]] = []
         self.refuses = ""
         self.garbles: bytes | None = None
-        """What it answers instead of a message."""
+        """Bytes of a response to the plugin, in place of a message."""
         self.updates: list[wire.UpdateContainersRequest] = []
         self.updating: Callable[[], None] = lambda: None
         self._answers: dict[int, asyncio.Future[rpc.Response]] = {}
@@ -50,16 +50,16 @@ class Runtime:
         self.path.unlink(missing_ok=True)
 
     async def plugin(self) -> None:
-        """Until one has registered."""
+        """Wait until a plugin has registered."""
         async with asyncio.timeout(10):
             await self._there.wait()
 
     async def ask(self, method: str, request: Any, service: str = PLUGIN.full_name) -> rpc.Response:
         number, self._next = self._next, self._next + 2
         self._answers[number] = asyncio.get_running_loop().create_future()
-        asked = rpc.Request(service=service, method=method, payload=request.SerializeToString())
+        message = rpc.Request(service=service, method=method, payload=request.SerializeToString())
         self.write(
-            encode_frame(NriMessage(PLUGIN_CONVERSATION, number, MessageKind.REQUEST, asked.SerializeToString()))
+            encode_frame(NriMessage(PLUGIN_CONVERSATION, number, MessageKind.REQUEST, message.SerializeToString()))
         )
         async with asyncio.timeout(10):
             return await self._answers[number]
@@ -67,15 +67,22 @@ class Runtime:
     async def create(self, request: wire.CreateContainerRequest) -> wire.CreateContainerResponse:
         answer = await self.ask("CreateContainer", request)
         assert answer.status.code == 0, answer.status.message
-        made: wire.CreateContainerResponse = wire.CreateContainerResponse.FromString(answer.payload)
-        return made
+        response: wire.CreateContainerResponse = wire.CreateContainerResponse.FromString(answer.payload)
+        return response
+
+    async def created_cpu(self, request: wire.CreateContainerRequest) -> Any:
+        """Create the container; return the CPU resources of its adjustment."""
+        return (await self.create(request)).adjust.linux.resources.cpu
+
+    async def synchronize(self, *containers: wire.Container) -> None:
+        await self.ask("Synchronize", wire.SynchronizeRequest(containers=containers))
 
     def write(self, data: bytes) -> None:
         assert self._writer is not None
         self._writer.write(data)
 
     def forget(self) -> None:
-        """Wait for the next one to register."""
+        """Make `plugin` wait for the next registration."""
         self._there.clear()
 
     def hang_up(self) -> None:
@@ -93,44 +100,44 @@ class Runtime:
                     continue
                 request = rpc.Request.FromString(message.data)
                 assert request.service == "nri.pkg.api.v1alpha1.Runtime"
-                if self.garbles is not None:
-                    writer.write(
-                        encode_frame(NriMessage(RUNTIME_CONVERSATION, message.call, MessageKind.RESPONSE, self.garbles))
-                    )
-                    continue
-                if request.method == "UpdateContainers":
-                    self.updates.append(wire.UpdateContainersRequest.FromString(request.payload))
-                    self.updating()
-                    answer = rpc.Response(payload=wire.UpdateContainersResponse().SerializeToString())
-                    writer.write(
-                        encode_frame(
-                            NriMessage(
-                                RUNTIME_CONVERSATION, message.call, MessageKind.RESPONSE, answer.SerializeToString()
-                            )
-                        )
-                    )
-                    continue
-                assert request.method == "RegisterPlugin"
-                said = wire.RegisterPluginRequest.FromString(request.payload)
-                self.registered.append((said.plugin_idx, said.plugin_name))
-                status = rpc.Status(code=2, message=self.refuses) if self.refuses else None
-                response = rpc.Response(status=status).SerializeToString()
                 writer.write(
-                    encode_frame(NriMessage(RUNTIME_CONVERSATION, message.call, MessageKind.RESPONSE, response))
+                    encode_frame(
+                        NriMessage(RUNTIME_CONVERSATION, message.call, MessageKind.RESPONSE, self._response(request))
+                    )
                 )
-                if not self.refuses:
-                    self._there.set()
         writer.close()
 
+    def _response(self, request: Any) -> bytes:
+        if self.garbles is not None:
+            return self.garbles
+        if request.method == "UpdateContainers":
+            self.updates.append(wire.UpdateContainersRequest.FromString(request.payload))
+            self.updating()
+            answer = rpc.Response(payload=wire.UpdateContainersResponse().SerializeToString())
+        else:
+            assert request.method == "RegisterPlugin"
+            register = wire.RegisterPluginRequest.FromString(request.payload)
+            self.registered.append((register.plugin_idx, register.plugin_name))
+            answer = rpc.Response(status=rpc.Status(code=2, message=self.refuses) if self.refuses else None)
+            if not self.refuses:
+                self._there.set()
+        response: bytes = answer.SerializeToString()
+        return response
 
-def a_container(name: str, level: str, *, cgroup: str, **resources: Any) -> wire.CreateContainerRequest:
-    """The request of a pod of one container, below /kubepods."""
+
+POD = "/kubepods/poduid-batch"
+
+
+def a_container(
+    name: str = "batch", level: str = "reclaimed_cores", *, cgroup: str = "", **resources: Any
+) -> wire.CreateContainerRequest:
+    """Return the request to create the container of a pod, in the cgroup `POD`/name unless another is given."""
     request = wire.CreateContainerRequest()
     pod, container = request.pod, request.container
     pod.name, pod.uid, pod.namespace = name, f"uid-{name}", "shop"
     pod.annotations["katalyst.kubewharf.io/qos_level"] = level
     container.id, container.name = f"id-{name}", "main"
-    container.linux.cgroups_path = cgroup
+    container.linux.cgroups_path = cgroup or f"{POD}/{name}"
     cpu = container.linux.resources.cpu
     cpu.shares.value = resources.get("shares", 2)
     if "quota" in resources:

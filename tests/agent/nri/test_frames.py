@@ -1,4 +1,4 @@
-"""Bytes of an NRI connection: as containerd writes them, in whatever pieces they come, and garbage."""
+"""Bytes of an NRI connection: as containerd writes them, in pieces of any size, and garbage."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def test_hand_written_bytes() -> None:
 
 
 @given(st.lists(MESSAGES, max_size=4), st.integers(1, 5000))
-def test_messages_come_back_in_whatever_pieces_they_travel(messages: list[NriMessage], step: int) -> None:
+def test_messages_are_decoded_from_pieces_of_any_size(messages: list[NriMessage], step: int) -> None:
     data, reader = b"".join(map(encode_frame, messages)), FrameReader()
-    found = [one for start in range(0, len(data), step) for one in reader.feed(data[start : start + step])]
-    assert found == messages
+    decoded = [message for start in range(0, len(data), step) for message in reader.feed(data[start : start + step])]
+    assert decoded == messages
 
 
-def test_no_piece_is_larger_than_what_a_runtime_reads_at_once() -> None:
+def test_pieces_fit_the_read_buffer_of_the_runtime() -> None:
     written = encode_frame(NriMessage(PLUGIN_CONVERSATION, 1, MessageKind.RESPONSE, bytes(10_000)))
     lengths, at = [], 0
     while at < len(written):
@@ -53,38 +53,41 @@ def test_no_piece_is_larger_than_what_a_runtime_reads_at_once() -> None:
 
 
 def test_pieces_of_two_conversations_do_not_mix() -> None:
-    one, other = (
+    first_frame, other_frame = (
         encode_frame(NriMessage(PLUGIN_CONVERSATION, 1, MessageKind.REQUEST, b"a" * 5000)),
         encode_frame(NriMessage(RUNTIME_CONVERSATION, 3, MessageKind.RESPONSE, b"b")),
     )
     first = 8 + 4096
-    found = list(FrameReader().feed(one[:first] + other + one[first:]))
-    assert [(message.conversation, len(message.data)) for message in found] == [
+    messages = list(FrameReader().feed(first_frame[:first] + other_frame + first_frame[first:]))
+    assert [(message.conversation, len(message.data)) for message in messages] == [
         (RUNTIME_CONVERSATION, 1),
         (PLUGIN_CONVERSATION, 5000),
     ]
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "text"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "a piece of 790644820 bytes"),
         (bytes.fromhex("00000001 0000000a 00400001 00000001 01 00"), "a message of 4194305 bytes"),
         (bytes.fromhex("00000001 0000000a 00000000 00000001 09 00"), "a message of kind 9"),
-        (b"".join(bytes([0, 0, 0, number, 0, 0, 0, 0]) for number in range(9)), "conversation 8, besides 8 others"),
+        (
+            b"".join(bytes([0, 0, 0, number, 0, 0, 0, 0]) for number in range(9)),
+            "conversation 8 in addition to 8 others",
+        ),
     ],
 )
-def test_garbage_is_told_and_ends_it(data: bytes, said: str) -> None:
-    with pytest.raises(NriProtocolError, match=said):
+def test_invalid_bytes_raise_an_error(data: bytes, text: str) -> None:
+    with pytest.raises(NriProtocolError, match=text):
         list(FrameReader().feed(data))
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_do_worse_than_garbage(data: bytes) -> None:
+def test_any_bytes_decode_or_raise_the_protocol_error(data: bytes) -> None:
     with suppress(NriProtocolError):
         assert all(len(message.data) <= MAX_MESSAGE_BYTES for message in FrameReader().feed(data))
 
 
-def test_what_is_too_large_is_not_sent() -> None:
+def test_a_message_that_is_too_large_is_not_sent() -> None:
     with pytest.raises(ValueError, match="4194305 bytes"):
         encode_frame(NriMessage(PLUGIN_CONVERSATION, 1, MessageKind.RESPONSE, bytes(MAX_MESSAGE_BYTES + 1)))

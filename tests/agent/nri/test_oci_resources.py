@@ -1,4 +1,4 @@
-"""Decisions in the runtime's words: never more than the owner asked for, nothing outside the cgroup above."""
+"""Decisions as OCI resources: at most the request, nothing outside the parent cgroup."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ V2 = ContainerBounds(cpus=frozenset(range(4)), mems=frozenset({0, 1}), unified=T
 def resources(
     *, shares: int = 0, quota: int = 0, period: int = 0, cpus: str = "", mems: str = "", memory: int = 0, **unified: str
 ) -> Any:
-    found = wire.LinuxResources(unified={key.replace("_", "."): value for key, value in unified.items()})
-    found.cpu.shares.value, found.cpu.quota.value, found.cpu.period.value = shares, quota, period
-    found.cpu.cpus, found.cpu.mems, found.memory.limit.value = cpus, mems, memory
-    return found
+    message = wire.LinuxResources(unified={key.replace("_", "."): value for key, value in unified.items()})
+    message.cpu.shares.value, message.cpu.quota.value, message.cpu.period.value = shares, quota, period
+    message.cpu.cpus, message.cpu.mems, message.memory.limit.value = cpus, mems, memory
+    return message
 
 
 OWN = resources(shares=204, quota=50_000, period=100_000, memory=1 << 30)
 
 
-def test_what_the_owner_asked_for() -> None:
+def test_requested_values() -> None:
     assert requested_values(OWN, V1) == {
         Knob.QUOTA: "50000 100000",
         Knob.CPUSET: "0-3",
@@ -53,7 +53,7 @@ def test_what_the_owner_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "own", "around", "given"),
+    ("desired", "own", "bounds", "expected"),
     [
         ({Knob.CPUSET: "3"}, OWN, V1, {Knob.CPUSET: "3"}),
         ({Knob.CPUSET: "3,7"}, OWN, V1, {Knob.CPUSET: "3"}),
@@ -76,7 +76,7 @@ def test_what_the_owner_asked_for() -> None:
         ({Knob.MEMORY_MAX: "max"}, OWN, V1, {}),
         ({Knob.MEMORY_HIGH: "5000"}, OWN, V1, {}),
         ({Knob.MEMORY_HIGH: "5000"}, OWN, V2, {Knob.MEMORY_HIGH: "5000"}),
-        # The kubelet (MemoryQoS) or whoever made the container protects it, or limits it, more.
+        # The kubelet (MemoryQoS) protects or limits the container more.
         ({Knob.MEMORY_HIGH: "5000"}, resources(memory_high="4096"), V2, {}),
         ({Knob.MEMORY_HIGH: "max"}, resources(memory_high="4096"), V2, {}),
         (
@@ -87,28 +87,32 @@ def test_what_the_owner_asked_for() -> None:
         ),
     ],
 )
-def test_a_container_is_given_no_more_than_it_may_have(
-    wanted: dict[Knob, str], own: Any, around: ContainerBounds, given: dict[Knob, str]
+def test_values_are_clamped_to_the_request_and_the_parent(
+    desired: dict[Knob, str], own: Any, bounds: ContainerBounds, expected: dict[Knob, str]
 ) -> None:
-    assert clamp_values(wanted, requested_values(own, around), own, around) == given
+    assert clamp_values(desired, requested_values(own, bounds), own, bounds) == expected
 
 
-def test_values_in_the_runtimes_words() -> None:
-    said = to_oci_resources({Knob.CPUSET: "2-3", Knob.MEMS: "1", Knob.WEIGHT: "1", Knob.QUOTA: "20000 100000"})
-    assert (said.cpu.cpus, said.cpu.mems, said.cpu.shares.value) == ("2-3", "1", 10)
-    assert (said.cpu.quota.value, said.cpu.period.value, said.HasField("memory")) == (20_000, 100_000, False)
-    said = to_oci_resources({Knob.QUOTA: "max 100000", Knob.MEMORY_MAX: "4096", Knob.MEMORY_LOW: "1"})
-    assert (said.cpu.quota.value, said.memory.limit.value, dict(said.unified)) == (-1, 4096, {"memory.low": "1"})
-    assert not said.cpu.HasField("shares")
+def test_values_as_oci_resources() -> None:
+    message = to_oci_resources({Knob.CPUSET: "2-3", Knob.MEMS: "1", Knob.WEIGHT: "1", Knob.QUOTA: "20000 100000"})
+    assert (message.cpu.cpus, message.cpu.mems, message.cpu.shares.value) == ("2-3", "1", 10)
+    assert (message.cpu.quota.value, message.cpu.period.value, message.HasField("memory")) == (20_000, 100_000, False)
+    message = to_oci_resources({Knob.QUOTA: "max 100000", Knob.MEMORY_MAX: "4096", Knob.MEMORY_LOW: "1"})
+    assert (message.cpu.quota.value, message.memory.limit.value, dict(message.unified)) == (
+        -1,
+        4096,
+        {"memory.low": "1"},
+    )
+    assert not message.cpu.HasField("shares")
 
 
-def test_the_very_shares_are_put_back_because_a_weight_has_several() -> None:
-    asked = requested_values(OWN, V1)
-    assert original_values((Knob.WEIGHT, Knob.CPUSET), asked, OWN) == {Knob.WEIGHT: "204", Knob.CPUSET: "0-3"}
-    assert original_values((Knob.WEIGHT,), asked, resources()) == {Knob.WEIGHT: "1024"}
+def test_the_original_weight_is_restored_as_shares() -> None:
+    requested = requested_values(OWN, V1)
+    assert original_values((Knob.WEIGHT, Knob.CPUSET), requested, OWN) == {Knob.WEIGHT: "204", Knob.CPUSET: "0-3"}
+    assert original_values((Knob.WEIGHT,), requested, resources()) == {Knob.WEIGHT: "1024"}
 
 
-def test_whoever_changes_a_container_names_only_what_changes() -> None:
+def test_an_update_contains_only_what_changes() -> None:
     assert knobs_in_resources(resources(cpus="0")) == {Knob.CPUSET}
     assert knobs_in_resources(OWN) == {Knob.WEIGHT, Knob.QUOTA, Knob.MEMORY_MAX}
     assert knobs_in_resources(resources(memory_high="max")) == {Knob.MEMORY_HIGH}

@@ -1,4 +1,4 @@
-"""The key of notes on disk: made once, this user's alone, and anew where it is none."""
+"""Signed annotations: verified by the next agent with the key, refused without it, and what happens to a bad key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from api.knobs import Knob
 PAIRS = {Knob.QUOTA: ("max 100000", "5000 100000")}
 
 
-def test_the_next_agent_in_the_directory_knows_a_note_and_one_elsewhere_does_not(tmp_path: Path) -> None:
+def test_only_an_agent_with_the_same_state_directory_verifies_an_annotation(tmp_path: Path) -> None:
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     here.mkdir()
     elsewhere.mkdir()
@@ -20,29 +20,29 @@ def test_the_next_agent_in_the_directory_knows_a_note_and_one_elsewhere_does_not
     assert open_signed_annotations(here).read("id", note) == PAIRS
     assert (here / KEY_FILE).stat().st_mode & 0o777 == 0o600
     for notes, container in ((open_signed_annotations(elsewhere), "id"), (open_signed_annotations(here), "id2")):
-        with pytest.raises(ValueError, match="does not have the seal of this node's agent"):
+        with pytest.raises(ValueError, match="signature is not that of this node's agent"):
             notes.read(container, note)
 
 
-@pytest.mark.parametrize("found", [b"", b"k" * 31, b"k" * 33])
-def test_a_key_of_another_length_is_made_anew(tmp_path: Path, found: bytes) -> None:
-    (tmp_path / KEY_FILE).write_bytes(found)
+@pytest.mark.parametrize("pairs", [b"", b"k" * 31, b"k" * 33])
+def test_a_key_of_another_length_is_replaced(tmp_path: Path, pairs: bytes) -> None:
+    (tmp_path / KEY_FILE).write_bytes(pairs)
     note = open_signed_annotations(tmp_path).write("id", PAIRS)
     assert len((tmp_path / KEY_FILE).read_bytes()) == 32
     assert open_signed_annotations(tmp_path).read("id", note) == PAIRS
 
 
-def test_a_key_that_cannot_be_kept_serves_this_agent_and_is_told(
+def test_a_key_that_cannot_be_saved_works_for_this_agent_and_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / KEY_FILE).mkdir()
     notes = open_signed_annotations(tmp_path)
     assert notes.read("id", notes.write("id", PAIRS)) == PAIRS
-    assert "cannot be read, and is made anew: Is a directory" in caplog.text
+    assert "cannot be read and is created again: Is a directory" in caplog.text
     assert "cannot be written: Is a directory" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["x" * 4097, "{", "[]", '{"seal":"é","knobs":{}}', '{"seal":1,"knobs":{}}'])
-def test_other_words_count_for_nothing(tmp_path: Path, text: str) -> None:
+def test_any_other_annotation_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ValueError):
         open_signed_annotations(tmp_path).read("id", text)

@@ -1,4 +1,4 @@
-"""A round as a CustomNodeResource, whole in a golden file, and its parts by number."""
+"""A cycle as a CustomNodeResource: complete in a golden file, and its parts by number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.reporter.cnr import CnrReport, build_cnr_report, condition_taints, merge_cnr_taints
+from agent.reporter.cnr import CnrReport, build_cnr_report, condition_taints, merge_taints
 from agent.reporter.cnr_inputs import cores_quantity, reclaimed_allocatable
 from agent.reporter.topology_zones import pod_requests
 from api.advice import CpuAdvice, Headroom, Region, RegionAdvice, RegionKind
@@ -20,10 +20,9 @@ from api.decision import ActMode, Advice, Cycle, Pool
 from api.eviction import ActiveCondition, EvictionCondition, EvictionResult
 from api.katalyst.cnr import CustomNodeResource, CustomNodeResourceStatus, QosTaint
 from api.knobs import Reason
-from api.measurements import Interface, Machine, NumaNode
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY, Container, Pod
 from api.qos import QoSLevel
-from api.snapshot import CgroupSample, NodeSample, Snapshot
+from api.snapshot import CgroupSample, Interface, Machine, NodeSample, NumaNode, Snapshot
 
 GIB = 1 << 30
 S = 1_000_000_000
@@ -122,7 +121,7 @@ def shown(name: str, *effects: str, kind: Any = "cnr") -> ActiveCondition:
 
 
 def finished(reported_headroom: Headroom | None = ADVERTISED, **changes: Any) -> Cycle:
-    one = Cycle(
+    item = Cycle(
         snapshot=snapshot(2),
         previous=snapshot(1),
         act=ActMode.ON,
@@ -130,53 +129,53 @@ def finished(reported_headroom: Headroom | None = ADVERTISED, **changes: Any) ->
         advice=advice(reported_headroom),
         evictions=EvictionResult(conditions=(shown("MemoryPressure", "reclaimed_cores/NoSchedule"),)),
     )
-    return msgspec.structs.replace(one, **changes)
+    return msgspec.structs.replace(item, **changes)
 
 
-def whole(one: CnrReport) -> dict[str, Any]:
+def cnr_object(report: CnrReport) -> dict[str, Any]:
     return {
         "apiVersion": "node.katalyst.kubewharf.io/v1alpha1",
         "kind": "CustomNodeResource",
         "metadata": {"name": "n1"},
-        "spec": {**one.spec_body()["spec"], "taints": merge_cnr_taints((), one.taints)},
-        **one.status_body(),
+        "spec": {**report.spec_body()["spec"], "taints": [msgspec.to_builtins(taint) for taint in report.taints]},
+        **report.status_body(),
     }
 
 
 def test_the_whole_object(golden: Callable[[str, str], None]) -> None:
-    made = whole(build_cnr_report(finished(), metrics=True))
-    golden("cnr.json", json.dumps(made, indent=1) + "\n")
-    # It fits its own type, and nothing of it is lost on the way.
-    typed = msgspec.convert(made, CustomNodeResource)
-    assert json.loads(msgspec.json.encode(typed)) == json.loads(json.dumps(made))
+    document = cnr_object(build_cnr_report(finished(), metrics=True))
+    golden("cnr.json", json.dumps(document, indent=1) + "\n")
+    # The object decodes as CustomNodeResource without losing fields.
+    typed = msgspec.convert(document, CustomNodeResource)
+    assert json.loads(msgspec.json.encode(typed)) == json.loads(json.dumps(document))
 
 
-def status(one: Cycle, *, metrics: bool = False) -> CustomNodeResourceStatus:
-    found = build_cnr_report(one, metrics=metrics).status
-    assert found is not None
-    return found
+def status(item: Cycle, *, metrics: bool = False) -> CustomNodeResourceStatus:
+    result = build_cnr_report(item, metrics=metrics).status
+    assert result is not None
+    return result
 
 
-def test_a_promise_is_rounded_down_in_whole_and_in_parts() -> None:
-    found = status(finished())
-    assert found.resources is not None
-    assert found.resources.allocatable == {RECLAIMED_CPU: "5123", RECLAIMED_MEMORY: str(10 * GIB)}
-    zones = found.topology_zone or ()
+def test_reported_amounts_are_rounded_down_for_node_and_numa_nodes() -> None:
+    result = status(finished())
+    assert result.resources is not None
+    assert result.resources.allocatable == {RECLAIMED_CPU: "5123", RECLAIMED_MEMORY: str(10 * GIB)}
+    zones = result.topology_zone or ()
     parts = [(zone.children or ())[0].resources for zone in zones]
     assert [part.allocatable[RECLAIMED_CPU] for part in parts if part and part.allocatable] == ["2000", "3123"]
 
 
-def test_cpus_that_no_pod_is_given_are_capacity_and_not_allocatable() -> None:
+def test_reserved_cpus_are_capacity_and_not_allocatable() -> None:
     first = ((status(finished()).topology_zone or ())[0].children or ())[0]
     assert first.resources is not None
     assert (first.resources.capacity or {})["cpu"] == "4"
     assert (first.resources.allocatable or {})["cpu"] == "3"
-    assert [(one.name, one.value) for one in first.attributes or ()] == [("reserved_cpu_list", "0")]
+    assert [(item.name, item.value) for item in first.attributes or ()] == [("reserved_cpu_list", "0")]
 
 
-def test_a_pod_on_several_nodes_counts_in_part_on_each_and_one_that_is_bound_to_none_on_none() -> None:
+def test_a_pod_on_several_numa_nodes_counts_in_part_on_each_and_unbound_pods_on_none() -> None:
     by_zone = {
-        numa.name: {one.consumer: one.requests for one in numa.allocations or ()}
+        numa.name: {item.consumer: item.requests for item in numa.allocations or ()}
         for socket in status(finished()).topology_zone or ()
         for numa in socket.children or ()
     }
@@ -190,38 +189,41 @@ def test_a_pod_on_several_nodes_counts_in_part_on_each_and_one_that_is_bound_to_
     }
 
 
-def test_while_it_is_not_known_what_can_be_lent_what_was_said_before_stands() -> None:
+def test_with_an_unknown_headroom_the_previous_status_stays() -> None:
     filling = Headroom(reason=VERDICT)
     assert build_cnr_report(finished(filling), metrics=True).status is None
     assert build_cnr_report(finished(filling), metrics=True).status_body() == {}
 
 
-def test_an_agent_that_decides_nothing_lends_nothing() -> None:
-    found = status(msgspec.structs.replace(finished(advice=None), act=ActMode.OFF))
-    assert found.resources is None
-    assert len(found.topology_zone or ()) == 2
+def test_an_agent_with_act_off_reports_nothing_as_reclaimable() -> None:
+    result = status(msgspec.structs.replace(finished(advice=None), act=ActMode.OFF))
+    assert result.resources is None
+    assert len(result.topology_zone or ()) == 2
 
 
-def test_a_dry_run_shows_the_node_and_lends_nothing_of_it() -> None:
+def test_a_dry_run_reports_the_node_and_nothing_as_reclaimable() -> None:
     dry = msgspec.structs.replace(finished(), act=ActMode.DRY_RUN)
-    lent, shown = build_cnr_report(dry, metrics=False).status, build_cnr_report(dry, metrics=False, lends=False).status
-    assert lent is not None
+    reclaimable, shown = (
+        build_cnr_report(dry, metrics=False).status,
+        build_cnr_report(dry, metrics=False, reports_reclaimable=False).status,
+    )
+    assert reclaimable is not None
     assert shown is not None
-    assert (lent.resources is None, shown.resources) == (False, None)
+    assert (reclaimable.resources is None, shown.resources) == (False, None)
     text = msgspec.json.encode(shown.topology_zone).decode()
     assert '"memory"' in text
     assert '"allocatable":{"resource.katalyst' not in text
     filling = Headroom(reason=VERDICT)
-    assert build_cnr_report(finished(filling), metrics=False, lends=False).status is not None, (
-        "what was lent before is taken back"
+    assert build_cnr_report(finished(filling), metrics=False, reports_reclaimable=False).status is not None, (
+        "the previous amounts are removed"
     )
 
 
-def test_a_round_that_failed_leaves_what_was_said() -> None:
+def test_a_failed_cycle_leaves_the_previous_status() -> None:
     assert build_cnr_report(msgspec.structs.replace(finished(advice=None), act=ActMode.ON), metrics=True).status is None
 
 
-def test_what_is_used() -> None:
+def test_usage_of_nodes_and_qos_levels() -> None:
     used = status(finished(), metrics=True).node_metric_status
     assert used is not None
     assert used.update_time == "2026-01-01T00:00:02Z"
@@ -233,7 +235,7 @@ def test_what_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("conditions", "found"),
+    ("conditions", "result"),
     [
         ((), []),
         ((shown("A", "reclaimed_cores/NoSchedule", "reclaimed_cores/NoExecute"),), ["A/NoExecute", "A/NoSchedule"]),
@@ -247,13 +249,13 @@ def test_what_is_used() -> None:
         ),
     ],
 )
-def test_conditions_become_taints_of_reclaimed_pods_alone(conditions: Any, found: list[str]) -> None:
-    made = condition_taints(EvictionResult(conditions=conditions))
-    assert [f"{one.key.removeprefix('node.katalyst.kubewharf.io/')}/{one.effect}" for one in made] == found
-    assert all(one.qos_level is QoSLevel.RECLAIMED for one in made)
+def test_conditions_become_taints_of_reclaimed_pods_alone(conditions: Any, result: list[str]) -> None:
+    document = condition_taints(EvictionResult(conditions=conditions))
+    assert [f"{item.key.removeprefix('node.katalyst.kubewharf.io/')}/{item.effect}" for item in document] == result
+    assert all(item.qos_level is QoSLevel.RECLAIMED for item in document)
 
 
-OURS = {"key": "node.katalyst.kubewharf.io/A", "effect": "NoSchedule", "qosLevel": "reclaimed_cores"}
+OWN_TAINT = {"key": "node.katalyst.kubewharf.io/A", "effect": "NoSchedule", "qosLevel": "reclaimed_cores"}
 LIFECYCLE = {
     "key": "node.kubernetes.io/unschedulable",
     "effect": "NoSchedule",
@@ -261,38 +263,40 @@ LIFECYCLE = {
     "timeAdded": "t",
     "odd": 1,
 }
-WANTED = QosTaint(key="node.katalyst.kubewharf.io/A", effect="NoSchedule", qos_level=QoSLevel.RECLAIMED)
+DESIRED_TAINT = QosTaint(key="node.katalyst.kubewharf.io/A", effect="NoSchedule", qos_level=QoSLevel.RECLAIMED)
 
 
 @pytest.mark.parametrize(
-    ("there", "wanted", "after"),
+    ("current", "desired", "after"),
     [
         ([], (), None),
         ([LIFECYCLE], (), None),
-        ([LIFECYCLE, OURS], (WANTED,), None),
-        ([LIFECYCLE], (WANTED,), [LIFECYCLE, OURS]),
-        ([OURS, LIFECYCLE], (), [LIFECYCLE]),
-        ([{**OURS, "effect": "NoExecute"}, LIFECYCLE], (WANTED,), [LIFECYCLE, OURS]),
-        ([{}], (WANTED,), [{}, OURS]),
+        ([LIFECYCLE, OWN_TAINT], (DESIRED_TAINT,), None),
+        ([LIFECYCLE], (DESIRED_TAINT,), [LIFECYCLE, OWN_TAINT]),
+        ([OWN_TAINT, LIFECYCLE], (), [LIFECYCLE]),
+        ([{**OWN_TAINT, "effect": "NoExecute"}, LIFECYCLE], (DESIRED_TAINT,), [LIFECYCLE, OWN_TAINT]),
+        ([{}], (DESIRED_TAINT,), [{}, OWN_TAINT]),
+        # A value or time set by another client stays.
+        ([{**OWN_TAINT, "value": "x"}], (DESIRED_TAINT,), None),
     ],
 )
-def test_taints_of_others_stay_as_they_came(there: list[Any], wanted: Any, after: list[Any] | None) -> None:
-    assert merge_cnr_taints(there, wanted) == after
+def test_taints_of_other_owners_stay_unchanged(current: list[Any], desired: Any, after: list[Any] | None) -> None:
+    assert merge_taints(current, map(msgspec.to_builtins, desired)) == after
 
 
 @pytest.mark.parametrize(
     ("cores", "text"), [(0, "0"), (4, "4"), (0.5, "500m"), (1.0009, "1"), (2.9999999999, "3"), (12.25, "12250m")]
 )
-def test_one_spelling_of_an_amount(cores: float, text: str) -> None:
+def test_an_amount_has_one_spelling(cores: float, text: str) -> None:
     assert cores_quantity(cores) == text
 
 
 @given(st.floats(0, 8192), st.floats(0, 2**50))
-def test_a_promise_is_never_more_than_was_found(cores: float, memory: float) -> None:
-    found = reclaimed_allocatable(cores, memory)
-    assert cores * 1000 - 1 <= int(found[RECLAIMED_CPU]) <= cores * 1000 + 1e-5
-    assert memory - 1 < int(found[RECLAIMED_MEMORY]) <= memory
+def test_reported_amounts_never_exceed_the_headroom(cores: float, memory: float) -> None:
+    result = reclaimed_allocatable(cores, memory)
+    assert cores * 1000 - 1 <= int(result[RECLAIMED_CPU]) <= cores * 1000 + 1e-5
+    assert memory - 1 < int(result[RECLAIMED_MEMORY]) <= memory
 
 
-def test_a_pod_that_asked_for_nothing_has_no_requests() -> None:
+def test_a_pod_without_requests_has_none_in_its_allocation() -> None:
     assert pod_requests(pod("x", QoSLevel.SHARED)) == {}

@@ -1,4 +1,4 @@
-"""What plugins report beside what we do: Katalyst's rules by example, and nothing that one of them says spoils the object."""
+"""Fields of plugins merged with those of the agent by Katalyst's rules; no field can invalidate the object."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ GROUP = "node.katalyst.kubewharf.io"
 OWN = build_cnr_report(finished(), metrics=False)
 
 
-def said(name: str, value: Any, part: ObjectSection = ObjectSection.STATUS, **changes: Any) -> ReportedField:
-    one = ReportedField(
+def field(name: str, value: Any, part: ObjectSection = ObjectSection.STATUS, **changes: Any) -> ReportedField:
+    reported = ReportedField(
         plugin="p",
         group=GROUP,
         version="v1alpha1",
@@ -31,10 +31,10 @@ def said(name: str, value: Any, part: ObjectSection = ObjectSection.STATUS, **ch
         name=name,
         value=msgspec.Raw(json.dumps(value).encode()),
     )
-    return msgspec.structs.replace(one, **changes)
+    return msgspec.structs.replace(reported, **changes)
 
 
-def whole(*fields: ReportedField) -> MergedCnr:
+def merge(*fields: ReportedField) -> MergedCnr:
     return merge_plugin_fields(OWN, fields)
 
 
@@ -43,33 +43,33 @@ def numa(*path: str, of: MergedCnr) -> dict[str, Any]:
     for name in path:
         (zone,) = [zone for zone in zones if zone["name"] == name]
         zones = zone.get("children", [])
-    found: dict[str, Any] = zone
-    return found
+    merged: dict[str, Any] = zone
+    return merged
 
 
-def test_without_plugins_it_is_ours_to_the_letter() -> None:
-    assert whole() == MergedCnr(spec=OWN.spec_body(), taints=OWN.taints, status=OWN.status_body())
+def test_without_plugins_the_report_is_unchanged() -> None:
+    assert merge() == MergedCnr(spec=OWN.spec_body(), taints=OWN.taints, status=OWN.status_body())
 
 
-def test_lists_are_strung_together() -> None:
-    found = whole(
-        said("NodeResourceProperties", [{"propertyName": "rack", "propertyValues": ["7"]}], ObjectSection.SPEC)
+def test_lists_are_concatenated() -> None:
+    merged = merge(
+        field("NodeResourceProperties", [{"propertyName": "rack", "propertyValues": ["7"]}], ObjectSection.SPEC)
     )
-    names = [one["propertyName"] for one in found.spec["spec"]["nodeResourceProperties"]]
+    names = [item["propertyName"] for item in merged.spec["spec"]["nodeResourceProperties"]]
     assert names == ["numa", "cpu", "memory", "nbw", "cpu_codename", "is_vm", "rack"]
 
 
-def test_amounts_are_merged_by_name_and_the_last_word_counts() -> None:
+def test_amounts_are_merged_by_name_and_the_last_value_wins() -> None:
     fields = [
-        said("Resources", {"allocatable": {"x.io/a": "1", RECLAIMED_CPU: "7"}}),
-        said("Resources", {"allocatable": {"x.io/a": 2}, "capacity": {"x.io/b": "3"}}),
+        field("Resources", {"allocatable": {"x.io/a": "1", RECLAIMED_CPU: "7"}}),
+        field("Resources", {"allocatable": {"x.io/a": 2}, "capacity": {"x.io/b": "3"}}),
     ]
-    found = whole(*fields).status["status"]["resources"]
-    assert (found["allocatable"]["x.io/a"], found["allocatable"][RECLAIMED_CPU]) == (2, "7")
-    assert (found["capacity"]["x.io/b"], found["capacity"][RECLAIMED_CPU]) == ("3", "5123")
+    merged = merge(*fields).status["status"]["resources"]
+    assert (merged["allocatable"]["x.io/a"], merged["allocatable"][RECLAIMED_CPU]) == (2, "7")
+    assert (merged["capacity"]["x.io/b"], merged["capacity"][RECLAIMED_CPU]) == ("3", "5123")
 
 
-def test_zones_of_one_name_are_one_and_the_first_word_counts_in_them() -> None:
+def test_zones_are_merged_by_name_and_the_first_value_wins() -> None:
     node = {
         "type": "Numa",
         "name": "1",
@@ -78,10 +78,10 @@ def test_zones_of_one_name_are_one_and_the_first_word_counts_in_them() -> None:
         "allocations": [{"consumer": "shop/db/uid-db", "requests": {"x.io/gpu": "1", "cpu": "99"}}],
         "children": [{"type": "GPU", "name": "gpu-0"}],
     }
-    found = whole(
-        said("TopologyZone", [{"type": "Socket", "name": "1", "children": [node]}, {"type": "X", "name": "1"}])
+    merged = merge(
+        field("TopologyZone", [{"type": "Socket", "name": "1", "children": [node]}, {"type": "X", "name": "1"}])
     )
-    zone = next(one for one in numa("1", of=_only(found, "Socket"))["children"] if one["name"] == "1")
+    zone = next(item for item in numa("1", of=_only(merged, "Socket"))["children"] if item["name"] == "1")
     assert zone["resources"]["allocatable"] == {
         "cpu": "4",
         "memory": str(16 << 30),
@@ -89,67 +89,67 @@ def test_zones_of_one_name_are_one_and_the_first_word_counts_in_them() -> None:
         "resource.katalyst.kubewharf.io/reclaimed_memory": str(6 << 30),
         "x.io/gpu": "2",
     }
-    assert [one["name"] for one in zone["attributes"]] == ["numa_distance"]
-    given = {one["consumer"]: one["requests"] for one in zone["allocations"]}
+    assert [item["name"] for item in zone["attributes"]] == ["numa_distance"]
+    given = {item["consumer"]: item["requests"] for item in zone["allocations"]}
     assert given["shop/db/uid-db"] == {"cpu": "2", "memory": str(4 << 30), "x.io/gpu": "1"}
-    assert [(one["type"], one["name"]) for one in zone["children"]] == [
+    assert [(item["type"], item["name"]) for item in zone["children"]] == [
         ("L3CacheGroup", "0"),
         ("L3CacheGroup", "1"),
         ("GPU", "gpu-0"),
     ]
-    assert [one["type"] for one in found.status["status"]["topologyZone"]] == ["Socket", "Socket", "X"]
-    # What comes of it fits the definition.
-    msgspec.convert(found.status["status"], CustomNodeResourceStatus)
+    assert [item["type"] for item in merged.status["status"]["topologyZone"]] == ["Socket", "Socket", "X"]
+    # The result fits the definition.
+    msgspec.convert(merged.status["status"], CustomNodeResourceStatus)
 
 
-def _only(found: MergedCnr, kind: str) -> MergedCnr:
-    zones = [one for one in found.status["status"]["topologyZone"] if one["type"] == kind]
-    return msgspec.structs.replace(found, status={"status": {"topologyZone": zones}})
+def _only(merged: MergedCnr, kind: str) -> MergedCnr:
+    zones = [item for item in merged.status["status"]["topologyZone"] if item["type"] == kind]
+    return msgspec.structs.replace(merged, status={"status": {"topologyZone": zones}})
 
 
 def test_taints_and_labels() -> None:
     taint = {"key": "x.io/a", "effect": "NoSchedule", "qosLevel": "reclaimed_cores"}
-    found = whole(
-        said("Taints", [taint, taint], ObjectSection.SPEC),
-        said("Labels", {"a": "b"}, ObjectSection.METADATA),
-        said("Annotations", {"c": "d"}, ObjectSection.METADATA),
-        said("Annotations", {"e": "f"}, ObjectSection.METADATA),
+    merged = merge(
+        field("Taints", [taint, taint], ObjectSection.SPEC),
+        field("Labels", {"a": "b"}, ObjectSection.METADATA),
+        field("Annotations", {"c": "d"}, ObjectSection.METADATA),
+        field("Annotations", {"e": "f"}, ObjectSection.METADATA),
     )
-    assert [one.key for one in found.taints] == ["node.katalyst.kubewharf.io/MemoryPressure", "x.io/a"]
-    assert found.spec["metadata"] == {"labels": {"a": "b"}, "annotations": {"c": "d", "e": "f"}}
-    assert "taints" not in found.spec["spec"]
+    assert [item.key for item in merged.taints] == ["node.katalyst.kubewharf.io/MemoryPressure", "x.io/a"]
+    assert merged.spec["metadata"] == {"labels": {"a": "b"}, "annotations": {"c": "d", "e": "f"}}
+    assert "taints" not in merged.spec["spec"]
 
 
 @pytest.mark.parametrize(
-    ("field", "why"),
+    ("invalid", "why"),
     [
-        (said("TopologyZone", 5), "Expected `array | null`"),
-        (said("TopologyZone", [{"type": "Numa"}]), "missing required field `name`"),
-        (said("Resources", {"allocatable": {"a": "many"}}), "matching regex"),
-        (said("Nonsense", 1), "no field; choose from NodeMetricStatus, Resources, TopologyPolicy, TopologyZone"),
-        (said("Conditions", []), "the controller's"),
-        (said("Finalizers", ["x"], ObjectSection.METADATA), "choose from Annotations, Labels"),
-        (said("Resources", {}, kind="Node"), r"Node.v1alpha1.node.katalyst.kubewharf.io, and only CustomNode"),
-        (said("Taints", [{"key": "a"}], ObjectSection.SPEC), "effect"),
+        (field("TopologyZone", 5), "Expected `array | null`"),
+        (field("TopologyZone", [{"type": "Numa"}]), "missing required field `name`"),
+        (field("Resources", {"allocatable": {"a": "many"}}), "matching regex"),
+        (field("Nonsense", 1), "no field; choose from NodeMetricStatus, Resources, TopologyPolicy, TopologyZone"),
+        (field("Conditions", []), "the lifecycle controller owns"),
+        (field("Finalizers", ["x"], ObjectSection.METADATA), "choose from Annotations, Labels"),
+        (field("Resources", {}, kind="Node"), r"Node.v1alpha1.node.katalyst.kubewharf.io; only CustomNode"),
+        (field("Taints", [{"key": "a"}], ObjectSection.SPEC), "effect"),
     ],
 )
-def test_what_cannot_be_is_left_out_and_said(field: ReportedField, why: str) -> None:
-    found = whole(field, said("TopologyPolicy", "NumericPodLevel"))
-    (refused,) = found.refused
-    assert refused.startswith(f"reporter plugin p: {field.part} {field.name} ")
+def test_an_invalid_field_is_left_out_and_reported(invalid: ReportedField, why: str) -> None:
+    merged = merge(invalid, field("TopologyPolicy", "NumericPodLevel"))
+    (refused,) = merged.refused
+    assert refused.startswith(f"reporter plugin p: {invalid.part} {invalid.name} ")
     assert why in refused
-    kept = merge_plugin_fields(OWN, [said("TopologyPolicy", "NumericPodLevel")])
-    assert (found.spec, found.status) == (kept.spec, kept.status)
-    assert found.status["status"]["topologyPolicy"] == "NumericPodLevel"
+    expected = merge_plugin_fields(OWN, [field("TopologyPolicy", "NumericPodLevel")])
+    assert (merged.spec, merged.status) == (expected.spec, expected.status)
+    assert merged.status["status"]["topologyPolicy"] == "NumericPodLevel"
 
 
 def test_nothing_is_null() -> None:
-    assert whole(said("TopologyZone", None), said("Resources", {"allocatable": None})).status == OWN.status_body()
+    assert merge(field("TopologyZone", None), field("Resources", {"allocatable": None})).status == OWN.status_body()
 
 
-def test_what_plugins_say_of_the_status_waits_for_ours() -> None:
+def test_status_fields_of_plugins_wait_for_the_agents_status() -> None:
     unknown = msgspec.structs.replace(OWN, status=None)
-    assert merge_plugin_fields(unknown, [said("TopologyZone", [{"type": "X", "name": "1"}])]).status == {}
+    assert merge_plugin_fields(unknown, [field("TopologyZone", [{"type": "X", "name": "1"}])]).status == {}
 
 
 NAMES = st.sampled_from(["TopologyZone", "Resources", "NodeResourceProperties", "Taints", "TopologyPolicy", "Labels"])
@@ -166,8 +166,8 @@ JSON = st.recursive(
 
 
 @given(st.lists(st.tuples(NAMES, st.sampled_from(list(ObjectSection)), JSON), max_size=4))
-def test_whatever_they_say_the_object_fits_its_definition(fields: list[tuple[str, ObjectSection, Any]]) -> None:
-    found = whole(*(said(name, value, part) for name, part, value in fields))
-    msgspec.convert(found.status["status"], CustomNodeResourceStatus)
-    once = found.status["status"]["topologyZone"]
+def test_the_merged_object_always_fits_its_definition(fields: list[tuple[str, ObjectSection, Any]]) -> None:
+    merged = merge(*(field(name, value, part) for name, part, value in fields))
+    msgspec.convert(merged.status["status"], CustomNodeResourceStatus)
+    once = merged.status["status"]["topologyZone"]
     assert merge_zones(once) == once

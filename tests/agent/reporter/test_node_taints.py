@@ -1,4 +1,4 @@
-"""Conditions as taints of the Node: which, beside those of others, and written without taking anything from anybody."""
+"""Conditions as taints of the Node, written without changing taints of other owners."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from aiohttp import web
 
-from agent.reporter.node_taints import NodeTaints, desired_node_taints, merge_node_taints
+from agent.reporter.node_taints import NodeTaints, desired_node_taints
 from api.eviction import ActiveCondition, EvictionCondition, EvictionResult, EvictionThreshold, ThresholdMet
 from api.knobs import Reason
+from tests.builders.api_server import FakeApiServer
 from tests.builders.four_cpu_node import busy_cycle
-from tests.kube.test_client import asking
+from tests.builders.health import problem_of
 
 PREFIX = "node.katalyst.kubewharf.io/"
 MEMORY = {"key": f"{PREFIX}MemoryPressure", "effect": "NoSchedule"}
@@ -33,9 +33,9 @@ def in_force(*conditions: EvictionCondition) -> EvictionResult:
             {("a", "NoExecute"), ("a", "PreferNoSchedule")},
         ),
         (EvictionCondition(name="a", effects=("Nonsense",)), set()),
-        # Those of a CustomNodeResource go there.
+        # Conditions of kind `cnr` become taints of the CustomNodeResource.
         (EvictionCondition(name="a", kind="cnr", effects=("reclaimed_cores/NoSchedule",)), set()),
-        # What no key can be would have the API server refuse all the others too.
+        # A name that no taint key can have would make the API server refuse all taints.
         (EvictionCondition(name="a b"), set()),
         (EvictionCondition(name="a/b"), set()),
         (EvictionCondition(name="x" * 63), {("x" * 63, "NoSchedule")}),
@@ -44,131 +44,88 @@ def in_force(*conditions: EvictionCondition) -> EvictionResult:
         (EvictionCondition(name="-a"), set()),
     ],
 )
-def test_which_taints_conditions_are(condition: EvictionCondition, taints: set[tuple[str, str]]) -> None:
+def test_taints_of_conditions(condition: EvictionCondition, taints: set[tuple[str, str]]) -> None:
     assert desired_node_taints(in_force(condition)) == {(f"{PREFIX}{name}", effect) for name, effect in taints}
 
 
-def test_where_nothing_is_judged_nothing_is_known() -> None:
+def test_without_an_evaluation_the_taints_are_unknown() -> None:
     assert desired_node_taints(None) is None
 
 
-@pytest.mark.parametrize(
-    ("there", "ours", "becomes"),
-    [
-        ([], [], None),
-        ([OTHERS], [], None),
-        ([OTHERS], [("MemoryPressure", "NoSchedule")], [OTHERS, MEMORY]),
-        ([OTHERS, MEMORY], [("MemoryPressure", "NoSchedule")], None),
-        ([MEMORY, OTHERS], [], [OTHERS]),
-        ([MEMORY], [("MemoryPressure", "NoExecute")], [{**MEMORY, "effect": "NoExecute"}]),
-        # A value or a time that somebody gave it stays.
-        ([{**MEMORY, "value": "x"}], [("MemoryPressure", "NoSchedule")], None),
-    ],
-)
-def test_taints_of_others_stay_as_they_are(
-    there: list[dict[str, Any]], ours: list[tuple[str, str]], becomes: list[dict[str, Any]] | None
-) -> None:
-    assert merge_node_taints(there, [(f"{PREFIX}{name}", effect) for name, effect in ours]) == becomes
+NODE = "/api/v1/nodes/n1"
+PRESSED = msgspec.structs.replace(busy_cycle(), evictions=in_force(EvictionCondition(name="MemoryPressure")))
+CALM = msgspec.structs.replace(busy_cycle(), evictions=EvictionResult())
 
 
-class Server:
-    """One Node, which somebody else may write between a look and a patch."""
-
-    def __init__(self) -> None:
-        self.version, self.taints, self.rivals = 1, [OTHERS], 0
-        self.requests: list[str] = []
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        self.requests.append(request.method)
-        if request.method == "PATCH":
-            body = await request.json()
-            if self.rivals:
-                self.rivals, self.version = self.rivals - 1, self.version + 1
-            if body["metadata"]["resourceVersion"] != str(self.version):
-                return web.json_response({"code": 409, "reason": "Conflict"}, status=409)
-            self.taints, self.version = body["spec"]["taints"], self.version + 1
-        return web.json_response(
-            {"metadata": {"name": "n1", "resourceVersion": str(self.version)}, "spec": {"taints": self.taints}}
-        )
+def node_with(*taints: dict[str, str]) -> FakeApiServer:
+    return FakeApiServer({NODE: {"metadata": {"name": "n1", "resourceVersion": "1"}, "spec": {"taints": list(taints)}}})
 
 
-async def test_a_condition_is_written_looked_after_and_taken_away() -> None:
-    server = Server()
-    round_ = busy_cycle()
-    pressed = msgspec.structs.replace(round_, evictions=in_force(EvictionCondition(name="MemoryPressure")))
-    calm = msgspec.structs.replace(round_, evictions=EvictionResult())
-    async with asking(server.answer) as client:
+def stored(server: FakeApiServer) -> Any:
+    return server.objects[NODE]["spec"]["taints"]
+
+
+async def test_a_condition_is_written_checked_and_removed() -> None:
+    server = node_with(OTHERS)
+    async with server.client() as client:
         taints = NodeTaints(client, "n1")
-        await taints.look(0)
-        assert server.requests == [], "nothing was judged yet"
-        taints.publish(pressed)
-        await taints.look(5)
-        assert server.taints == [OTHERS, MEMORY]
-        await taints.look(10)
-        assert server.requests == ["GET", "PATCH"]
-        # Somebody takes it away; it is back within a minute.
-        server.taints = [OTHERS]
-        await taints.look(66)
-        assert server.taints == [OTHERS, MEMORY]
-        taints.publish(calm)
-        await taints.look(70)
-        assert (server.taints, taints.problem()) == ([OTHERS], None)
+        await taints.sync(0)
+        assert server.requests == [], "nothing was evaluated yet"
+        taints.publish(PRESSED)
+        await taints.sync(5)
+        assert stored(server) == [OTHERS, MEMORY]
+        await taints.sync(10)
+        assert [request.method for request in server.requests] == ["GET", "PATCH"]
+        # Another client removes the taint; it is back within a minute.
+        server.put(NODE, {"metadata": {"name": "n1"}, "spec": {"taints": [OTHERS]}})
+        await taints.sync(66)
+        assert stored(server) == [OTHERS, MEMORY]
+        taints.publish(CALM)
+        await taints.sync(70)
+        assert (stored(server), taints.problem()) == ([OTHERS], None)
         before = len(server.requests)
-        await taints.look(1000)
-        assert len(server.requests) == before, "without conditions nobody is asked"
+        await taints.sync(1000)
+        assert len(server.requests) == before, "without conditions no request is sent"
 
 
-async def test_what_a_killed_agent_left_is_taken_away_by_the_next_and_what_is_in_force_when_one_ends() -> None:
-    server = Server()
-    server.taints = [OTHERS, MEMORY]
-    async with asking(server.answer) as client:
+async def test_taints_of_a_killed_agent_are_removed_by_the_next_one_and_those_of_an_agent_that_ends_by_itself() -> None:
+    server = node_with(OTHERS, MEMORY)
+    async with server.client() as client:
         taints = NodeTaints(client, "n1")
-        taints.publish(msgspec.structs.replace(busy_cycle(), evictions=EvictionResult()))
-        await taints.look(0)
-        assert server.requests == [], "no plugin judges here, and the role need not allow to look"
-        judged = EvictionResult(
-            thresholds=(EvictionThreshold(plugin="p", met=ThresholdMet.NOT_MET, reason=Reason(rule="r", text="t")),)
-        )
-        taints.publish(msgspec.structs.replace(busy_cycle(), evictions=judged))
-        await taints.look(0)
-        assert server.taints == [OTHERS]
-        taints.publish(
-            msgspec.structs.replace(busy_cycle(), evictions=in_force(EvictionCondition(name="MemoryPressure")))
-        )
-        await taints.look(5)
+        taints.publish(CALM)
+        await taints.sync(0)
+        assert server.requests == [], "no plugin is enabled, and the role need not allow reading Nodes"
+        threshold = EvictionThreshold(plugin="p", met=ThresholdMet.NOT_MET, reason=Reason(rule="r", text="t"))
+        taints.publish(msgspec.structs.replace(CALM, evictions=EvictionResult(thresholds=(threshold,))))
+        await taints.sync(0)
+        assert stored(server) == [OTHERS]
+        taints.publish(PRESSED)
+        await taints.sync(5)
         await taints.withdraw()
-        assert server.taints == [OTHERS]
+        assert stored(server) == [OTHERS]
 
 
 @pytest.mark.parametrize(("rivals", "written"), [(2, True), (3, False)])
-async def test_somebody_who_writes_at_the_same_time_loses_nothing(rivals: int, written: bool) -> None:
-    server = Server()
+async def test_concurrent_writers_lose_nothing(rivals: int, written: bool) -> None:
+    server = node_with(OTHERS)
     server.rivals = rivals
-    async with asking(server.answer) as client:
+    async with server.client() as client:
         taints = NodeTaints(client, "n1")
-        taints.publish(
-            msgspec.structs.replace(busy_cycle(), evictions=in_force(EvictionCondition(name="MemoryPressure")))
-        )
-        await taints.look(0)
-        assert (MEMORY in server.taints, taints.problem() is None) == (written, written)
-        await taints.look(100)
-        assert MEMORY in server.taints
+        taints.publish(PRESSED)
+        await taints.sync(0)
+        assert (MEMORY in stored(server), taints.problem() is None) == (written, written)
+        await taints.sync(100)
+        assert stored(server) == [OTHERS, MEMORY]
 
 
-async def test_a_role_that_lacks_it_is_named() -> None:
-    async def refuse(_request: web.Request) -> web.StreamResponse:
-        return web.json_response({"code": 403, "reason": "Forbidden", "message": "no"}, status=403)
-
-    async with asking(refuse) as client:
+async def test_a_missing_permission_is_named() -> None:
+    server = node_with(OTHERS)
+    server.refuse["GET"] = 403
+    async with server.client() as client:
         taints = NodeTaints(client, "n1")
-        taints.publish(
-            msgspec.structs.replace(busy_cycle(), evictions=in_force(EvictionCondition(name="MemoryPressure")))
-        )
-        await taints.look(0)
-        trouble = taints.problem()
-        assert trouble is not None
-        assert (trouble.reason, trouble.remedy) == (
-            "conditions cannot be shown on Node n1: 403 Forbidden: no",
-            "give the agent's role get and patch of nodes",
-        )
+        taints.publish(PRESSED)
+        await taints.sync(0)
+        problem = problem_of(taints)
+        assert problem.reason == "conditions cannot be written as taints of Node n1: 403: refused by the test"
+        assert problem.remedy == "give the agent's role get and patch of nodes"
         await taints.withdraw()

@@ -1,4 +1,4 @@
-"""What the pod-resources service says in the tree of zones, by number."""
+"""Resources of the pod-resources service in the tree of zones, by number."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.agent.reporter.test_cnr import finished
 
 GIB, MIB = 1 << 30, 1 << 20
 GPU, FPGA = "nvidia.com/gpu", "example.com/fpga"
-LENT = {RECLAIMED_CPU: "3123", RECLAIMED_MEMORY: str(6 * GIB)}
+RECLAIMABLE = {RECLAIMED_CPU: "3123", RECLAIMED_MEMORY: str(6 * GIB)}
 
 
 def part(value: float, node: int, **changes: Any) -> TopologyQuantity:
@@ -84,39 +84,39 @@ STRANGER = PodAllocation(namespace="shop", name="stranger", containers=DB.contai
 
 
 def status(**changes: Any) -> CustomNodeResourceStatus:
-    beside = CnrInputs(node=NODE, pods=(DB, STRANGER), zone_types={GPU: "GPU"})
-    found = build_cnr_report(finished(), metrics=False, inputs=msgspec.structs.replace(beside, **changes)).status
-    assert found is not None
-    return found
+    inputs = CnrInputs(node=NODE, pods=(DB, STRANGER), zone_types={GPU: "GPU"})
+    result = build_cnr_report(finished(), metrics=False, inputs=msgspec.structs.replace(inputs, **changes)).status
+    assert result is not None
+    return result
 
 
-def socket(number: int, found: CustomNodeResourceStatus) -> TopologyZone:
-    return next(zone for zone in found.topology_zone or () if zone.name == str(number))
+def socket(number: int, result: CustomNodeResourceStatus) -> TopologyZone:
+    return next(zone for zone in result.topology_zone or () if zone.name == str(number))
 
 
-def numa(number: int, found: CustomNodeResourceStatus) -> TopologyZone:
-    return next(zone for zone in socket(number, found).children or () if zone.type == "Numa")
+def numa(number: int, result: CustomNodeResourceStatus) -> TopologyZone:
+    return next(zone for zone in socket(number, result).children or () if zone.type == "Numa")
 
 
 def test_amounts_of_a_numa_node() -> None:
-    one = numa(1, status()).resources
-    assert one is not None
+    item = numa(1, status()).resources
+    assert item is not None
     counted = {FPGA: "3", "hugepages-2Mi": str(64 * MIB)}
-    # CPU 4 is given to nobody by the kubelet; its memory manager keeps 1 GiB; a device near no node is of no zone.
-    assert one.allocatable == {"cpu": "3", "memory": str(15 * GIB), **counted, "x.io/bandwidth": "5", **LENT}
-    assert one.capacity == {"cpu": "4", "memory": str(16 * GIB), **counted, "x.io/bandwidth": "6", **LENT}
+    # The kubelet reserves CPU 4 and 1 GiB; a device without a NUMA node is in no zone.
+    assert item.allocatable == {"cpu": "3", "memory": str(15 * GIB), **counted, "x.io/bandwidth": "5", **RECLAIMABLE}
+    assert item.capacity == {"cpu": "4", "memory": str(16 * GIB), **counted, "x.io/bandwidth": "6", **RECLAIMABLE}
 
 
-def test_cpus_that_nobody_is_given_are_those_of_the_kubelet_and_ours() -> None:
-    found = status()
-    said = {n: {one.name: one.value for one in numa(n, found).attributes or ()} for n in (0, 1)}
-    assert said == {0: {"reserved_cpu_list": "0"}, 1: {"reserved_cpu_list": "4"}}
+def test_reserved_cpus_are_those_of_the_kubelet_and_of_the_agent() -> None:
+    result = status()
+    values = {n: {item.name: item.value for item in numa(n, result).attributes or ()} for n in (0, 1)}
+    assert values == {0: {"reserved_cpu_list": "0"}, 1: {"reserved_cpu_list": "4"}}
 
 
-def test_what_one_has_alone_is_more_than_what_he_asked_for() -> None:
-    given = {one.consumer: one.requests for one in numa(1, status()).allocations or ()}
-    assert given["shop/db/uid-db"] == {"cpu": "3", "memory": str(5 * GIB), FPGA: "2", "x.io/bandwidth": "2"}
-    assert set(given) == {"shop/db/uid-db", "shop/batch/uid-batch"}, "of a pod that is not listed nobody knows the uid"
+def test_allocated_amounts_replace_requested_ones() -> None:
+    allocations = {item.consumer: item.requests for item in numa(1, status()).allocations or ()}
+    assert allocations["shop/db/uid-db"] == {"cpu": "3", "memory": str(5 * GIB), FPGA: "2", "x.io/bandwidth": "2"}
+    assert set(allocations) == {"shop/db/uid-db", "shop/batch/uid-batch"}, "the uid of an unlisted pod is unknown"
 
 
 def test_devices_that_are_zones() -> None:
@@ -139,7 +139,7 @@ def test_cards_are_zones_of_their_socket() -> None:
     assert card.resources is not None
     name = "katalyst.kubewharf.io/net_bandwidth"
     assert (card.name, card.resources.allocatable, card.resources.capacity) == ("eth0", {name: "9000"}, {name: "10000"})
-    assert [(one.name, one.value) for one in card.attributes or ()] == [("netns_name", "n")]
+    assert [(item.name, item.value) for item in card.attributes or ()] == [("netns_name", "n")]
 
 
 def test_a_kubelet_without_managers_adds_nothing() -> None:
@@ -149,21 +149,21 @@ def test_a_kubelet_without_managers_adds_nothing() -> None:
     assert build_cnr_report(finished(), metrics=False, inputs=CnrInputs(pods=(DB,))) == plain
 
 
-def test_what_comes_of_it_fits_the_definition() -> None:
-    made = msgspec.json.encode(status())
-    assert msgspec.json.decode(made, type=CustomNodeResourceStatus) == status()
+def test_the_zones_fit_the_definition() -> None:
+    encoded = msgspec.json.encode(status())
+    assert msgspec.json.decode(encoded, type=CustomNodeResourceStatus) == status()
 
 
 def test_the_machine_by_katalysts_names() -> None:
     card = NetworkInterfaceCard(name="eth0", index=2, numa=1, pci="0000:3b:00.0", speed_mbit=25_000, enabled=True)
     flags = ("fpu", "avx2", "avx512f", "avx512bw")
-    found = {
-        one.property_name: one.property_values
-        for one in hardware_properties(HardwareInventory(flags=flags, cards=(card,)))
+    result = {
+        item.property_name: item.property_values
+        for item in hardware_properties(HardwareInventory(flags=flags, cards=(card,)))
     }
-    assert found.keys() == {"cis", "topology"}
-    assert found["cis"] == ("avx2", "avx512")
-    (text,) = found["topology"] or ()
+    assert result.keys() == {"cis", "topology"}
+    assert result["cis"] == ("avx2", "avx512")
+    (text,) = result["topology"] or ()
     assert json.loads(text) == {
         "NSName": "", "NSInode": 0, "NSAbsDir": "", "Name": "eth0", "IfIndex": 2, "Speed": 25000, "NumaNode": 1,
         "Enable": True, "Addr": None, "PCIAddr": "0000:3b:00.0",
@@ -196,9 +196,9 @@ def test_the_machine_is_read(tmp_path: Path) -> None:
         (tmp_path / "devices" / place).mkdir(parents=True)
         (net / name / "device").symlink_to(tmp_path / "devices" / place)
     _lay(tmp_path, proc__cpuinfo="processor\t: 0\nflags\t\t: fpu avx2\n\nprocessor\t: 1\nflags\t\t: fpu\n")
-    found = read_hardware(tmp_path / "proc", tmp_path / "sys")
-    assert found.flags == ("fpu", "avx2")
-    assert found.cards == (
+    result = read_hardware(tmp_path / "proc", tmp_path / "sys")
+    assert result.flags == ("fpu", "avx2")
+    assert result.cards == (
         NetworkInterfaceCard(name="eth0", index=2, numa=1, pci="0000:3b:00.0", speed_mbit=25_000, enabled=True),
         NetworkInterfaceCard(name="eth1", index=0, numa=1, pci="0000:3b:00.0", speed_mbit=-1, enabled=False),
         NetworkInterfaceCard(name="eth2", index=0, numa=-1, pci="0000:00:03.0", speed_mbit=-1, enabled=True),
@@ -208,7 +208,7 @@ def test_the_machine_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_what_the_kubelet_has_not_said_yet_is_not_said(number: int) -> None:
-    found = build_cnr_report(finished(), metrics=False, inputs=CnrInputs(policy=None)).status_body()
-    assert "topologyPolicy" not in found["status"]
-    assert len(found["status"]["topologyZone"][number]["children"]) == 1
+def test_a_policy_that_is_unknown_is_left_out(number: int) -> None:
+    result = build_cnr_report(finished(), metrics=False, inputs=CnrInputs(policy=None)).status_body()
+    assert "topologyPolicy" not in result["status"]
+    assert len(result["status"]["topologyZone"][number]["children"]) == 1

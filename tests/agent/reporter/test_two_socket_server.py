@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 def test_two_sockets_of_a_server(tmp_path: Path) -> None:
     two_socket_server.lay(tmp_path)
-    one = Cycle(
+    cycle = Cycle(
         snapshot=two_socket_server.snapshot(tmp_path),
         previous=None,
         act=ActMode.ON,
@@ -25,13 +25,13 @@ def test_two_sockets_of_a_server(tmp_path: Path) -> None:
         advice=advice(ADVERTISED),
     )
     hardware = read_hardware(tmp_path / "proc", tmp_path / "sys")
-    made = build_cnr_report(one, metrics=False, inputs=CnrInputs(hardware=hardware))
-    said = {prop.property_name: prop.property_quantity or prop.property_values for prop in made.properties}
-    assert said == {
+    report = build_cnr_report(cycle, metrics=False, inputs=CnrInputs(hardware=hardware))
+    properties = {prop.property_name: prop.property_quantity or prop.property_values for prop in report.properties}
+    assert properties == {
         "numa": "2", "cpu": "48", "memory": str(384 * GIB), "cpu_codename": ("AMD_K19Zen4",), "is_vm": ("false",),
         "cis": ("avx2", "avx512"),
     }  # fmt: skip
-    zones = made.status_body()["status"]["topologyZone"]
+    zones = report.status_body()["status"]["topologyZone"]
     assert [(zone["type"], zone["name"]) for zone in zones] == [("Socket", "0"), ("Socket", "1")]
     (first,), (second,) = (zone["children"] for zone in zones)
     assert (first["type"], first["name"], second["name"]) == ("Numa", "0", "1")

@@ -19,7 +19,7 @@ MEMORY_KIB = 192 << 20
 
 
 def lay(root: Path) -> None:
-    """/proc and /sys below `root`."""
+    """Write /proc and /sys below `root`."""
     files = {
         "sys/devices/system/cpu/online": f"0-{CPUS - 1}",
         "proc/meminfo": f"MemTotal:       {2 * MEMORY_KIB} kB\nMemFree: {MEMORY_KIB} kB\nMemAvailable: {MEMORY_KIB} kB",
@@ -27,18 +27,18 @@ def lay(root: Path) -> None:
         "flags\t\t: fpu avx2 avx512f",
     }
     for cpu in range(CPUS):
-        one = f"sys/devices/system/cpu/cpu{cpu}"
+        directory = f"sys/devices/system/cpu/cpu{cpu}"
         files |= {
-            f"{one}/topology/core_id": str(cpu % PER_SOCKET),
-            f"{one}/topology/physical_package_id": str(cpu // PER_SOCKET),
-            f"{one}/cache/index3/id": str(cpu // PER_CACHE),
+            f"{directory}/topology/core_id": str(cpu % PER_SOCKET),
+            f"{directory}/topology/physical_package_id": str(cpu // PER_SOCKET),
+            f"{directory}/cache/index3/id": str(cpu // PER_CACHE),
         }
     for node in (0, 1):
-        one = f"sys/devices/system/node/node{node}"
+        directory = f"sys/devices/system/node/node{node}"
         files |= {
-            f"{one}/cpulist": f"{PER_SOCKET * node}-{PER_SOCKET * node + PER_SOCKET - 1}",
-            f"{one}/distance": "10 32" if node == 0 else "32 10",
-            f"{one}/meminfo": f"Node {node} MemTotal:       {MEMORY_KIB} kB\nNode {node} MemFree:  {MEMORY_KIB >> 1} kB",
+            f"{directory}/cpulist": f"{PER_SOCKET * node}-{PER_SOCKET * node + PER_SOCKET - 1}",
+            f"{directory}/distance": "10 32" if node == 0 else "32 10",
+            f"{directory}/meminfo": f"Node {node} MemTotal:       {MEMORY_KIB} kB\nNode {node} MemFree:  {MEMORY_KIB >> 1} kB",
         }
     for name, text in files.items():
         path = root / name
@@ -47,7 +47,7 @@ def lay(root: Path) -> None:
 
 
 def snapshot(root: Path) -> Snapshot:
-    """What the sensor says of it."""
+    """Return the sensor's snapshot of this server."""
     (root / "cgroup").mkdir(exist_ok=True)
     hierarchy = Hierarchy(v1={}, v2=root / "cgroup")
     node, cgroups = NodeReader(root / "proc", root / "sys", live=False), CgroupReader(hierarchy)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from agent.sensors.cgroup.cgroup_files import FIELD_TABLE
-from api.measurements import UNLIMITED, CgroupLimits, IoStat, Pressure
-from api.snapshot import CgroupSample
+from api.snapshot import UNLIMITED, CgroupLimits, CgroupSample, IoStat, Pressure
 
 COUNTED: dict[str, object] = {
     "cpu_usage_ns": 1_500_000_000,
@@ -59,5 +58,5 @@ FIELDS = {name.partition(".")[0] for name in FIELD_TABLE}
 
 
 def values(sample: CgroupSample) -> dict[str, object]:
-    found = {field: getattr(sample, field) for field in FIELDS}
-    return {field: value for field, value in found.items() if value not in (None, {}, CgroupLimits())}
+    result = {field: getattr(sample, field) for field in FIELDS}
+    return {field: value for field, value in result.items() if value not in (None, {}, CgroupLimits())}

@@ -1,4 +1,4 @@
-"""Kernel texts as nobody should find them, and what may be said of them."""
+"""Malformed kernel texts, and what parsers may return for them."""
 
 from __future__ import annotations
 

@@ -108,5 +108,5 @@ def v2(root: Path, groups: tuple[str, ...]) -> Hierarchy:
 
 
 def hybrid(root: Path, groups: tuple[str, ...], unified: tuple[str, ...]) -> Hierarchy:
-    """Version 1 with the unified tree beside it, which has only some of the groups."""
+    """Version 1 plus the unified tree, which has only some of the cgroups."""
     return Hierarchy(v1=v1(root, groups).v1, v2=v2(root, unified).v2)

@@ -9,11 +9,10 @@ from agent.sensors.cgroup.cgroup_reader import CgroupReader
 from agent.sensors.node.node_reader import NodeReader
 from agent.sensors.pods.pod_indicators import PodIndicatorScraper
 from agent.sensors.snapshot import Sensor
-from api.interfaces import Probe, ProbeReading, RunqLatencySource, Unavailable
-from api.measurements import RunqLatency
+from api.interfaces import HealthReporter, Probe, ProbeReading, RunqLatencySource, Unavailable
 from api.pod import Container, Pod
 from api.qos import QoSLevel
-from api.snapshot import ComponentHealth, Snapshot
+from api.snapshot import ComponentHealth, RunqLatency, Snapshot
 from tests.agent.sensors import kernel_trees
 from tests.agent.sensors.machine_texts import PROC
 
@@ -32,52 +31,50 @@ class Pods:
         return self.answer()
 
 
-class Waits:
-    """A WaitSource that knows every live cgroup, or does what the test tells it."""
+class ScriptedReporter:
+    """A HealthReporter with the problem and the lost events that a test sets."""
 
-    form = "tp_btf"
+    name, form = "reporter", "tp_btf"
 
     def __init__(self) -> None:
+        self.lost: Unavailable | None = None
+        self.lost_events: int | None = None
+
+    def problem(self) -> Unavailable | None:
+        return self.lost
+
+    def close(self) -> None:
+        pass
+
+
+class Waits(ScriptedReporter):
+    """A RunqLatencySource that has waits of every live cgroup, or answers as a test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.answer: Callable[[Mapping[int, str]], Mapping[int, RunqLatency]] = lambda live: dict.fromkeys(
             live, RunqLatency(sum_ns=5, count=1)
         )
-        self.asked: list[tuple[Collection[int] | None, bool]] = []
-        self.lost: Unavailable | None = None
-        self.lost_events: int | None = None
+        self.requests: list[tuple[Collection[int] | None, bool]] = []
 
     def read(
-        self, live: Mapping[int, str], wanted: Collection[int] | None = None, *, complete: bool = True
+        self, live: Mapping[int, str], cgroup_ids: Collection[int] | None = None, *, complete: bool = True
     ) -> Mapping[int, RunqLatency]:
-        self.asked.append((wanted, complete))
+        self.requests.append((cgroup_ids, complete))
         return self.answer(live)
 
-    def problem(self) -> Unavailable | None:
-        return self.lost
 
-    def close(self) -> None:
-        pass
-
-
-class Seeing:
-    """A Probe that has seen what the test tells it."""
-
-    form = "tp_btf"
+class ScriptedProbe(ScriptedReporter):
+    """A Probe that answers as a test says."""
 
     def __init__(self, name: str, answer: Callable[[Mapping[int, str]], ProbeReading]) -> None:
+        super().__init__()
         self.name, self.answer = name, answer
-        self.lost: Unavailable | None = None
-        self.lost_events: int | None = None
-        self.asked: list[bool] = []
+        self.requests: list[bool] = []
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
-        self.asked.append(complete)
+        self.requests.append(complete)
         return self.answer(live)
-
-    def problem(self) -> Unavailable | None:
-        return self.lost
-
-    def close(self) -> None:
-        pass
 
 
 class Machine:
@@ -97,6 +94,7 @@ class Machine:
         indicators: PodIndicatorScraper | None = None,
         limit: int = 4096,
         probes: Sequence[Probe] = (),
+        reporters: Sequence[HealthReporter] = (),
         patience_ns: int = 0,
     ) -> Sensor:
         return Sensor(
@@ -107,10 +105,11 @@ class Machine:
             waits=waits or self.waits,
             indicators=indicators or PodIndicatorScraper(),
             probes=probes,
+            reporters=reporters,
             patience_ns=patience_ns,
         )
 
 
 def status(snapshot: Snapshot, name: str) -> ComponentHealth:
-    (found,) = (source for source in snapshot.sources if source.name == name)
-    return found
+    (result,) = (source for source in snapshot.sources if source.name == name)
+    return result

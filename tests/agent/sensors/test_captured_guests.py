@@ -14,8 +14,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from api.measurements import UNLIMITED, CgroupLimits, IoStat, Machine
-from api.snapshot import CgroupSample, Snapshot
+from api.snapshot import UNLIMITED, CgroupLimits, CgroupSample, IoStat, Machine, Snapshot
 from tests.captures import CAPTURES, Captured
 
 MIB = 1 << 20
@@ -25,8 +24,8 @@ LEAVES = (WEB, DB, BATCH)
 SWAP, DATA = "254:0", "254:16"
 
 
-class Told(NamedTuple):
-    """What the files of one machine say."""
+class Expected(NamedTuple):
+    """Expected values of one machine's files."""
 
     kernel: str
     web_cpu_ns: tuple[int, int, int]
@@ -43,7 +42,7 @@ class Told(NamedTuple):
 
 
 MACHINES = {
-    "v2-6.1": Told(
+    "v2-6.1": Expected(
         kernel="Linux 6.1.0-56-amd64",
         web_cpu_ns=(2_131_683_000, 1_378_790_000, 752_892_000),
         web_periods=(47, 42, 1_720_200_000),
@@ -57,7 +56,7 @@ MACHINES = {
         stats=51,
         zones=[(0, "DMA", 145), (0, "DMA32", 13_998), (1, "DMA32", 4330), (1, "Normal", 9685)],
     ),
-    "v2-6.12": Told(
+    "v2-6.12": Expected(
         kernel="Linux 6.12.117+deb12-amd64",
         web_cpu_ns=(2_923_137_000, 1_736_936_000, 1_186_200_000),
         web_periods=(63, 58, 2_501_717_000),
@@ -77,14 +76,14 @@ MACHINES = {
 @pytest.fixture(scope="module", params=MACHINES)
 def machine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Told, Captured, Snapshot]:
+) -> tuple[Expected, Captured, Snapshot]:
     captured = Captured(CAPTURES / f"{request.param}.tar.gz", tmp_path_factory.mktemp(request.param))
     return MACHINES[request.param], captured, captured.snapshot()
 
 
-def test_all_of_it_is_there(machine: tuple[Told, Captured, Snapshot]) -> None:
-    told, captured, snapshot = machine
-    assert captured.manifest.kernel == told.kernel
+def test_all_of_it_is_there(machine: tuple[Expected, Captured, Snapshot]) -> None:
+    reported, captured, snapshot = machine
+    assert captured.manifest.kernel == reported.kernel
     assert (captured.manifest.mode, captured.hierarchy.mode, captured.hierarchy.v1) == ("v2", "v2", {})
     above = {path.rpartition("/")[0] for path in LEAVES}
     assert snapshot.cgroups.keys() == {
@@ -100,14 +99,14 @@ def test_all_of_it_is_there(machine: tuple[Told, Captured, Snapshot]) -> None:
     assert msgspec.json.decode(msgspec.json.encode(snapshot), type=Snapshot) == snapshot
 
 
-def test_a_pod_with_half_a_cpu_on_one_node(machine: tuple[Told, Captured, Snapshot]) -> None:
-    told, _, snapshot = machine
+def test_a_pod_with_half_a_cpu_on_one_node(machine: tuple[Expected, Captured, Snapshot]) -> None:
+    reported, _, snapshot = machine
     web = snapshot.cgroups[WEB]
-    assert (web.cpu_usage_ns, web.cpu_user_ns, web.cpu_system_ns) == told.web_cpu_ns
-    assert (web.periods, web.throttled_periods, web.throttled_ns) == told.web_periods
-    assert (web.memory_bytes, web.memory_stat["anon"], web.kernel_memory_bytes) == told.web_memory
+    assert (web.cpu_usage_ns, web.cpu_user_ns, web.cpu_system_ns) == reported.web_cpu_ns
+    assert (web.periods, web.throttled_periods, web.throttled_ns) == reported.web_periods
+    assert (web.memory_bytes, web.memory_stat["anon"], web.kernel_memory_bytes) == reported.web_memory
     assert (web.swap_bytes, web.threads, web.per_cpu_ns) == (0, 2, None)
-    assert web.numa_stat["anon"] == {0: 0, 1: told.web_node_1}
+    assert web.numa_stat["anon"] == {0: 0, 1: reported.web_node_1}
     assert web.limits == CgroupLimits(
         quota_us=50_000, period_us=100_000, burst_us=0, weight=79, idle=False, cpus="2-3", mems="1",
         memory_max_bytes=192 * MIB, memory_high_bytes=160 * MIB, memory_low_bytes=32 * MIB, memory_min_bytes=0,
@@ -116,34 +115,34 @@ def test_a_pod_with_half_a_cpu_on_one_node(machine: tuple[Told, Captured, Snapsh
     assert web.io.keys() == {DATA}
 
 
-def test_a_pod_half_of_which_is_in_swap(machine: tuple[Told, Captured, Snapshot]) -> None:
-    told, _, snapshot = machine
+def test_a_pod_half_of_which_is_in_swap(machine: tuple[Expected, Captured, Snapshot]) -> None:
+    reported, _, snapshot = machine
     db = snapshot.cgroups[DB]
-    assert (db.memory_bytes, db.memory_stat["anon"], db.swap_bytes) == told.db_memory
-    assert (db.memory_events["high"], db.memory_events["max"], db.memory_events["oom_kill"]) == (told.db_high, 0, 0)
-    assert db.io == {SWAP: told.db_swapped}
+    assert (db.memory_bytes, db.memory_stat["anon"], db.swap_bytes) == reported.db_memory
+    assert (db.memory_events["high"], db.memory_events["max"], db.memory_events["oom_kill"]) == (reported.db_high, 0, 0)
+    assert db.io == {SWAP: reported.db_swapped}
     assert db.limits.memory_high_bytes == 32 * MIB
     assert (db.limits.memory_max_bytes, db.limits.swap_max_bytes, db.limits.cpus) == (UNLIMITED, UNLIMITED, "0-3")
     assert db.memory_pressure is not None
     assert db.memory_pressure.some_us > 0
 
 
-def test_a_pod_with_what_is_left(machine: tuple[Told, Captured, Snapshot]) -> None:
-    told, _, snapshot = machine
+def test_a_pod_with_what_is_left(machine: tuple[Expected, Captured, Snapshot]) -> None:
+    reported, _, snapshot = machine
     batch = snapshot.cgroups[BATCH]
-    assert (batch.cpu_usage_ns, batch.periods, batch.limits.idle) == (told.batch_cpu_ns, 0, True)
-    assert batch.limits.weight == told.batch_weight, "as the kernel says of a cgroup with cpu.idle"
+    assert (batch.cpu_usage_ns, batch.periods, batch.limits.idle) == (reported.batch_cpu_ns, 0, True)
+    assert batch.limits.weight == reported.batch_weight, "as the kernel says of a cgroup with cpu.idle"
 
 
 def summed(samples: list[CgroupSample], of: Callable[[CgroupSample], int | None]) -> int:
     return sum(value for value in map(of, samples) if value is not None)
 
 
-def test_what_is_above_is_the_sum_of_what_is_below(machine: tuple[Told, Captured, Snapshot]) -> None:
+def test_what_is_above_is_the_sum_of_what_is_below(machine: tuple[Expected, Captured, Snapshot]) -> None:
     """Exactly in pages and bytes; in microseconds but for the rounding of each."""
-    told, _, snapshot = machine
+    reported, _, snapshot = machine
     top, leaves = snapshot.cgroups[TOP], [snapshot.cgroups[path] for path in LEAVES]
-    assert len(top.memory_stat) == told.stats
+    assert len(top.memory_stat) == reported.stats
     assert top.memory_stat["anon"] == summed(leaves, lambda leaf: leaf.memory_stat["anon"])
     assert top.swap_bytes == summed(leaves, lambda leaf: leaf.swap_bytes)
     assert top.memory_events["high"] == summed(leaves, lambda leaf: leaf.memory_events["high"])
@@ -156,13 +155,13 @@ def test_what_is_above_is_the_sum_of_what_is_below(machine: tuple[Told, Captured
     assert top.threads == summed(leaves, lambda leaf: leaf.threads) == 4
 
 
-def test_the_node(machine: tuple[Told, Captured, Snapshot]) -> None:
-    told, _, snapshot = machine
+def test_the_node(machine: tuple[Expected, Captured, Snapshot]) -> None:
+    reported, _, snapshot = machine
     node = snapshot.node
     assert node.machine == Machine(codename="", is_vm=True)
     assert {number: numa.cpus for number, numa in node.numa.items()} == {0: (0, 1), 1: (2, 3)}
     assert [node.numa[number].distances for number in (0, 1)] == [{0: 10, 1: 21}, {0: 21, 1: 10}]
-    assert [(zone.node, zone.name, zone.low) for zone in node.zones] == told.zones
+    assert [(zone.node, zone.name, zone.low) for zone in node.zones] == reported.zones
     assert node.run_delay_ns.keys() == {0, 1, 2, 3}, "this kernel has CONFIG_SCHEDSTATS"
     assert node.disks["vdb"].write_bytes is not None
     assert node.fragmentation.keys() == {0, 1}

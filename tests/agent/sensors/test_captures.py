@@ -1,4 +1,4 @@
-"""Two real machines as they were: one of version 1 with the unified tree beside it, one of version 2 with two NUMA nodes.
+"""Two real machines as they were: one of version 1 with the unified tree, one of version 2 with two NUMA nodes.
 
 On both, `/dioptase-capture/burstable/pod7d/web` holds 48 MiB, runs three threads that burn CPU under a quota of half a CPU,
 and `/dioptase-capture/besteffort/batch` burns CPU with cpu.idle. On the second, `web` has written 4 MiB past the page cache.
@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.sensors.node.node_reader import NodeReader
-from api.measurements import UNLIMITED, CgroupLimits, IoStat, Machine
-from api.snapshot import Snapshot
+from api.snapshot import UNLIMITED, CgroupLimits, IoStat, Machine, Snapshot
 from tests.agent.sensors.hostile_texts import damaged
 from tests.captures import CAPTURES, Captured
 
@@ -32,12 +31,12 @@ Unpack = Callable[[str], Captured]
 
 @pytest.fixture(scope="module")
 def unpack(tmp_path_factory: pytest.TempPathFactory) -> Unpack:
-    known: dict[str, Captured] = {}
+    previous: dict[str, Captured] = {}
 
     def give(name: str) -> Captured:
-        if name not in known:
-            known[name] = Captured(CAPTURES / f"{name}.tar.gz", tmp_path_factory.mktemp(name))
-        return known[name]
+        if name not in previous:
+            previous[name] = Captured(CAPTURES / f"{name}.tar.gz", tmp_path_factory.mktemp(name))
+        return previous[name]
 
     return give
 
@@ -146,7 +145,7 @@ def test_a_damaged_text_costs_what_it_says_and_nothing_raises(unpack: Unpack, na
     msgspec.json.encode(snapshot)
 
 
-def test_nothing_of_this_machine_is_told_of_another(unpack: Unpack) -> None:
+def test_values_of_this_machine_are_not_used_for_another(unpack: Unpack) -> None:
     captured = unpack("v1-hybrid")
     reader = NodeReader(captured.root / "proc", captured.root / "sys", live=False)
     sample: Any = reader.read()

@@ -10,10 +10,9 @@ import pytest
 
 from agent.sensors.cgroup.cgroup_reader import CgroupReader
 from api.interfaces import Unavailable
-from api.measurements import RunqLatency
 from api.pod import Container
 from api.qos import QoSLevel
-from api.snapshot import CgroupSample, Snapshot
+from api.snapshot import CgroupSample, RunqLatency, Snapshot
 from tests.agent.sensors import kernel_trees
 from tests.agent.sensors.sensor_machine import WEB, Machine, status
 
@@ -45,7 +44,7 @@ def test_a_cgroup_without_waits_has_none_and_not_zero(machine: Machine) -> None:
     assert machine.sensor().snapshot(1, 1, 1).cgroups["/web"].wait is None
 
 
-def test_a_probe_is_asked_for_all_and_between_snapshots_for_what_is_wanted(machine: Machine) -> None:
+def test_a_probe_reads_everything_per_snapshot_and_the_requested_cgroups_in_between(machine: Machine) -> None:
     batch = msgspec.structs.replace(
         WEB, uid="b", name="batch", qos=QoSLevel.RECLAIMED, containers=(Container(name="b", cgroup="/batch"),)
     )
@@ -54,7 +53,7 @@ def test_a_probe_is_asked_for_all_and_between_snapshots_for_what_is_wanted(machi
     sensor = machine.sensor()
     sensor.snapshot(1, 1, 1)
     sensor.read_runq_latency({machine.web_id})
-    assert machine.waits.asked == [(None, True), ({machine.web_id}, False)]
+    assert machine.waits.requests == [(None, True), ({machine.web_id}, False)]
 
 
 def test_a_list_with_gaps_is_not_called_complete(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +66,7 @@ def test_a_list_with_gaps_is_not_called_complete(machine: Machine, monkeypatch: 
     sensor.snapshot(1, 1, 1)
     monkeypatch.setattr(CgroupReader, "read", refuse)
     assert not status(sensor.snapshot(2, 2, 2), "cgroups").ok
-    assert [complete for _, complete in machine.waits.asked] == [False, True, False]
+    assert [complete for _, complete in machine.waits.requests] == [False, True, False]
 
 
 def test_switches_that_were_lost_turn_the_waits_bad_and_keep_the_rest(machine: Machine) -> None:

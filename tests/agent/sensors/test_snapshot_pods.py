@@ -10,10 +10,9 @@ import pytest
 from agent.sensors.cgroup.schedstat import SchedstatRunqLatency
 from agent.sensors.pods.pod_indicators import PodIndicatorScraper
 from api.interfaces import Unavailable
-from api.measurements import RunqLatency
 from api.pod import Container, Pod
 from api.qos import QoSLevel
-from api.snapshot import RequestLatency
+from api.snapshot import RequestLatency, RunqLatency
 from tests.agent.sensors import kernel_trees
 from tests.agent.sensors.sensor_machine import WEB, Machine, status
 
@@ -32,9 +31,9 @@ def test_a_listed_cgroup_without_cpu_controller_is_named_with_the_remedy(machine
     sensor = machine.sensor()
     assert "pod-controllers" not in {s.name for s in sensor.snapshot(1, 1, 1).sources}
     (machine.root / "cpu/web/cpu.stat").write_text("usage_usec 1\n")
-    found = status(sensor.snapshot(2, 6_000_000_000, 2), "pod-controllers")
-    assert (found.ok, found.error) == (False, "no cpu controller in /web")
-    assert "echo +cpu > /sys/fs/cgroup/cgroup.subtree_control" in found.remedy
+    result = status(sensor.snapshot(2, 6_000_000_000, 2), "pod-controllers")
+    assert (result.ok, result.error) == (False, "no cpu controller in /web")
+    assert "echo +cpu > /sys/fs/cgroup/cgroup.subtree_control" in result.remedy
 
 
 @pytest.mark.parametrize(
@@ -54,7 +53,9 @@ def test_a_listed_cgroup_without_cpu_controller_is_named_with_the_remedy(machine
         ),
     ],
 )
-def test_batch_work_that_gives_way_to_nobody_is_named(machine: Machine, online: str, batch: str, related: bool) -> None:
+def test_batch_work_without_an_online_sibling_is_reported(
+    machine: Machine, online: str, batch: str, related: bool
+) -> None:
     pods = [
         msgspec.structs.replace(
             WEB, uid=qos.value, name=qos.value, qos=qos, containers=(Container(name="c", cgroup=path),)
@@ -62,14 +63,14 @@ def test_batch_work_that_gives_way_to_nobody_is_named(machine: Machine, online: 
         for qos, path in ((QoSLevel.SHARED, online), (QoSLevel.RECLAIMED, batch))
     ]
     machine.pods.answer = lambda: tuple(pods)
-    found = [s for s in machine.sensor().snapshot(1, 1, 1).sources if s.name == "pod-siblings"]
-    assert (not found) is related
-    if found:
-        assert f"{batch} beside {online}" in found[0].error
+    result = [s for s in machine.sensor().snapshot(1, 1, 1).sources if s.name == "pod-siblings"]
+    assert (not result) is related
+    if result:
+        assert f"{batch} and {online}" in result[0].error
 
 
 def test_the_node_s_own_daemons_are_no_batch_work(machine: Machine) -> None:
-    """The agent itself is one, beside online pods of its class."""
+    """The agent itself is one, next to online pods of its QoS class."""
     daemon = Container(name="c", cgroup="/kubepods/burstable/pod2/agent")
     machine.pods.answer = lambda: (
         msgspec.structs.replace(WEB, containers=(Container(name="c", cgroup="/kubepods/burstable/pod1/web"),)),
@@ -80,7 +81,7 @@ def test_the_node_s_own_daemons_are_no_batch_work(machine: Machine) -> None:
 
 def test_the_last_good_pods_stay_and_the_reason_is_shown(machine: Machine) -> None:
     def refuse() -> tuple[Pod, ...]:
-        raise Unavailable("pods.yaml: line 2: not YAML", "mend the file")
+        raise Unavailable("pods.yaml: line 2: not YAML", "correct the file")
 
     sensor = machine.sensor()
     sensor.snapshot(1, 1, 1)
@@ -88,15 +89,15 @@ def test_the_last_good_pods_stay_and_the_reason_is_shown(machine: Machine) -> No
     snapshot = sensor.snapshot(2, 2, 2)
     assert snapshot.pods == (WEB,)
     pods = status(snapshot, "pods")
-    assert (pods.ok, pods.error, pods.remedy) == (False, "pods.yaml: line 2: not YAML", "mend the file")
+    assert (pods.ok, pods.error, pods.remedy) == (False, "pods.yaml: line 2: not YAML", "correct the file")
 
 
 def test_pods_that_do_not_answer_are_named_and_old_answers_keep_their_time(machine: Machine) -> None:
     snapshot = machine.sensor(indicators=Silent()).snapshot(1, 1000, 1)
     assert snapshot.indicators["n/0"].sampled_at_ns == 4
     silent = status(snapshot, "indicator-pods")
-    told = "n/0: no answer; n/1: no answer; n/2: no answer; n/3: no answer; n/4: no answer; and 2 more"
-    assert (silent.ok, silent.error) == (False, told)
+    reported = "n/0: no answer; n/1: no answer; n/2: no answer; n/3: no answer; n/4: no answer; and 2 more"
+    assert (silent.ok, silent.error) == (False, reported)
 
 
 def test_schedstat_follows_the_pods(machine: Machine) -> None:
@@ -115,7 +116,7 @@ def test_schedstat_follows_the_pods(machine: Machine) -> None:
     assert sensor.snapshot(2, 2, 2).cgroups["/web"].wait is None
 
 
-def test_a_listed_container_without_a_cgroup_is_told_with_its_path(machine: Machine) -> None:
+def test_a_listed_container_without_a_cgroup_is_reported_with_its_path(machine: Machine) -> None:
     lost = Pod(
         uid="l", namespace="default", name="lost", qos=QoSLevel.SHARED, containers=(Container(name="c", cgroup="/wob"),)
     )
@@ -124,32 +125,32 @@ def test_a_listed_container_without_a_cgroup_is_told_with_its_path(machine: Mach
     assert (status.ok, status.error) == (False, "there is no cgroup /wob of default/lost")
 
 
-def test_who_lists_pods_a_little_late_has_patience(machine: Machine) -> None:
+def test_a_missing_cgroup_is_tolerated_for_the_patience_of_the_pod_source(machine: Machine) -> None:
     lost = Pod(
         uid="l", namespace="n", name="lost", qos=QoSLevel.SHARED, containers=(Container(name="c", cgroup="/wob"),)
     )
     sensor = machine.sensor(patience_ns=3)
     listed = [(lost,), (lost,), (lost,), (), (lost,), (lost,)]
-    told = []
+    reported = []
     for at_ns, pods in zip((1, 3, 4, 5, 6, 8), listed, strict=True):
         machine.pods.answer = lambda pods=pods: pods
-        told.append("pod-cgroups" in {source.name for source in sensor.snapshot(at_ns, at_ns, at_ns).sources})
-    assert told == [False, False, True, False, False, False]
+        reported.append("pod-cgroups" in {source.name for source in sensor.snapshot(at_ns, at_ns, at_ns).sources})
+    assert reported == [False, False, True, False, False, False]
 
 
 def test_five_of_many_such_containers_are_named(machine: Machine) -> None:
     """Seven of nodes with hundreds: the first five in the order of the pods file, and how many more."""
-    made = tuple(Container(name="c", cgroup=f"/w{k}") for k in range(7))
-    machine.pods.answer = lambda: (Pod(uid="l", namespace="n", name="lost", qos=QoSLevel.SHARED, containers=made),)
-    found = status(machine.sensor().snapshot(1, 1, 1), "pod-cgroups")
+    created = tuple(Container(name="c", cgroup=f"/w{k}") for k in range(7))
+    machine.pods.answer = lambda: (Pod(uid="l", namespace="n", name="lost", qos=QoSLevel.SHARED, containers=created),)
+    result = status(machine.sensor().snapshot(1, 1, 1), "pod-cgroups")
     named = ", ".join(f"/w{k} of n/lost" for k in range(5))
-    assert found.error == f"there is no cgroup {named}, and 2 more"
+    assert result.error == f"there is no cgroup {named}, and 2 more"
 
 
 def test_what_pods_cannot_have_as_they_say_it_is_one_line(machine: Machine) -> None:
     pods = [msgspec.structs.replace(WEB, problems=problems) for problems in ((), ("annotation a: b; c",), ("d", "e"))]
     machine.pods.answer = lambda: tuple(pods)
-    found = status(machine.sensor().snapshot(1, 1, 1), "pod-annotations")
-    assert (found.ok, found.error) == (False, f"{WEB.key}: annotation a: b; c; and 2 more")
+    result = status(machine.sensor().snapshot(1, 1, 1), "pod-annotations")
+    assert (result.ok, result.error) == (False, f"{WEB.key}: annotation a: b; c; and 2 more")
     machine.pods.answer = lambda: (WEB,)
     assert "pod-annotations" not in {s.name for s in machine.sensor().snapshot(1, 1, 1).sources}

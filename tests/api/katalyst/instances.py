@@ -71,10 +71,10 @@ def _lists(node: Node, least: bool) -> st.SearchStrategy[Any]:
 
 def _objects(node: Node, least: bool) -> st.SearchStrategy[Any]:
     required = set(node.get("required", []))
-    made = {name: instances(below, least) for name, below in node.get("properties", {}).items()}
+    properties = {name: instances(below, least) for name, below in node.get("properties", {}).items()}
     return st.fixed_dictionaries(
-        {name: strategy for name, strategy in made.items() if name in required},
-        optional={} if least else {name: strategy for name, strategy in made.items() if name not in required},
+        {name: strategy for name, strategy in properties.items() if name in required},
+        optional={} if least else {name: strategy for name, strategy in properties.items() if name not in required},
     )
 
 

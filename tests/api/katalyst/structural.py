@@ -11,7 +11,7 @@ INT_OR_STRING = "x-kubernetes-int-or-string"
 OPEN = "x-kubernetes-preserve-unknown-fields"
 LIST_TYPE, LIST_KEYS, MAP_TYPE = "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-map-type"
 EITHER = [{"type": "integer"}, {"type": "string"}]
-KNOWN = {
+ALLOWED_KEYWORDS = {
     "type", "description", "properties", "required", "items", "additionalProperties", "enum", "format", "pattern",
     "minimum", "maximum", "minItems", "default", "anyOf", INT_OR_STRING, OPEN, LIST_TYPE, LIST_KEYS, MAP_TYPE,
 }  # fmt: skip
@@ -39,17 +39,17 @@ def nodes(schema: Node, path: str = "") -> Iterator[tuple[str, Node]]:
 
 def faults(schema: Node) -> list[str]:
     """Why the API server would refuse the schema, or keep less of an object than it says."""
-    found = [f"{path}: {fault}" for path, node in nodes(schema) if path != ".metadata" for fault in _faults(node)]
+    faults = [f"{path}: {fault}" for path, node in nodes(schema) if path != ".metadata" for fault in _faults(node)]
     meta = schema.get("properties", {}).get("metadata")
     if schema.get("type") != "object":
-        found.append("the root is no object")
+        faults.append("the root is no object")
     if meta != {"type": "object"}:
-        found.append(f".metadata: restricts what is not its own: {meta}")
-    return found
+        faults.append(f".metadata: restricts what is not its own: {meta}")
+    return faults
 
 
 def _faults(node: Node) -> Iterator[str]:
-    if unknown := node.keys() - KNOWN:
+    if unknown := node.keys() - ALLOWED_KEYWORDS:
         yield f"unknown keywords {sorted(unknown)}"
     kind = node.get("type")
     if node.get(INT_OR_STRING):

@@ -16,8 +16,8 @@ DOCS = build.collect_field_docs()
 CRDS = {kind.kind: crd_manifest(kind, DOCS) for kind in KATALYST_KINDS}
 SCHEMAS: dict[tuple[str, str], Node] = {
     (name, version["name"]): version["schema"]["openAPIV3Schema"]
-    for name, made in CRDS.items()
-    for version in made["spec"]["versions"]
+    for name, crd in CRDS.items()
+    for version in crd["spec"]["versions"]
 }
 K = "katalyst.kubewharf.io"
 
@@ -103,19 +103,19 @@ def test_yaml_reads_as_what_was_written(kind: KatalystKind) -> None:
     ],
 )
 def test_names_are_katalysts(kind: str, name: str, short: str, scope: str, versions: list[str]) -> None:
-    made = CRDS[kind]
-    assert made["metadata"]["name"] == name
-    assert made["spec"]["group"] == name.partition(".")[2]
-    assert made["spec"]["scope"] == scope
-    names = made["spec"]["names"]
+    crd = CRDS[kind]
+    assert crd["metadata"]["name"] == name
+    assert crd["spec"]["group"] == name.partition(".")[2]
+    assert crd["spec"]["scope"] == scope
+    names = crd["spec"]["names"]
     assert names["kind"] == kind
     assert names["listKind"] == f"{kind}List"
     assert names["plural"] == name.partition(".")[0]
     assert names["singular"] == kind.lower()
     assert names.get("shortNames", [""]) == [short]
-    assert [version["name"] for version in made["spec"]["versions"]] == versions
-    assert [version["storage"] for version in made["spec"]["versions"]] == [*[False] * (len(versions) - 1), True]
-    assert all(version["served"] for version in made["spec"]["versions"])
+    assert [version["name"] for version in crd["spec"]["versions"]] == versions
+    assert [version["storage"] for version in crd["spec"]["versions"]] == [*[False] * (len(versions) - 1), True]
+    assert all(version["served"] for version in crd["spec"]["versions"])
 
 
 def test_there_are_twenty_kinds_whose_names_do_not_collide() -> None:
@@ -140,8 +140,8 @@ def test_every_version_has_a_status_and_columns_of_what_it_has(kind: KatalystKin
 def test_virtual_workloads_alone_can_be_scaled() -> None:
     scaled = {
         name: version["subresources"].pop("scale")
-        for name, made in CRDS.items()
-        for version in made["spec"]["versions"]
+        for name, crd in CRDS.items()
+        for version in crd["spec"]["versions"]
         if "scale" in version["subresources"]
     }
     assert scaled == {
@@ -376,15 +376,15 @@ def test_quantities_have_the_pattern_of_quantities() -> None:
     patterns = {
         node.get("pattern") for schema in SCHEMAS.values() for _, node in nodes(schema) if node.get(INT_OR_STRING)
     }
-    assert len(patterns) == 3  # quantities, canaries, and the reserves of a tide, which nobody checks
+    assert len(patterns) == 3  # quantities, canaries, and the unchecked reserves of TideNodePool
 
 
 def test_fields_are_explained_where_their_names_do_not() -> None:
     """`kubectl explain` has the docstrings, those of the type and of the field."""
-    said = at("CustomNodeResource", "status.topologyZone.children")["description"]
-    assert said.startswith("Zones within this one")
+    children = at("CustomNodeResource", "status.topologyZone.children")["description"]
+    assert children.startswith("Zones within this zone")
     selector = at("AuthConfiguration", "spec.nodeLabelSelector")["description"]
-    assert selector.startswith("As kubectl takes it")
+    assert selector.startswith("Label selector in kubectl's notation")
     assert at("CustomNodeResource", "status.resources")["description"] == (
-        "What there is, and what pods can have of it. Also what reclaimed pods can have, which the scheduler goes by."
+        "Capacity and allocatable resources. Includes the resources for reclaimed pods, which the scheduler uses."
     )

@@ -53,9 +53,9 @@ def encoded(value: Any) -> Any:
 def test_no_field_of_the_schema_is_lost(resource: type[CustomResource]) -> None:
     """False, 0 and the like are said too."""
     schema = SCHEMAS[resource]
-    said = {name: fullest(node) for name, node in schema["properties"].items() if name in ("spec", "status")}
-    assert list(problems({**schema, "required": []}, said)) == []
-    assert encoded(msgspec.json.decode(json.dumps(HEAD | said), type=resource)) == HEAD | said
+    body = {name: fullest(node) for name, node in schema["properties"].items() if name in ("spec", "status")}
+    assert list(problems({**schema, "required": []}, body)) == []
+    assert encoded(msgspec.json.decode(json.dumps(HEAD | body), type=resource)) == HEAD | body
 
 
 @EVERY_VERSION
@@ -81,7 +81,7 @@ def test_objects_need_no_more_than_the_schema_says(resource: type[CustomResource
 @EVERY_VERSION
 @PATIENTLY
 @given(data=st.data())
-def test_fields_that_nobody_knows_do_no_harm(resource: type[CustomResource], data: st.DataObject) -> None:
+def test_unknown_fields_are_ignored(resource: type[CustomResource], data: st.DataObject) -> None:
     """As of an agent that is older than its API server, in every object of the object."""
     given_object = data.draw(GIVEN[resource])
     newer = copy.deepcopy(given_object)
@@ -106,7 +106,7 @@ def decoded(resource: type[Any], text: str) -> Any:
 
 
 def test_a_configuration_as_a_person_writes_it() -> None:
-    made = decoded(
+    object_ = decoded(
         AdminQoSConfiguration,
         f"""
         apiVersion: {CONFIG}
@@ -135,7 +135,7 @@ def test_a_configuration_as_a_person_writes_it() -> None:
               networkEvictionConfig: {{enableNICNetworkEviction: true}}
         """,
     )
-    spec, config = made.spec, made.spec.config
+    spec, config = object_.spec, object_.spec.config
     assert spec.ephemeral_selector.last_duration == "1h"
     assert spec.update_strategy.rolling_update.canary == "20%"
     assert config.reclaimed_resource_config.reserved_resource_for_report == {"cpu": 4, "memory": "5Gi"}
@@ -163,7 +163,7 @@ def test_an_empty_list_is_not_an_absent_one() -> None:
 
 
 def test_zones_are_read_to_any_depth() -> None:
-    made = decoded(
+    object_ = decoded(
         CustomNodeResource,
         f"""
         apiVersion: {NODE}
@@ -188,12 +188,12 @@ def test_zones_are_read_to_any_depth() -> None:
             groupMetric: [{{QoSLevel: shared_cores, podList: [default/p], numaUsage: [{{numaId: 1, usage: {{cpu: 1}}}}]}}]
         """,
     )
-    numa = made.status.topology_zone[0].children[0]
+    numa = object_.status.topology_zone[0].children[0]
     assert numa.siblings[0].attributes[0].value == "20"
     assert numa.allocations[0].requests == {"cpu": "2"}
     assert numa.children[0].type == "L3CacheGroup"
-    assert made.status.node_metric_status.group_metric[0].qos_level == "shared_cores"
-    assert made.spec.taints[0].qos_level == "reclaimed_cores"
+    assert object_.status.node_metric_status.group_metric[0].qos_level == "shared_cores"
+    assert object_.spec.taints[0].qos_level == "reclaimed_cores"
 
 
 @pytest.mark.parametrize(

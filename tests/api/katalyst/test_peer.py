@@ -1,4 +1,4 @@
-"""Our definitions beside those of Katalyst, where its Go module is in the module cache: equal, but for what is listed."""
+"""Comparison with Katalyst's definitions, if its Go module is in the module cache: equal except for the listed differences."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ DIFFERENCES = {
     *(("CustomNodeResource", f".status.nodeMetricStatus{path}{rest}") for path in USAGE for rest in (
         "[]: ours alone", ".cpu: theirs alone", ".memory: theirs alone",
     )),
-    # Said here only by whom it concerns: theirs makes everybody write an empty object.
+    # Optional here; Katalyst's schema requires an empty object.
     ("AdminQoSConfiguration", ".spec.config.advisorConfig.cpuAdvisorConfig: requires cpuProvisionConfig"),
 }  # fmt: skip
 pytestmark = pytest.mark.skipif(
@@ -60,48 +60,50 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def theirs(kind: KatalystKind) -> Any:
+def peer_crd(kind: KatalystKind) -> Any:
     return msgspec.yaml.decode((BASES / f"{kind.group}_{kind.plural}.yaml").read_text())
 
 
-def differences(ours: Node, other: Node) -> Iterator[str]:
+def differences(own: Node, other: Node) -> Iterator[str]:
     """What two schemas allow differently, with the paths of the outermost places. Words and orders do not count."""
-    mine, its = dict(nodes(ours)), dict(nodes(other))
+    mine, its = dict(nodes(own)), dict(nodes(other))
     for alone, name in ((mine.keys() - its.keys(), "ours"), (its.keys() - mine.keys(), "theirs")):
         yield from (f"{path}: {name} alone" for path in alone if not alone & above(path))
     for path in mine.keys() & its.keys():
-        one, two = mine[path], its[path]
-        # Who has a default is never missing.
-        missing = {name for name in two.get("required", []) if "default" not in two["properties"][name]}
-        yield from (f"{path}: requires {name}" for name in missing ^ set(one.get("required", [])))
-        if _bounds(one) != _bounds(two):
-            yield f"{path}: {_bounds(one)} is {_bounds(two)}"
+        own_node, peer_node = mine[path], its[path]
+        # A field with a default is never missing.
+        missing = {name for name in peer_node.get("required", []) if "default" not in peer_node["properties"][name]}
+        yield from (f"{path}: requires {name}" for name in missing ^ set(own_node.get("required", [])))
+        if _bounds(own_node) != _bounds(peer_node):
+            yield f"{path}: {_bounds(own_node)} is {_bounds(peer_node)}"
 
 
 def above(path: str) -> set[str]:
     """Every place that this one is in."""
-    return {path[: found.start()] for found in re.finditer(r"\.|\[\]", path)}
+    return {path[: differing.start()] for differing in re.finditer(r"\.|\[\]", path)}
 
 
 def _bounds(node: Node) -> Node:
-    said = {key: value for key, value in node.items() if key not in ("description", "properties", "items", "required")}
-    said = {key: value for key, value in said.items() if key != "additionalProperties"}
-    said |= {"enum": sorted(node["enum"])} if "enum" in node else {}
-    return said | ({"pattern": "some"} if "pattern" in node else {})
+    keywords = {
+        key: value for key, value in node.items() if key not in ("description", "properties", "items", "required")
+    }
+    keywords = {key: value for key, value in keywords.items() if key != "additionalProperties"}
+    keywords |= {"enum": sorted(node["enum"])} if "enum" in node else {}
+    return keywords | ({"pattern": "some"} if "pattern" in node else {})
 
 
 @pytest.mark.parametrize(
     "kind", [kind for kind in KATALYST_KINDS if kind.kind not in NEWER], ids=lambda kind: kind.kind
 )
 def test_definitions_are_katalysts_but_for_what_is_listed(kind: KatalystKind) -> None:
-    ours, other = crd_manifest(kind, {})["spec"], theirs(kind)["spec"]
-    found = set()
-    for version, peer in zip(ours.pop("versions"), other.pop("versions"), strict=True):
+    own, other = crd_manifest(kind, {})["spec"], peer_crd(kind)["spec"]
+    differing = set()
+    for version, peer in zip(own.pop("versions"), other.pop("versions"), strict=True):
         schema, peers = version.pop("schema")["openAPIV3Schema"], peer.pop("schema")["openAPIV3Schema"]
         assert version == peer
-        found |= {(kind.kind, difference) for difference in differences(schema, peers)}
-    assert ours == other
-    assert found == {(name, difference) for name, difference in DIFFERENCES if name == kind.kind}
+        differing |= {(kind.kind, difference) for difference in differences(schema, peers)}
+    assert own == other
+    assert differing == {(name, difference) for name, difference in DIFFERENCES if name == kind.kind}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_definitions_are_katalysts_but_for_what_is_listed(kind: KatalystKind) ->
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_objects_of_katalysts_come_out_as_they_went_in(kind: KatalystKind, data: st.DataObject) -> None:
-    for version, peer in zip(kind.versions, theirs(kind)["spec"]["versions"], strict=True):
+    for version, peer in zip(kind.versions, peer_crd(kind)["spec"]["versions"], strict=True):
         schema = peer["schema"]["openAPIV3Schema"]
         full = {name: fullest(node) for name, node in schema["properties"].items() if name in ("spec", "status")}
         head = {"apiVersion": "a/v1", "kind": kind.kind, "metadata": {"name": "b"}}
@@ -121,23 +123,23 @@ def test_objects_of_katalysts_come_out_as_they_went_in(kind: KatalystKind, data:
 
 def pairs_of_patterns() -> set[tuple[str, str]]:
     """Ours and theirs, wherever both have one."""
-    found = set()
+    differing = set()
     for kind in KATALYST_KINDS:
         if kind.kind in NEWER or not BASES.is_dir():
             continue
-        for ours, other in zip(
-            crd_manifest(kind, {})["spec"]["versions"], theirs(kind)["spec"]["versions"], strict=True
+        for own, other in zip(
+            crd_manifest(kind, {})["spec"]["versions"], peer_crd(kind)["spec"]["versions"], strict=True
         ):
             peers = dict(nodes(other["schema"]["openAPIV3Schema"]))
-            for path, node in nodes(ours["schema"]["openAPIV3Schema"]):
+            for path, node in nodes(own["schema"]["openAPIV3Schema"]):
                 if "pattern" in node and "pattern" in peers.get(path, {}):
-                    found.add((node["pattern"], peers[path]["pattern"]))
-    return found
+                    differing.add((node["pattern"], peers[path]["pattern"]))
+    return differing
 
 
-@pytest.mark.parametrize(("ours", "other"), sorted(pairs_of_patterns()))
+@pytest.mark.parametrize(("own", "other"), sorted(pairs_of_patterns()))
 @given(data=st.data())
-def test_patterns_allow_the_same_texts(ours: str, other: str, data: st.DataObject) -> None:
-    mine, its = re.compile(ours, re.ASCII), re.compile(other, re.ASCII)
+def test_patterns_allow_the_same_texts(own: str, other: str, data: st.DataObject) -> None:
+    mine, its = re.compile(own, re.ASCII), re.compile(other, re.ASCII)
     text = data.draw(st.from_regex(mine) | st.from_regex(its) | st.text("0189.%+-ekKmMGiE", max_size=6))
     assert bool(mine.search(text)) == bool(its.search(text))

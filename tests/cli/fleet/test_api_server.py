@@ -1,4 +1,4 @@
-"""Many agents behind one API server: what one of them answers costs what it may cost, and no other its answer."""
+"""Many agents behind one API server: limits of a response, and tokens shared by concurrent requests."""
 
 from __future__ import annotations
 
@@ -13,77 +13,86 @@ from api.interfaces import Unavailable
 from cli.fleet.agent_endpoints import AgentEndpoint
 from cli.fleet.api_server import MAX_FLEET_ANSWER_BYTES, AgentProxy
 from cli.kubectl import kubectl
-from tests.kube.test_client import asking
+from tests.builders.api_server import FakeApiServer
+from tests.builders.waiting import until_async
 
 LETTERS = MAX_FLEET_ANSWER_BYTES - 2
 
 
-async def test_of_many_each_has_its_room_and_one_alone_has_more() -> None:
+async def test_many_responses_have_a_lower_limit_than_one() -> None:
     async def agent(request: web.Request) -> web.Response:
         letters = LETTERS + ("talkative" in request.path)
         return web.Response(text=f'"{"x" * letters}"', content_type="application/json")
 
     quiet, talkative = (AgentEndpoint(node=name, namespace="d", pod=name) for name in ("quiet", "talkative"))
-    async with asking(agent) as client:
-        asker = AgentProxy(client, "reader")
-        one, other = await asker.all([quiet, talkative], "/api/v1/view", str)
-        assert (one.problem, len(one.answer or "")) == ("", LETTERS)
+    server = FakeApiServer()
+    server.handlers["/"] = agent
+    async with server.client() as client:
+        proxy = AgentProxy(client, "reader")
+        item, other = await proxy.request_all([quiet, talkative], "/api/v1/view", str)
+        assert (item.problem, len(item.answer or "")) == ("", LETTERS)
         assert other.answer is None
         assert "more than 16777216 bytes" in other.problem + other.remedy
-        assert len((await asker.one(talkative, "/api/v1/snapshot", str)).answer or "") == LETTERS + 1
+        assert len((await proxy.request_one(talkative, "/api/v1/snapshot", str)).answer or "") == LETTERS + 1
 
 
-class Tokens:
-    """An API server that gives tokens while it can, and an agent behind it that wants one."""
-
-    def __init__(self) -> None:
-        self.down = False
-        self.asked = 0
-        self.waits = asyncio.Event()
-        self.waits.set()
-
-    async def __call__(self, request: web.Request) -> web.Response:
-        if request.method == "POST":
-            self.asked += 1
-            await self.waits.wait()
-            if self.down:
-                return web.json_response({"kind": "Status", "message": "not now"}, status=403)
-            return web.json_response({"status": {"token": "t"}})
-        if "X-Dioptase-Authorization" in request.headers:
-            return web.json_response(7)
-        return web.json_response({"error": "this program asks for a token"}, status=401)
+TOKEN = "/api/v1/namespaces/d/serviceaccounts/reader/token"
+MEMBER = AgentEndpoint(node="n1", namespace="d", pod="agent-1")
 
 
-async def test_a_token_that_could_not_be_had_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    server, member = Tokens(), AgentEndpoint(node="n1", namespace="d", pod="agent-1")
-    server.down = True
-    async with asking(server) as client:
-        asker = AgentProxy(client, "reader")
+async def agent_with_token_review(request: web.Request) -> web.Response:
+    if "X-Dioptase-Authorization" in request.headers:
+        return web.json_response(7)
+    return web.json_response({"error": "this program asks for a token"}, status=401)
+
+
+@pytest.fixture
+def server() -> FakeApiServer:
+    """An API server, with an agent behind it that requires a token."""
+    fake = FakeApiServer()
+    fake.handlers["/api/v1/namespaces/d/pods/"] = agent_with_token_review
+    return fake
+
+
+def token_requests(server: FakeApiServer) -> int:
+    return sum(request.path == TOKEN for request in server.requests)
+
+
+async def test_a_failed_token_request_is_shared_and_retried(
+    server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.refuse[TOKEN] = 403
+    async with server.client() as client:
+        proxy = AgentProxy(client, "reader")
         for _ in range(3):
-            with pytest.raises(Unavailable, match="not now"):
-                await asker.raw(member, "/")
-        assert server.asked == 1, "a thousand agents are not a thousand questions"
+            with pytest.raises(Unavailable, match="refused by the test"):
+                await proxy.request_raw(MEMBER, "/")
+        assert token_requests(server) == 1, "a thousand agents must not cause a thousand requests"
         monkeypatch.setattr("cli.fleet.api_server.RETRY_DELAY_S", 0.0)
-        with pytest.raises(Unavailable, match="not now"):
-            await asker.raw(member, "/")
-        server.down = False
-        assert [(await asker.raw(member, "/")).body for _ in range(3)] == [b"7"] * 3
-    assert server.asked == 3
+        with pytest.raises(Unavailable, match="refused by the test"):
+            await proxy.request_raw(MEMBER, "/")
+        del server.refuse[TOKEN]
+        assert [(await proxy.request_raw(MEMBER, "/")).body for _ in range(3)] == [b"7"] * 3
+    assert token_requests(server) == 3
 
 
-async def test_who_leaves_takes_the_token_from_nobody_else() -> None:
-    server, member = Tokens(), AgentEndpoint(node="n1", namespace="d", pod="agent-1")
-    server.waits.clear()
-    async with asking(server) as client:
-        asker = AgentProxy(client, "reader")
-        first, other = (asyncio.create_task(asker.raw(member, "/")) for _ in range(2))
-        while not server.asked:
-            await asyncio.sleep(0.01)
+async def test_cancelling_a_request_does_not_cancel_the_shared_token_request(server: FakeApiServer) -> None:
+    may_answer = asyncio.Event()
+
+    async def issue_token(_request: web.Request) -> web.Response:
+        await may_answer.wait()
+        return web.json_response({"status": {"token": "t"}})
+
+    server.handlers[TOKEN] = issue_token
+    async with server.client() as client:
+        proxy = AgentProxy(client, "reader")
+        first, other = (asyncio.create_task(proxy.request_raw(MEMBER, "/")) for _ in range(2))
+        await until_async(lambda: token_requests(server), "a token is requested")
         first.cancel()
         await asyncio.sleep(0.01)
-        server.waits.set()
+        may_answer.set()
         assert (await other).body == b"7"
-    assert (first.cancelled(), server.asked) == (True, 1)
+    assert (first.cancelled(), token_requests(server)) == (True, 1)
 
 
 def test_a_problem_moves_no_cursor(tmp_path: Path) -> None:

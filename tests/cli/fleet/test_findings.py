@@ -1,4 +1,4 @@
-"""Troubles of a cluster: each once with its nodes, those of most nodes first."""
+"""Problems of a cluster: each once with its nodes, the most frequent first."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def health(node: str, *failed: FailedSource, restarts: int = 0) -> AgentReply[He
     return AgentReply(AgentEndpoint(node=node, restarts=restarts), HealthStatus(0.1, failed, ()))
 
 
-def found(node: str, *checks: DoctorCheck, version: str = "1.0") -> AgentReply[DoctorReport]:
+def report(node: str, *checks: DoctorCheck, version: str = "1.0") -> AgentReply[DoctorReport]:
     return AgentReply(AgentEndpoint(node=node), DoctorReport(version=version, checks=checks))
 
 
-def pods(*said: dict[str, object]) -> list[FleetPod]:
-    return [msgspec.convert(one, FleetPod) for one in said]
+def pods(*text: dict[str, object]) -> list[FleetPod]:
+    return [msgspec.convert(item, FleetPod) for item in text]
 
 
-def told(
+def node_rows(
     healths: list[AgentReply[HealthStatus]], checks: list[AgentReply[DoctorReport]]
 ) -> list[tuple[str, bool, tuple[str, ...]]]:
     rows = fleet_findings(healths, checks, pods(READY), "")
@@ -36,12 +36,12 @@ def told(
     return [(row.name, row.ok, row.nodes) for row in rows[2:] if row.name != "version"]
 
 
-def test_each_trouble_is_told_once_with_its_nodes_the_commonest_first() -> None:
+def test_each_problem_is_listed_once_with_its_nodes_the_most_frequent_first() -> None:
     nodes = ["n1", "n2", "n3"]
     late = FailedSource("psi", "late", "wait")
-    rows = told(
+    rows = node_rows(
         [health("n1", late), health("n2"), health("n3", restarts=3)],
-        [found("n1", FINE, NO_L3), found("n2", NO_PSI, NO_L3), found("n3", NO_PSI, NO_L3)],
+        [report("n1", FINE, NO_L3), report("n2", NO_PSI, NO_L3), report("n3", NO_PSI, NO_L3)],
     )
     assert rows == [
         ("pressure", False, ("n2", "n3")),
@@ -52,19 +52,19 @@ def test_each_trouble_is_told_once_with_its_nodes_the_commonest_first() -> None:
     ]
 
 
-def test_one_that_cannot_be_asked_is_a_trouble_once() -> None:
+def test_an_unreachable_agent_is_one_problem() -> None:
     silent: AgentReply[HealthStatus] = AgentReply(AgentEndpoint(node="n1"), None, "gone", "look")
     unseen: AgentReply[DoctorReport] = AgentReply(AgentEndpoint(node="n1"), None, "gone", "look")
-    assert told([silent], [unseen]) == [("agent", False, ("n1",))]
+    assert node_rows([silent], [unseen]) == [("agent", False, ("n1",))]
 
 
-def test_an_older_agent_that_cannot_tell_is_a_trouble_of_its_own() -> None:
+def test_an_older_agent_without_the_report_is_a_problem() -> None:
     unseen: AgentReply[DoctorReport] = AgentReply(AgentEndpoint(node="n1"), None, "/api/v1/doctor is not served")
-    assert told([health("n1")], [unseen]) == [("node", False, ("n1",)), ("agent", True, ("n1",))]
+    assert node_rows([health("n1")], [unseen]) == [("node", False, ("n1",)), ("agent", True, ("n1",))]
 
 
-def test_two_versions_are_told_with_a_word_of_why() -> None:
-    rows = fleet_findings([], [found("n1"), found("n2", version="2.0"), found("n3", version="2.0")], [], "")
+def test_two_versions_have_a_remedy() -> None:
+    rows = fleet_findings([], [report("n1"), report("n2", version="2.0"), report("n3", version="2.0")], [], "")
     versions = [(row.detail, row.nodes, bool(row.remedy)) for row in rows if row.name == "version"]
     assert versions == [("2.0", ("n2", "n3"), True), ("1.0", ("n1",), True)]
 
@@ -73,8 +73,8 @@ def test_the_controller_is_well_while_one_is_ready() -> None:
     waiting = {"status": {"phase": "Running", "containerStatuses": [{"ready": False}]}}
     kinds = [
         (row.ok, row.detail, bool(row.remedy))
-        for said in ([], [waiting], [READY, waiting], [READY])
-        for row in fleet_findings([], [], pods(*said), "")[:1]
+        for text in ([], [waiting], [READY, waiting], [READY])
+        for row in fleet_findings([], [], pods(*text), "")[:1]
     ]
     assert kinds == [
         (False, "none runs", True),
@@ -84,7 +84,7 @@ def test_the_controller_is_well_while_one_is_ready() -> None:
     ]
 
 
-def test_a_controller_that_does_not_run_is_told_with_its_last_words() -> None:
+def test_a_controller_that_does_not_run_is_listed_with_its_error() -> None:
     last = {"terminated": {"reason": "Error", "message": "Usage: …\n\nError: controller.yaml: no such setting"}}
     state = {"ready": False, "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": last}
     pod = {
@@ -92,11 +92,11 @@ def test_a_controller_that_does_not_run_is_told_with_its_last_words() -> None:
         "status": {"phase": "Running", "containerStatuses": [state]},
     }
     row = fleet_findings([], [], pods(READY, pod), "")[0]
-    assert row.detail == "1 of 2 ready; c-1: CrashLoopBackOff; it ended with Error: controller.yaml: no such setting"
+    assert row.detail == "1 of 2 ready; c-1: CrashLoopBackOff; it exited with Error: controller.yaml: no such setting"
     assert row.remedy == "kubectl logs -n dioptase c-1 --previous"
 
 
-def test_the_sum_counts_nodes_not_troubles() -> None:
+def test_the_summary_counts_nodes() -> None:
     rows = fleet_findings(
         [health("n1", FailedSource("a", "x", ""), FailedSource("b", "y", "")), health("n2")], [], [], "no kinds"
     )

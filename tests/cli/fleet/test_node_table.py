@@ -1,4 +1,4 @@
-"""Nodes and pods in rows: numbers from a round, sums, harm, and what is not known."""
+"""Nodes and pods in rows: numbers of a cycle, sums, interference, and unknown values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VIEW = build_view(full_cycle())
 BATCH_CGROUP = BATCH.containers[0].cgroup
 
 
-def told(node: str = "n1", view: View | None = VIEW, problem: str = "", cpu: str = "3920m") -> AgentReply[View]:
+def reply(node: str = "n1", view: View | None = VIEW, problem: str = "", cpu: str = "3920m") -> AgentReply[View]:
     return AgentReply(AgentEndpoint(node=node, pod=f"agent-{node}", allocatable_cpu=cpu), view, problem)
 
 
@@ -38,33 +38,33 @@ def blamed(*culprits: tuple[str, float], rest_ms: float = 0.0) -> BlameView:
 
 
 def test_a_row_has_the_numbers_of_the_round() -> None:
-    row = node_row(told())
+    row = node_row(reply())
     assert (row.cpus, row.allocatable_cores, row.reclaimable_cores, row.used_cores) == (4, 3.92, 2.5, 2.25)
     assert row.advertised_cores == pytest.approx(0.5)
     assert (row.wait_pod, row.pools, row.act, row.failed) == ("default/web", {"reclaim": 2, "share": 4}, "on", ("psi",))
 
 
-def test_a_node_that_is_short_says_so_and_who_leaves_for_it() -> None:
-    found = eviction_view(msgspec.structs.replace(full_cycle(), evictions=RICH_EVICTIONS))
-    assert found is not None
-    row = node_row(told(view=msgspec.structs.replace(VIEW, evictions=found)))
+def test_a_node_with_a_shortage_lists_conditions_and_evictions() -> None:
+    changed = eviction_view(msgspec.structs.replace(full_cycle(), evictions=RICH_EVICTIONS))
+    assert changed is not None
+    row = node_row(reply(view=msgspec.structs.replace(VIEW, evictions=changed)))
     assert node_status(row) == (
-        f"on, {VIEW.action} · ✕ MemoryPressure · ✕ leaving: default/batch · "
-        "✕ has to leave: default/needed (budget) · ✕ without psi"
+        f"on, {VIEW.action} · ✕ MemoryPressure · ✕ terminating: default/batch · "
+        "✕ eviction blocked: default/needed (budget) · ✕ without psi"
     )
     many = msgspec.structs.replace(row, conditions=(), held={}, terminating=tuple(f"a/{i}" for i in range(5)))
-    assert "✕ leaving: a/0, a/1, a/2, 2 more ·" in node_status(many)
+    assert "✕ terminating: a/0, a/1, a/2, 2 more ·" in node_status(many)
     calm = msgspec.structs.replace(VIEW, evictions=None)
-    assert node_status(node_row(told(view=calm))) == f"on, {VIEW.action} · ✕ without psi"
+    assert node_status(node_row(reply(view=calm))) == f"on, {VIEW.action} · ✕ without psi"
 
 
-def test_one_that_gave_nothing_has_the_reason_and_what_the_cluster_knows() -> None:
-    row = node_row(told(view=None, problem="gone"))
+def test_an_unreachable_agent_has_the_reason_and_the_clusters_data() -> None:
+    row = node_row(reply(view=None, problem="gone"))
     assert row == NodeRow(node="n1", pod="agent-n1", problem="gone", allocatable_cores=3.92)
 
 
 def test_a_first_round_has_no_rates_and_no_advice() -> None:
-    row = node_row(told(view=build_view(bare_cycle()), cpu=""))
+    row = node_row(reply(view=build_view(bare_cycle()), cpu=""))
     assert (row.allocatable_cores, row.busy_cores, row.reclaimable_cores, row.harm_ms, row.wait_p99_us) == (None,) * 5
     assert node_table([row])[1].split()[1:] == ["0", *formats.ABSENT * 8, "off,", "no", "advice"]
 
@@ -79,18 +79,18 @@ def test_a_first_round_has_no_rates_and_no_advice() -> None:
         (blamed((f"{BATCH_CGROUP}-not", 2.0)), 0.0),
     ],
 )
-def test_harm_is_what_reclaimed_pods_make_an_online_one_wait(blame: BlameView | None, expected: float | None) -> None:
+def test_interference_counts_waits_for_reclaimed_pods(blame: BlameView | None, expected: float | None) -> None:
     web, batch = (msgspec.structs.replace(c, blame=blame) for c in sorted(VIEW.containers, key=lambda c: -len(c.qos)))
     web, batch = (web, batch) if web.qos == "shared_cores" else (batch, web)
     assert interference_ms(web, VIEW) == expected
     assert interference_ms(batch, VIEW) is None, "reclaimed pods are meant to wait"
 
 
-def test_sums_are_of_those_that_are_known() -> None:
-    rows = [node_row(told("n1")), node_row(told("n2")), node_row(told("n3", None, "gone"))]
+def test_sums_skip_unknown_values() -> None:
+    rows = [node_row(reply("n1")), node_row(reply("n2")), node_row(reply("n3", None, "gone"))]
     last = node_table(rows)[-1].split()
     assert last[:7] == ["3", "nodes", "8", "11.76", "7.50", "5.00", "4.50"]
-    assert node_table(rows)[-1].endswith("✕ 1 not known")
+    assert node_table(rows)[-1].endswith("✕ 1 unknown")
     assert len(node_table(rows[:1])) == 2, "one node needs no sum"
 
 
@@ -108,17 +108,17 @@ def test_the_largest_nodes_come_first(by: str, expected: str) -> None:
 
 
 def test_names_from_outside_move_no_cursor() -> None:
-    text = "\n".join(node_table([node_row(told("n\x1b[31m", None, "bad\nline"))]))
+    text = "\n".join(node_table([node_row(reply("n\x1b[31m", None, "bad\nline"))]))
     assert "\x1b" not in text
     assert text.count("\n") == 1
 
 
 def test_pods_are_chosen_by_name_and_sorted() -> None:
-    assert [row.pod for row in pod_rows(told(), ("web", "other/batch"))] == ["default/web"]
-    rows = pod_rows(told())
+    assert [row.pod for row in pod_rows(reply(), ("web", "other/batch"))] == ["default/web"]
+    rows = pod_rows(reply())
     assert [row.pod for row in sorted(rows, key=POD_SORTS["cpu"])] == ["default/batch", "default/web"]
     assert [row.pod for row in sorted(rows, key=POD_SORTS["harm"])] == ["default/web", "default/batch"]
-    assert pod_rows(told(view=None)) == []
+    assert pod_rows(reply(view=None)) == []
     assert pod_table([])[0].split()[:4] == ["NODE", "POD", "CONTAINER", "QOS"]
 
 

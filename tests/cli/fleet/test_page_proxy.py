@@ -19,7 +19,7 @@ from cli.fleet.agent_endpoints import AgentEndpoint
 from cli.fleet.api_server import AgentProxy
 from cli.fleet.page_proxy import SERVED_PATHS, PageProxy, serve_page
 from common.http.token_review import PROXIED_AUTHORIZATION_HEADER, TokenReviewer
-from tests.kube.test_client import asking
+from tests.builders.api_server import client_of
 
 MEMBER = AgentEndpoint(node="n1", namespace="d", pod="agent-1", scheme="https")
 PROXY = "/api/v1/namespaces/d/pods/https:agent-1:9102/proxy"
@@ -31,23 +31,23 @@ FILES = sorted(
 
 
 class Cluster:
-    """An API server with an agent behind its proxy that wants a token; it hears what was asked for."""
+    """An API server with an agent behind its proxy that requires a token; it records all requests."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
         self.tokens = 0
-        self.gone = False
+        self.deleted = False
         self.here = MEMBER
-        """Who is found where the agent is looked for anew,"""
+        """Result of a lookup of the node's agent."""
         self.looks = 0
-        """and how often that was."""
+        """Number of lookups."""
 
     async def __call__(self, request: web.Request) -> web.Response:
         self.heard.append(request.raw_path)
         if request.method == "POST":
             self.tokens += 1
             return web.json_response({"status": {"token": f"t{self.tokens}"}})
-        if self.gone and (NEXT_PROXY not in request.path or self.here is not NEXT):
+        if self.deleted and (NEXT_PROXY not in request.path or self.here is not NEXT):
             return web.json_response({"kind": "Status", "message": "pods agent-1 not found"}, status=404)
         if request.headers.get("X-Dioptase-Authorization") != f"Bearer t{self.tokens}":
             return web.json_response({"error": "this program asks for a token", "remedy": "send one"}, status=401)
@@ -62,7 +62,7 @@ class Cluster:
 
 
 class Reviewing:
-    """An API server that takes its time to review the tokens that the agent behind its proxy is shown, from its one address."""
+    """An API server that reviews slowly the tokens that the agent behind its proxy receives, all from one address."""
 
     def __init__(self, review_s: float, *, each_file: bool = False) -> None:
         self.review_s, self.each_file = review_s, each_file
@@ -80,7 +80,7 @@ class Reviewing:
             return web.json_response({"status": {"token": "t"}})
         path = request.path.removeprefix(PROXY)
         if self.each_file:
-            # As agents did that reviewed every file by itself.
+            # Older agents reviewed the token of every file.
             path = path.replace("/static/", "/static-")
         refusal = await self.tokens.refusal(request.headers.get(PROXIED_AUTHORIZATION_HEADER, ""), path, "192.0.2.1")
         if refusal is None:
@@ -94,7 +94,7 @@ class Reviewing:
 
 @asynccontextmanager
 async def open_page(cluster: Cluster | Reviewing, member: AgentEndpoint = MEMBER) -> AsyncIterator[str]:
-    async with asking(cluster) as client:
+    async with client_of(cluster) as client:
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(
             serve_page(PageProxy(AgentProxy(client, "reader"), member, cluster.find), ready.set_result)
@@ -111,20 +111,20 @@ async def open_page(cluster: Cluster | Reviewing, member: AgentEndpoint = MEMBER
 
 
 async def get(url: str, path: str, method: str = "GET", **headers: str) -> tuple[int, str, bytes]:
-    """As it is written: nothing in the path is put in order on the way."""
+    """Send the path unchanged: http.client does not normalize it."""
 
-    def asked() -> tuple[int, str, bytes]:
+    def fetch() -> tuple[int, str, bytes]:
         connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=10)
         connection.request(method, path, headers=headers)
         with connection.getresponse() as answer:
-            said = answer.status, answer.headers.get("Content-Type", ""), answer.read()
+            text = answer.status, answer.headers.get("Content-Type", ""), answer.read()
         connection.close()
-        return said
+        return text
 
-    return await asyncio.to_thread(asked)
+    return await asyncio.to_thread(fetch)
 
 
-async def test_a_browser_gets_what_the_agent_says_by_a_token_of_the_account() -> None:
+async def test_a_browser_gets_the_agents_responses_with_a_token_of_the_account() -> None:
     cluster = Cluster()
     async with open_page(cluster) as url:
         assert urlsplit(url).hostname == "127.0.0.1"
@@ -137,7 +137,7 @@ async def test_a_browser_gets_what_the_agent_says_by_a_token_of_the_account() ->
     assert cluster.tokens == 1
 
 
-async def test_nothing_else_of_the_api_server_is_within_reach() -> None:
+async def test_other_paths_of_the_api_server_cannot_be_reached() -> None:
     cluster = Cluster()
     async with open_page(cluster) as url:
         before = len(cluster.heard)
@@ -154,15 +154,17 @@ async def test_nothing_else_of_the_api_server_is_within_reach() -> None:
 
 
 @pytest.mark.parametrize(("each_file", "reviews"), [(False, 3), (True, 2 + len(FILES))])
-async def test_a_browser_that_asks_for_all_at_once_is_refused_nothing(each_file: bool, reviews: int) -> None:
+async def test_concurrent_requests_of_a_browser_are_all_answered(each_file: bool, reviews: int) -> None:
     cluster = Reviewing(0.02, each_file=each_file)
     async with open_page(cluster) as url:
-        asked = ["/", *(f"/static/{name}" for name in FILES), "/api/v1/view"]
-        assert [answer[0] for answer in await asyncio.gather(*(get(url, path) for path in asked))] == [200] * len(asked)
+        requests = ["/", *(f"/static/{name}" for name in FILES), "/api/v1/view"]
+        assert [answer[0] for answer in await asyncio.gather(*(get(url, path) for path in requests))] == [200] * len(
+            requests
+        )
     assert (len(cluster.reviews), cluster.refused) == (reviews, 0)
 
 
-async def test_who_has_left_is_not_asked_for() -> None:
+async def test_requests_of_closed_connections_are_dropped() -> None:
     cluster = Reviewing(0.3)
     async with open_page(cluster) as url:
         place = urlsplit(url)
@@ -175,29 +177,29 @@ async def test_who_has_left_is_not_asked_for() -> None:
     assert [path for path in cluster.reviews if path.endswith(("history", "decisions", "evictions"))] == []
 
 
-async def test_an_agent_that_goes_is_told_as_the_page_shows_it() -> None:
+async def test_a_deleted_agent_is_an_error_that_the_page_shows() -> None:
     cluster = Cluster()
     async with open_page(cluster) as url:
-        cluster.gone = True
+        cluster.deleted = True
         for _ in range(3):
             status, kind, body = await get(url, "/api/v1/view")
             assert (status, kind) == (502, "application/json")
-            said = json.loads(body)
-            assert said["error"] == "its agent agent-1 has just gone"
-            assert "this page finds the next one by itself" in said["remedy"]
-        assert cluster.looks == 1, "not at every question"
+            document = json.loads(body)
+            assert document["error"] == "its agent agent-1 was just deleted"
+            assert "this page finds it by itself" in document["remedy"]
+        assert cluster.looks == 1, "not at every request"
 
 
-async def test_the_agent_that_comes_in_its_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_replacing_agent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster()
     async with open_page(cluster) as url:
         assert await get(url, "/api/v1/view") == (200, "application/json", b"[7]")
-        cluster.gone, cluster.here = True, NEXT
+        cluster.deleted, cluster.here = True, NEXT
         assert await get(url, "/api/v1/view") == (200, "application/json", b"[7]")
         assert (cluster.looks, cluster.heard[-1]) == (1, f"{NEXT_PROXY}/api/v1/view")
         assert await get(url, "/api/v1/history") == (200, "application/json", b"[7]")
         assert cluster.looks == 1
-        # And once more, with nobody there for a while.
+        # Again, with no agent on the node for a while.
         monkeypatch.setattr("cli.fleet.page_proxy.LOOKUP_INTERVAL_S", 0.0)
         cluster.here = AgentEndpoint(node="n1", problem="no agent runs here")
         status, _, body = await get(url, "/api/v1/view")
@@ -206,7 +208,7 @@ async def test_the_agent_that_comes_in_its_place_is_found(monkeypatch: pytest.Mo
         assert (await get(url, "/api/v1/view"))[0] == 200
 
 
-async def test_a_token_is_replaced_before_it_is_no_longer_good(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_token_is_replaced_before_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cli.fleet.api_server.TOKEN_LIFETIME_S", 0)
     cluster = Cluster()
     async with open_page(cluster) as url:
@@ -214,13 +216,13 @@ async def test_a_token_is_replaced_before_it_is_no_longer_good(monkeypatch: pyte
     assert cluster.tokens == 4
 
 
-async def test_where_there_is_no_agent_there_is_no_page() -> None:
+async def test_without_an_agent_there_is_no_page() -> None:
     with pytest.raises(Unavailable, match="no agent runs here"):
         async with open_page(Cluster(), AgentEndpoint(node="n1", problem="no agent runs here")):
             pass
     cluster = Cluster()
-    cluster.gone = True
-    with pytest.raises(Unavailable, match="agent-1 has just gone"):
+    cluster.deleted = True
+    with pytest.raises(Unavailable, match="agent-1 was just deleted"):
         async with open_page(cluster):
             pass
 

@@ -10,18 +10,18 @@ import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-OURS = ("api", "kube", "probes", "agent", "exporters", "controller", "cli", "demo")
+PACKAGES = ("api", "kube", "probes", "agent", "exporters", "controller", "cli", "demo")
 
 
 def imported(start: str) -> set[str]:
     """What is in memory once it is imported, of ours."""
-    graph = grimp.build_graph(*OURS, cache_dir=None)
-    found, left = {start}, [start]
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    result, left = {start}, [start]
     while left:
-        new = graph.find_modules_directly_imported_by(left.pop()) - found
-        found |= new
+        new = graph.find_modules_directly_imported_by(left.pop()) - result
+        result |= new
         left += new
-    return found
+    return result
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])

@@ -1,16 +1,13 @@
-"""The matrix of `dioptase probe blame`; the command on a live kernel is in tests/kernel/test_blame_command.py."""
+"""The matrix of `dioptase probe blame`; the command on a live kernel is in tests/kernel/test_probe_command.py."""
 
 from __future__ import annotations
 
-import io
-
-from rich.console import Console
-
 from api.interfaces import ProbeReading
-from api.measurements import Blame
+from api.snapshot import Blame
 from cli.probe.blame import blame_rows, render_blame_matrix
 from cli.probe.commands import summarize_interval
 from cli.probe.interval import CgroupChange, ProbeInterval
+from tests.builders.terminal import rendered_lines
 
 
 def blame(throttled: int = 0, higher: int = 0, other: int = 0, **by_cgroup: int) -> Blame:
@@ -18,7 +15,7 @@ def blame(throttled: int = 0, higher: int = 0, other: int = 0, **by_cgroup: int)
     return Blame(by_cgroup=paths, throttled_ns=throttled, higher_class_ns=higher, other_ns=other)
 
 
-def seen(**by_name: Blame) -> ProbeReading:
+def reading(**by_name: Blame) -> ProbeReading:
     """Cgroups by path; their numbers are those of the letters."""
     return ProbeReading(cgroups={ord(name): {"blame": value} for name, value in by_name.items()})
 
@@ -39,22 +36,19 @@ def interval(*groups: CgroupChange, problem: str = "", seconds: float = 2.0) -> 
 
 
 def group(cgroup: str, throttled: int = 0, **by_cgroup: int) -> CgroupChange:
-    found, _ = summarize_interval(
+    result, _ = summarize_interval(
         ProbeReading(), ProbeReading(cgroups={7: {"blame": blame(throttled, **by_cgroup)}}), {7: cgroup}, ""
     )
-    return found[0]
+    return result[0]
 
 
 def drawn(finished: ProbeInterval, width: int = 120, height: int | None = None) -> list[str]:
-    console = Console(file=io.StringIO(), width=width)
-    console.print(render_blame_matrix(finished, width, height))
-    assert isinstance(console.file, io.StringIO)
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+    return rendered_lines(render_blame_matrix(finished, width, height), width)
 
 
-def test_what_came_about_between_two_reads_most_waited_first() -> None:
-    before = seen(a=blame(a=5, b=10), b=blame(throttled=7))
-    after = seen(a=blame(a=6, b=30), b=blame(throttled=90, higher=1, other=2), c=blame(a=0))
+def test_waits_between_two_readings_longest_first() -> None:
+    before = reading(a=blame(a=5, b=10), b=blame(throttled=7))
+    after = reading(a=blame(a=6, b=30), b=blame(throttled=90, higher=1, other=2), c=blame(a=0))
     groups, _ = summarize_interval(before, after, PATHS, "/")
     first, second = blame_rows(interval(*groups))
     assert (first.cgroup, first.waited_ns) == ("/b", 86)
@@ -62,15 +56,15 @@ def test_what_came_about_between_two_reads_most_waited_first() -> None:
     assert (second.cgroup, second.waited_ns, second.by_cgroup) == ("/a", 21, {"/a": 1, "/b": 20})
 
 
-def test_a_culprit_made_again_under_its_path_is_left_out_once() -> None:
-    groups, _ = summarize_interval(seen(a=blame(b=100, c=1)), seen(a=blame(b=30, c=9)), PATHS, "/")
-    (found,) = blame_rows(interval(*groups))
-    assert found.by_cgroup == {"/c": 8}
+def test_a_recreated_aggressor_is_left_out_once() -> None:
+    groups, _ = summarize_interval(reading(a=blame(b=100, c=1)), reading(a=blame(b=30, c=9)), PATHS, "/")
+    (result,) = blame_rows(interval(*groups))
+    assert result.by_cgroup == {"/c": 8}
 
 
 def test_a_matrix_of_milliseconds_a_second() -> None:
     lines = drawn(interval(group("/b", a=1_000_000), group("/a", throttled=500_000_000, b=200_000_000, c=2_000_000)))
-    assert lines[0] == "blame, form tp_btf, 2.0 s: milliseconds a second that each waited for a CPU, by who had it"
+    assert lines[0] == "blame, form tp_btf, 2.0 s: milliseconds a second of wait for a CPU, by its holder"
     assert lines[1].split() == ["waited", "quota", "rt", "other", "rest", "b", "c", "a"]
     assert lines[2].split() == ["a", "/a", "351", "250", "·", "·", "·", "100", "1.00", "·"]
     assert lines[3].split() == ["b", "/b", "0.50", "·", "·", "·", "·", "·", "·", "0.50"]
@@ -87,8 +81,8 @@ def test_what_has_no_column_is_the_rest() -> None:
 
 
 def test_lines_fit_the_terminal_and_what_does_not_is_counted() -> None:
-    found = [group(f"/kubepods/pod{k}/container-with-a-very-long-name-{k}", a=10**9 - k) for k in range(30)]
-    lines = drawn(interval(*found), width=90, height=12)
+    results = [group(f"/kubepods/pod{k}/container-with-a-very-long-name-{k}", a=10**9 - k) for k in range(30)]
+    lines = drawn(interval(*results), width=90, height=12)
     assert len(lines) == 12
     assert all(len(line) <= 90 for line in lines)
     assert lines[-1] == "and 22 more cgroups; choose with --cgroup"
@@ -97,8 +91,8 @@ def test_lines_fit_the_terminal_and_what_does_not_is_counted() -> None:
 
 
 def test_problems_are_said_and_names_cannot_move_the_cursor() -> None:
-    lines = drawn(interval(group("/\x1b[31mred", a=1_000_000), problem="parts found no place"))
-    assert lines[1] == "parts found no place"
+    lines = drawn(interval(group("/\x1b[31mred", a=1_000_000), problem="parts count as other"))
+    assert lines[1] == "parts count as other"
     assert "\\x1b[31mred" in lines[3]
 
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from api.histogram import SLOT_COUNT
 from api.interfaces import ProbeReading
-from api.measurements import Blame, BlockIo, Durations, LoadAverages, SocketTraffic, ThreadStates
+from api.snapshot import Blame, BlockIo, Durations, LoadAverages, SocketTraffic, ThreadStates
 from api.text import to_json
 from cli.formats import ABSENT
 from cli.probe.commands import summarize_interval
 from cli.probe.interval import ChangeCell, DisplayedInterval, ProbeInterval, change_cells, render_interval, value_change
+from tests.builders.terminal import rendered_lines
 
 NO_TRAFFIC: Mapping[str, int] = dict.fromkeys(SocketTraffic.__struct_fields__, 0)
 STATES = ThreadStates(runnable=2, uninterruptible=0, iowait=0, sleeping=5)
@@ -65,8 +64,8 @@ def test_structs_are_changed_field_by_field() -> None:
 
 def test_keys_say_what_a_number_is_about_and_fields_what_it_is_called() -> None:
     after = {"8:0": io_of(times(4000, s2=1), 512), "8:16": io_of(times(0), 0)}
-    found = list(change_cells(value_change({}, after), after, name="block_io"))
-    assert found == [
+    cells = list(change_cells(value_change({}, after), after, name="block_io"))
+    assert cells == [
         ChangeCell(("8:0",), "block_io.reads", times(4000, s2=1), grown=True),
         ChangeCell(("8:0",), "block_io.read_bytes", 512, grown=True),
     ]
@@ -88,9 +87,9 @@ def test_only_what_happened_is_listed_the_busiest_first() -> None:
     after = ProbeReading(
         {1: {"net": net(tcp_sent_bytes=6)}, 2: {"net": net(udp_sent_bytes=1)}, 3: {"net": net(udp_sent_bytes=9)}}
     )
-    groups, found = summarize_interval(before, after, {1: "/a", 2: "/b", 3: "/c"}, "/")
+    groups, result = summarize_interval(before, after, {1: "/a", 2: "/b", 3: "/c"}, "/")
     assert [(group.cgroup, group.id) for group in groups] == [("/c", 3), ("/a", 1)]
-    assert [(cgroup, cell.name, cell.value) for cgroup, cell in found] == [
+    assert [(cgroup, cell.name, cell.value) for cgroup, cell in result] == [
         ("/c", "net.udp_sent_bytes", 9),
         ("/a", "net.tcp_sent_bytes", 1),
     ]
@@ -100,25 +99,22 @@ def test_cgroups_are_chosen_by_how_their_path_begins_and_the_node_is_always_ther
     after = ProbeReading(
         {1: {"oom_kills": 1}, 2: {"oom_kills": 1}, 77: {"oom_kills": 1}}, {"softirq_ns": {0: {"RCU": 3}}}
     )
-    groups, found = summarize_interval(ProbeReading(), after, {1: "/", 2: "/kubepods/a"}, "/kube")
+    groups, result = summarize_interval(ProbeReading(), after, {1: "/", 2: "/kubepods/a"}, "/kube")
     assert [group.cgroup for group in groups] == ["/kubepods/a"]
-    assert found[-1] == ("", ChangeCell(("0", "RCU"), "softirq_ns", 3, grown=True))
+    assert result[-1] == ("", ChangeCell(("0", "RCU"), "softirq_ns", 3, grown=True))
     assert [group.cgroup for group in summarize_interval(ProbeReading(), after, {}, "")[0]] == ["/", "id 2", "id 77"]
 
 
 def shown(before: ProbeReading, after: ProbeReading, paths: dict[int, str], problem: str = "") -> DisplayedInterval:
-    cgroups, found = summarize_interval(before, after, paths, "/")
+    cgroups, result = summarize_interval(before, after, paths, "/")
     interval = ProbeInterval(
         probe="x", form="tp_btf", wall_time_ns=1, interval_s=2.0, cgroups=cgroups, node={}, problem=problem
     )
-    return DisplayedInterval(interval=interval, cells=found)
+    return DisplayedInterval(interval=interval, cells=result)
 
 
 def drawn(of: DisplayedInterval, height: int | None = None) -> list[str]:
-    console = Console(file=io.StringIO(), width=100)
-    console.print(render_interval(of, height))
-    assert isinstance(console.file, io.StringIO)
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+    return rendered_lines(render_interval(of, height))
 
 
 def test_growth_is_shown_as_a_rate_in_the_unit_of_its_name() -> None:
@@ -133,14 +129,14 @@ def test_growth_is_shown_as_a_rate_in_the_unit_of_its_name() -> None:
 
 
 def test_what_is_of_the_moment_is_no_rate() -> None:
-    load = LoadAverages(one=1.5, five=0.25, fifteen=0.0, runnable_one=1.0, runnable_five=0.0, runnable_fifteen=0.0)
+    load = LoadAverages(load1=1.5, load5=0.25, load15=0.0, runnable1=1.0, runnable5=0.0, runnable15=0.0)
     lines = drawn(shown(ProbeReading(), ProbeReading({1: {"load": load, "threads_by_state": STATES}}), {1: "/web"}))
     heads = "load1 load5 load15 run1 run5 run15 run blocked i/o asleep"
     assert lines[1].split() == heads.split()
     assert lines[2].split() == ["/web", "1.50", "0.25", "0.00", "1.00", "0.00", "0.00", "2", "0", "0", "5"]
 
 
-def test_whom_somebody_waited_for_is_a_row_each() -> None:
+def test_each_aggressor_has_a_row() -> None:
     after = ProbeReading({1: {"blame": blame({"/batch": 8_000_000, "/web": 2_000_000}, 500_000)}})
     lines = drawn(shown(ProbeReading(), after, {1: "/web"}))
     assert lines[1].split() == ["by", "cgroup", "throttled"]

@@ -65,7 +65,7 @@ def test_numbers_of_the_frame_can_be_computed_by_hand() -> None:
     frame = text(views[-1], views, entries, 140, 40)
     assert "3.75 of 4 busy · online 1.50 · other 0.00" in frame
     assert "2.50 of 4 lent · 2.25 used · need 1.50 · headroom 0.25" in frame
-    assert "advertised" not in frame
+    assert "reported" not in frame
     web = next(line for line in frame.splitlines() if line.startswith("default/web"))
     # 100 waits a second: the 50th of 90 in 4-8 us, and the 99th, the last of 9 in 64-128 us.
     assert web.split()[1:7] == ["shared", "1.50", "20%", "8", "64.0M", "6.22µs/128µs"]
@@ -83,7 +83,7 @@ def test_numbers_of_the_frame_can_be_computed_by_hand() -> None:
 def test_frame_never_leaves_its_terminal(size: tuple[int, int], kind: str) -> None:
     width, height = size
     banner = ("x" * 200, "cgroups cannot be written: mount them read-write")
-    told = colocation_run.simulate_run(
+    result = colocation_run.simulate_run(
         30,
         others=(colocation_run.LONG, colocation_run.HOSTILE),
         sources=(*colocation_run.SOURCES, colocation_run.FAILING),
@@ -91,11 +91,11 @@ def test_frame_never_leaves_its_terminal(size: tuple[int, int], kind: str) -> No
     )
     views = {
         "story": [build_view(r) for r in colocation_run.simulate_run(30).rounds],
-        "hostile": [build_view(r) for r in told.rounds],
+        "hostile": [build_view(r) for r in result.rounds],
         "bare": [build_view(four_cpu_node.bare_cycle())],
         "first": [build_view(four_cpu_node.busy_cycle(1))],
     }[kind]
-    entries = colocation_run.with_every_status(told) if kind == "hostile" else ()
+    entries = colocation_run.with_every_status(result) if kind == "hostile" else ()
     frame = overview_lines(
         views[-1], views, entries, width, height, notice="the agent does not answer" if kind == "hostile" else ""
     )
@@ -104,18 +104,20 @@ def test_frame_never_leaves_its_terminal(size: tuple[int, int], kind: str) -> No
     assert not any(char for line in frame for char in line.plain if not char.isprintable())
 
 
-def test_what_is_advertised_is_said_where_all_of_it_fits() -> None:
+def test_the_reported_headroom_is_shown_only_if_it_fits() -> None:
     views, entries = calm()
-    told = msgspec.structs.replace(views[-1], reported_headroom=Headroom(cores=12.5, reason=Reason(rule="r", text="t")))
+    changed = msgspec.structs.replace(
+        views[-1], reported_headroom=Headroom(cores=12.5, reason=Reason(rule="r", text="t"))
+    )
     for width, fits in ((80, False), (140, True)):
-        line = next(line for line in text(told, views, entries, width, 24).splitlines() if line.startswith("lent"))
-        assert line.endswith("headroom 0.25 · advertised 12.50" if fits else "headroom 0.25")
+        line = next(line for line in text(changed, views, entries, width, 24).splitlines() if line.startswith("lent"))
+        assert line.endswith("headroom 0.25 · reported 12.50" if fits else "headroom 0.25")
 
 
 def test_hostile_names_appear_as_text() -> None:
-    told = colocation_run.simulate_run(10, others=(colocation_run.HOSTILE,))
-    views = [build_view(r) for r in told.rounds]
-    frame = text(views[-1], views, colocation_run.with_every_status(told), 200, 60)
+    result = colocation_run.simulate_run(10, others=(colocation_run.HOSTILE,))
+    views = [build_view(r) for r in result.rounds]
+    frame = text(views[-1], views, colocation_run.with_every_status(result), 200, 60)
     assert colocation_run.HOSTILE.key in frame
     assert "<i>read back</i> 0-1" in frame
     assert "[31m" not in frame, "cgroup paths are not shown here, and no colour code of theirs is"
@@ -124,7 +126,7 @@ def test_hostile_names_appear_as_text() -> None:
 def test_missing_numbers_are_dashes_not_zeros() -> None:
     frame = text(build_view(four_cpu_node.bare_cycle()), [], (), 100, 30)
     assert f"{formats.ABSENT} of 0 busy" in frame
-    assert "No pods are listed: every cgroup is watched, and nothing is decided." in frame
+    assert "No pods are listed: the agent watches every cgroup and decides nothing." in frame
     assert "Nothing runs" in frame
 
 
@@ -160,9 +162,9 @@ def test_only_failures_are_red() -> None:
     assert "\x1b[31m✕ psi" in colours(build_view(ill.rounds[-1]))
 
 
-def test_the_agent_that_is_away_is_named() -> None:
+def test_an_unreachable_agent_is_reported() -> None:
     frame = overview_lines(
-        None, [], (), 80, 24, notice="the agent at http://127.0.0.1:9102 does not answer; asking again every second"
+        None, [], (), 80, 24, notice="the agent at http://127.0.0.1:9102 does not answer; retrying every second"
     )
     assert "127.0.0.1:9102 does not answer" in frame[1].plain
 
@@ -191,8 +193,8 @@ def test_sources_that_know_sums_only() -> None:
 
 
 def test_bar_keeps_its_length_and_proportion() -> None:
-    made = bar(20, 4.0, ((1.0, "o", ""), (2.0, "b", ""), (0.5, "r", "")))
-    assert made.plain == "ooooo" + "b" * 10 + "rrr" + "··"
+    created = bar(20, 4.0, ((1.0, "o", ""), (2.0, "b", ""), (0.5, "r", "")))
+    assert created.plain == "ooooo" + "b" * 10 + "rrr" + "··"
     assert bar(10, 2.0, ((5.0, "o", ""),)).plain == "o" * 10
     assert bar(10, 0.0, ((1.0, "o", ""),)).plain == "·" * 10
 
@@ -204,20 +206,20 @@ def test_sparkline_is_logarithmic_and_has_gaps() -> None:
 def test_histogram_bars_stand_on_their_slots() -> None:
     slots = [0] * 27
     slots[3], slots[14] = 990, 10
-    made = histogram_lines("online", "cyan", (slots, 1000, 5.0), 40, 4)
-    bottom = made[4].plain
+    lines = histogram_lines("online", "cyan", (slots, 1000, 5.0), 40, 4)
+    bottom = lines[4].plain
     assert bottom.startswith("0.1%│")
     assert [i for i, char in enumerate(bottom[5:32]) if char != " "] == [3, 14]
     # 1 % is two of four decades above 0.01 %: half of four rows; 99 % is nearly all of them.
-    assert [made[row].plain[5 + 14] for row in range(1, 5)] == [" ", " ", "█", "█"]
-    assert [made[row].plain[5 + 3] for row in range(1, 5)] == ["█"] * 4
-    axis = made[5].plain
+    assert [lines[row].plain[5 + 14] for row in range(1, 5)] == [" ", " ", "█", "█"]
+    assert [lines[row].plain[5 + 3] for row in range(1, 5)] == ["█"] * 4
+    axis = lines[5].plain
     assert axis[5 + 3] == "┴"
     assert BOUNDS_NS[3] == 8000
-    assert made[0].plain.startswith("online p50 6.02 µs · p99 8.00 µs · 1,000")
+    assert lines[0].plain.startswith("online p50 6.02 µs · p99 8.00 µs · 1,000")
 
 
-def test_gather_adds_containers_and_rounds_up() -> None:
+def test_latencies_of_containers_and_cycles_are_merged() -> None:
     views = [build_view(four_cpu_node.busy_cycle(seq)) for seq in (2, 3)]
     slots, count, mean_us = container_runq_latencies(views, is_online)
     assert count == 200
@@ -230,12 +232,12 @@ def test_gather_adds_containers_and_rounds_up() -> None:
 
 def test_wrapping_keeps_every_word_that_fits() -> None:
     sentence = "one two three four five six seven"
-    made = [line.plain for line in wrap_text(sentence, 16, 5)]
-    assert made == ["one two three", "  four five six", "  seven"]
+    created = [line.plain for line in wrap_text(sentence, 16, 5)]
+    assert created == ["one two three", "  four five six", "  seven"]
     assert wrap_text(sentence, 16, 2)[1].plain.endswith("…")
 
 
-def test_what_is_wrong_has_a_line_and_what_is_not_has_none() -> None:
+def test_only_problems_have_a_line() -> None:
     history, entries = calm()
     assert not list(notice_lines(history[-1]))
     short = msgspec.structs.replace(

@@ -9,7 +9,6 @@ import pty
 import re
 import select
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from rich.console import Console
 from api.decision import JournalEntry
 from api.interfaces import Unavailable
 from cli import formats
+from cli.agent_process import free_port
 from cli.client import AgentClient, AgentHistory
 from cli.top.charts import runq_latency_charts
 from cli.top.live import MAX_FAILURES_AFTER_ANSWER, connection_notice, run_top
@@ -39,15 +39,15 @@ ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[()][A-Z0-9]|[=>])")
 
 
 @pytest.fixture(scope="module")
-def told() -> colocation_run.ColocationRun:
+def run_data() -> colocation_run.ColocationRun:
     return colocation_run.simulate_run(215)
 
 
 @pytest.fixture
-def agent(told: colocation_run.ColocationRun) -> Iterator[AgentServer]:
-    made = AgentServer(told.entries)
-    yield made
-    made.close()
+def agent(run_data: colocation_run.ColocationRun) -> Iterator[AgentServer]:
+    server = AgentServer(run_data.entries)
+    yield server
+    server.close()
 
 
 class Terminal:
@@ -62,11 +62,11 @@ class Terminal:
         self.process = subprocess.Popen(
             argv, stdin=other, stdout=other, stderr=other, env=environ, start_new_session=True
         )
-        self._other = other  # kept open, so that what was written can still be read when the program has ended
+        self._other = other  # open until close(), so that the output can still be read after the program has ended
         self.raw = b""
 
     def until(self, done: Callable[[str], bool], seconds: float = 30) -> str:
-        """Read until what was written satisfies a condition."""
+        """Read until the output satisfies a condition."""
         give_up = time.monotonic() + seconds
         while not done(self.text):
             ready, _, _ = select.select([self.fd], [], [], 0.2)
@@ -80,7 +80,7 @@ class Terminal:
         return ESCAPES.sub("", self.raw.decode(errors="replace"))
 
     def end(self) -> int:
-        """Wait for the program's end; its exit status. What it writes last is read, so that it never blocks."""
+        """Wait for the program's end and return its exit status; reads its output, so that it never blocks."""
         while self.process.poll() is None:
             ready, _, _ = select.select([self.fd], [], [], 0.05)
             if ready:
@@ -96,21 +96,21 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(agent: AgentServer, told: colocation_run.ColocationRun) -> Iterator[Terminal]:
-    agent.show(told.rounds)
-    made = Terminal([*DIOPTASE, "top", "--url", agent.url])
-    yield made
-    made.close()
+def terminal(agent: AgentServer, run_data: colocation_run.ColocationRun) -> Iterator[Terminal]:
+    agent.show(run_data.rounds)
+    created = Terminal([*DIOPTASE, "top", "--url", agent.url])
+    yield created
+    created.close()
 
 
 def test_live_view_shows_the_agents_numbers_and_q_ends_it(
-    terminal: Terminal, told: colocation_run.ColocationRun
+    terminal: Terminal, run_data: colocation_run.ColocationRun
 ) -> None:
-    view = build_view(told.rounds[-1])
+    view = build_view(run_data.rounds[-1])
     text = terminal.until(lambda text: "decisions, newest first" in text)
     assert f"{formats.cores(view.reclaimable_cores)} of 4 lent · {formats.cores(view.reclaimed_cores)} used" in text
     assert "default/web" in text
-    assert formats.knob_change(told.entries[-1].outcome) in text
+    assert formats.knob_change(run_data.entries[-1].outcome) in text
     os.write(terminal.fd, b"q")
     assert terminal.end() == 0
     assert terminal.raw.rfind(b"\x1b[?25h") > terminal.raw.rfind(b"\x1b[?25l"), "the cursor is shown again"
@@ -128,42 +128,42 @@ def test_signals_end_it_cleanly(terminal: Terminal, signum: signal.Signals) -> N
     assert termios.tcgetattr(terminal.fd) == terminal.before
 
 
-def test_other_keys_do_nothing(terminal: Terminal, agent: AgentServer, told: colocation_run.ColocationRun) -> None:
+def test_other_keys_do_nothing(terminal: Terminal, agent: AgentServer, run_data: colocation_run.ColocationRun) -> None:
     terminal.until(lambda text: "decisions, newest first" in text)
     os.write(terminal.fd, b"xyz\x1b[A")
-    seen = len(terminal.raw)
-    terminal.until(lambda _: b"decisions" in terminal.raw[seen:])
+    observed = len(terminal.raw)
+    terminal.until(lambda _: b"decisions" in terminal.raw[observed:])
     assert terminal.process.poll() is None
 
 
 def test_keys_switch_between_screens_at_once(
-    terminal: Terminal, agent: AgentServer, told: colocation_run.ColocationRun
+    terminal: Terminal, agent: AgentServer, run_data: colocation_run.ColocationRun
 ) -> None:
     terminal.until(lambda text: "decisions, newest first" in text)
     for key, shown in (
-        (b"2", "── who waits on whom"),
+        (b"2", "── interference"),
         (b"3", "── memory"),
         (b"4", "── threads and pressure"),
         (b"?", "── keys"),
     ):
-        seen = len(terminal.raw)
+        observed = len(terminal.raw)
         os.write(terminal.fd, key)
-        terminal.until(lambda _, seen=seen, shown=shown: shown.encode() in terminal.raw[seen:])  # type: ignore[misc]
+        terminal.until(lambda _, observed=observed, shown=shown: shown.encode() in terminal.raw[observed:])  # type: ignore[misc]
     os.write(terminal.fd, b"1q")
     assert terminal.end() == 0
 
 
-def test_an_agent_that_goes_away_is_named_and_asked_again(
-    terminal: Terminal, agent: AgentServer, told: colocation_run.ColocationRun
+def test_a_stopped_agent_is_reported_and_polled_again(
+    terminal: Terminal, agent: AgentServer, run_data: colocation_run.ColocationRun
 ) -> None:
     terminal.until(lambda text: "decisions, newest first" in text)
     agent.go_away()
     terminal.until(lambda text: "does not answer" in text)
     assert "Connection refused" in terminal.text
-    seen = len(terminal.raw)
+    observed = len(terminal.raw)
     agent.start()
-    agent.show(told.rounds[:5])
-    terminal.until(lambda _: b"round 5 " in terminal.raw[seen:])
+    agent.show(run_data.rounds[:5])
+    terminal.until(lambda _: b"cycle 5 " in terminal.raw[observed:])
 
 
 def run(argv: list[str], seconds: float | None = None) -> subprocess.CompletedProcess[str]:
@@ -178,36 +178,36 @@ def run(argv: list[str], seconds: float | None = None) -> subprocess.CompletedPr
     return subprocess.CompletedProcess(argv, process.returncode, out, err)
 
 
-def test_without_a_terminal_there_are_lines(agent: AgentServer, told: colocation_run.ColocationRun) -> None:
-    agent.show(told.rounds)
+def test_without_a_terminal_there_are_lines(agent: AgentServer, run_data: colocation_run.ColocationRun) -> None:
+    agent.show(run_data.rounds)
     out = io.StringIO()
     run_top(agent.url, duration=0.5, console=Console(file=out, width=80))
     lines = out.getvalue().splitlines()
-    assert lines[:-1] == [formats.decision_line(entry) for entry in told.entries], "every decision, once, in order"
-    assert lines[-1] == cycle_line(build_view(told.rounds[-1]))
+    assert lines[:-1] == [formats.decision_line(entry) for entry in run_data.entries], "every decision, once, in order"
+    assert lines[-1] == cycle_line(build_view(run_data.rounds[-1]))
     assert "\x1b" not in out.getvalue()
 
 
-def test_interrupted_without_a_terminal(agent: AgentServer, told: colocation_run.ColocationRun) -> None:
-    agent.show(told.rounds)
+def test_interrupted_without_a_terminal(agent: AgentServer, run_data: colocation_run.ColocationRun) -> None:
+    agent.show(run_data.rounds)
     done = run(["top", "--url", agent.url], seconds=1)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_once_prints_one_frame(agent: AgentServer, told: colocation_run.ColocationRun) -> None:
-    agent.show(told.rounds)
+def test_once_prints_one_frame(agent: AgentServer, run_data: colocation_run.ColocationRun) -> None:
+    agent.show(run_data.rounds)
     done = run(["top", "--once", "--url", agent.url])
     assert done.returncode == 0
-    assert f"{formats.cores(build_view(told.rounds[-1]).reclaimable_cores)} of 4 lent" in done.stdout
+    assert f"{formats.cores(build_view(run_data.rounds[-1]).reclaimable_cores)} of 4 lent" in done.stdout
     assert "run-queue waits of the last 30 s" in done.stdout
 
 
 @pytest.mark.parametrize(("view", "title"), [("memory", "memory and reclaim"), ("5", "disk and network")])
-def test_once_prints_the_view_that_is_asked_for(
-    agent: AgentServer, told: colocation_run.ColocationRun, view: str, title: str
+def test_once_prints_the_selected_view(
+    agent: AgentServer, run_data: colocation_run.ColocationRun, view: str, title: str
 ) -> None:
-    agent.show(told.rounds)
+    agent.show(run_data.rounds)
     done = run(["top", "--once", "--view", view, "--url", agent.url])
     assert (done.returncode, done.stderr) == (0, "")
     assert f"── {title} ──" in done.stdout
@@ -221,99 +221,97 @@ def test_a_view_without_a_terminal_is_refused(agent: AgentServer) -> None:
 
 
 def test_once_without_an_agent_says_how_to_start_one() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     done = run(["top", "--once", "--url", f"http://127.0.0.1:{port}"])
     assert done.returncode == 1
     assert f"http://127.0.0.1:{port} does not answer: Connection refused" in done.stderr
     assert "remedy: start it with dioptase agent" in done.stderr
 
 
-def test_without_a_terminal_it_does_not_ask_for_ever() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def test_without_a_terminal_it_gives_up_after_some_failures() -> None:
+    port = free_port()
     done = run(["top", "--url", f"http://127.0.0.1:{port}"])
     assert done.returncode == 1
-    assert done.stdout.count("does not answer: Connection refused; asking again every second") == 1
+    assert done.stdout.count("does not answer: Connection refused; retrying every second") == 1
     assert "remedy: start it with dioptase agent" in done.stderr
 
 
 @pytest.mark.parametrize("url", ["bogus", "ftp://127.0.0.1", "http://", "http://127.0.0.1:99999", "file:///etc/passwd"])
-def test_addresses_that_cannot_be_are_refused(url: str) -> None:
+def test_invalid_addresses_are_refused(url: str) -> None:
     done = run(["top", "--once", "--url", url])
     assert done.returncode == 2
     assert "is not an address such as http://127.0.0.1:9102" in done.stderr
 
 
-def test_stop_and_each_end_the_view(agent: AgentServer) -> None:
+def test_stop_and_on_tick_end_the_view(agent: AgentServer) -> None:
     stop = threading.Event()
     stop.set()
     run_top(agent.url, stop=stop, console=Console(file=io.StringIO()))
     calls: list[int] = []
 
-    def each() -> bool:
+    def on_tick() -> bool:
         calls.append(1)
         return len(calls) == 3
 
-    run_top(agent.url, each=each, console=Console(file=io.StringIO()))
+    run_top(agent.url, on_tick=on_tick, console=Console(file=io.StringIO()))
     assert len(calls) == 3
 
 
-def test_before_the_first_round_the_agents_own_words_are_shown(agent: AgentServer) -> None:
+def test_before_the_first_cycle_the_agents_error_is_shown(agent: AgentServer) -> None:
     watch = AgentHistory(AgentClient(agent.url))
     assert watch.poll() == []
-    assert "no round has finished yet" in connection_notice(watch)
-    assert "ask again in a second" in connection_notice(watch)
+    assert "no cycle has finished yet" in connection_notice(watch)
+    assert "retry after a second" in connection_notice(watch)
 
 
-def test_an_agent_that_answered_before_is_waited_for_longer(
-    agent: AgentServer, told: colocation_run.ColocationRun, monkeypatch: pytest.MonkeyPatch
+def test_an_agent_that_has_answered_gets_more_attempts(
+    agent: AgentServer, run_data: colocation_run.ColocationRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be restarting."""
-    asked: list[AgentHistory] = []
+    historys: list[AgentHistory] = []
     poll = AgentHistory.poll
 
     def counted(watch: AgentHistory) -> list[JournalEntry]:
-        asked.append(watch)
-        if len(asked) == 2:
+        historys.append(watch)
+        if len(historys) == 2:
             agent.go_away()
         return poll(watch)
 
-    agent.show(told.rounds[:5])
+    agent.show(run_data.rounds[:5])
     monkeypatch.setattr(AgentHistory, "poll", counted)
     monkeypatch.setattr("cli.top.live.POLL_INTERVAL_S", 0.0)
     monkeypatch.setattr("cli.top.live.KEY_POLL_INTERVAL_S", 0.0)
     with pytest.raises(Unavailable, match="Connection refused"):
         run_top(agent.url, console=Console(file=io.StringIO()))
-    assert len(asked) == 1 + MAX_FAILURES_AFTER_ANSWER
+    assert len(historys) == 1 + MAX_FAILURES_AFTER_ANSWER
 
 
-def test_watch_follows_an_agent_that_began_anew(agent: AgentServer, told: colocation_run.ColocationRun) -> None:
-    agent.show(told.rounds[:50])
+def test_history_restarts_with_the_agent(agent: AgentServer, run_data: colocation_run.ColocationRun) -> None:
+    agent.show(run_data.rounds[:50])
     watch = AgentHistory(AgentClient(agent.url))
-    assert len(watch.poll()) == len(told.entries)
+    assert len(watch.poll()) == len(run_data.entries)
     assert [view.seq for view in watch.history] == list(range(1, 51))
-    agent.show(told.rounds[50:53])
+    agent.show(run_data.rounds[50:53])
     watch.poll()
     assert [view.seq for view in watch.history] == list(range(1, 54))
     agent.go_away()
     assert watch.poll() == []
-    assert "the numbers are of" in connection_notice(watch)
-    agent.journal.all = list(told.entries[:2])
+    assert "the numbers are from" in connection_notice(watch)
+    agent.journal.all = list(run_data.entries[:2])
     agent.start()
-    agent.show(told.rounds[:4])
+    agent.show(run_data.rounds[:4])
     assert len(watch.poll()) == 2
     assert [view.seq for view in watch.history] == [1, 2, 3, 4]
     assert connection_notice(watch) == ""
 
 
 @pytest.mark.parametrize("by_s", [-3600, 3600])
-def test_a_clock_that_is_set_moves_nothing(agent: AgentServer, told: colocation_run.ColocationRun, by_s: int) -> None:
-    """The round before the change is a second old after it, and five minutes of rounds stay five minutes."""
-    plain = [build_view(finished) for finished in told.rounds[170:200]]
-    moved = colocation_run.with_clock_step(told, 190, by_s).rounds
+def test_a_clock_change_does_not_affect_the_history(
+    agent: AgentServer, run_data: colocation_run.ColocationRun, by_s: int
+) -> None:
+    """The cycle before the change is a second older than the next, and five minutes of cycles stay five minutes."""
+    plain = [build_view(finished) for finished in run_data.rounds[170:200]]
+    moved = colocation_run.with_clock_step(run_data, 190, by_s).rounds
     agent.show(moved[:188])
     watch = AgentHistory(AgentClient(agent.url))
     watch.poll()
@@ -330,16 +328,16 @@ def test_a_clock_that_is_set_moves_nothing(agent: AgentServer, told: colocation_
     assert f"· {formats.integer(total)}" in drawn[0].plain
 
 
-def test_after_a_reboot_nothing_of_before_is_kept(agent: AgentServer, told: colocation_run.ColocationRun) -> None:
-    """The new agent may be further on than the old one was when it was last heard; its monotonic clock is not."""
-    agent.show(told.rounds[:10])
+def test_a_reboot_clears_the_history(agent: AgentServer, run_data: colocation_run.ColocationRun) -> None:
+    """The sequence number of the new agent may be higher than the last one of the old agent; its monotonic clock is not."""
+    agent.show(run_data.rounds[:10])
     watch = AgentHistory(AgentClient(agent.url))
     watch.poll()
     rebooted = [
         msgspec.structs.replace(
             r, snapshot=msgspec.structs.replace(r.snapshot, taken_at_ns=r.snapshot.seq * colocation_run.S)
         )
-        for r in told.rounds[20:25]
+        for r in run_data.rounds[20:25]
     ]
     agent.go_away()
     agent.start()
@@ -357,8 +355,8 @@ def test_history_is_five_minutes(agent: AgentServer) -> None:
     assert watch.history[-1].seq == 331
 
 
-class Stranger(BaseHTTPRequestHandler):
-    """Some other program's answers."""
+class OtherProgram(BaseHTTPRequestHandler):
+    """Answers of another program on the agent's port."""
 
     def do_GET(self) -> None:
         status, body = {"/a": (200, b"<html>"), "/b": (200, b'{"seq": "x"}'), "/c": (500, b"oops")}.get(
@@ -370,19 +368,19 @@ class Stranger(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
-        """Nothing on the tests' output."""
+        """Keep the tests' output free of request logs."""
 
 
 @pytest.mark.parametrize(
-    ("prefix", "said"),
-    [("/a", "is not what an agent says"), ("/b", "is not what an agent says"), ("/c", "answers 500")],
+    ("prefix", "text"),
+    [("/a", "is not a response of an agent"), ("/b", "is not a response of an agent"), ("/c", "answers 500")],
 )
-def test_somebody_else_on_the_port(prefix: str, said: str) -> None:
-    server = HTTPServer(("127.0.0.1", 0), Stranger)
+def test_another_program_on_the_port_is_reported(prefix: str, text: str) -> None:
+    server = HTTPServer(("127.0.0.1", 0), OtherProgram)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        with pytest.raises(Unavailable, match=said) as caught:
+        with pytest.raises(Unavailable, match=text) as caught:
             AgentClient(f"http://127.0.0.1:{server.server_port}{prefix}").view()
         assert caught.value.remedy
     finally:

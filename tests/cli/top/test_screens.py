@@ -1,4 +1,4 @@
-"""The screens of `dioptase top` beside the overview, and the keys that choose them."""
+"""The screens of `dioptase top` besides the overview, and the keys that select them."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ def views(count: int = 40, **kinds: object) -> list[View]:
     return [build_view(finished) for finished in interference_node.interference_cycles(count, **kinds)]  # type: ignore[arg-type]
 
 
-def frame_of(seen: list[View], choice: ScreenSelection, width: int, height: int) -> list[Text]:
-    """The lines that are drawn in a terminal of that size."""
-    group = render(seen[-1], seen, (), (width, height), choice)
+def frame_of(observed: list[View], choice: ScreenSelection, width: int, height: int) -> list[Text]:
+    """Render the lines of a terminal of this size."""
+    group = render(observed[-1], observed, (), (width, height), choice)
     assert isinstance(group, Group)
     return [line for line in group.renderables if isinstance(line, Text)]
 
 
-def screen(key: str, *, width: int = 80, height: int = 24, sort: int = 0, seen: list[View] | None = None) -> list[str]:
-    shown = seen or views()
+def screen(
+    key: str, *, width: int = 80, height: int = 24, sort: int = 0, observed: list[View] | None = None
+) -> list[str]:
+    shown = observed or views()
     return [line.plain.rstrip() for line in frame_of(shown, ScreenSelection(screen=key, sort=sort), width, height)]
 
 
@@ -46,7 +48,7 @@ def test_golden_screens(key: str, golden: Callable[[str, str], None]) -> None:
     golden(f"top-{key}-80x24.txt", "".join(f"{line}\n" for line in screen(key)))
 
 
-def test_who_waits_on_whom_can_be_computed_by_hand() -> None:
+def test_the_interference_matrix_can_be_computed_by_hand() -> None:
     """See the table at the top of tests/builders/interference_node.py; a dot is less than 0.05 ms a second."""
     frame = screen("2", width=100)
     rows: dict[str, list[str]] = {}
@@ -61,7 +63,7 @@ def test_who_waits_on_whom_can_be_computed_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("by", "apart", "said"),
+    ("by", "apart", "text"),
     [
         ({"/y": 71.0, "/x": 5.0}, (12.0, 6.0, 6.0), "/x waits most for /y: 71 ms a second, 71 % of its waits."),
         ({"/y": 12.0, "/x": 5.0}, (71.0, 6.0, 6.0), ("/x waits most for its own quota, 71 % of its waits; "
@@ -72,27 +74,28 @@ def test_who_waits_on_whom_can_be_computed_by_hand() -> None:
          "of its neighbours most for /y: 4.0 ms a second, 40 %.")),
         ({"/y": 4.0}, (0.0, 0.0, 6.0), ("/x waits most for other causes, 60 % of its waits; "
          "of its neighbours most for /y: 4.0 ms a second, 40 %.")),
-        ({"/x": 4.0}, (6.0, 0.0, 0.0), "No cgroup waits for another one; they wait for themselves, or for what stands apart."),
+        ({"/x": 4.0}, (6.0, 0.0, 0.0), ("No cgroup waits for another one; they wait for their own tasks, "
+         "or for the causes on the right.")),
     ],
 )  # fmt: skip
-def test_a_neighbour_is_not_said_to_be_the_cause_where_another_one_is_larger(
-    by: dict[str, float], apart: tuple[float, float, float], said: str
+def test_the_summary_names_the_largest_cause_first(
+    by: dict[str, float], apart: tuple[float, float, float], text: str
 ) -> None:
     victim = BlameRow("/x")
-    victim.by, victim.apart = by, list(apart)
-    assert blame_summary([victim], {}) == said
+    victim.by_cgroup, victim.other_causes = by, list(apart)
+    assert blame_summary([victim], {}) == text
 
 
 @pytest.mark.parametrize("by_ms", [-3_600_000, 3_600_000])
-def test_a_clock_that_is_set_leaves_who_waits_on_whom(by_ms: int) -> None:
-    """Half of the half minute that is averaged was told by another clock; every wait of it counts."""
-    seen = views(40, waves=True)
+def test_a_clock_change_does_not_affect_the_interference_matrix(by_ms: int) -> None:
+    """Half of the averaged 30 s has timestamps of another clock; all of its waits count."""
+    observed = views(40, waves=True)
     moved = [
         msgspec.structs.replace(view, wall_time_ms=view.wall_time_ms + by_ms) if view.seq > 25 else view
-        for view in seen
+        for view in observed
     ]
-    assert blame_matrix(moved[-1], moved, 100, 12) == blame_matrix(seen[-1], seen, 100, 12)
-    assert blame_matrix(seen[-1], seen[25:], 100, 12) != blame_matrix(seen[-1], seen, 100, 12), (
+    assert blame_matrix(moved[-1], moved, 100, 12) == blame_matrix(observed[-1], observed, 100, 12)
+    assert blame_matrix(observed[-1], observed[25:], 100, 12) != blame_matrix(observed[-1], observed, 100, 12), (
         "the waves differ over time"
     )
 
@@ -110,33 +113,33 @@ def test_the_table_is_sorted_as_chosen() -> None:
     assert order(SORT_BY_NAME) == ["/system.slice/build", "lab/batch", "shop/web"]
 
 
-def test_memory_says_what_can_be_promised_to_batch_work() -> None:
-    seen = views()
-    assert "can be promised" not in "\n".join(screen("3", seen=seen)), "nothing was advised"
-    seen[-1] = msgspec.structs.replace(seen[-1], memory=RICH_MEMORY)
-    assert "batch   3.00 GiB can be promised · no_risk: 4 GiB are free." in "\n".join(screen("3", seen=seen))
+def test_memory_shows_the_headroom_for_batch_work() -> None:
+    observed = views()
+    assert "GiB headroom" not in "\n".join(screen("3", observed=observed)), "nothing was advised"
+    observed[-1] = msgspec.structs.replace(observed[-1], memory=RICH_MEMORY)
+    assert "batch   3.00 GiB headroom · no_risk: 4 GiB are free." in "\n".join(screen("3", observed=observed))
 
 
-def test_memory_says_what_is_short_and_who_was_killed() -> None:
+def test_memory_shows_shortage_and_killed_processes() -> None:
     frame = "\n".join(screen("3", width=120))
-    assert "2.00 GiB of 8.00 GiB could be had" in frame
+    assert "2.00 GiB of 8.00 GiB available" in frame
     assert "direct reclaim 82.0 ms/s · at limits 200 ms/s · stalled some 12 % · all 3.0 %" in frame
     assert "kswapd0 active 40 % · wakeups 3.0/s" in frame
     assert "below the low watermark: 0 Normal" in frame
     assert (
-        f"{formats.clock((interference_node.STARTED_AT_NS + 5 * interference_node.S) / 1e6)} killed for memory: train<b> (process 4242)"
-        in frame
+        f"{formats.clock((interference_node.STARTED_AT_NS + 5 * interference_node.S) / 1e6)} killed for "
+        f"memory: train<b> (process 4242)" in frame
     )
     batch = next(line for line in frame.splitlines() if line.startswith("lab/batch"))
     assert batch.split()[2:7] == ["300M", "320M", "94%", "0", "200"]
 
 
 def test_a_value_that_is_read_rarely_stays_on_the_screen() -> None:
-    seen = views(6)
+    observed = views(6)
     stripped = [
-        view if i == 2 else _without_refaults(view) for i, view in enumerate(seen)
-    ]  # the file was read in the third round alone
-    batch = next(line for line in screen("3", width=120, seen=stripped) if line.startswith("lab/batch"))
+        view if i == 2 else _without_refaults(view) for i, view in enumerate(observed)
+    ]  # only the third cycle read the file
+    batch = next(line for line in screen("3", width=120, observed=stripped) if line.startswith("lab/batch"))
     assert "40" in batch.split()
 
 
@@ -164,16 +167,16 @@ def test_disk_and_network() -> None:
     assert web.split()[1:] == ["1.00M", "0B", "4.08ms", "0.5%", "2.00M", "1.00M", "3.0"]
 
 
-def test_a_source_that_blames_nobody_is_said() -> None:
-    told = [build_view(four_cpu_node.busy_cycle(seq)) for seq in range(1, 6)]
-    assert any("Who had the CPU meanwhile is not known" in line for line in screen("2", seen=told))
+def test_missing_blame_is_reported() -> None:
+    texts = [build_view(four_cpu_node.busy_cycle(seq)) for seq in range(1, 6)]
+    assert any("The aggressors are unknown" in line for line in screen("2", observed=texts))
 
 
 @pytest.mark.parametrize("size", [(20, 3), (40, 10), (60, 16), (80, 24), (140, 40), (300, 90)])
 @pytest.mark.parametrize("key", ["1", "2", "3", "4", "5", "?"])
 @pytest.mark.parametrize("kind", ["plain", "hostile", "many", "nobody", "bare", "story"])
 def test_no_screen_leaves_its_terminal(size: tuple[int, int], key: str, kind: str) -> None:
-    seen = {
+    observed = {
         "plain": lambda: views(3),
         "hostile": lambda: views(3, hostile=True, pods=()),
         "many": lambda: views(3, more=200),
@@ -185,28 +188,28 @@ def test_no_screen_leaves_its_terminal(size: tuple[int, int], key: str, kind: st
     }[kind]()
     width, height = size
     choice = ScreenSelection(help=True) if key == "?" else ScreenSelection(screen=key)
-    frame = frame_of(seen, choice, width, height)
+    frame = frame_of(observed, choice, width, height)
     assert len(frame) == height
     assert max(line.cell_len for line in frame) <= width
     assert not any(char for line in frame for char in line.plain if not char.isprintable())
 
 
-def test_without_pods_the_overview_shows_who_runs_and_waits() -> None:
-    frame = screen("1", seen=views(pods=()), width=100, height=30)
+def test_without_pods_the_overview_lists_running_and_waiting_cgroups() -> None:
+    frame = screen("1", observed=views(pods=()), width=100, height=30)
     assert any(line.startswith("/batch") for line in frame)
-    assert any("No pods are listed: every cgroup is watched" in line for line in frame)
+    assert any("No pods are listed: the agent watches every cgroup" in line for line in frame)
     assert any("all p50" in line and "slowest p50" in line for line in frame)
 
 
 def test_the_last_line_names_the_keys_and_marks_the_screen() -> None:
-    seen = views(3)
+    observed = views(3)
     for key, chosen in SCREENS.items():
-        last = frame_of(seen, ScreenSelection(screen=key), 124, 24)[-1]
+        last = frame_of(observed, ScreenSelection(screen=key), 124, 24)[-1]
         assert [
             span.style for span in last.spans if last.plain[span.start : span.end] == f" {key} {chosen.title} "
         ] == ["reverse"]
         assert last.plain.endswith("q quit")
-    assert "q quit" not in overview_lines(seen[-1], seen, (), 120, 24)[-1].plain, "a frame on paper has no keys"
+    assert "q quit" not in overview_lines(observed[-1], observed, (), 120, 24)[-1].plain, "a frame on paper has no keys"
 
 
 def test_keys() -> None:

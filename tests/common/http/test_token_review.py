@@ -1,4 +1,4 @@
-"""Tokens of a cluster's accounts: who is let in, what is remembered, and what guessing costs."""
+"""Bearer tokens of cluster accounts: authorization, caching, and the cost of guessing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HERE, THERE = "192.0.2.1", "192.0.2.2"
 
 
 class ApiServer:
-    """Knows `good`, who may get /metrics, and `poor`, who may get nothing; counts its reviews, and may be down or slow."""
+    """Allows `good` to get /metrics and denies `poor` everything; counts reviews, and can be down or slow."""
 
     def __init__(self) -> None:
         self.reviews: list[tuple[str, str]] = []
@@ -64,13 +64,13 @@ async def status(tokens: TokenReviewer, token: str, path: str = "/metrics", addr
 
 
 @pytest.mark.parametrize(
-    ("said", "path", "expected"),
+    ("authorization", "path", "expected"),
     [
         ("Bearer good", "/metrics", None),
         ("bearer  good ", "/metrics", None),
         ("Bearer good", "/api/v1/view", 403),
         ("Bearer poor", "/metrics", 403),
-        ("Bearer nobody", "/metrics", 401),
+        ("Bearer unknown", "/metrics", 401),
         ("Basic good", "/metrics", 401),
         ("Bearer", "/metrics", 401),
         ("Bearer gööd", "/metrics", 401),
@@ -78,8 +78,8 @@ async def status(tokens: TokenReviewer, token: str, path: str = "/metrics", addr
         ("", "/metrics", 401),
     ],
 )
-async def test_who_is_let_in(said: str, path: str, expected: int | None) -> None:
-    refusal = await TokenReviewer(ApiServer()).refusal(said, path, HERE)
+async def test_authorization(authorization: str, path: str, expected: int | None) -> None:
+    refusal = await TokenReviewer(ApiServer()).refusal(authorization, path, HERE)
     assert (None if refusal is None else refusal[0]) == expected
 
 
@@ -102,7 +102,7 @@ async def test_answers_are_remembered_for_as_long_as_they_say() -> None:
     assert len(server.reviews) == 4
 
 
-async def test_a_token_that_was_good_stays_so_for_ten_minutes_while_nobody_can_be_asked() -> None:
+async def test_an_allowed_token_stays_valid_for_ten_minutes_without_api_server() -> None:
     server, clock = ApiServer(), Clock()
     tokens = TokenReviewer(server, clock)
     assert await status(tokens, "good") == 200
@@ -114,7 +114,7 @@ async def test_a_token_that_was_good_stays_so_for_ten_minutes_while_nobody_can_b
     refusal = await tokens.refusal("Bearer good", "/metrics", HERE)
     assert refusal == (
         503,
-        "nobody can say whose token this is: the API server is not there: refused",
+        "the token cannot be reviewed: the API server is not there: refused",
         "look at the API server",
     )
     server.down = False
@@ -132,7 +132,7 @@ async def test_a_server_that_says_nothing_keeps_no_known_scraper_waiting_for_lon
     clock.now += ALLOWED_CACHE_S
     assert await status(tokens, "good") == 200
     assert await status(tokens, "poor", address=THERE) == 503
-    # They were asked about, and are when the answers come.
+    # Both reviews are pending until the responses arrive.
     server.answers.set()
     await asyncio.sleep(0.01)
     assert await status(tokens, "poor") == 403
@@ -153,7 +153,7 @@ async def test_a_token_that_was_taken_away_is_good_for_a_minute_at_most() -> Non
     assert await status(tokens, "good") == 401
 
 
-async def test_whoever_guesses_asks_once_a_second_and_keeps_nobody_else_out() -> None:
+async def test_an_address_with_wrong_tokens_gets_one_review_a_second_and_blocks_no_other() -> None:
     server, clock = ApiServer(), Clock()
     tokens = TokenReviewer(server, clock)
     assert await status(tokens, "good") == 200
@@ -184,17 +184,17 @@ async def test_the_files_of_the_page_are_one_question() -> None:
         return True
 
     tokens = TokenReviewer(review)
-    wanted = [f"/static/{name}.js" for name in "abcdefgh"]
-    assert await asyncio.gather(*(status(tokens, "good", path) for path in wanted)) == [200] * 8
+    static_paths = [f"/static/{name}.js" for name in "abcdefgh"]
+    assert await asyncio.gather(*(status(tokens, "good", path) for path in static_paths)) == [200] * 8
     assert paths == ["/dioptase/static/"]
-    # What tells of the node is asked for by itself.
+    # Paths with data of the node are reviewed separately.
     assert await asyncio.gather(*(status(tokens, "good", f"/api/v1/{name}") for name in ("view", "config"))) == [
         200,
         429,
     ]
 
 
-async def test_only_so_many_are_asked_about_at_a_time_and_each_once() -> None:
+async def test_pending_reviews_are_limited_and_shared() -> None:
     server = ApiServer()
     server.answers.clear()
     tokens = TokenReviewer(server)
@@ -202,7 +202,7 @@ async def test_only_so_many_are_asked_about_at_a_time_and_each_once() -> None:
     same = asyncio.create_task(status(tokens, "t0", address=THERE))
     await asyncio.sleep(0)
     assert await status(tokens, "late", address="198.51.100.1") == 429
-    # Who asked first leaves; who waits for the same answer gets it.
+    # The first request is cancelled; the second one waits for the same review.
     asking[0].cancel()
     server.answers.set()
     assert await same == 401
@@ -210,7 +210,7 @@ async def test_only_so_many_are_asked_about_at_a_time_and_each_once() -> None:
     assert len(server.reviews) == MAX_PENDING_REVIEWS
 
 
-async def test_who_may_nothing_has_no_good_answer_forgotten() -> None:
+async def test_denied_requests_do_not_displace_allowed_results() -> None:
     server, clock = ApiServer(), Clock()
     tokens = TokenReviewer(server, clock)
     assert await status(tokens, "good") == 200
@@ -218,7 +218,7 @@ async def test_who_may_nothing_has_no_good_answer_forgotten() -> None:
         assert await status(tokens, "poor", f"/{number}", THERE) == 403
     server.down = True
     clock.now += ALLOWED_CACHE_S
-    assert await status(tokens, "good") == 200, "as it was when the API server could be asked"
+    assert await status(tokens, "good") == 200, "as before the API server became unreachable"
 
 
 async def test_what_is_remembered_is_bounded() -> None:
@@ -253,7 +253,7 @@ async def url() -> AsyncIterator[str]:
         ("/healthz", {}, 200, "ok\n"),
         ("/readyz", {}, 200, "ok\n"),
         ("/healthz/", {}, 401, "token"),
-        ("/healthz", {"Authorization": "Bearer nobody"}, 401, "does not know this token"),
+        ("/healthz", {"Authorization": "Bearer unknown"}, 401, "does not know this token"),
     ],
 )
 async def test_the_server_asks_for_tokens_but_for_health(
@@ -261,12 +261,12 @@ async def test_the_server_asks_for_tokens_but_for_health(
 ) -> None:
     async with aiohttp.ClientSession() as session, session.get(url + path, headers=headers) as answer:
         assert answer.status == code
-        said = await answer.text()
-        assert said == body if body == "ok\n" else body in said
+        authorization = await answer.text()
+        assert authorization == body if body == "ok\n" else body in authorization
         assert answer.headers.get("WWW-Authenticate") == ('Bearer realm="dioptase"' if code == 401 else None)
 
 
-async def test_who_is_not_known_hears_of_an_agent_that_is_not_well_and_no_more() -> None:
+async def test_health_without_token_returns_only_the_status() -> None:
     server = AgentWebServer(journal=DecisionJournal(None), version="1", tokens=TokenReviewer(ApiServer()))
     port = await server.start("127.0.0.1", 0)
     async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/readyz") as answer:
@@ -285,26 +285,26 @@ async def test_with_passwords_too_either_is_enough(tmp_path: Path) -> None:
     )
     port = await server.start("127.0.0.1", 0)
     server.publish(busy_cycle(1))
-    said = {
+    authorization = {
         "Bearer good": 200,
-        "bearer nobody": 401,
+        "bearer unknown": 401,
         f"Basic {base64.b64encode(b'me:secret').decode()}": 200,
         f"basic {base64.b64encode(b'me:wrong').decode()}": 401,
         "Basic": 401,
     }
     async with aiohttp.ClientSession() as session:
-        seen = {}
-        for header in said:
+        responses = {}
+        for header in authorization:
             async with session.get(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": header}) as answer:
-                seen[header] = answer.status
+                responses[header] = answer.status
     await server.stop()
-    assert seen == said
+    assert responses == authorization
 
 
-@given(said=st.text(max_size=200))
-async def test_whatever_is_said_is_an_answer_and_no_error(said: str) -> None:
-    refusal = await TokenReviewer(ApiServer()).refusal(said, "/metrics", HERE)
+@given(authorization=st.text(max_size=200))
+async def test_any_header_gets_a_response(authorization: str) -> None:
+    refusal = await TokenReviewer(ApiServer()).refusal(authorization, "/metrics", HERE)
     assert refusal is None or refusal[0] in (401, 403)
     assert (refusal is None) == (
-        said.partition(" ")[0].lower() == "bearer" and said.partition(" ")[2].strip() == "good"
+        authorization.partition(" ")[0].lower() == "bearer" and authorization.partition(" ")[2].strip() == "good"
     )

@@ -9,8 +9,7 @@ import os
 import ssl
 import subprocess
 import threading
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,13 +22,13 @@ from hypothesis import strategies as st
 from agent.journal.decisions import DecisionJournal
 from api.interfaces import Unavailable
 from cli.client import AgentClient
-from common.http import passwords
+from common.http import passwords, web_config
 from common.http.passwords import PasswordChecker, TooManyChecks
 from common.http.web_config import MAX_FILE_BYTES, WebConfig, WebSecurity
 from common.yaml_guard import check_yaml
-from exporters.page import web_server
 from exporters.page.web_server import AgentWebServer
 from tests.builders.four_cpu_node import busy_cycle
+from tests.builders.waiting import until_async
 from tests.exporters.certificates import Authority
 
 SECRET = "correct horse"
@@ -52,7 +51,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 def web(tmp_path: Path, authority: Authority) -> Callable[[str], WebConfig]:
-    """Write the web configuration file beside the certificates that it names, and read it."""
+    """Write the web configuration file next to the certificates that it names, and read it."""
     for file in authority.directory.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
 
@@ -100,7 +99,7 @@ async def get(url: str, *, tls: ssl.SSLContext | bool = True, user: str = "", pa
 TLS = "tls_server_config: {cert_file: server.crt, key_file: server.key}\n"
 
 
-async def test_metrics_are_read_over_tls_by_whoever_trusts_the_authority(web, serve, authority) -> None:
+async def test_metrics_over_tls_with_a_trusted_authority(web, serve, authority) -> None:
     port = await serve(web(TLS))
     status, text = await get(f"https://localhost:{port}/metrics", tls=trusting(authority))
     assert status == 200
@@ -132,7 +131,7 @@ async def test_nothing_is_served_without_the_password(web, serve, path: str) -> 
     async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
         assert answer.status == 401
         assert answer.headers["WWW-Authenticate"].startswith('Basic realm="dioptase"')
-        assert (await answer.json())["error"] == "this agent asks for a user and a password"
+        assert (await answer.json())["error"] == "this agent requires a user and a password"
     status, _ = await get(f"http://127.0.0.1:{port}{path}", user="prometheus", password=SECRET)
     assert status == (404 if path == "/nothing" else 200)
 
@@ -158,7 +157,7 @@ async def test_every_usual_spelling_of_bcrypt_is_taken(prefix: str) -> None:
 
 
 def counted(checker: PasswordChecker) -> list[bytes]:
-    """The passwords that bcrypt is asked about from now on."""
+    """Passwords that bcrypt checks from now on."""
     checks: list[bytes] = []
     real = checker._check
     checker._check = lambda password, hashed: bool(checks.append(password)) or real(password, hashed)
@@ -176,7 +175,7 @@ async def test_a_right_password_is_checked_once_however_many_wrong_ones_come_in_
         assert not await checker.authenticates(basic("prometheus", str(i)), "192.0.2.66")
     assert await checker.authenticates(right, HERE)
     assert checks.count(SECRET.encode()) == 1
-    assert {answer: len(known) for answer, known in checker._known.items()} == {
+    assert {answer: len(cached) for answer, cached in checker._results.items()} == {
         True: 1,
         False: passwords.MAX_CACHED_RESULTS,
     }
@@ -193,7 +192,7 @@ async def test_guessers_wait_for_one_another_and_the_rest_is_turned_away() -> No
     assert sum(isinstance(answer, TooManyChecks) for answer in answers) == 5
 
 
-async def test_a_scraper_that_is_not_known_yet_comes_in_beside_an_address_that_guesses_all_the_time() -> None:
+async def test_a_new_scraper_is_served_while_another_address_guesses_passwords() -> None:
     checker = PasswordChecker({"prometheus": SLOW})
     checks = counted(checker)
     guesses = [checker.authenticates(basic("prometheus", str(i)), "192.0.2.66") for i in range(200)]
@@ -223,14 +222,12 @@ async def test_checks_that_end_with_the_checker_are_to_come_again() -> None:
     assert isinstance(cancelled, TooManyChecks)
 
 
-async def test_whoever_asks_for_too_much_is_told_when_to_come_again(
-    web, serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_excess_checks_are_rejected_with_retry_after(web, serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passwords, "MAX_PENDING_CHECKS", 0)
     url, headers = f"http://127.0.0.1:{await serve(web(USERS))}/metrics", {"Authorization": basic("prometheus", SECRET)}
     async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (429, "5")
-        assert (await answer.json())["remedy"] == "ask again in 5 seconds"
+        assert (await answer.json())["remedy"] == "retry after 5 seconds"
 
 
 async def test_passwords_wait_for_no_other_work() -> None:
@@ -245,7 +242,7 @@ async def test_passwords_wait_for_no_other_work() -> None:
         await busy
 
 
-async def test_a_name_that_nobody_has_is_checked_as_long_as_one_that_somebody_has() -> None:
+async def test_an_unknown_user_takes_as_long_as_an_existing_one() -> None:
     checker = PasswordChecker({"prometheus": HASHED})
     hashes: list[bytes] = []
     real = checker._check
@@ -255,7 +252,7 @@ async def test_a_name_that_nobody_has_is_checked_as_long_as_one_that_somebody_ha
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("tls_server_config: {cert_file: server.crt}", "tls_server_config: Object missing required field `key_file`"),
         ("http_server_config: {http2: false}", "top level: Object contains unknown field `http_server_config`"),
@@ -263,7 +260,7 @@ async def test_a_name_that_nobody_has_is_checked_as_long_as_one_that_somebody_ha
         (TLS.replace("}", ", min_version: TLS10}"), "min_version: Invalid enum value 'TLS10', choose from TLS12, TLS13"),
         (TLS.replace("}", ", client_auth_type: RequireAnyClientCert}"), "Invalid enum value 'RequireAnyClientCert'"),
         (TLS.replace("}", ", client_auth_type: RequireAndVerifyClientCert}"), "client_ca_file is missing"),
-        (TLS.replace("}", ", client_ca_file: ca.crt}"), "client_auth_type lets every client in"),
+        (TLS.replace("}", ", client_ca_file: ca.crt}"), "client_auth_type admits every client"),
         (TLS.replace("server.key", "client.key"), "are no certificate and its key: "),
         (TLS.replace("server.key", "gone.key"), "gone.key: cannot be used: No such file or directory"),
         (TLS.replace("server.crt", "web.yml"), "are no certificate and its key: "),
@@ -275,18 +272,18 @@ async def test_a_name_that_nobody_has_is_checked_as_long_as_one_that_somebody_ha
         ("- 1", "top level: Expected `object`, got `array`"),
         ("[]", "top level: Expected `object`, got `array`"),
         ("false", "top level: Expected `object`, got `bool`"),
-        ("", "it is empty; to ask for neither TLS nor passwords, write {}"),
+        ("", "it is empty; to use neither TLS nor passwords, write {}"),
         ("# users:\n", "it is empty"),
         ("null", "it is empty"),
-        ("basic_auth_users:\n", "basic_auth_users: it is empty; to do without it, write `basic_auth_users: {}`"),
+        ("basic_auth_users:\n", "basic_auth_users: it is empty; to disable it, write `basic_auth_users: {}`"),
         (f"tls_server_config:\n{USERS}", "tls_server_config: it is empty"),
         ("{}" + " " * MAX_FILE_BYTES, "has more than 1048576 bytes"),
     ],
 )  # fmt: skip
-def test_a_file_that_cannot_hold_is_refused_by_field(web, text: str, said: str) -> None:
+def test_an_invalid_file_is_rejected_by_field(web, text: str, message: str) -> None:
     with pytest.raises(Unavailable) as refused:
         web(text).load()
-    assert said in refused.value.reason
+    assert message in refused.value.reason
     assert refused.value.remedy
 
 
@@ -311,23 +308,23 @@ def test_braces_alone_ask_for_nothing_and_a_missing_file_is_refused(web, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "it is empty"),
-        (TLS, "basic_auth_users is in force and is missing now; to do without it, write `basic_auth_users: {}`"),
-        (USERS, "tls_server_config is in force and is missing now"),
+        (TLS, "basic_auth_users is in effect, but missing now; to disable it, write `basic_auth_users: {}`"),
+        (USERS, "tls_server_config is in effect, but missing now"),
         (TLS + "basic_auth_users:\n", "basic_auth_users: it is empty"),
         ("tls_server_config:\n" + USERS, "tls_server_config: it is empty"),
     ],
 )
-def test_protection_does_not_go_by_accident(web, tmp_path: Path, text: str, said: str) -> None:
-    """A file is read anew while it is being written, too."""
+def test_protection_is_not_lost_by_accident(web, tmp_path: Path, text: str, message: str) -> None:
+    """The file may be read while it is being written."""
     config = web(TLS + USERS)
     config.load()
     (tmp_path / "web.yml").write_text(text)
     with pytest.raises(Unavailable) as refused:
         config.load()
-    assert said in refused.value.reason
+    assert message in refused.value.reason
 
 
 @pytest.mark.parametrize(
@@ -371,23 +368,22 @@ def test_garbage_is_refused_with_a_remedy_and_nothing_else(
 @given(st.text(st.characters(), max_size=60))
 @settings(deadline=None, max_examples=300)
 def test_no_text_of_a_header_breaks_the_check(header: str) -> None:
-    async def asked() -> bool:
+    async def responds() -> bool:
         return await PasswordChecker({"prometheus": HASHED}).authenticates(header, HERE)
 
-    assert asyncio.run(asked()) is False
+    assert asyncio.run(responds()) is False
 
 
-async def until(condition) -> None:
-    deadline = time.monotonic() + 20
-    while not await condition():
-        assert time.monotonic() < deadline, "it never happened"
-        await asyncio.sleep(0.05)
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(20):
+        while not await condition():
+            await asyncio.sleep(0.05)
 
 
 async def test_new_users_and_certificates_are_taken_without_a_connection_lost(
     web, serve, authority, tmp_path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(web_server, "CONFIG_POLL_INTERVAL_S", 0.02)
+    monkeypatch.setattr(web_config, "POLL_INTERVAL_S", 0.02)
     port = await serve(web(TLS))
     url = f"https://localhost:{port}/healthz"
     other = Authority(tmp_path, "other-ca")
@@ -411,17 +407,36 @@ async def test_new_users_and_certificates_are_taken_without_a_connection_lost(
     with caplog.at_level(logging.INFO):
         web(TLS + USERS)
 
-        async def asked() -> bool:
+        async def responds() -> bool:
             return (await get(url, tls=trusting(other)))[0] == 401
 
-        await until(asked)
+        await until(responds)
         web(TLS + "basic_auth_users: {a: b}\n")
-        await until(lambda: _said(caplog, "stays as it was"))
+        await until_async(lambda: "the web configuration was not changed" in caplog.text)
     assert (await get(url, tls=trusting(other), user="prometheus", password=SECRET))[0] == 200
 
 
-async def _said(caplog: pytest.LogCaptureFixture, text: str) -> bool:
-    return text in caplog.text
+async def test_a_configuration_that_is_rejected_is_reported_once_and_the_next_one_applied(
+    web, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(web_config, "POLL_INTERVAL_S", 0.02)
+    config = web("{}")
+    config.load()
+    applied: list[bool] = []
+
+    async def apply(secured: WebSecurity) -> None:
+        if secured.users:
+            raise Unavailable("no passwords here", "remove them")
+        applied.append(secured.tls is not None)
+
+    following = asyncio.create_task(config.follow(apply))
+    web(USERS)
+    await until_async(lambda: "the web configuration was not changed: no passwords here: remove them" in caplog.text)
+    await asyncio.sleep(0.1)
+    assert (caplog.text.count("no passwords here"), applied) == (1, [])
+    web(TLS + "basic_auth_users: {}\n")
+    await until_async(lambda: applied == [True])
+    following.cancel()
 
 
 async def test_the_command_line_comes_in_with_the_user_of_its_url(web, serve) -> None:
@@ -430,5 +445,5 @@ async def test_the_command_line_comes_in_with_the_user_of_its_url(web, serve) ->
     client = AgentClient(f"http://prometheus:{secret}@127.0.0.1:{port}")
     assert (await asyncio.to_thread(client.view)).seq == 2
     assert client.url == f"http://127.0.0.1:{port}", "what is shown has no password in it"
-    with pytest.raises(Unavailable, match="asks for a user and a password"):
+    with pytest.raises(Unavailable, match="requires a user and a password"):
         await asyncio.to_thread(AgentClient(f"http://127.0.0.1:{port}").view)

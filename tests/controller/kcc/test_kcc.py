@@ -1,4 +1,4 @@
-"""Which node gets which configuration: tables of cases, and what holds for every situation."""
+"""Assignment of configurations to nodes: tables of cases, and properties for every input."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ ALLOWED = {0: frozenset({"zone"}), 10: frozenset({"zone", "kind"})}
 KIND = msgspec.to_builtins(GVR)
 
 
-def made(
+def config_object(
     name: str, spec: Mapping[str, Any] | None = None, config: object = None, *,
-    gone: bool = False, finalizers: tuple[str, ...] = (FINALIZER,), at: str = "2026-01-31T11:00:00Z",
+    deleted: bool = False, finalizers: tuple[str, ...] = (FINALIZER,), at: str = "2026-01-31T11:00:00Z",
     status: Mapping[str, Any] | None = None,
 ) -> UnstructuredObject:  # fmt: skip
     metadata = KubeMetadata(
         name=name, namespace="kat", uid=f"u-{name}", generation=3, creation_timestamp=at, finalizers=finalizers,
-        deletion_timestamp="2026-01-31T11:59:00Z" if gone else None,
+        deletion_timestamp="2026-01-31T11:59:00Z" if deleted else None,
     )  # fmt: skip
     return UnstructuredObject(
         metadata=metadata, spec={**(spec or {}), "config": {"x": 1} if config is None else config}, status=status or {}
     )
 
 
-def labelled(zone: str, priority: int = 0, **spec: object) -> dict[str, object]:
+def selecting(zone: str, priority: int = 0, **spec: object) -> dict[str, object]:
     return {"nodeLabelSelector": f"zone={zone}", "priority": priority, **spec}
 
 
-def named(*names: str, lasts: str = "2h") -> dict[str, object]:
+def ephemeral(*names: str, lasts: str = "2h") -> dict[str, object]:
     return {"ephemeralSelector": {"nodeNames": list(names), "lastDuration": lasts}}
 
 
@@ -59,17 +59,11 @@ def entry(name: str, config: object = None) -> dict[str, Any]:
     }
 
 
-def known(objects: list[UnstructuredObject], nodes: Mapping[str, Cnc], **more: Any) -> RolloutInputs:
-    return RolloutInputs(
-        gvr=GVR, allowed=ALLOWED, objects={f"kat/{each.metadata.name}": each for each in objects}, nodes=nodes, **more
-    )
+def assigned_names(result: RolloutPlan) -> dict[str, str | None]:
+    return {name: None if assigned is None else assigned["configName"] for name, assigned in result.entries.items()}
 
 
-def given_to(result: RolloutPlan) -> dict[str, str | None]:
-    return {name: None if given is None else given["configName"] for name, given in result.entries.items()}
-
-
-def said(result: RolloutPlan, name: str) -> tuple[str, str]:
+def condition_of(result: RolloutPlan, name: str) -> tuple[str, str]:
     condition = result.statuses[f"kat/{name}"]["conditions"][-1]
     return condition["reason"], condition["message"]
 
@@ -77,54 +71,74 @@ def said(result: RolloutPlan, name: str) -> tuple[str, str]:
 NODES = {"n1": node("a"), "n2": node("b"), "n3": node("a", kind="gpu")}
 
 
+def plan(
+    objects: list[UnstructuredObject], nodes: Mapping[str, Cnc] = NODES, *, now_s: float = NOW, **more: Any
+) -> RolloutPlan:
+    """Plan the rollout of these objects."""
+    by_key = {f"kat/{each.metadata.name}": each for each in objects}
+    return plan_rollout(RolloutInputs(gvr=GVR, allowed=ALLOWED, objects=by_key, nodes=nodes, **more), now_s)
+
+
 @pytest.mark.parametrize(
     ("objects", "expected"),
     [
         ([], {}),
-        ([made("g")], {"n1": "g", "n2": "g", "n3": "g"}),
-        ([made("g"), made("a", labelled("a"))], {"n1": "a", "n2": "g", "n3": "a"}),
-        ([made("a", labelled("a"))], {"n1": "a", "n3": "a"}),
-        ([made("g"), made("a", labelled("a")), made("top", labelled("a", 10))], {"n1": "top", "n2": "g", "n3": "top"}),
-        ([made("g"), made("a", labelled("a")), made("e", named("n1", "n9"))], {"n1": "e", "n2": "g", "n3": "a"}),
-        ([made("g"), made("gone", labelled("a"), gone=True)], {"n1": "g", "n2": "g", "n3": "g"}),
-        ([made("g", {"paused": True})], {}),
-        ([made("g"), made("a", labelled("a", paused=True))], {"n2": "g"}),
-        ([made("g", {"updateStrategy": {"rollingUpdate": {"canary": 2}}})], {"n1": "g", "n2": "g"}),
-        ([made("g", {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"canary": "34%"}}})], {"n1": "g"}),
+        ([config_object("g")], {"n1": "g", "n2": "g", "n3": "g"}),
+        ([config_object("g"), config_object("a", selecting("a"))], {"n1": "a", "n2": "g", "n3": "a"}),
+        ([config_object("a", selecting("a"))], {"n1": "a", "n3": "a"}),
         (
-            [made("g"), made("a", labelled("a", updateStrategy={"rollingUpdate": {"canary": 1}}))],
+            [config_object("g"), config_object("a", selecting("a")), config_object("top", selecting("a", 10))],
+            {"n1": "top", "n2": "g", "n3": "top"},
+        ),
+        (
+            [config_object("g"), config_object("a", selecting("a")), config_object("e", ephemeral("n1", "n9"))],
+            {"n1": "e", "n2": "g", "n3": "a"},
+        ),
+        (
+            [config_object("g"), config_object("deleted", selecting("a"), deleted=True)],
+            {"n1": "g", "n2": "g", "n3": "g"},
+        ),
+        ([config_object("g", {"paused": True})], {}),
+        ([config_object("g"), config_object("a", selecting("a", paused=True))], {"n2": "g"}),
+        ([config_object("g", {"updateStrategy": {"rollingUpdate": {"canary": 2}}})], {"n1": "g", "n2": "g"}),
+        (
+            [config_object("g", {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"canary": "34%"}}})],
+            {"n1": "g"},
+        ),
+        (
+            [config_object("g"), config_object("a", selecting("a", updateStrategy={"rollingUpdate": {"canary": 1}}))],
             {"n1": "a", "n2": "g"},
         ),
-        ([made("g"), made("old", named("n1", lasts="1h"))], {"n1": "g", "n2": "g", "n3": "g"}),
+        ([config_object("g"), config_object("old", ephemeral("n1", lasts="1h"))], {"n1": "g", "n2": "g", "n3": "g"}),
     ],
 )
-def test_who_gets_what(objects: list[UnstructuredObject], expected: dict[str, str]) -> None:
-    assert given_to(plan_rollout(known(objects, NODES), NOW)) == expected
+def test_assignment_of_objects_to_nodes(objects: list[UnstructuredObject], expected: dict[str, str]) -> None:
+    assert assigned_names(plan(objects)) == expected
 
 
 @pytest.mark.parametrize(
     ("spec", "reason", "message"),
     [
         (
-            {"nodeLabelSelector": "zone=a", **named("n1")},
+            {"nodeLabelSelector": "zone=a", **ephemeral("n1")},
             "ValidateFailed",
             "cannot be combined with ephemeralSelector.nodeNames",
         ),
         (
             {"ephemeralSelector": {"nodeNames": ["n1"]}},
             "ValidateFailed",
-            "spec.ephemeralSelector.lastDuration: is missing",
+            "spec.ephemeralSelector.lastDuration: is required with nodeNames",
         ),
-        ({"ephemeralSelector": {"lastDuration": "1h"}}, "ValidateFailed", "lastDuration: needs nodeNames beside it"),
+        ({"ephemeralSelector": {"lastDuration": "1h"}}, "ValidateFailed", "lastDuration: requires nodeNames"),
         (
             {"nodeLabelSelector": "zone=a", "ephemeralSelector": {"lastDuration": "1h"}},
             "ValidateFailed",
-            "needs nodeNames",
+            "requires nodeNames",
         ),
-        (named("n1", lasts="soon"), "ValidateFailed", "'soon' is no duration such as 90s"),
+        (ephemeral("n1", lasts="soon"), "ValidateFailed", "'soon' is no duration such as 90s"),
         ({"nodeLabelSelector": "rack=a"}, "ValidateFailed", "label rack is not allowed for priority 0, only zone"),
         (
-            labelled("a", 7),
+            selecting("a", 7),
             "ValidateFailed",
             "spec.priority: 7 has no nodeLabelSelectorAllowedKeyList in the KCC, which lists 0, 10",
         ),
@@ -139,119 +153,119 @@ def test_who_gets_what(objects: list[UnstructuredObject], expected: dict[str, st
         (
             {"updateStrategy": {"rollingUpdate": {"canary": "some"}}},
             "CalculateCanaryCutoffFailed",
-            "'some' is none; write 3 or 10%",
+            "'some' is invalid; write 3 or 10%",
         ),
         ({"updateStrategy": {"rollingUpdate": {"canary": "1.5%"}}}, "CalculateCanaryCutoffFailed", "canary"),
     ],
 )
-def test_an_object_that_cannot_stand_stops_its_kind(spec: dict[str, object], reason: str, message: str) -> None:
-    result = plan_rollout(known([made("bad", spec), made("g")], NODES), NOW)
-    found, told = said(result, "bad")
-    assert (found, result.invalid) == (reason, ("kat/bad",))
-    assert message in told
+def test_an_invalid_object_halts_its_kind(spec: dict[str, object], reason: str, message: str) -> None:
+    result = plan([config_object("bad", spec), config_object("g")])
+    actual_reason, actual_message = condition_of(result, "bad")
+    assert (actual_reason, result.invalid) == (reason, ("kat/bad",))
+    assert message in actual_message
     assert result.entries == {}
-    assert said(result, "g") == ("Normal", "not rolled out while kat/bad cannot stand")
+    assert condition_of(result, "g") == ("Normal", "not rolled out while kat/bad is invalid")
     assert "targetNodes" not in result.statuses["kat/g"], "the counts of nodes stay as they were"
-    assert "currentHash" not in result.statuses["kat/bad"], "what cannot stand has none"
+    assert "currentHash" not in result.statuses["kat/bad"], "an invalid object has no hash"
 
 
-def test_a_configuration_that_is_none_has_no_hash() -> None:
-    result = plan_rollout(known([made("bad", config=[1])], NODES), NOW)
-    assert said(result, "bad") == ("HashFailed", "Expected object | null, got array - at spec.config")
+def test_an_invalid_configuration_has_no_hash() -> None:
+    result = plan([config_object("bad", config=[1])])
+    assert condition_of(result, "bad") == ("HashFailed", "Expected object | null, got array - at spec.config")
 
 
 def test_a_configuration_that_is_nested_too_deep_stops_its_kind_and_not_the_controller() -> None:
     deep: object = 1
     for _ in range(200_000):
         deep = {"a": deep}
-    result = plan_rollout(known([made("bad", config=deep)], NODES), NOW)
-    assert said(result, "bad")[0] == "HashFailed"
+    result = plan([config_object("bad", config=deep)])
+    assert condition_of(result, "bad")[0] == "HashFailed"
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "message"),
+    ("first_spec", "second_spec", "message"),
     [
-        ({}, {}, "both are for all nodes"),
+        ({}, {}, "both apply to all nodes"),
         (
-            labelled("a"),
+            selecting("a"),
             {"nodeLabelSelector": "zone in (a,b)"},
             "a node can match both selectors, and both have priority 0",
         ),
-        (labelled("a"), {"nodeLabelSelector": "zone!=b"}, "both have priority 0"),
-        (named("n1", "n2"), named("n2", "n3"), "both name node n2"),
+        (selecting("a"), {"nodeLabelSelector": "zone!=b"}, "both have priority 0"),
+        (ephemeral("n1", "n2"), ephemeral("n2", "n3"), "both name node n2"),
     ],
 )
-def test_objects_that_cannot_stand_together_are_both_invalid(
-    one: dict[str, object], other: dict[str, object], message: str
+def test_conflicting_objects_are_both_invalid(
+    first_spec: dict[str, object], second_spec: dict[str, object], message: str
 ) -> None:
-    result = plan_rollout(known([made("one", one), made("two", other)], NODES), NOW)
+    result = plan([config_object("one", first_spec), config_object("two", second_spec)])
     assert result.invalid == ("kat/one", "kat/two")
-    assert message in said(result, "one")[1]
-    assert said(result, "two")[1].startswith("conflicts with kat/one: ")
+    assert message in condition_of(result, "one")[1]
+    assert condition_of(result, "two")[1].startswith("conflicts with kat/one: ")
     assert result.entries == {}
 
 
-def test_what_stands_together() -> None:
+def test_objects_without_conflicts() -> None:
     objects = [
-        made("g"),
-        made("a", labelled("a")),
-        made("b", labelled("b")),
-        made("top", labelled("a", 10)),
-        made("e", named("n1")),
-        made("f", named("n2")),
+        config_object("g"),
+        config_object("a", selecting("a")),
+        config_object("b", selecting("b")),
+        config_object("top", selecting("a", 10)),
+        config_object("e", ephemeral("n1")),
+        config_object("f", ephemeral("n2")),
     ]
-    assert plan_rollout(known(objects, NODES), NOW).invalid == ()
+    assert plan(objects).invalid == ()
 
 
 def test_an_object_that_cannot_be_read_stops_its_kind_too() -> None:
-    result = plan_rollout(known([made("g")], NODES, unreadable={"kat/odd": "Expected `object`"}), NOW)
+    result = plan([config_object("g")], unreadable={"kat/odd": "Expected `object`"})
     assert (result.entries, result.invalid) == ({}, ("kat/odd",))
 
 
-def test_nodes_of_an_object_that_goes_move_and_only_then_it_goes() -> None:
-    objects = [made("g"), made("a", labelled("a"), {"x": 2}, gone=True)]
+def test_a_deleted_object_loses_its_finalizer_after_its_nodes_have_moved() -> None:
+    objects = [config_object("g"), config_object("a", selecting("a"), {"x": 2}, deleted=True)]
     nodes = {"n1": node("a", entry("a", {"x": 2})), "n2": node("b", entry("g"))}
-    first = plan_rollout(known(objects, nodes), NOW)
-    assert (given_to(first), first.finalizers) == ({"n1": "g"}, {})
-    moved = plan_rollout(known(objects, {"n1": node("a", entry("g")), "n2": nodes["n2"]}), NOW)
-    assert (given_to(moved), moved.finalizers) == ({}, {"kat/a": ()})
+    first = plan(objects, nodes)
+    assert (assigned_names(first), first.finalizers) == ({"n1": "g"}, {})
+    moved = plan(objects, {"n1": node("a", entry("g")), "n2": nodes["n2"]})
+    assert (assigned_names(moved), moved.finalizers) == ({}, {"kat/a": ()})
 
 
-def test_what_no_object_is_for_any_longer_is_taken_away_even_while_others_are_paused() -> None:
-    nodes = {"n1": node("a", entry("gone")), "n2": node("b", entry("g"))}
-    assert given_to(plan_rollout(known([made("g", {"paused": True})], nodes), NOW)) == {"n1": None}
-    assert given_to(plan_rollout(known([], nodes), NOW)) == {"n1": None, "n2": None}
+def test_entries_of_deleted_objects_are_removed_even_while_others_are_paused() -> None:
+    nodes = {"n1": node("a", entry("deleted")), "n2": node("b", entry("g"))}
+    assert assigned_names(plan([config_object("g", {"paused": True})], nodes)) == {"n1": None}
+    assert assigned_names(plan([], nodes)) == {"n1": None, "n2": None}
 
 
-def test_a_deletion_does_not_wait_for_somebody_elses_mistake() -> None:
-    result = plan_rollout(
-        known([made("bad", {"priority": "x"}), made("a", gone=True)], {"n1": node(entry=entry("a"))}), NOW
+def test_an_invalid_object_does_not_block_the_deletion_of_others() -> None:
+    result = plan(
+        [config_object("bad", {"priority": "x"}), config_object("a", deleted=True)], {"n1": node(entry=entry("a"))}
     )
     assert result.finalizers == {"kat/a": ()}
     assert result.entries == {}
 
 
-def test_finalizers_are_ours_alone_to_change() -> None:
+def test_finalizers_of_other_writers_are_kept() -> None:
     before = ("someone/else", LEGACY_FINALIZERS[0])
-    result = plan_rollout(known([made("g", finalizers=before)], {}), NOW)
+    result = plan([config_object("g", finalizers=before)], {})
     assert result.finalizers == {"kat/g": ("someone/else", FINALIZER)}
-    gone = plan_rollout(known([made("g", finalizers=(*before, FINALIZER), gone=True)], {}), NOW)
-    assert gone.finalizers == {"kat/g": ("someone/else",)}
+    deleted = plan([config_object("g", finalizers=(*before, FINALIZER), deleted=True)], {})
+    assert deleted.finalizers == {"kat/g": ("someone/else",)}
 
 
-def test_what_holds_for_a_time_ends_when_it_is_over() -> None:
+def test_temporary_objects_expire() -> None:
     objects = [
-        made("e", named("n1", lasts="90m")),
-        made("f", named("n2", lasts="2h")),
-        made("over", named("n3", lasts="60m")),
+        config_object("e", ephemeral("n1", lasts="90m")),
+        config_object("f", ephemeral("n2", lasts="2h")),
+        config_object("over", ephemeral("n3", lasts="60m")),
     ]
-    result = plan_rollout(known(objects, NODES), NOW)
+    result = plan(objects)
     assert result.expired == ("kat/over",)
     assert result.wake_at_s == parse_timestamp("2026-01-31T12:30:00Z")
-    assert plan_rollout(known(objects, NODES), NOW + 1800).expired == ("kat/e", "kat/over")
+    assert plan(objects, now_s=NOW + 1800).expired == ("kat/e", "kat/over")
 
 
-def test_status_counts_what_is_and_not_what_is_meant() -> None:
+def test_the_status_counts_updated_nodes_and_not_planned_ones() -> None:
     spec = {"updateStrategy": {"rollingUpdate": {"canary": 2}}}
     nodes = {
         "n1": node(entry=entry("g")),
@@ -259,8 +273,8 @@ def test_status_counts_what_is_and_not_what_is_meant() -> None:
         "n3": node(entry=entry("g", {"x": 0})),
         "n4": node(),
     }
-    result = plan_rollout(known([made("g", spec)], nodes), NOW)
-    assert given_to(result) == {"n2": "g"}
+    result = plan([config_object("g", spec)], nodes)
+    assert assigned_names(result) == {"n2": "g"}
     condition = {
         "type": "Valid",
         "status": "True",
@@ -273,19 +287,19 @@ def test_status_counts_what_is_and_not_what_is_meant() -> None:
         "updatedTargetNodes": 1, "updatedNodes": 1, "conditions": [condition],
     }  # fmt: skip
     assert result.statuses == {"kat/g": written}
-    again = plan_rollout(known([made("g", spec, status=written)], nodes), NOW + 600)
+    again = plan([config_object("g", spec, status=written)], nodes, now_s=NOW + 600)
     assert again.statuses == {}, "nothing is written twice, and the condition keeps its time"
-    bad = plan_rollout(known([made("g", {"priority": "x"}, status=written)], nodes), NOW + 600)
+    bad = plan([config_object("g", {"priority": "x"}, status=written)], nodes, now_s=NOW + 600)
     assert bad.statuses["kat/g"]["conditions"][0]["lastTransitionTime"] == "2026-01-31T12:10:00Z"
-    assert "targetNodes" not in bad.statuses["kat/g"], "what is not known is not written"
+    assert "targetNodes" not in bad.statuses["kat/g"], "unknown numbers are not written"
 
 
-def test_an_object_says_what_it_has_become_although_another_holds_it_up() -> None:
+def test_the_hash_is_updated_while_the_kind_is_halted() -> None:
     status = {"currentHash": config_hash({"x": 1}, {}), "observedGeneration": 2, "targetNodes": 4}
-    edited, bad = made("g", config={"x": 2}, status=status), made("bad", {"priority": "x"})
-    found = plan_rollout(known([edited, bad], NODES), NOW).statuses["kat/g"]
-    assert (found["currentHash"], found["observedGeneration"]) == (config_hash({"x": 2}, {}), 3)
-    assert "targetNodes" not in found
+    edited, bad = config_object("g", config={"x": 2}, status=status), config_object("bad", {"priority": "x"})
+    status_fields = plan([edited, bad]).statuses["kat/g"]
+    assert (status_fields["currentHash"], status_fields["observedGeneration"]) == (config_hash({"x": 2}, {}), 3)
+    assert "targetNodes" not in status_fields
 
 
 @pytest.mark.parametrize(
@@ -298,13 +312,13 @@ def test_cutoffs(canary: int | str | None, nodes: int, expected: int) -> None:
 
 
 @pytest.mark.parametrize("canary", ["", "%", "5", "5 %", "٣%", "--5%", "9" * 40 + "%"])
-def test_cutoffs_that_are_none(canary: str) -> None:
+def test_an_invalid_canary_is_rejected(canary: str) -> None:
     with pytest.raises(InvalidTarget, match="canary"):
         canary_cutoff(canary, 5)
 
 
 def test_the_hash_is_that_of_canonical_json() -> None:
-    """printf '{"a":{"b":[1,2.5],"c":null},"z":"u"}' | sha256sum."""
+    """Equals `printf '{"a":{"b":[1,2.5],"c":null},"z":"u"}' | sha256sum`."""
     assert config_hash({"z": "u", "a": {"c": None, "b": [1, 2.5]}}, {}) == "252fd6575629"
     assert config_hash({}, {"targetNodes": 3, "conditions": []}) == config_hash({}, {})
     assert config_hash({}, {"enabledStrategies": [1]}) != config_hash({}, {})
@@ -329,8 +343,8 @@ def test_entries_of_other_kinds_and_unknown_fields_stay(before: list[Any], new: 
 
 SPECS = st.one_of(
     st.just({}),
-    st.builds(labelled, st.sampled_from("ab"), st.sampled_from([0, 10])),
-    st.lists(st.sampled_from(["n1", "n2"]), min_size=1, unique=True).map(lambda names: named(*names)),
+    st.builds(selecting, st.sampled_from("ab"), st.sampled_from([0, 10])),
+    st.lists(st.sampled_from(["n1", "n2"]), min_size=1, unique=True).map(lambda names: ephemeral(*names)),
 ).flatmap(
     lambda spec: st.sampled_from(
         [spec, {**spec, "paused": True}, {**spec, "updateStrategy": {"rollingUpdate": {"canary": 1}}}]
@@ -342,13 +356,13 @@ SPECS = st.one_of(
     st.lists(st.tuples(SPECS, st.booleans(), st.integers(0, 3)), max_size=5),
     st.dictionaries(
         st.sampled_from(["n1", "n2", "n3"]),
-        st.tuples(st.sampled_from("abc"), st.sampled_from([None, "o0", "o1", "gone"])),
+        st.tuples(st.sampled_from("abc"), st.sampled_from([None, "o0", "o1", "deleted"])),
     ),
 )
-def test_carried_out_a_plan_has_nothing_left_to_do(specs: list[Any], nodes: dict[str, Any]) -> None:
-    objects = [made(f"o{i}", spec, {"x": x}, gone=gone) for i, (spec, gone, x) in enumerate(specs)]
-    before = {name: node(zone, entry(has) if has else None) for name, (zone, has) in nodes.items()}
-    first = plan_rollout(known(objects, before), NOW)
+def test_a_plan_is_idempotent(specs: list[Any], nodes: dict[str, Any]) -> None:
+    objects = [config_object(f"o{i}", spec, {"x": x}, deleted=deleted) for i, (spec, deleted, x) in enumerate(specs)]
+    before = {name: node(zone, entry(current) if current else None) for name, (zone, current) in nodes.items()}
+    first = plan(objects, before)
     after = {
         name: msgspec.structs.replace(
             cnc,
@@ -362,11 +376,13 @@ def test_carried_out_a_plan_has_nothing_left_to_do(specs: list[Any], nodes: dict
         else cnc
         for name, cnc in before.items()
     }
-    second = plan_rollout(known(objects, after), NOW)
+    second = plan(objects, after)
     assert second.entries == {}
     if not first.invalid:
-        gone = {f"kat/{each.metadata.name}" for each in objects if each.metadata.deletion_timestamp}
-        assert {key for key in gone if second.finalizers.get(key) != ()} == set(), "what goes can go after one round"
+        deleted = {f"kat/{each.metadata.name}" for each in objects if each.metadata.deletion_timestamp}
+        assert {key for key in deleted if second.finalizers.get(key) != ()} == set(), (
+            "a deleted object loses its finalizer after one plan"
+        )
 
 
 def kcc(
@@ -375,14 +391,14 @@ def kcc(
     *,
     at: str = "2026-01-01T00:00:00Z",
     priorities: tuple[int, ...] = (0,),
-    gone: bool = False,
+    deleted: bool = False,
 ) -> Kcc:
     lists = [{"priority": priority, "keyList": ["zone"]} for priority in priorities]
     metadata = KubeMetadata(
         name=name,
         namespace="kat",
         creation_timestamp=at,
-        deletion_timestamp=at if gone else None,
+        deletion_timestamp=at if deleted else None,
         finalizers=(ownership.FINALIZER,),
     )
     spec = msgspec.convert({"targetType": gvr, "nodeLabelSelectorAllowedKeyList": lists}, KccSpec, from_attributes=True)
@@ -420,27 +436,27 @@ def kcc(
             [
                 (
                     "TargetTypeNotExist",
-                    "spec.targetType.resource: 'pods/exec' is none; write it in lower case, as `kubectl api-resources` does",
+                    "spec.targetType.resource: 'pods/exec' is invalid; write it in lower case, as `kubectl api-resources` does",
                 )
             ],
         ),
         ([kcc("a"), kcc("b", OTHER)], {}, [("Normal", ""), ("Normal", "")]),
         (
-            [kcc("a", gone=True)],
+            [kcc("a", deleted=True)],
             {"count": 2},
             [("Terminating", f"2 objects of {GVR.name} are left; delete them first")],
         ),
     ],
 )
-def test_who_owns_a_kind(kccs: list[Kcc], targets: dict[str, Any], expected: list[tuple[str, str]]) -> None:
-    owned = ownership.resolve_owners(
+def test_ownership_of_a_kind(kccs: list[Kcc], targets: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+    resolved = ownership.resolve_owners(
         {f"kat/{each.metadata.name}": each for each in kccs}, lambda _: ownership.TargetSummary(**targets)
     )
-    assert [owned.reasons[f"kat/{each.metadata.name}"] for each in kccs] == expected
+    assert [resolved.reasons[f"kat/{each.metadata.name}"] for each in kccs] == expected
 
 
 @pytest.mark.parametrize(
-    ("gone", "before", "left", "expected"),
+    ("deleted", "before", "left", "expected"),
     [
         (False, (), 0, (ownership.FINALIZER,)),
         (False, (ownership.FINALIZER,), 0, None),
@@ -450,18 +466,18 @@ def test_who_owns_a_kind(kccs: list[Kcc], targets: dict[str, Any], expected: lis
     ],
 )
 def test_a_kcc_stays_while_objects_of_its_kind_are_left(
-    gone: bool, before: tuple[str, ...], left: int, expected: tuple[str, ...] | None
+    deleted: bool, before: tuple[str, ...], left: int, expected: tuple[str, ...] | None
 ) -> None:
-    one = kcc("a", gone=gone)
-    one = msgspec.structs.replace(one, metadata=msgspec.structs.replace(one.metadata, finalizers=before))
-    assert ownership.wanted_finalizers(one, left) == expected
+    stored = kcc("a", deleted=deleted)
+    stored = msgspec.structs.replace(stored, metadata=msgspec.structs.replace(stored.metadata, finalizers=before))
+    assert ownership.planned_finalizers(stored, left) == expected
 
 
 def test_the_status_of_a_kcc_is_written_once() -> None:
-    one = kcc("a")
-    written = ownership.changed_status(one, ("Normal", ""), {"kat/b", "kat/a"}, NOW)
+    stored = kcc("a")
+    written = ownership.changed_status(stored, ("Normal", ""), {"kat/b", "kat/a"}, NOW)
     assert written["invalidTargetConfigList"] == ["kat/a", "kat/b"]
     assert [(each["status"], each["reason"]) for each in written["conditions"]] == [("True", "Normal")]
-    again = msgspec.structs.replace(one, status=msgspec.convert(written, KccStatus))
+    again = msgspec.structs.replace(stored, status=msgspec.convert(written, KccStatus))
     assert ownership.changed_status(again, ("Normal", ""), {"kat/b", "kat/a"}, NOW + 60) == {}
     assert ownership.changed_status(again, ("Normal", ""), (), NOW + 60) == {"invalidTargetConfigList": []}

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from api.cpu import Cpu, Topology
 from api.decision import ActMode, Cycle
-from api.measurements import (
+from api.snapshot import (
     UNLIMITED,
     CgroupLimits,
+    CgroupSample,
     CpuTimes,
     Disk,
     Durations,
@@ -21,13 +22,14 @@ from api.measurements import (
     LoadAverages,
     Machine,
     MemoryZone,
+    NodeSample,
     NumaNode,
     Pressure,
     ReclaimLatency,
+    Snapshot,
     SocketTraffic,
     ThreadStates,
 )
-from api.snapshot import CgroupSample, NodeSample, Snapshot
 from exporters.malachite.cgroup_documents import CgroupLayout
 from exporters.malachite.history import MalachiteHistory
 
@@ -149,25 +151,25 @@ def limits(layout: CgroupLayout) -> CgroupLimits:
 
 def busy(layout: CgroupLayout, seconds: int) -> CgroupSample:
     """The container with everything."""
-    one = layout.version == "V1"
+    item = layout.version == "V1"
     faults = {"pgfault": 300 * seconds, "pgmajfault": 3 * seconds}
-    stat = V1_STAT | faults | {f"total_{k}": 2 * v for k, v in faults.items()} if one else V2_STAT | faults
+    stat = V1_STAT | faults | {f"total_{k}": 2 * v for k, v in faults.items()} if item else V2_STAT | faults
     pages = {"total": {0: 300, 1: 20}, "file": {0: 200, 1: 10}, "anon": {0: 100, 1: 10}, "unevictable": {0: 0, 1: 0}}
     numa = pages | {f"hierarchical_{kind}": {n: 2 * v for n, v in of.items()} for kind, of in pages.items()}
     return CgroupSample(
         path=BUSY, id=11, cpu_usage_ns=1500 * MS * seconds, cpu_user_ns=1250 * MS * seconds,
-        cpu_system_ns=250 * MS * seconds, per_cpu_ns=(1000 * MS * seconds, 500 * MS * seconds, 0, 0) if one else None,
+        cpu_system_ns=250 * MS * seconds, per_cpu_ns=(1000 * MS * seconds, 500 * MS * seconds, 0, 0) if item else None,
         periods=10 * seconds, throttled_periods=2 * seconds, throttled_ns=40 * MS * seconds, threads=8,
-        memory_bytes=64 * MIB, swap_bytes=MIB, kernel_memory_bytes=3 * MIB, kernel_tcp_bytes=4096 if one else None,
-        cpu_pressure=None if one else pressure(8.0), memory_pressure=None if one else pressure(4.0),
-        io_pressure=None if one else pressure(2.0), limits=limits(layout), memory_stat=stat,
-        numa_stat=numa if one else {"anon": {0: 20 * MIB, 1: 10 * MIB}, "file": {0: 20 * MIB}, "unevictable": {0: 0}},
-        memory_events={"oom_kill": 2} if one else {"oom_kill": 2, "local.max": 5, "local.oom": 1, "local.oom_kill": 1},
+        memory_bytes=64 * MIB, swap_bytes=MIB, kernel_memory_bytes=3 * MIB, kernel_tcp_bytes=4096 if item else None,
+        cpu_pressure=None if item else pressure(8.0), memory_pressure=None if item else pressure(4.0),
+        io_pressure=None if item else pressure(2.0), limits=limits(layout), memory_stat=stat,
+        numa_stat=numa if item else {"anon": {0: 20 * MIB, 1: 10 * MIB}, "file": {0: 20 * MIB}, "unevictable": {0: 0}},
+        memory_events={"oom_kill": 2} if item else {"oom_kill": 2, "local.max": 5, "local.oom": 1, "local.oom_kill": 1},
         io={"254:0": IoStat(read_bytes=MIB * seconds, write_bytes=2 * MIB * seconds, reads=16 * seconds,
                             writes=32 * seconds, discard_bytes=4096, discards=1)},
         files_read_at_ns=BOOTED_AT_NS + seconds * S - 400 * MS,
         threads_by_state=ThreadStates(runnable=2, uninterruptible=1, iowait=1, sleeping=5),
-        load=LoadAverages(one=2.5, five=2.0, fifteen=1.5, runnable_one=2.25, runnable_five=1.75, runnable_fifteen=1.25),
+        load=LoadAverages(load1=2.5, load5=2.0, load15=1.5, runnable1=2.25, runnable5=1.75, runnable15=1.25),
         reclaim=ReclaimLatency(direct=Durations(sum_ns=1000 * seconds, count=seconds),
                         limit=Durations(sum_ns=3000 * seconds, count=2 * seconds), reclaimed_pages=0, kswapd_wakeups=0),
         net=SocketTraffic(tcp_sent_bytes=3000 * seconds, tcp_received_bytes=2000 * seconds, tcp_sent_packets=3 * seconds,
@@ -181,7 +183,7 @@ def snapshot(seconds: int, layout: CgroupLayout = V1) -> Snapshot:
     quiet = CgroupSample(
         path=IDLE, id=12, cpu_usage_ns=5 * MS, files_read_at_ns=BOOTED_AT_NS + seconds * S,
         threads_by_state=ThreadStates(runnable=1, uninterruptible=0, iowait=0, sleeping=0),
-        load=LoadAverages(one=0.5, five=0.5, fifteen=0.5, runnable_one=0.5, runnable_five=0.5, runnable_fifteen=0.5),
+        load=LoadAverages(load1=0.5, load5=0.5, load15=0.5, runnable1=0.5, runnable5=0.5, runnable15=0.5),
     )  # fmt: skip
     above = [
         CgroupSample(path=path, id=number, files_read_at_ns=BOOTED_AT_NS + seconds * S)
@@ -201,10 +203,10 @@ def snapshot(seconds: int, layout: CgroupLayout = V1) -> Snapshot:
 
 def history(*seconds: int, layout: CgroupLayout = V1) -> MalachiteHistory:
     """All these seconds seen, one after the other."""
-    seen = MalachiteHistory()
+    observed = MalachiteHistory()
     for second in seconds:
-        seen.add(snapshot(second, layout))
-    return seen
+        observed.add(snapshot(second, layout))
+    return observed
 
 
 def finished(shown: Snapshot) -> Cycle:

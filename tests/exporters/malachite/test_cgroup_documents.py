@@ -8,12 +8,12 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from api.measurements import BlockIo, CgroupLimits, CpuCounters, Durations, ReclaimLatency
+from api.snapshot import BlockIo, CgroupLimits, CpuCounters, Durations, ReclaimLatency, Snapshot
 from exporters.malachite.cgroup_documents import CgroupLayout
 from exporters.malachite.history import MalachiteHistory
 from exporters.malachite.memory import memory_document
 from tests.exporters.malachite import contract
-from tests.exporters.malachite.documents import TEN_SECONDS, cgroup, changed, document
+from tests.exporters.malachite.documents import TEN_SECONDS, cgroup, changed, document, observe, with_cgroups
 from tests.exporters.malachite.machine import BUSY, IDLE, MIB, MS, POD, V1, V2, S, busy, history, snapshot
 
 
@@ -36,15 +36,13 @@ def test_usage_ratios_of_a_cgroup_are_cores() -> None:
 
 @pytest.mark.parametrize("layout", [V1, V2], ids=lambda layout: layout.version)
 def test_no_limit_is_what_each_version_says(layout: CgroupLayout) -> None:
-    base = snapshot(1, layout)
     huge = (1 << 64) - 1
     free = CgroupLimits(
         quota_us=-1, period_us=100_000, memory_max_bytes=huge, memory_high_bytes=huge, swap_max_bytes=huge
     )
-    seen = MalachiteHistory()
     sample = msgspec.structs.replace(busy(layout, 1), limits=free)
-    seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: sample}))
-    shown = cgroup(BUSY, seen, layout)
+    observed = observe((1,), lambda _second, base: with_cgroups(base, sample), layout)
+    shown = cgroup(BUSY, observed, layout)
     if layout.version == "V1":
         assert shown["Cpuacct"]["Cpu"]["V1"]["cfs_quota_us"] == -1
         assert shown["Memory"]["Memory"]["V1"]["memory_limit_in_bytes"] == 9223372036854771712
@@ -56,11 +54,9 @@ def test_no_limit_is_what_each_version_says(layout: CgroupLayout) -> None:
 
 @pytest.mark.parametrize("period", [None, 0, -1])
 def test_the_client_never_divides_by_zero(period: int | None) -> None:
-    seen = MalachiteHistory()
-    base = snapshot(1)
     sample = msgspec.structs.replace(busy(V1, 1), limits=CgroupLimits(quota_us=-1, period_us=period))
-    seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: sample}))
-    assert cgroup(BUSY, seen)["Cpuacct"]["Cpu"]["V1"]["cfs_period_us"] == 100_000
+    observed = observe((1,), lambda _second, base: with_cgroups(base, sample))
+    assert cgroup(BUSY, observed)["Cpuacct"]["Cpu"]["V1"]["cfs_period_us"] == 100_000
 
 
 def test_threads_load_and_sockets_of_a_pod_are_those_of_its_containers() -> None:
@@ -83,7 +79,7 @@ def test_old_io_and_traffic_lie_five_seconds_before_the_new() -> None:
 
 def test_requests_that_a_probe_saw_stand_in_where_files_count_none() -> None:
     """Two containers of a pod, 4 reads of 4096 bytes a second each; the second one is new since three seconds."""
-    seen = MalachiteHistory()
+    observed = MalachiteHistory()
     for second in TEN_SECONDS:
         base = snapshot(second)
         reads = [(BUSY, 4 * second), (IDLE, 4 * (second - 7))]
@@ -94,9 +90,9 @@ def test_requests_that_a_probe_saw_stand_in_where_files_count_none() -> None:
             cgroups[path] = msgspec.structs.replace(cgroups[path], io={}, block_io={"254:0": counted})
         if second <= 7:
             del cgroups[IDLE]
-        seen.add(msgspec.structs.replace(base, cgroups=cgroups))
+        observed.add(msgspec.structs.replace(base, cgroups=cgroups))
     for path, new, old in ((BUSY, 40, 20), (IDLE, 12, 0), (POD, 52, 20)):
-        blocks = cgroup(path, seen)["Blkio"]["BlkIO"]["V1"]
+        blocks = cgroup(path, observed)["Blkio"]["BlkIO"]["V1"]
         assert (blocks["bpf_fs_data"]["fs_read"], blocks["old_bpf_fs_data"]["fs_read"]) == (new, old)
         assert blocks["bpf_fs_data"]["fs_read_bytes"] == 4096 * new
         assert blocks["update_time"] == 1_700_000_010, "probes count in every round"
@@ -104,21 +100,19 @@ def test_requests_that_a_probe_saw_stand_in_where_files_count_none() -> None:
 
 def test_files_without_a_line_are_no_zeros_of_now() -> None:
     """Current kernels count for version 1 only where a limit is set: empty files say nothing, today and five seconds ago."""
-    seen = history(*range(1, 6))
+    observed = history(*range(1, 6))
     for second in range(6, 11):
-        base = snapshot(second)
-        silent = msgspec.structs.replace(busy(V1, second), io={})
-        seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: silent}))
-    assert "Blkio" not in cgroup(BUSY, seen)
-    assert "Blkio" not in cgroup(POD, seen)
+        observed.add(with_cgroups(snapshot(second), msgspec.structs.replace(busy(V1, second), io={})))
+    assert "Blkio" not in cgroup(BUSY, observed)
+    assert "Blkio" not in cgroup(POD, observed)
 
 
 def test_a_cgroup_made_again_shares_nothing_with_the_one_before() -> None:
-    seen = history(*TEN_SECONDS)
+    observed = history(*TEN_SECONDS)
     base = snapshot(11)
     again = msgspec.structs.replace(busy(V1, 1), id=99, files_read_at_ns=base.node.files_read_at_ns)
-    seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: again}))
-    shown = cgroup(BUSY, seen)
+    observed.add(with_cgroups(base, again))
+    shown = cgroup(BUSY, observed)
     assert "cpu_usage_ratio" not in shown["Cpuacct"]["Cpu"]["V1"]
     blocks, net = shown["Blkio"]["BlkIO"]["V1"], shown["NetCls"]["Net"]
     assert blocks["old_bpf_fs_data"] == blocks["bpf_fs_data"]
@@ -126,21 +120,20 @@ def test_a_cgroup_made_again_shares_nothing_with_the_one_before() -> None:
 
 
 def test_a_cgroup_that_is_new_has_moved_all_its_traffic_since_then() -> None:
-    seen = history(*range(1, 9))
+    observed = history(*range(1, 9))
     for second in (9, 10):
-        base = snapshot(second)
         young = msgspec.structs.replace(busy(V1, second - 8), path=f"{POD}/c3", id=13)
-        seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {young.path: young}))
-    net = cgroup(f"{POD}/c3", seen)["NetCls"]["Net"]
+        observed.add(with_cgroups(snapshot(second), young))
+    net = cgroup(f"{POD}/c3", observed)["NetCls"]["Net"]
     assert (net["bpf_net_data"]["net_tcp_tx"], net["old_bpf_net_data"]["net_tcp_tx"]) == (6, 0)
 
 
 def test_new_minus_old_is_never_negative_when_a_counter_goes_back() -> None:
-    seen = history(*TEN_SECONDS)
+    observed = history(*TEN_SECONDS)
     base = snapshot(11)
     back = msgspec.structs.replace(busy(V1, 2), files_read_at_ns=base.node.files_read_at_ns)
-    seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: back}))
-    shown = cgroup(BUSY, seen)
+    observed.add(with_cgroups(base, back))
+    shown = cgroup(BUSY, observed)
     for new, old in (
         (shown["Blkio"]["BlkIO"]["V1"]["bpf_fs_data"], shown["Blkio"]["BlkIO"]["V1"]["old_bpf_fs_data"]),
         (shown["NetCls"]["Net"]["bpf_net_data"], shown["NetCls"]["Net"]["old_bpf_net_data"]),
@@ -148,13 +141,10 @@ def test_new_minus_old_is_never_negative_when_a_counter_goes_back() -> None:
         assert all(new[key] >= old[key] for key in new)
 
 
-def test_what_nobody_counts_is_left_out_and_so_never_zero() -> None:
-    seen = MalachiteHistory()
-    base = snapshot(1)
-    seen.add(
-        msgspec.structs.replace(base, cgroups={path: sample for path, sample in base.cgroups.items() if path != BUSY})
-    )
-    shown = cgroup(IDLE, seen)
+def test_uncounted_values_are_omitted_and_never_zero() -> None:
+    others = {path: sample for path, sample in snapshot(1).cgroups.items() if path != BUSY}
+    observed = observe((1,), lambda _second, base: msgspec.structs.replace(base, cgroups=others))
+    shown = cgroup(IDLE, observed)
     assert set(shown) == {"Cpuacct"}
     cpu = shown["Cpuacct"]["Cpu"]["V1"]
     assert "cpu_nr_throttled" not in cpu
@@ -178,27 +168,27 @@ def test_each_part_says_when_it_was_read() -> None:
         assert shown["Memory"]["Memory"][version]["update_time"] == boot + 9
         assert shown["Blkio"]["BlkIO"][version]["update_time"] == boot + 9
         assert shown["NetCls"]["Net"]["update_time"] == boot + 10
-    seen = changed(files_read_at_ns=(boot - 7) * S)
-    assert seen.latest is not None
-    assert memory_document(seen.latest, seen).update_time == boot - 7
-    assert document("system/compute", seen)["update_time"] == boot + 1
+    observed = changed(files_read_at_ns=(boot - 7) * S)
+    assert observed.latest is not None
+    assert memory_document(observed.latest, observed).update_time == boot - 7
+    assert document("system/compute", observed)["update_time"] == boot + 1
 
 
 @pytest.mark.parametrize("layout", [V1, V2], ids=lambda layout: layout.version)
 def test_a_pods_counters_are_those_of_its_containers(layout: CgroupLayout) -> None:
     """Without a third counter there are no misses, rather than none."""
-    base = snapshot(1, layout=layout)
     counted = {
         BUSY: CpuCounters(cycles=300, instructions=200, misses=None),
         IDLE: CpuCounters(cycles=50, instructions=100, misses=None),
         POD: CpuCounters(cycles=0, instructions=0, misses=None),
     }
-    cgroups = {
-        path: msgspec.structs.replace(sample, counters=counted.get(path)) for path, sample in base.cgroups.items()
-    }
-    seen = MalachiteHistory()
-    seen.add(msgspec.structs.replace(base, cgroups=cgroups))
-    shown = cgroup(POD, seen, layout)["Cpuacct"]
+
+    def change(_second: int, base: Snapshot) -> Snapshot:
+        samples = base.cgroups.items()
+        return with_cgroups(base, *(msgspec.structs.replace(of, counters=counted.get(path)) for path, of in samples))
+
+    observed = observe((1,), change, layout)
+    shown = cgroup(POD, observed, layout)["Cpuacct"]
     cpu = shown["Cpu"][layout.version]
     assert (cpu["cycles"], cpu["instructions"]) == (350, 300)
     assert "l3_misses" not in cpu
@@ -218,10 +208,10 @@ def test_reclaim_of_a_pod_is_that_of_its_containers(layout: CgroupLayout) -> Non
         for path, sample in base.cgroups.items()
     }
     cgroups[IDLE] = msgspec.structs.replace(cgroups[IDLE], reclaim=four)
-    seen = MalachiteHistory()
-    seen.add(msgspec.structs.replace(base, cgroups=cgroups))
+    observed = MalachiteHistory()
+    observed.add(msgspec.structs.replace(base, cgroups=cgroups))
     for path, stalls, count, took in ((BUSY, 1, 3, 4000), (POD, 5, 7, 4500), ("/kubepods/besteffort", 5, 7, 4500)):
-        memory = cgroup(path, seen, layout)["Memory"]["Memory"][layout.version]
+        memory = cgroup(path, observed, layout)["Memory"]["Memory"][layout.version]
         of = memory["bpf_mem_data"]
         assert (of["mem_reclaim_cnt"], of["mem_reclaim_time"]) == (count, took), path
         assert memory.get("total_allocstall") == (stalls if layout.version == "V1" else None), path
@@ -229,20 +219,19 @@ def test_reclaim_of_a_pod_is_that_of_its_containers(layout: CgroupLayout) -> Non
 
 def kills(path: str, events: dict[str, dict[str, int]], probed: dict[str, int]) -> int | None:
     """What the documents say of a cgroup whose files and whose probe say that."""
-    base = snapshot(1)
-    cgroups = {
-        at: msgspec.structs.replace(
-            sample, memory_bytes=MIB, memory_events=events.get(at, {}), oom_kills=probed.get(at)
-        )
-        for at, sample in base.cgroups.items()
-    }
-    seen = MalachiteHistory()
-    seen.add(msgspec.structs.replace(base, cgroups=cgroups))
-    shown = cgroup(path, seen)["Memory"]["Memory"]["V1"]["bpf_mem_data"].get("mem_oom_cnt")
+
+    def change(_second: int, base: Snapshot) -> Snapshot:
+        return with_cgroups(base, *(
+            msgspec.structs.replace(of, memory_bytes=MIB, memory_events=events.get(at, {}), oom_kills=probed.get(at))
+            for at, of in base.cgroups.items()
+        ))  # fmt: skip
+
+    observed = observe((1,), change)
+    shown = cgroup(path, observed)["Memory"]["Memory"]["V1"]["bpf_mem_data"].get("mem_oom_cnt")
     return None if shown is None else int(shown)
 
 
-def test_kills_of_a_pod_are_those_of_its_containers_whoever_adds_them_up() -> None:
+def test_kills_of_a_pod_are_the_sum_of_its_containers() -> None:
     """Version 1's file has the cgroup's own kills, version 2's all below too, and the probe's are the cgroup's own."""
     own = {POD: {"oom_kill": 0}, BUSY: {"oom_kill": 2}, IDLE: {"oom_kill": 1}}
     assert [kills(path, own, {}) for path in (BUSY, POD, "/")] == [2, 3, 3]

@@ -9,15 +9,26 @@ from typing import Any
 import msgspec
 import pytest
 
+from api.cpu import Topology
 from api.interfaces import Unavailable
-from api.measurements import CgroupLimits, CpuCounters, CpuTimes, Disk, Durations, L3Monitor, NumaNode
-from api.snapshot import CgroupSample, NodeSample, Snapshot
+from api.snapshot import (
+    CgroupLimits,
+    CgroupSample,
+    CpuCounters,
+    CpuTimes,
+    Disk,
+    Durations,
+    L3Monitor,
+    NodeSample,
+    NumaNode,
+    Snapshot,
+)
 from exporters.malachite.devices import frequency_document, info_document, io_document, power_document, resctrl_document
 from exporters.malachite.history import MalachiteHistory
 from exporters.malachite.memory import unusable_free_percent
 from exporters.malachite.server import DOCUMENTS
 from tests.exporters.malachite import contract
-from tests.exporters.malachite.documents import TEN_SECONDS, changed, document
+from tests.exporters.malachite.documents import TEN_SECONDS, changed, document, observe, with_node
 from tests.exporters.malachite.machine import GIB, KIB, MIB, MS, S, history, snapshot
 
 
@@ -49,9 +60,8 @@ def test_scheduling_wait_is_the_mean_of_one_wait_in_milliseconds() -> None:
 
 def test_without_schedstats_waits_of_cgroups_tell_pools_of_cpus_apart() -> None:
     """On CPUs 0 and 1 100 waits of 2 ms a second; on 2 and 3 50 of 8 ms; and on all of them 200 of 1 ms."""
-    seen = MalachiteHistory()
-    for second in TEN_SECONDS:
-        base = snapshot(second)
+
+    def change(second: int, base: Snapshot) -> Snapshot:
         cgroups = {
             path: CgroupSample(
                 path=path,
@@ -63,45 +73,45 @@ def test_without_schedstats_waits_of_cgroups_tell_pools_of_cpus_apart() -> None:
                 (("/a", "0-1", 100, 2), ("/b", "2-3", 50, 8), ("/c", None, 200, 1), ("/d", "garbage", 0, 0))
             )
         }
-        node = msgspec.structs.replace(base.node, run_delay_ns={}, timeslices={})
-        seen.add(msgspec.structs.replace(base, node=node, cgroups=cgroups))
-    shown = document("system/compute", seen)
+        return msgspec.structs.replace(with_node(base, run_delay_ns={}, timeslices={}), cgroups=cgroups)
+
+    shown = document("system/compute", observe(TEN_SECONDS, change))
     first, second_pool = (50 * 2 + 50 * 1) / 100, (25 * 8 + 50 * 1) / 75
     assert [cpu["cpu_sched_wait"] for cpu in shown["cpu"]] == pytest.approx([first, first, second_pool, second_pool])
     assert shown["global_cpu"]["cpu_sched_wait"] == pytest.approx((200 + 400 + 200) / 350)
 
 
 def test_without_schedstats_the_probes_waits_by_cpu_come_before_the_estimate() -> None:
-    """CPU 0 makes 100 tasks a second wait 2 ms each, CPU 1 one of 300 ms, nobody waits for CPU 2; CPU 3 came a second ago."""
-    seen = MalachiteHistory()
-    for second in TEN_SECONDS:
-        base = snapshot(second)
+    """CPU 0 makes 100 tasks a second wait 2 ms each, CPU 1 one of 300 ms, no task waits for CPU 2; CPU 3 came a second ago."""
+
+    def change(second: int, base: Snapshot) -> Snapshot:
         waits = {
             cpu: Durations(sum_ns=count * ms * MS * second, count=count * second)
             for cpu, count, ms in ((0, 100, 2), (1, 1, 300), (2, 0, 0), (3, 10, 1))
             if cpu != 3 or second == TEN_SECONDS[-1]
         }
-        node = msgspec.structs.replace(base.node, run_delay_ns={}, timeslices={}, cpu_waits=waits)
         estimated = CgroupSample(path="/a", id=7, wait=Durations(sum_ns=S * second, count=second))
-        seen.add(msgspec.structs.replace(base, node=node, cgroups={"/a": estimated}))
-    shown = document("system/compute", seen)
+        without_schedstat = with_node(base, run_delay_ns={}, timeslices={}, cpu_waits=waits)
+        return msgspec.structs.replace(without_schedstat, cgroups={"/a": estimated})
+
+    shown = document("system/compute", observe(TEN_SECONDS, change))
     assert [cpu.get("cpu_sched_wait") for cpu in shown["cpu"]] == [2.0, 300.0, 0.0, None]
     assert shown["global_cpu"]["cpu_sched_wait"] == pytest.approx((200 + 300) / 101)
 
 
 def test_cycles_per_instruction_are_those_of_the_last_five_seconds() -> None:
     """CPU 0 goes from 1 to 3 cycles an instruction after five seconds; CPU 1 retired nothing, CPU 2 has no third counter."""
-    seen = MalachiteHistory()
-    for second in TEN_SECONDS:
-        base = snapshot(second)
+
+    def change(second: int, base: Snapshot) -> Snapshot:
         late = max(0, second - 5)
         counted = {
             0: CpuCounters(cycles=(second + 2 * late) * S, instructions=second * S, misses=1000 * second),
             1: CpuCounters(cycles=second, instructions=0, misses=0),
             2: CpuCounters(cycles=S * second, instructions=2 * S * second),
         }
-        seen.add(msgspec.structs.replace(base, node=msgspec.structs.replace(base.node, cpu_counters=counted)))
-    shown = document("system/compute", seen)
+        return with_node(base, cpu_counters=counted)
+
+    shown = document("system/compute", observe(TEN_SECONDS, change))
     assert [cpu.get("cpi_data") for cpu in shown["cpu"]] == [
         {"cpi": 3.0, "instructions": 5.0 * S, "cycles": 15.0 * S, "l3_misses": 5000.0},
         None,
@@ -111,13 +121,10 @@ def test_cycles_per_instruction_are_those_of_the_last_five_seconds() -> None:
     assert not list(contract.breaches(shown, contract.DOCUMENTS["system/compute"]))
 
 
-def test_nobody_waited_is_zero_and_nobody_knows_is_absent() -> None:
+def test_no_wait_is_zero_and_an_unknown_wait_is_absent() -> None:
     def shown(**node: Any) -> dict[str, Any]:
-        seen = MalachiteHistory()
-        for second in (1, 6):
-            base = snapshot(second)
-            seen.add(msgspec.structs.replace(base, node=msgspec.structs.replace(base.node, **node)))
-        return document("system/compute", seen)["cpu"][0]
+        observed = observe((1, 6), lambda _second, base: with_node(base, **node))
+        return dict(document("system/compute", observed)["cpu"][0])
 
     assert shown(run_delay_ns={0: 5}, timeslices={0: 7})["cpu_sched_wait"] == 0.0
     assert "cpu_sched_wait" not in shown(run_delay_ns={}, timeslices={})
@@ -130,13 +137,11 @@ def test_without_a_past_the_cpus_are_there_and_their_shares_are_not() -> None:
 
 
 def test_a_mode_that_goes_backwards_has_not_grown() -> None:
-    seen = MalachiteHistory()
     before = CpuTimes(user_ns=0, nice_ns=0, system_ns=0, idle_ns=100, iowait_ns=50, irq_ns=0, softirq_ns=0, steal_ns=0)
     after = msgspec.structs.replace(before, user_ns=60, idle_ns=140, iowait_ns=40)
-    for second, times in ((1, before), (6, after)):
-        base = snapshot(second)
-        seen.add(msgspec.structs.replace(base, node=msgspec.structs.replace(base.node, per_cpu={0: times}, cpu=times)))
-    shown = document("system/compute", seen)
+    times = {1: before, 6: after}
+    observed = observe(times, lambda second, base: with_node(base, per_cpu={0: times[second]}, cpu=times[second]))
+    shown = document("system/compute", observed)
     assert (shown["cpu"][0]["cpu_usage"], shown["cpu"][0]["cpu_iowait_ratio"]) == (60.0, 0.0)
 
 
@@ -165,16 +170,16 @@ def test_cpus_of_numa_nodes_are_always_listed() -> None:
     ]
     shown = document("system/memory", changed(numa={}))
     assert [numa["cpu_list"]["inner"] for numa in shown["numa"]] == [[0, 1], [2, 3]]
-    assert "mem_total" not in shown["numa"][0], "nobody knows how the memory is spread"
+    assert "mem_total" not in shown["numa"][0], "the distribution of the memory is unknown"
 
 
 def test_a_kernel_without_numa_has_one_node_with_all_memory() -> None:
-    base = snapshot(1)
-    cpus = tuple(msgspec.structs.replace(cpu, numa=0) for cpu in base.topology.cpus)
-    topology = msgspec.structs.replace(base.topology, cpus=cpus)
-    seen = MalachiteHistory()
-    seen.add(msgspec.structs.replace(base, topology=topology, node=msgspec.structs.replace(base.node, numa={})))
-    shown = document("system/memory", seen)["numa"]
+
+    def change(_second: int, base: Snapshot) -> Snapshot:
+        cpus = tuple(msgspec.structs.replace(cpu, numa=0) for cpu in base.topology.cpus)
+        return msgspec.structs.replace(with_node(base, numa={}), topology=Topology(cpus=cpus))
+
+    shown = document("system/memory", observe((1,), change))["numa"]
     assert [(numa["id"], numa["cpu_list"]["meta"]) for numa in shown] == [(0, "0-3")]
     assert (shown[0]["mem_total"] * KIB, shown[0]["mem_used"] * KIB) == (24 * GIB, 8 * GIB)
     assert (shown[0]["mem_file_pages"] * KIB, shown[0]["mem_available"] * KIB) == (5 * GIB, 20 * GIB)
@@ -214,19 +219,19 @@ def test_disks_are_those_of_sys_block_and_busy_is_milliseconds() -> None:
         (["mmcblk0", "mmcblk0p1", "loop0p1", "loop0"], ["loop0", "mmcblk0"]),
     ],
 )
-def test_a_partition_is_told_by_its_disk(names: list[str], shown: list[str]) -> None:
+def test_a_partition_is_recognized_by_its_disk(names: list[str], shown: list[str]) -> None:
     disk = Disk(
         number="8:0", reads=0, read_bytes=0, read_ns=0, writes=0, write_bytes=0, write_ns=0, busy_ns=0, in_flight=0
     )
-    seen = changed(disks=dict.fromkeys(names, disk))
-    assert [disk["device_name"] for disk in document("system/io", seen)["disk_io"]] == shown
+    observed = changed(disks=dict.fromkeys(names, disk))
+    assert [disk["device_name"] for disk in document("system/io", observed)["disk_io"]] == shown
 
 
 @pytest.mark.parametrize("number", ["", "8", "8:", ":0", "8:x", "-8:0", "8:٣", "9" * 20 + ":0"])
 def test_a_disk_without_numbers_is_left_out(number: str) -> None:
-    seen = changed(disks={"sda": msgspec.structs.replace(snapshot(1).node.disks["vda"], number=number)})
-    assert seen.latest is not None
-    assert io_document(seen.latest, seen).disk_io == ()
+    observed = changed(disks={"sda": msgspec.structs.replace(snapshot(1).node.disks["vda"], number=number)})
+    assert observed.latest is not None
+    assert io_document(observed.latest, observed).disk_io == ()
 
 
 def test_retransmissions_are_a_percentage_of_the_last_five_seconds() -> None:
@@ -244,21 +249,18 @@ def test_power_is_that_of_the_last_second() -> None:
 
 
 def test_the_platforms_own_counter_is_the_total() -> None:
-    seen = MalachiteHistory()
-    for second in (1, 2):
-        base = snapshot(second)
-        energy = base.node.power_uj | {"psys": 200_000_000 * second}
-        seen.add(msgspec.structs.replace(base, node=msgspec.structs.replace(base.node, power_uj=energy)))
-    assert document("realtime/power", seen)["sensors"]["total_power"] == 200.0
+    def change(second: int, base: Snapshot) -> Snapshot:
+        return with_node(base, power_uj={**base.node.power_uj, "psys": 200_000_000 * second})
+
+    assert document("realtime/power", observe((1, 2), change))["sensors"]["total_power"] == 200.0
 
 
 def test_a_counter_of_energy_that_wrapped_gives_no_power() -> None:
-    seen = history(9)
+    observed = history(9)
     base = snapshot(10)
-    wrapped = base.node.power_uj | {"package-0": 17}
-    seen.add(msgspec.structs.replace(base, node=msgspec.structs.replace(base.node, power_uj=wrapped)))
+    observed.add(with_node(base, power_uj={**base.node.power_uj, "package-0": 17}))
     with pytest.raises(Unavailable, match="two samples"):
-        document("realtime/power", seen)
+        document("realtime/power", observed)
 
 
 @pytest.mark.parametrize(
@@ -273,10 +275,10 @@ def test_a_counter_of_energy_that_wrapped_gives_no_power() -> None:
 def test_what_the_machine_cannot_tell_is_an_error_and_no_zero(
     make: Callable[[Snapshot, MalachiteHistory], object], fields: dict[str, Any]
 ) -> None:
-    seen = changed(**fields)
-    assert seen.latest is not None
+    observed = changed(**fields)
+    assert observed.latest is not None
     with pytest.raises(Unavailable) as caught:
-        make(seen.latest, seen)
+        make(observed.latest, observed)
     assert caught.value.remedy
 
 
@@ -300,7 +302,7 @@ def test_traffic_of_a_cache_is_that_of_all_control_groups() -> None:
         return L3Monitor(id=cache, group=group, total_bytes=total, local_bytes=total // 2, occupancy_bytes=total // 4)
 
     groups = (("", 800), ("mon_groups/web", 80), ("batch", 400), ("batch/mon_groups/pod", 40))
-    seen = changed(l3=(*(monitor(0, group, total) for group, total in groups), monitor(1, "", 800)))
-    shown = document("system/compute", seen)["l3_mon"]["l3mon"]
+    observed = changed(l3=(*(monitor(0, group, total) for group, total in groups), monitor(1, "", 800)))
+    shown = document("system/compute", observed)["l3_mon"]["l3mon"]
     assert shown == [{"id": 0, "mbm_total_bytes": 1200, "mbm_local_bytes": 600, "llc_occupancy": 300}]
     assert "l3_mon" not in document("system/compute", changed(l3=(monitor(0, "", 800), monitor(1, "batch", 400))))

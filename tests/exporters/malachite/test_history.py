@@ -1,12 +1,11 @@
-"""How far back rates look, whatever the rhythm of the rounds."""
+"""How far back rates look, whatever the rhythm of the cycles."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from api.measurements import IoStat
-from api.snapshot import CgroupSample, Snapshot
+from api.snapshot import CgroupSample, IoStat, Snapshot
 from exporters.malachite.history import MalachiteHistory
 from tests.exporters.malachite.machine import BUSY, MS, S, snapshot
 
@@ -22,7 +21,7 @@ def at(taken_ns: int, *, boot: str = "one", read_at_ns: int | None = None, group
     )
 
 
-def seen(*snapshots: Snapshot) -> MalachiteHistory:
+def observed(*snapshots: Snapshot) -> MalachiteHistory:
     history = MalachiteHistory()
     for each in snapshots:
         history.add(each)
@@ -45,16 +44,16 @@ def test_the_past_is_the_youngest_that_is_about_five_seconds_old(
     interval_s: float, past_s: float, previous_s: float
 ) -> None:
     interval_ns = int(interval_s * S)
-    history = seen(*(at((n + 1) * interval_ns) for n in range(200)))
+    history = observed(*(at((n + 1) * interval_ns) for n in range(200)))
     past, previous = ages(history)
     assert past == pytest.approx(past_s, abs=0.5 if interval_s < 0.5 else 1e-6)
     assert previous <= max(previous_s, 0.6)
 
 
-def test_rounds_that_alarms_start_do_not_crowd_out_the_past() -> None:
+def test_cycles_that_alarms_start_do_not_crowd_out_the_past() -> None:
     ticks = [n * S for n in range(1, 11)]
     alarms = [10 * S + n * 20 * MS for n in range(1, 30)]
-    history = seen(*(at(moment) for moment in ticks + alarms))
+    history = observed(*(at(moment) for moment in ticks + alarms))
     past, _ = ages(history)
     assert 4.5 <= past < 5.6
     assert len(history._frames) <= 7
@@ -62,7 +61,7 @@ def test_rounds_that_alarms_start_do_not_crowd_out_the_past() -> None:
 
 @pytest.mark.parametrize("change", [{"boot": "two"}, {"taken_ns": 3 * S}])
 def test_after_a_reboot_nothing_is_compared(change: dict[str, object]) -> None:
-    history = seen(at(9 * S), at(10 * S), at(**({"taken_ns": 11 * S} | change)))  # type: ignore[arg-type]
+    history = observed(at(9 * S), at(10 * S), at(**({"taken_ns": 11 * S} | change)))  # type: ignore[arg-type]
     assert history.past is None
     assert history.latest is not None
     assert history.cgroup(history.latest.cgroups[BUSY]) is None
@@ -70,16 +69,16 @@ def test_after_a_reboot_nothing_is_compared(change: dict[str, object]) -> None:
 
 
 def test_a_cgroup_is_compared_with_itself_as_far_back_as_it_goes() -> None:
-    history = seen(*(at(n * S, group=11 if n < 9 else 12) for n in range(1, 12)))
+    history = observed(*(at(n * S, group=11 if n < 9 else 12) for n in range(1, 12)))
     assert history.latest is not None
-    found = history.cgroup(history.latest.cgroups[BUSY])
-    assert found is not None
-    assert found[1].cpu_usage_ns == 9 * S
+    actual = history.cgroup(history.latest.cgroups[BUSY])
+    assert actual is not None
+    assert actual[1].cpu_usage_ns == 9 * S
 
 
 @pytest.mark.parametrize(("period_s", "apart_s"), [(1, 5), (5, 5), (10, 10), (3, 6)])
 def test_files_that_are_read_less_often_are_compared_with_an_earlier_read(period_s: int, apart_s: int) -> None:
-    history = seen(*(at(n * S, read_at_ns=n // period_s * period_s * S) for n in range(period_s, 41)))
+    history = observed(*(at(n * S, read_at_ns=n // period_s * period_s * S) for n in range(period_s, 41)))
     assert history.latest is not None
     sample = history.latest.cgroups[BUSY]
     before = history.io(sample)
@@ -88,7 +87,7 @@ def test_files_that_are_read_less_often_are_compared_with_an_earlier_read(period
 
 
 def test_only_one_read_is_no_past() -> None:
-    history = seen(*(at(n * S, read_at_ns=S) for n in range(1, 5)))
+    history = observed(*(at(n * S, read_at_ns=S) for n in range(1, 5)))
     assert history.latest is not None
     assert history.io(history.latest.cgroups[BUSY]) is None
     assert history.tcp is None or history.tcp.read_at_ns < S

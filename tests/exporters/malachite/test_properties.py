@@ -91,11 +91,11 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
 @given(st.lists(snapshots(), min_size=1, max_size=3))
-def test_every_document_of_any_snapshot_can_be_decoded(seen: list[Snapshot]) -> None:
+def test_every_document_of_any_snapshot_can_be_decoded(observed: list[Snapshot]) -> None:
     history = MalachiteHistory()
-    for snapshot in seen:
+    for snapshot in observed:
         history.add(snapshot)
-    now = seen[-1]
+    now = observed[-1]
     for name, make in DOCUMENTS.items():
         try:
             shown = json.loads(success_body(make(now, history)), parse_constant=pytest.fail)

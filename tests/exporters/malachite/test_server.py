@@ -86,7 +86,7 @@ async def test_paths_as_the_client_and_as_people_write_them(client: Client) -> N
 
 
 @pytest.mark.parametrize(
-    ("query", "status", "says"),
+    ("query", "status", "states"),
     [
         ("", 400, "once"),
         ("?cgroup_user_path=", 400, "once"),
@@ -106,8 +106,10 @@ async def test_paths_as_the_client_and_as_people_write_them(client: Client) -> N
         ("?cgroup_user_path=" + "&a=b" * 20, 400, "cannot be read"),
     ],
 )
-async def test_hostile_and_unknown_paths_get_a_clear_error(client: Client, query: str, status: int, says: str) -> None:
-    assert says in await client.refused(f"cgroup/groups{query}", status)
+async def test_hostile_and_unknown_paths_get_a_clear_error(
+    client: Client, query: str, status: int, states: str
+) -> None:
+    assert states in await client.refused(f"cgroup/groups{query}", status)
 
 
 async def test_a_name_with_every_kind_of_byte_is_found(client: Client) -> None:
@@ -161,16 +163,16 @@ async def test_a_cgroup_whose_files_were_not_read_yet_is_no_cgroup_without_memor
     assert "not been read yet" in message
 
 
-async def test_before_the_first_round_nothing_is_known() -> None:
+async def test_before_the_first_cycle_nothing_is_known() -> None:
     server = MalachiteServer(V1)
     client = Client(server, await server.start("127.0.0.1", 0))
     for path in (*DOCUMENTS, "cgroup/groups?cgroup_user_path=%2F"):
-        assert "no round has finished yet" in await client.refused(path, 503)
+        assert "no cycle has finished yet" in await client.refused(path, 503)
     await client.session.close()
     await server.stop()
 
 
-async def test_each_round_makes_new_documents_and_none_twice(client: Client) -> None:
+async def test_each_cycle_makes_new_documents_and_none_twice(client: Client) -> None:
     times = []
     for second in (3, 4):
         client.server.publish(finished(snapshot(second)))
@@ -182,19 +184,19 @@ async def test_each_round_makes_new_documents_and_none_twice(client: Client) -> 
     assert times[1] - times[0] == 1
 
 
-async def test_documents_grow_old_visibly_when_rounds_stop(client: Client) -> None:
+async def test_documents_grow_old_visibly_when_cycles_stop(client: Client) -> None:
     """The client compares update_time with its clock; nothing here touches it up."""
     before = (await client.get("system/memory"))[1]["data"]["update_time"]
     await asyncio.sleep(1.1)
     assert (await client.get("system/memory"))[1]["data"]["update_time"] == before
 
 
-async def test_a_round_that_cannot_be_shown_leaves_the_last_one(
+async def test_a_cycle_that_cannot_be_shown_leaves_the_last_one(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = await client.get("system/compute")
     client.server.publish(finished(msgspec.structs.replace(snapshot(3), cgroups=None)))
-    assert "round 3 cannot be shown" in caplog.text
+    assert "cycle 3 could not be published" in caplog.text
     assert await client.get("system/compute") == good
 
 
@@ -219,14 +221,14 @@ async def test_names_that_the_client_uses_are_served(client: Client, host: str) 
     assert (await client.get("system/compute", Host=host))[0] == 200
 
 
-async def test_a_port_that_is_taken_is_told_with_the_option(client: Client) -> None:
+async def test_an_occupied_port_is_reported_with_the_option(client: Client) -> None:
     with pytest.raises(Unavailable, match="cannot listen") as caught:
         await MalachiteServer(V1).start("127.0.0.1", client.port)
     assert "--malachite" in caught.value.remedy
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-async def test_it_is_served_to_nobody_beyond_this_machine(host: str) -> None:
+async def test_it_is_served_on_loopback_only(host: str) -> None:
     """`--web-config` cannot help: its client knows neither TLS nor passwords."""
     server = MalachiteServer(V1)
     with pytest.raises(Unavailable, match=f"--malachite {host}:0 would show every cgroup") as caught:
@@ -283,7 +285,7 @@ async def test_headers_and_body_leave_in_one_write(path: str) -> None:
     await runner.cleanup()
 
 
-def test_asked_paths_come_out_as_the_snapshot_has_them() -> None:
+def test_query_paths_are_resolved_to_the_snapshots_spelling() -> None:
     assert requested_path("cgroup_user_path=%2Fkubepods%2Fburstable") == "/kubepods/burstable"
     assert requested_path("cgroup_user_path=%2F") == "/"
     assert requested_path("other=1&cgroup_user_path=/a+b") == "/a b"

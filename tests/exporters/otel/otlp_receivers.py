@@ -1,4 +1,4 @@
-"""Collectors on a loopback port: OTLP as its protobufs define it, over gRPC and over HTTP, with TLS where asked for."""
+"""Collectors on a loopback port: OTLP as its protobufs define it, over gRPC and over HTTP, with TLS if requested."""
 
 from __future__ import annotations
 

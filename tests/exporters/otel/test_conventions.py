@@ -10,8 +10,11 @@ import opentelemetry.semconv
 import pytest
 
 from agent.sensors.node.node_network import TCP_STATES
-from api.snapshot import NodeSample, Snapshot
+from api.cpu import Topology
+from api.snapshot import CgroupSample, NodeSample, Snapshot
 from exporters.otel.conventions import (
+    MAX_START_TIMES,
+    CgroupStartTimes,
     OtelInstrument,
     container_instruments,
     node_instruments,
@@ -43,14 +46,14 @@ def shown(seq: int = 2) -> dict[str, OtelInstrument]:
 
 def value(name: str, **attributes: str | int) -> float:
     """The one point that has these attributes, their dots written as underscores twice."""
-    wanted = {key.replace("__", "."): given for key, given in attributes.items()}
-    (found,) = [number for own, number in shown()[name].points if wanted.items() <= own.items()]
-    return found
+    expected = {key.replace("__", "."): given for key, given in attributes.items()}
+    (actual,) = [number for own, number in shown()[name].points if expected.items() <= own.items()]
+    return actual
 
 
 def documented() -> dict[str, tuple[str, str]]:
     """Instrument and unit of every metric that is not deprecated, from the docstrings of the conventions' package."""
-    known = {}
+    existing = {}
     for stem in ("system", "container", "k8s"):
         tree = ast.parse((PACKAGE / "metrics" / f"{stem}_metrics.py").read_text())
         for node, after in zip(tree.body, tree.body[1:], strict=False):
@@ -62,33 +65,33 @@ def documented() -> dict[str, tuple[str, str]]:
                 text = str(after.value.value)
                 lines = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
                 if "Deprecated" not in text:
-                    known[ast.literal_eval(node.value)] = (lines["Instrument"], lines["Unit"])
-    return known
+                    existing[ast.literal_eval(node.value)] = (lines["Instrument"], lines["Unit"])
+    return existing
 
 
 def test_names_kinds_and_units_are_those_of_the_conventions() -> None:
-    known = documented()
-    assert len(known) > 40
+    existing = documented()
+    assert len(existing) > 40
     kinds = {"counter": "counter", "updown": "updowncounter", "gauge": "gauge"}
     for instrument in shown().values():
-        assert known[instrument.name] == (kinds[instrument.kind], instrument.unit), instrument.name
+        assert existing[instrument.name] == (kinds[instrument.kind], instrument.unit), instrument.name
 
 
 def test_attributes_are_those_of_the_conventions() -> None:
-    known = {
+    existing = {
         str(ast.literal_eval(node.value))
         for stem in ("system", "cpu", "disk", "network", "container", "k8s")
         for node in ast.parse((PACKAGE / "attributes" / f"{stem}_attributes.py").read_text()).body
         if isinstance(node, ast.AnnAssign)
     }
     used = {key for instrument in shown().values() for attributes, _ in instrument.points for key in attributes}
-    assert used - known == set()
+    assert used - existing == set()
     assert "cpu.mode" in used
 
 
 def enumerated() -> dict[str, set[str]]:
     """The values of every attribute that the conventions list values of: `A_B_C`, and its class `ABCValues`."""
-    known = {}
+    existing = {}
     for stem in ("system", "cpu", "disk", "network"):
         body = ast.parse((PACKAGE / "attributes" / f"{stem}_attributes.py").read_text()).body
         lists = {
@@ -102,8 +105,8 @@ def enumerated() -> dict[str, set[str]]:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 values = lists.get(node.target.id.replace("_", "").lower())
                 if values is not None:
-                    known[str(ast.literal_eval(node.value))] = values  # type: ignore[arg-type]
-    return known
+                    existing[str(ast.literal_eval(node.value))] = values  # type: ignore[arg-type]
+    return existing
 
 
 def test_listed_values_are_those_of_the_conventions() -> None:
@@ -116,11 +119,11 @@ def test_listed_values_are_those_of_the_conventions() -> None:
         for attributes, _ in instrument.points:
             for key, given in attributes.items():
                 used.setdefault(key, set()).add(str(given))
-    known = enumerated()
-    unknown = {key: used[key] - known[key] for key in used.keys() & known.keys()}
+    existing = enumerated()
+    unknown = {key: used[key] - existing[key] for key in used.keys() & existing.keys()}
     assert {key: values for key, values in unknown.items() if values} == {"cpu.mode": {"softirq"}}
-    assert used["network.connection.state"] == known["network.connection.state"] - {"closed"}
-    assert used.keys() & known.keys() > {"disk.io.direction", "network.io.direction", "system.memory.state"}
+    assert used["network.connection.state"] == existing["network.connection.state"] - {"closed"}
+    assert used.keys() & existing.keys() > {"disk.io.direction", "network.io.direction", "system.memory.state"}
 
 
 def test_the_numbers_are_those_of_the_snapshot() -> None:
@@ -200,3 +203,41 @@ def test_what_is_not_known_is_not_sent() -> None:
 def test_containers_are_bounded() -> None:
     usage = next(i for i in instruments(full_cycle(2).snapshot, 1) if i.name == "container.memory.usage")
     assert [attributes["k8s.pod.name"] for attributes, _ in usage.points] == ["web"]
+
+
+def after(start_times: CgroupStartTimes, at_ns: int, *ids: int) -> CgroupStartTimes:
+    cgroups = {f"/{each}": CgroupSample(path=f"/{each}", id=each) for each in ids}
+    return start_times.after(
+        Snapshot(
+            seq=1, taken_at_ns=0, wall_time_ns=at_ns, boot_id="", topology=Topology(cpus=()), node=NodeSample(),
+            cgroups=cgroups,
+        )
+    )  # fmt: skip
+
+
+def test_a_cgroup_counts_from_the_cycle_before_the_one_that_has_it_unless_that_is_the_first() -> None:
+    start_times = after(after(after(CgroupStartTimes(), 10, 1, 2), 20, 1, 3), 30, 1, 3, 4)
+    assert start_times.by_id == {1: None, 2: None, 3: 10, 4: 20}
+
+
+def test_what_is_out_of_sight_for_a_cycle_is_not_born_again() -> None:
+    start_times = after(after(after(CgroupStartTimes(), 10, 1), 20, 1, 7), 30, 1)
+    assert after(after(start_times, 40), 50, 1, 7).by_id == {1: None, 7: 10}
+
+
+def test_a_first_cycle_without_cgroups_is_none() -> None:
+    assert after(after(CgroupStartTimes(), 10), 20, 1).by_id == {1: None}
+
+
+def test_what_is_gone_is_forgotten_when_it_becomes_much() -> None:
+    start_times = after(CgroupStartTimes(), 10, 1)
+    for each in range(2, 3 * MAX_START_TIMES, 100):
+        start_times = after(start_times, each, 1, *range(each, each + 100))
+        assert len(start_times.by_id) <= MAX_START_TIMES + 100
+    assert start_times.by_id[1] is None
+    assert start_times.by_id[each] == each - 100
+
+
+def test_nothing_new_costs_no_copy() -> None:
+    start_times = after(CgroupStartTimes(), 10, 1, 2)
+    assert after(start_times, 20, 1, 2).by_id is start_times.by_id

@@ -1,4 +1,4 @@
-"""Who we are, from declared trees and environments."""
+"""Resource attributes from given file trees and environments."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def test_the_host_is_known_by_its_files(tmp_path: Path) -> None:
         etc__machine_id="0123456789abcdef\n",
         etc__os_release='NAME="Debian GNU/Linux"\nVERSION_ID="12"\nID=debian\n',
     )
-    found = detect_resource({}, "1.2.3", tmp_path)
-    assert found["host.id"] == "0123456789abcdef"
-    assert (found["os.type"], found["os.name"], found["os.version"]) == ("linux", "Debian GNU/Linux", "12")
-    assert (found["service.name"], found["service.version"]) == ("dioptase", "1.2.3")
-    assert found["host.name"] == os.uname().nodename
-    assert "container.id" not in found
-    assert not any(name.startswith("k8s.") for name in found)
+    actual = detect_resource({}, "1.2.3", tmp_path)
+    assert actual["host.id"] == "0123456789abcdef"
+    assert (actual["os.type"], actual["os.name"], actual["os.version"]) == ("linux", "Debian GNU/Linux", "12")
+    assert (actual["service.name"], actual["service.version"]) == ("dioptase", "1.2.3")
+    assert actual["host.name"] == os.uname().nodename
+    assert "container.id" not in actual
+    assert not any(name.startswith("k8s.") for name in actual)
 
 
 def test_nothing_is_made_up_where_nothing_can_be_read(tmp_path: Path) -> None:
-    found = detect_resource({}, "1", tmp_path)
-    assert set(found) == {
+    actual = detect_resource({}, "1", tmp_path)
+    assert set(actual) == {
         "host.name", "host.arch", "os.type", "os.description", "service.name", "service.version", "service.instance.id",
     }  # fmt: skip
 
@@ -68,13 +68,13 @@ def test_an_id_of_another_length_or_of_a_mount_that_is_not_ours_is_no_container(
 def test_an_instance_keeps_its_id_and_shares_it_with_no_other_node(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    one, two = (tree(tmp_path / name, etc__machine_id=f"{name}\n") for name in ("one", "two"))
-    found = detect_resource({}, "1", one)["service.instance.id"]
+    item, two = (tree(tmp_path / name, etc__machine_id=f"{name}\n") for name in ("one", "two"))
+    actual = detect_resource({}, "1", item)["service.instance.id"]
     namespace = uuid.UUID("4d63009a-8d0f-11ee-aad7-4c796ed8e320")
-    assert found == str(uuid.uuid5(namespace, f"one/{os.uname().nodename}"))
-    assert detect_resource({}, "2", one)["service.instance.id"] == found
-    clone = detect_resource({"OTEL_RESOURCE_ATTRIBUTES": "host.name=clone"}, "1", one)["service.instance.id"]
-    assert len({found, clone, detect_resource({}, "1", two)["service.instance.id"]}) == 3
+    assert actual == str(uuid.uuid5(namespace, f"one/{os.uname().nodename}"))
+    assert detect_resource({}, "2", item)["service.instance.id"] == actual
+    clone = detect_resource({"OTEL_RESOURCE_ATTRIBUTES": "host.name=clone"}, "1", item)["service.instance.id"]
+    assert len({actual, clone, detect_resource({}, "1", two)["service.instance.id"]}) == 3
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_an_instance_is_known_by_its_pod_unless_it_is_named(
 
 def test_the_pod_comes_by_the_downward_api(tmp_path: Path) -> None:
     environ = {"NODE_NAME": "n1", "POD_NAME": "agent-x", "POD_NAMESPACE": "dioptase", "K8S_POD_UID": "u"}
-    found = detect_resource(environ, "1", tmp_path)
-    assert {name: value for name, value in found.items() if name.startswith("k8s.")} == {
+    actual = detect_resource(environ, "1", tmp_path)
+    assert {name: value for name, value in actual.items() if name.startswith("k8s.")} == {
         "k8s.node.name": "n1", "k8s.pod.name": "agent-x", "k8s.namespace.name": "dioptase", "k8s.pod.uid": "u",
     }  # fmt: skip
 
@@ -104,8 +104,8 @@ def test_what_the_environment_says_goes_before_what_is_found(tmp_path: Path) -> 
         "OTEL_RESOURCE_ATTRIBUTES": "host.name=other, team=a%2Cb%20c,service.name=ignored",
         "OTEL_SERVICE_NAME": "edge",
     }
-    found = detect_resource(named, "1", tmp_path)
-    assert (found["host.name"], found["team"], found["service.name"]) == ("other", "a,b c", "edge")
+    actual = detect_resource(named, "1", tmp_path)
+    assert (actual["host.name"], actual["team"], actual["service.name"]) == ("other", "a,b c", "edge")
     assert detect_resource({"OTEL_RESOURCE_ATTRIBUTES": "service.name=mine"}, "1", tmp_path)["service.name"] == "mine"
 
 
@@ -120,7 +120,7 @@ def test_garbage_in_files_is_carried_as_text(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/machine-id").write_bytes(b"\xff\xfe\n")
     (tmp_path / "etc/os-release").write_bytes(b'NAME="\xff\nVERSION_ID\n\0')
-    found = detect_resource({}, "1", tmp_path)
-    assert found["host.id"] == "\\xff\\xfe"
-    for value in found.values():
+    actual = detect_resource({}, "1", tmp_path)
+    assert actual["host.id"] == "\\xff\\xfe"
+    for value in actual.values():
         value.encode()

@@ -1,4 +1,4 @@
-"""A real OTLP receiver on a loopback port gets the numbers of a round; a dead one costs nothing but a log line."""
+"""A real OTLP receiver on a loopback port gets the numbers of a cycle; a dead one costs nothing but a log line."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from exporters.otel.startup import start_otel
 from exporters.prometheus.families import MetricsState, metric_families
 from tests.builders.four_cpu_node import ABOUT, BATCH_ID, MIB, MS, S, bare_cycle, busy_cycle, outcome
 from tests.builders.full_node import full_cycle
+from tests.builders.waiting import until
 from tests.exporters.otel.otlp_receivers import GrpcCollector
 
 PATIENCE_S = 20
@@ -71,8 +72,8 @@ def by_name(received: ResourceMetrics) -> dict[str, Metric]:
 
 
 def point(points: Any, **labels: str) -> Any:
-    (found,) = [p for p in points if labels.items() <= plain(p.attributes).items()]
-    return found
+    (actual,) = [p for p in points if labels.items() <= plain(p.attributes).items()]
+    return actual
 
 
 def boot_time_s() -> int:
@@ -144,12 +145,12 @@ def test_each_container_has_a_resource_of_its_own(receiver: GrpcCollector) -> No
     sink.close()
     agent, web, batch = (receiver.metrics.get(timeout=PATIENCE_S) for _ in range(3))
     assert receiver.headers.qsize() == 2, "one request for all metrics and one for the spans"
-    told = plain(agent.resource.attributes)
-    assert (told["service.instance.id"], told["k8s.pod.name"]) == ("9b2f", "dioptase-x")
+    reported = plain(agent.resource.attributes)
+    assert (reported["service.instance.id"], reported["k8s.pod.name"]) == ("9b2f", "dioptase-x")
     assert not any(name.startswith(("container.", "k8s.")) for name in by_name(agent))
     for received, pod in ((web, "web"), (batch, "batch")):
         identity = {"k8s.namespace.name": "default", "k8s.pod.name": pod, "k8s.container.name": pod}
-        of_host = {name: told[name] for name in ("host.name", "host.arch", "host.id") if name in told}
+        of_host = {name: reported[name] for name in ("host.name", "host.arch", "host.id") if name in reported}
         assert plain(received.resource.attributes) == of_host | {"team": "edge", "k8s.node.name": "n1"} | identity
         metrics = by_name(received)
         assert all(name.startswith(("container.", "k8s.container.")) for name in metrics)
@@ -184,7 +185,7 @@ def test_waits_are_real_histograms_with_explicit_bounds(receiver: GrpcCollector)
     assert not web.HasField("max")
 
 
-def test_a_round_is_a_span_and_each_decision_an_event(receiver: GrpcCollector) -> None:
+def test_a_cycle_is_a_span_and_each_decision_an_event(receiver: GrpcCollector) -> None:
     sink = sink_to(receiver.port)
     sink.publish(busy_cycle(2))
     received = receiver.traces.get(timeout=PATIENCE_S)
@@ -216,7 +217,7 @@ def test_a_round_is_a_span_and_each_decision_an_event(receiver: GrpcCollector) -
     assert (shown.status.code, shown.status.message) == (2, "cpu.max: invalid argument")
 
 
-def test_rounds_have_traces_of_their_own_and_the_least_of_them_arrives_too(receiver: GrpcCollector) -> None:
+def test_cycles_have_traces_of_their_own_and_the_least_of_them_arrives_too(receiver: GrpcCollector) -> None:
     sink = sink_to(receiver.port, OTEL_BSP_SCHEDULE_DELAY="60000")
     for seq in range(1, 6):
         sink.publish(bare_cycle(seq))
@@ -323,7 +324,7 @@ def test_a_dead_collector_costs_one_log_line_and_a_bounded_queue(caplog: pytest.
         sink = sink_to(closed_port(), OTEL_EXPORTER_OTLP_TIMEOUT="500")
         for seq in range(1, MAX_SPANS + 90):
             sink.publish(bare_cycle(seq))
-        wait_for(lambda: sink.publish(bare_cycle(1)) or sink.failures >= 4)
+        until(lambda: sink.publish(bare_cycle(1)) or sink.failures >= 4)
         sink.close()
     assert sink.dropped_spans >= MAX_SPANS
     warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
@@ -346,21 +347,14 @@ def test_sending_resumes_when_the_collector_comes_back(caplog: pytest.LogCapture
     with caplog.at_level(logging.INFO):
         sink = sink_to(port, OTEL_EXPORTER_OTLP_TIMEOUT="500")
         sink.publish(busy_cycle(2))
-        wait_for(lambda: sink.failures >= 2)
+        until(lambda: sink.failures >= 2)
         receiver = GrpcCollector(port)
         sink.publish(busy_cycle(3))
         metrics = by_name(receiver.metrics.get(timeout=PATIENCE_S))
-        wait_for(lambda: "works again" in caplog.text)
+        until(lambda: "succeeded again after" in caplog.text)
         sink.close()
         receiver.stop()
     assert point(metrics["dioptase.cgroup.cpu.usage"].sum.data_points, pod="web").as_double == 4.5
-
-
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -410,10 +404,10 @@ def test_a_variable_that_the_sdk_stumbles_over_when_it_is_imported_is_refused_by
         "try:\n    start_otel(os.environ)\nexcept Unavailable as error:\n    print(error.reason, error.remedy, sep='; ')"
     )
     environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "soon"}
-    said = subprocess.run(
+    lines = subprocess.run(
         [sys.executable, "-c", program], cwd=Path(__file__).parents[3], env=environ, check=True, capture_output=True
     )
-    assert said.stdout.decode() == (
+    assert lines.stdout.decode() == (
         "OpenTelemetry cannot start: OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be a non-negative integer but got soon; "
         "correct that variable, or unset it\n"
     )
@@ -448,7 +442,7 @@ def test_a_redirection_is_a_failed_export(status: int) -> None:
     })  # fmt: skip
     assert sink is not None
     sink.publish(busy_cycle(2))
-    wait_for(lambda: sink.failures)
+    until(lambda: sink.failures)
     sink.close()
     server.shutdown()
     server.server_close()
@@ -459,9 +453,6 @@ def test_a_long_answer_is_not_taken(receiver: GrpcCollector, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         sink = sink_to(receiver.port, OTEL_TRACES_EXPORTER="none")
         sink.publish(busy_cycle(2))
-        deadline = time.monotonic() + PATIENCE_S
-        while not sink.failures:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: sink.failures)
         sink.close()
     assert any("RESOURCE_EXHAUSTED" in text and "vs. 65536" in text for text in caplog.messages)

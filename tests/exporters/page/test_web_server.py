@@ -6,8 +6,12 @@ import asyncio
 import gzip
 import json
 import logging
+import random
 import socket
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +19,16 @@ import aiohttp
 import msgspec
 import pytest
 
+from agent.components import node_checks
 from agent.journal.decisions import DecisionJournal
 from api.decision import Cycle, JournalEntry, OutcomeStatus
+from api.diagnostics import DoctorCheck, DoctorReport
 from api.interfaces import Unavailable
 from api.knobs import Knob
 from api.snapshot import ComponentHealth
 from common.http import responses
 from exporters.page import web_server
-from exporters.page.web_server import AgentWebServer
+from exporters.page.web_server import AgentWebServer, CachedFindings, ViewHistory
 from exporters.prometheus.families import AgentInfo
 from exporters.view.cycle_view import View, build_view
 from tests.builders.four_cpu_node import bare_cycle, busy_cycle, outcome
@@ -64,18 +70,28 @@ class Client:
         return problem["error"], problem["remedy"]
 
 
-@pytest.fixture
-async def client(page: Path) -> AsyncIterator[Client]:
-    journal = DecisionJournal(None)
-    server = AgentWebServer(journal=journal, version="1.2.3", page=page)
-    client = Client(server, await server.start("127.0.0.1", 0))
-    client.journal = journal  # type: ignore[attr-defined]
+@asynccontextmanager
+async def serving(host: str = "127.0.0.1", **options: Any) -> AsyncIterator[Client]:
+    """A server with these options and a client of it."""
+    server = AgentWebServer(**{"journal": DecisionJournal(None), "version": "1"} | options)
+    client = Client(server, await server.start(host, 0))
     yield client
     await client.session.close()
     await server.stop()
 
 
-async def test_the_view_is_that_of_the_latest_round(client: Client) -> None:
+@pytest.fixture
+def journal() -> DecisionJournal:
+    return DecisionJournal(None)
+
+
+@pytest.fixture
+async def client(page: Path, journal: DecisionJournal) -> AsyncIterator[Client]:
+    async with serving(journal=journal, version="1.2.3", page=page) as client:
+        yield client
+
+
+async def test_the_view_is_that_of_the_latest_cycle(client: Client) -> None:
     for seq in (2, 3):
         client.server.publish(busy_cycle(seq))
     _, _, body = await client.get("/api/v1/view")
@@ -95,8 +111,7 @@ async def test_history_holds_what_came_after_and_no_more_than_five_minutes(clien
     assert json.loads(gzip.decompress(packed)) == shown
 
 
-async def test_decisions_come_from_the_journal(client: Client) -> None:
-    journal: DecisionJournal = client.journal  # type: ignore[attr-defined]
+async def test_decisions_come_from_the_journal(client: Client, journal: DecisionJournal) -> None:
     for seq in range(2, 7):
         journal.publish(busy_cycle(seq, outcomes=(outcome(value=str(seq)),)))
     _, _, body = await client.get("/api/v1/decisions?after=1&limit=3")
@@ -106,7 +121,7 @@ async def test_decisions_come_from_the_journal(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "values"),
+    ("requests", "values"),
     [
         ("knob=cpu.idle", ["1", "1", "1"]),
         ("knob=cpu.max&status=refused", ["3", "5"]),
@@ -115,15 +130,16 @@ async def test_decisions_come_from_the_journal(client: Client) -> None:
         ("status=applied&after=3", ["1", "1"]),
     ],
 )
-async def test_decisions_can_be_asked_for_by_what_they_are(client: Client, asked: str, values: list[str]) -> None:
-    journal: DecisionJournal = client.journal  # type: ignore[attr-defined]
+async def test_decisions_can_be_filtered(
+    client: Client, journal: DecisionJournal, requests: str, values: list[str]
+) -> None:
     for seq in (3, 4, 5):
         status = OutcomeStatus.APPLIED if seq == 4 else OutcomeStatus.REFUSED
         idle = outcome(Knob.IDLE, "1", before=str(seq))
         journal.publish(busy_cycle(seq, outcomes=(outcome(Knob.QUOTA, str(seq), status), idle)))
-    _, _, body = await client.get(f"/api/v1/decisions?{asked}")
-    found = msgspec.json.decode(body, type=list[JournalEntry])
-    assert [entry.outcome.decision.value for entry in found] == values
+    _, _, body = await client.get(f"/api/v1/decisions?{requests}")
+    actual = msgspec.json.decode(body, type=list[JournalEntry])
+    assert [entry.outcome.decision.value for entry in actual] == values
 
 
 async def test_the_snapshot_is_every_fact(client: Client) -> None:
@@ -161,7 +177,7 @@ async def test_metrics_in_both_formats_plain_and_gzipped(client: Client) -> None
 
 
 class Unread(asyncio.Transport):
-    """A connection whose reader takes nothing until it is told to, and then everything."""
+    """A connection whose reader takes nothing until it is released, and then everything."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,6 +189,9 @@ class Unread(asyncio.Transport):
     def is_closing(self) -> bool:
         return False
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -182,8 +201,8 @@ async def test_of_what_a_slow_reader_asks_for_little_is_held(client: Client, pat
     client.server.publish(
         msgspec.structs.replace(busy_cycle(2, cgroups=1000), startup_warnings=("a node lacks much, " * 30_000,))
     )
-    whole = (await client.get(path))[2]
-    assert len(whole) > 8 * responses.CHUNK_BYTES
+    full = (await client.get(path))[2]
+    assert len(full) > 8 * responses.CHUNK_BYTES
     assert client.server._listener is not None
     connections = client.server._listener._runner.server
     assert connections is not None
@@ -196,33 +215,30 @@ async def test_of_what_a_slow_reader_asks_for_little_is_held(client: Client, pat
     await asyncio.sleep(0.1)
     assert len(unread.written) < 3 * responses.CHUNK_BYTES
     connection.resume_writing()
-    while not unread.written.endswith(whole[-20:]):
+    while not unread.written.endswith(full[-20:]):
         await asyncio.sleep(0.01)
     head, _, body = bytes(unread.written).partition(b"\r\n\r\n")
     assert f"\r\nContent-Length: {len(body)}\r\n".encode() in head
     assert b"\r\nCache-Control: no-cache" in head
     if path != "/metrics":  # in which this process tells of itself
-        assert body == whole
+        assert body == full
     connection.connection_lost(None)
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
 @pytest.mark.parametrize(("stale_s", "status"), [(0.01, 503), (36.0, 200)])
-async def test_health_follows_the_age_of_the_last_round(path: str, stale_s: float, status: int) -> None:
-    server = AgentWebServer(journal=DecisionJournal(None), version="1", stale_s=stale_s)
-    client = Client(server, await server.start("127.0.0.1", 0))
-    assert (await client.problem(path, 503))[0] == "no round has finished yet"
-    server.publish(bare_cycle())
-    await asyncio.sleep(0.02)
-    answered, _, body = await client.get(path)
+async def test_health_follows_the_age_of_the_last_cycle(path: str, stale_s: float, status: int) -> None:
+    async with serving(stale_s=stale_s) as client:
+        assert (await client.problem(path, 503))[0] == "no cycle has finished yet"
+        client.server.publish(bare_cycle())
+        await asyncio.sleep(0.02)
+        answered, _, body = await client.get(path)
     assert answered == status
     if status == 200:
         assert 0.02 <= json.loads(body)["age_s"] < 36
     else:
-        assert json.loads(body)["error"].startswith("the last round is 0.0")
+        assert json.loads(body)["error"].startswith("the latest cycle finished 0.0")
         assert "log" in json.loads(body)["remedy"]
-    await client.session.close()
-    await server.stop()
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
@@ -240,9 +256,9 @@ async def test_health_names_failed_sources_and_what_the_node_lacks(client: Clien
 
 
 def failing(seq: int, *names: str) -> Cycle:
-    """A round in which these sources failed, each with its reason."""
+    """A cycle in which these sources failed, each with its reason."""
     finished = busy_cycle(seq)
-    broken = (ComponentHealth(name=name, ok=False, error=f"no {name}", remedy="mend it") for name in names)
+    broken = (ComponentHealth(name=name, ok=False, error=f"no {name}", remedy="repair it") for name in names)
     snapshot = msgspec.structs.replace(finished.snapshot, sources=(*finished.snapshot.sources, *broken))
     return msgspec.structs.replace(finished, snapshot=snapshot)
 
@@ -250,39 +266,36 @@ def failing(seq: int, *names: str) -> Cycle:
 @pytest.mark.parametrize("stage", ["pods", "topology", "node", "cgroups", "advisor", "actuator"])
 async def test_an_agent_that_does_not_see_decide_or_act_lives_and_is_not_ready(client: Client, stage: str) -> None:
     client.server.publish(failing(2, stage))
-    assert await client.problem("/readyz", 503) == (f"{stage}: no {stage}", "mend it")
+    assert await client.problem("/readyz", 503) == (f"{stage}: no {stage}", "repair it")
     alive = await client.json("/healthz")
-    assert {"source": stage, "error": f"no {stage}", "remedy": "mend it"} in alive["failed"]
+    assert {"source": stage, "error": f"no {stage}", "remedy": "repair it"} in alive["failed"]
     client.server.publish(busy_cycle(3))
     assert (await client.get("/readyz"))[0] == 200
 
 
-async def test_all_that_keeps_it_from_its_work_is_told_and_what_only_makes_it_do_less_does_not(client: Client) -> None:
+async def test_only_required_sources_make_the_agent_unready(client: Client) -> None:
     client.server.publish(failing(2, "pods", "cnr", "dynamic-config", "waits", "advisor"))
-    assert await client.problem("/readyz", 503) == ("pods: no pods; advisor: no advisor", "mend it")
+    assert await client.problem("/readyz", 503) == ("pods: no pods; advisor: no advisor", "repair it")
     client.server.publish(failing(3, "cnr", "dynamic-config", "events", "waits", "kubelet"))
     assert (await client.get("/readyz"))[0] == 200
 
 
-async def test_metrics_say_what_the_agent_knows_of_itself_when_a_round_is_published() -> None:
-    known = [AgentInfo(journal_writable=True), AgentInfo(journal_writable=False, otel_failures=2)]
-    server = AgentWebServer(journal=DecisionJournal(None), version="1", about=lambda: known.pop(0))
-    client = Client(server, await server.start("127.0.0.1", 0))
-    server.publish(busy_cycle(2))
-    text = (await client.get("/metrics"))[2]
-    assert b"\ndioptase_journal_writable 1\n" in text
-    assert b"dioptase_otel_failures" not in text, "nothing is sent, so nothing can fail"
-    server.publish(busy_cycle(3))
-    text = (await client.get("/metrics"))[2]
-    assert b"\ndioptase_journal_writable 0\n" in text
-    assert b"\ndioptase_otel_failures_total 2\n" in text
-    await client.session.close()
-    await server.stop()
+async def test_metrics_say_what_the_agent_knows_of_itself_when_a_cycle_is_published() -> None:
+    existing = [AgentInfo(journal_writable=True), AgentInfo(journal_writable=False, otel_failures=2)]
+    async with serving(about=lambda: existing.pop(0)) as client:
+        client.server.publish(busy_cycle(2))
+        text = (await client.get("/metrics"))[2]
+        assert b"\ndioptase_journal_writable 1\n" in text
+        assert b"dioptase_otel_failures" not in text, "nothing is sent, so nothing can fail"
+        client.server.publish(busy_cycle(3))
+        text = (await client.get("/metrics"))[2]
+        assert b"\ndioptase_journal_writable 0\n" in text
+        assert b"\ndioptase_otel_failures_total 2\n" in text
 
 
 @pytest.mark.parametrize("path", ["/api/v1/view", "/api/v1/snapshot"])
-async def test_before_the_first_round_readers_are_told_to_wait(client: Client, path: str) -> None:
-    assert await client.problem(path, 503) == ("no round has finished yet", "ask again in a second")
+async def test_before_the_first_cycle_requests_are_refused_with_a_remedy(client: Client, path: str) -> None:
+    assert await client.problem(path, 503) == ("no cycle has finished yet", "retry after a second")
 
 
 @pytest.mark.parametrize(
@@ -293,7 +306,7 @@ async def test_before_the_first_round_readers_are_told_to_wait(client: Client, p
         ("history?after=", "after: '' is not a whole number", "write it as in after=0"),
         ("history?after=%D9%A1", "after: '\u0661' is not a whole number", "write it as in after=0"),
         ("history?after=1_0", "after: '1_0' is not a whole number", "write it as in after=0"),
-        ("history?after=1&after=2", "after: given twice", "give it once"),
+        ("history?after=1&after=2", "after: set twice", "set it once"),
         ("history?since=1", "since: unknown parameter", "use after"),
         ("decisions?limit=0", "limit: 0 is out of range", "use a number from 1 to 2000"),
         ("decisions?limit=2001", "limit: 2001 is out of range", "use a number from 1 to 2000"),
@@ -302,7 +315,7 @@ async def test_before_the_first_round_readers_are_told_to_wait(client: Client, p
             "limt: unknown parameter",
             "use after or limit or pod or cgroup or knob or rule or status",
         ),
-        ("decisions?pod=a&pod=b", "pod: given twice", "give it once"),
+        ("decisions?pod=a&pod=b", "pod: set twice", "set it once"),
         ("view?x=1", "x: unknown parameter", "leave it out: this path takes no parameters"),
     ],
 )
@@ -327,15 +340,12 @@ async def test_the_page_and_its_files_have_types_and_a_strict_policy(client: Cli
 
 
 async def test_every_file_of_the_real_page_is_served() -> None:
-    server = AgentWebServer(journal=DecisionJournal(None), version="1")
-    client = Client(server, await server.start("127.0.0.1", 0))
-    for file in web_server.PAGE_DIRECTORY.iterdir():
-        status, headers, body = await client.get(f"/static/{file.name}")
-        assert (status, body) == (200, file.read_bytes())
-        assert headers["Content-Type"].partition(";")[0] == responses.CONTENT_TYPES[file.suffix]
-    assert (await client.get("/"))[2] == (web_server.PAGE_DIRECTORY / "index.html").read_bytes()
-    await client.session.close()
-    await server.stop()
+    async with serving() as client:
+        for file in web_server.PAGE_DIRECTORY.iterdir():
+            status, headers, body = await client.get(f"/static/{file.name}")
+            assert (status, body) == (200, file.read_bytes())
+            assert headers["Content-Type"].partition(";")[0] == responses.CONTENT_TYPES[file.suffix]
+        assert (await client.get("/"))[2] == (web_server.PAGE_DIRECTORY / "index.html").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -352,7 +362,7 @@ async def test_nothing_else_is_served(client: Client, path: str) -> None:
 async def test_nothing_can_be_changed(client: Client, method: str) -> None:
     assert await client.problem("/api/v1/view", 405, method) == (
         f"{method} is not served",
-        "use GET: nothing here can be changed",
+        "use GET: this server is read only",
     )
 
 
@@ -378,28 +388,24 @@ async def test_loopback_by_its_own_names_is_served(client: Client, host: str) ->
     assert (await client.get("/api/v1/view", Host=host))[0] == 200
 
 
-async def test_a_server_on_loopback_warns_of_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    server = AgentWebServer(journal=DecisionJournal(None), version="1")
-    await server.start("127.0.0.1", 0)
-    await server.stop()
+async def test_a_server_on_loopback_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving():
+        pass
     assert caplog.messages == []
 
 
 async def test_any_name_is_served_where_the_server_was_opened_to_the_network(caplog: pytest.LogCaptureFixture) -> None:
-    server = AgentWebServer(journal=DecisionJournal(None), version="1")
-    client = Client(server, await server.start("0.0.0.0", 0))
-    (said,) = caplog.messages
-    assert said.startswith("whoever reaches 0.0.0.0 can read all that this agent sees: give it a --web-config")
-    server.publish(busy_cycle(2))
-    assert (await client.get("/api/v1/view", Host="node-1.example"))[0] == 200
-    await client.session.close()
-    await server.stop()
-    await server.stop()
+    async with serving("0.0.0.0") as client:
+        (message,) = caplog.messages
+        assert message.startswith("every client that reaches 0.0.0.0 can read all data of this agent: add a --web-conf")
+        client.server.publish(busy_cycle(2))
+        assert (await client.get("/api/v1/view", Host="node-1.example"))[0] == 200
+        await client.server.stop()
 
 
 async def test_a_port_in_use_is_unavailable_with_the_remedy() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
         with pytest.raises(Unavailable) as refused:
             await AgentWebServer(journal=DecisionJournal(None), version="1").start("127.0.0.1", port)
     assert refused.value.reason.startswith(f"cannot listen on 127.0.0.1:{port}: ")
@@ -426,8 +432,96 @@ async def test_publish_never_raises_and_health_tells(client: Client, caplog: pyt
     broken = msgspec.structs.replace(busy_cycle(2), outcomes=(None,))
     with caplog.at_level(logging.ERROR):
         client.server.publish(broken)
-    assert "round 2 could not be shown" in caplog.text
-    assert (await client.problem("/readyz", 503))[0] == "no round has finished yet"
+    assert "cycle 2 could not be published" in caplog.text
+    assert (await client.problem("/readyz", 503))[0] == "no cycle has finished yet"
     assert (await client.get("/healthz"))[0] == 200, "rounds come, and do their work"
     client.server.publish(busy_cycle(3))
     assert (await client.json("/api/v1/view"))["seq"] == 3
+
+
+async def test_bodies_are_computed_while_every_thread_of_the_default_executor_hangs(client: Client) -> None:
+    """A name server or a disk that hangs occupies its threads for seconds; a scrape must not wait for it."""
+    release = threading.Event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    blocked = asyncio.create_task(asyncio.to_thread(release.wait, 10))
+    try:
+        async with asyncio.timeout(5):
+            for path in ("/metrics", "/api/v1/decisions"):
+                assert (await client.get(path))[0] == 200, path
+    finally:
+        release.set()
+        await blocked
+
+
+LACK = DoctorCheck(name="pressure", ok=False, detail="none", remedy="psi=1")
+
+
+class Looking:
+    """Checks that count their runs, and wait until they may end."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def __call__(self) -> tuple[DoctorCheck, ...]:
+        self.times += 1
+        assert self.go_on.wait(10)
+        return (LACK,)
+
+
+async def test_concurrent_requests_share_one_computation() -> None:
+    looking = Looking()
+    looking.go_on.clear()
+    cached = CachedFindings("1.2", looking)
+    waiting = [asyncio.create_task(cached.findings_json()) for _ in range(20)]
+    await asyncio.sleep(0)
+    looking.go_on.set()
+    texts = set(await asyncio.gather(*waiting))
+    assert [msgspec.json.decode(text, type=DoctorReport) for text in texts] == [
+        DoctorReport(version="1.2", checks=(LACK,))
+    ]
+    assert looking.times == 1
+
+
+async def test_what_is_old_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_server, "FINDINGS_TTL_S", 0)
+    looking = Looking()
+    cached = CachedFindings("1.2", looking)
+    await cached.findings_json()
+    await cached.findings_json()
+    assert looking.times == 2
+
+
+async def test_the_server_sends_findings_if_it_has_checks(tmp_path: Path) -> None:
+    for checks, status in ((lambda: node_checks(tmp_path), 200), (None, 404)):
+        async with serving(version="1.2", checks=checks) as client:
+            answered, _, body = await client.get("/api/v1/doctor")
+            assert answered == status
+            assert (await client.get("/api/v1/doctor?x=1"))[0] == 400
+        if checks is not None:
+            actual = msgspec.json.decode(body, type=DoctorReport)
+            assert actual.version == "1.2"
+            assert {"privileges", "cgroups", "state directory"} <= {check.name for check in actual.checks}
+
+
+def retained(history: ViewHistory, after: int = 0) -> list[bytes]:
+    return list(history.after(after))
+
+
+def test_the_oldest_cycles_make_room() -> None:
+    history = ViewHistory(cycles=3)
+    for seq in range(1, 6):
+        history.add(seq, b"%d" % seq)
+    assert retained(history) == [b"3", b"4", b"5"]
+    assert retained(history, after=4) == [b"5"]
+
+
+def test_size_bounds_what_is_kept_but_never_the_newest() -> None:
+    noise = random.Random(1)
+    history = ViewHistory(max_bytes=10_000)
+    for seq in range(1, 8):
+        history.add(seq, noise.randbytes(3_000))
+    assert len(retained(history)) == 3
+    history.add(8, noise.randbytes(50_000))
+    assert [len(view) for view in retained(history)] == [50_000]

@@ -34,13 +34,13 @@ Parsed = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def parsed(text: str, parse: Callable[[str], Iterator[LibraryMetric]] = parse_text) -> Parsed:
-    found: Parsed = {}
+    actual: Parsed = {}
     for family in parse(text):
         for sample in family.samples:
             key = (sample.name, frozenset(sample.labels.items()))
-            assert key not in found
-            found[key] = sample.value
-    return found
+            assert key not in actual
+            actual[key] = sample.value
+    return actual
 
 
 def text_of(observed: MetricsState) -> str:
@@ -136,18 +136,18 @@ def test_exemplars_are_in_openmetrics_alone_and_below_128_characters() -> None:
     observed = MetricsState(version="1").after(full_cycle(2), RICH_ABOUT)
     assert " # {" not in text_of(observed)
     openmetrics = "".join(render_lines(metric_families(observed), openmetrics=True)) + "# EOF\n"
-    found = {
+    actual = {
         (sample.name, sample.labels.get("pod"), sample.labels.get("le")): sample.exemplar
         for family in parse_openmetrics(openmetrics)
         for sample in family.samples
         if sample.exemplar
     }
-    worst = found["dioptase_cgroup_runq_wait_seconds_bucket", "web", "0.016384"]
+    worst = actual["dioptase_cgroup_runq_wait_seconds_bucket", "web", "0.016384"]
     assert (worst.value, float(worst.timestamp)) == (0.016384, 1_700_000_002.0)
     assert set(worst.labels) == {"trace_id", "span_id", "round"}
     assert sum(len(key) + len(value) for key, value in worst.labels.items()) < 128
-    assert found["dioptase_rounds_total", None, None].labels["round"] == "2"
-    assert {name for name, _, _ in found} == {
+    assert actual["dioptase_rounds_total", None, None].labels["round"] == "2"
+    assert {name for name, _, _ in actual} == {
         "dioptase_cgroup_runq_wait_seconds_bucket", "dioptase_decisions_total", "dioptase_knob_repairs_total",
         "dioptase_rounds_total",
     }  # fmt: skip
@@ -198,7 +198,7 @@ def test_the_scraper_chooses_the_format(accept: str, content_type: str) -> None:
 
 
 @pytest.mark.parametrize("accept", ["", OPENMETRICS])
-def test_a_scrape_has_the_round_and_this_process_and_is_rendered_once_a_round(accept: str) -> None:
+def test_a_scrape_has_the_cycle_and_this_process_and_is_rendered_once_a_cycle(accept: str) -> None:
     exposition = PrometheusExporter("1.2.3")
     exposition.publish(busy_cycle(2))
     packed, content_type = exposition.render(accept)

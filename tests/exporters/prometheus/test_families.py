@@ -1,4 +1,4 @@
-"""Facts become catalogue rows: every row, nothing else, with numbers that can be computed from tests/builders/four_cpu_node.py."""
+"""Facts become catalogue rows: every row, nothing else, with numbers computable from tests/builders/four_cpu_node.py."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ import msgspec
 import pytest
 
 from api.advice import PowerActionKind
-from api.decision import OutcomeStatus
-from api.measurements import UNLIMITED, Blame, CgroupLimits, Interface, IoStat, L3Monitor, RunqLatency
+from api.decision import Decision, Outcome, OutcomeStatus
+from api.knobs import Knob, Reason
 from api.metrics import AGENT_METRICS, AGENT_METRICS_BY_NAME, COARSE_BOUNDS_S, RUNQ_LATENCY_BOUNDS_S
+from api.snapshot import UNLIMITED, Blame, CgroupLimits, Interface, IoStat, L3Monitor, RunqLatency
 from exporters.prometheus.cgroup_families import MAX_AGGRESSORS_PER_CGROUP, worst_aggressors
-from exporters.prometheus.families import AgentInfo, MetricsState, cycle_trace_ids, metric_families
+from exporters.prometheus.families import (
+    AgentInfo,
+    MetricsState,
+    cycle_trace_ids,
+    metric_families,
+    with_limits_read_back,
+)
 from exporters.prometheus.metric_family import MetricDistribution, MetricFamily
 from tests.builders.four_cpu_node import BATCH_WAITS, MIB, S, bare_cycle, busy_cycle, outcome
 from tests.builders.full_node import RICH_ABOUT, full_cycle
@@ -38,7 +45,7 @@ def points(observed: MetricsState, name: str) -> dict[tuple[str, ...], float]:
     return {} if family is None else {point.labels: point.value for point in family.points}
 
 
-def test_a_rich_round_fills_every_row_of_the_catalogue_and_nothing_else(observed: MetricsState) -> None:
+def test_a_rich_cycle_fills_every_row_of_the_catalogue_and_nothing_else(observed: MetricsState) -> None:
     names = [family.metric.name for family in metric_families(observed)]
     assert sorted(names) == sorted(metric.name for metric in AGENT_METRICS)
 
@@ -184,7 +191,7 @@ def test_sums_without_slots_are_a_histogram_of_one_bucket() -> None:
     )
 
 
-def test_before_the_first_round_only_the_version_is_known() -> None:
+def test_before_the_first_cycle_only_the_version_is_known() -> None:
     assert [family.metric.name for family in metric_families(MetricsState(version="1"))] == ["dioptase_build_info"]
 
 
@@ -202,7 +209,7 @@ def test_a_machine_that_gives_nothing_shows_only_the_agent() -> None:
     }
 
 
-def test_decisions_and_rounds_add_up_over_rounds_and_leave_the_old_value_alone() -> None:
+def test_decisions_and_cycles_add_up_over_cycles_and_leave_the_old_value_alone() -> None:
     first = MetricsState(version="1").after(busy_cycle(2))
     before = points(first, "dioptase_decisions_total")
     vanished = outcome(status=OutcomeStatus.VANISHED)
@@ -306,9 +313,9 @@ def test_the_sum_over_groups_of_resctrl_is_the_caches_whole_traffic() -> None:
     )
     base = bare_cycle()
     snapshot = msgspec.structs.replace(base.snapshot, node=msgspec.structs.replace(base.snapshot.node, l3=monitors))
-    seen = MetricsState(version="1").after(msgspec.structs.replace(base, snapshot=snapshot), RICH_ABOUT)
+    readings = MetricsState(version="1").after(msgspec.structs.replace(base, snapshot=snapshot), RICH_ABOUT)
     for name in ("occupancy_bytes", "memory_bytes_total", "local_memory_bytes_total"):
-        assert points(seen, f"dioptase_node_l3_{name}") == {("0", ""): 800, ("0", "batch"): 400}
+        assert points(readings, f"dioptase_node_l3_{name}") == {("0", ""): 800, ("0", "batch"): 400}
 
 
 def test_the_cgroups_of_pods_keep_their_series_and_the_rest_is_counted() -> None:
@@ -347,7 +354,7 @@ def test_devices_and_interfaces_are_bounded() -> None:
     assert points(observed, "dioptase_exporter_dropped_total")[("interface",)] == 72
 
 
-def test_the_worst_wait_of_a_round_is_an_exemplar_of_its_bucket(observed: MetricsState) -> None:
+def test_the_worst_wait_of_a_cycle_is_an_exemplar_of_its_bucket(observed: MetricsState) -> None:
     waits = {d.labels: d for d in shown(observed)["dioptase_cgroup_runq_wait_seconds"].distributions}
     ((place, exemplar),) = waits[WEB_LABELS].exemplars.items()
     assert (place, exemplar.value, exemplar.at_ns) == (14, 0.016384, 1_700_000_002 * 10**9)
@@ -363,17 +370,17 @@ def test_the_worst_wait_of_a_round_is_an_exemplar_of_its_bucket(observed: Metric
 
 def test_every_series_of_a_cgroup_is_counted() -> None:
     """What docs/operations.md says a cgroup costs; a container in cAdvisor has about 100 series."""
-    one, two = (
+    item, two = (
         sum(
             len(family.points) + sum(len(d.cumulative) + 2 for d in family.distributions)
             for family in metric_families(MetricsState(version="1").after(full_cycle(2, cgroups=n)))
         )
         for n in (1, 2)
     )
-    assert two - one == SERIES_OF_A_CGROUP
+    assert two - item == SERIES_OF_A_CGROUP
 
 
-def test_who_has_become_worse_is_named_whatever_others_did_in_the_past() -> None:
+def test_a_growing_aggressor_has_a_series_at_once() -> None:
     def blame(newcomer_ns: int) -> Blame:
         old = {f"/old{n}": 3600 * S for n in range(MAX_AGGRESSORS_PER_CGROUP + 4)}
         return Blame(by_cgroup={**old, "/new": newcomer_ns}, throttled_ns=0, higher_class_ns=0, other_ns=0)
@@ -394,13 +401,52 @@ def test_without_a_cap_there_is_no_number_of_watts() -> None:
     assert finished.node is not None
     assert finished.node.power is not None
     power = msgspec.structs.replace(finished.node.power, kind=PowerActionKind.EVICT, count=3, target_watts=0)
-    node = msgspec.structs.replace(finished.node, power=power, overcommit=None)
-    seen = MetricsState(version="1.2.3").after(msgspec.structs.replace(finished, node=node), RICH_ABOUT)
-    assert points(seen, "dioptase_power_cap_watts") == {}
-    assert points(seen, "dioptase_power_evict_pods") == {(): 3}
-    assert points(seen, "dioptase_overcommit_ratio") == {}
+    node = msgspec.structs.replace(finished.node, power=power, power_cap=None, overcommit=None)
+    readings = MetricsState(version="1.2.3").after(msgspec.structs.replace(finished, node=node), RICH_ABOUT)
+    assert points(readings, "dioptase_power_cap_watts") == {}
+    assert points(readings, "dioptase_power_evict_pods") == {(): 3}
+    assert points(readings, "dioptase_overcommit_ratio") == {}
 
 
 def test_memory_that_is_not_known_is_not_short_of_nothing(observed: MetricsState) -> None:
     assert ("1",) not in points(observed, "dioptase_memory_shortfall_bytes")
     assert points(observed, "dioptase_memory_condition")["1", "unknown"] == 1
+
+
+def read_back(
+    knob: Knob, after: str | None, status: OutcomeStatus = OutcomeStatus.APPLIED, cgroup: str = "/batch"
+) -> Outcome:
+    decision = Decision(
+        cgroup=cgroup, cgroup_id=1, pod="default/batch", knob=knob, value="x", reason=Reason(rule="r", text="t")
+    )
+    return Outcome(decision=decision, status=status, after=after)
+
+
+@pytest.mark.parametrize(
+    ("created", "field", "expected"),
+    [
+        (read_back(Knob.QUOTA, "36000 100000"), "quota_us", 36_000),
+        (read_back(Knob.QUOTA, "max 200000"), "quota_us", -1),
+        (read_back(Knob.QUOTA, "36000 200000", OutcomeStatus.UNCHANGED), "period_us", 200_000),
+        (read_back(Knob.IDLE, "1"), "idle", True),
+        (read_back(Knob.CPUSET, "1-2"), "cpus", "1-2"),
+        (read_back(Knob.MEMORY_MAX, "4096"), "memory_max_bytes", 4096),
+    ],
+)
+def test_what_was_read_back_is_shown(created: Outcome, field: str, expected: object) -> None:
+    finished = msgspec.structs.replace(busy_cycle(2), outcomes=(created,))
+    assert getattr(with_limits_read_back(finished).cgroups["/batch"].limits, field) == expected
+
+
+@pytest.mark.parametrize(
+    "created",
+    [
+        read_back(Knob.QUOTA, "36000 100000", OutcomeStatus.DRY_RUN),
+        read_back(Knob.QUOTA, "36000 100000", OutcomeStatus.MISMATCH),
+        read_back(Knob.QUOTA, None),
+        read_back(Knob.QUOTA, "36000 100000", cgroup="/gone"),
+    ],
+)
+def test_what_was_not_is_not(created: Outcome) -> None:
+    finished = msgspec.structs.replace(busy_cycle(2), outcomes=(created,))
+    assert with_limits_read_back(finished) is finished.snapshot

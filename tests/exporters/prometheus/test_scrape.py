@@ -42,7 +42,7 @@ FEED_EVERY_S = 0.2
 
 
 def hostile(seq: int) -> Cycle:
-    """A rich round as of now; the web pod's cgroup once under each hostile name, each blaming the next."""
+    """A rich cycle as of now; the web pod's cgroup once under each hostile name, each blaming the next."""
     finished = full_cycle(seq)
     snapshot = finished.snapshot
     web = snapshot.cgroups["/web"]
@@ -62,7 +62,7 @@ def hostile(seq: int) -> Cycle:
 
 @contextmanager
 def serving(server: AgentWebServer) -> Iterator[tuple[int, list[Cycle]]]:
-    """A live Server: its port, and the rounds that it was given."""
+    """A live Server: its port, and the cycles that it was given."""
     bound: list[int] = []
     given: list[Cycle] = []
     ready, stop = threading.Event(), threading.Event()
@@ -87,7 +87,7 @@ def serving(server: AgentWebServer) -> Iterator[tuple[int, list[Cycle]]]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[str, list[Cycle]]]:
-    """HOST:PORT, and the rounds."""
+    """HOST:PORT, and the cycles."""
     with serving(AgentWebServer(journal=DecisionJournal(None), version="1.2.3", about=lambda: RICH_ABOUT)) as (
         port,
         given,
@@ -108,27 +108,27 @@ def scraped(
 
 def test_the_scrape_succeeds_and_every_name_is_there(scraped: Prometheus) -> None:
     assert scraped.value('up{job="dioptase"}') == 1
-    found = {labels["cgroup"] for labels, _ in scraped.query("dioptase_cgroup_threads")}
-    assert found == {"/web", "/batch", "/", *map(printable, NAMES)}
+    actual = {labels["cgroup"] for labels, _ in scraped.query("dioptase_cgroup_threads")}
+    assert actual == {"/web", "/batch", "/", *map(printable, NAMES)}
     culprits = {
         labels["culprit"] for labels, _ in scraped.query('dioptase_cgroup_blame_seconds_total{cause="neighbour"}')
     }
     assert culprits == {"/web", "/batch", *map(printable, NAMES)}
 
 
-def test_the_format_was_openmetrics_and_its_exemplars_name_the_rounds(
+def test_the_format_was_openmetrics_and_its_exemplars_name_the_cycles(
     scraped: Prometheus, server: tuple[str, list[Cycle]]
 ) -> None:
     def exemplars(query: str) -> list[dict[str, object]]:
         now = time.time()
-        asked = urllib.parse.urlencode({"query": query, "start": now - 60, "end": now + 1})
-        with urllib.request.urlopen(f"{scraped.url}/api/v1/query_exemplars?{asked}", timeout=10) as answer:
-            return [one for series in json.load(answer)["data"] for one in series["exemplars"]]
+        requests = urllib.parse.urlencode({"query": query, "start": now - 60, "end": now + 1})
+        with urllib.request.urlopen(f"{scraped.url}/api/v1/query_exemplars?{requests}", timeout=10) as answer:
+            return [item for series in json.load(answer)["data"] for item in series["exemplars"]]
 
     ids = {f"{cycle_trace_ids(finished.snapshot)[0]:032x}" for finished in server[1]}
     waits = until(lambda: exemplars('dioptase_cgroup_runq_wait_seconds_bucket{pod="web"}'))
-    assert {str(one["labels"]["trace_id"]) for one in waits} <= ids  # type: ignore[index]
-    assert {float(str(one["value"])) for one in waits} == {0.016384}
+    assert {str(item["labels"]["trace_id"]) for item in waits} <= ids  # type: ignore[index]
+    assert {float(str(item["value"])) for item in waits} == {0.016384}
     assert until(lambda: exemplars("dioptase_decisions_total"))
 
 

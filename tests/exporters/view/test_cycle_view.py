@@ -1,4 +1,4 @@
-"""What a person sees of a round: numbers that tests/builders/interference_node.py lists, and what is never made up."""
+"""What a person sees of a cycle: numbers that tests/builders/interference_node.py lists, and what is never made up."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from api.decision import Cycle
-from api.measurements import UNLIMITED, CgroupLimits, ThreadStates
-from api.snapshot import CgroupSample
+from api.snapshot import UNLIMITED, CgroupLimits, CgroupSample, ThreadStates
 from api.text import to_json
 from exporters.page.web_server import HISTORY_ZLIB_LEVEL
 from exporters.view.cycle_view import (
@@ -22,6 +21,7 @@ from exporters.view.cycle_view import (
     past_view,
 )
 from tests.builders import interference_node
+from tests.builders.four_cpu_node import busy_cycle
 from tests.builders.full_node import RICH_NODE
 from tests.builders.interference_node import BATCH, BUILD, WEB, S, interference_cycles
 
@@ -33,7 +33,7 @@ def of(view: View, cgroup: str) -> ContainerView:
 
 
 def changed(finished: Cycle, cgroup: str, **fields: object) -> Cycle:
-    """The round with other values in one cgroup of its snapshot."""
+    """The cycle with other values in one cgroup of its snapshot."""
     sample = msgspec.structs.replace(finished.snapshot.cgroups[cgroup], **fields)
     snapshot = msgspec.structs.replace(finished.snapshot, cgroups={**finished.snapshot.cgroups, cgroup: sample})
     return msgspec.structs.replace(finished, snapshot=snapshot)
@@ -44,7 +44,7 @@ def view() -> View:
     return build_view(interference_cycles(5)[-1])
 
 
-def test_waits_are_split_by_who_had_the_cpu(view: View) -> None:
+def test_waits_are_split_by_aggressor(view: View) -> None:
     assert of(view, WEB).blame == BlameView(
         culprits=((BATCH, 240.0), (BUILD, 100.0), (WEB, 20.0)), rest_ms=0.0, throttled_ms=30.0, higher_class_ms=4.0,
         other_ms=6.0,
@@ -61,22 +61,22 @@ def test_only_the_worst_culprits_are_named_and_the_rest_is_one_number() -> None:
     assert after.blame is not None
     many = {f"/c{k}": (k + 1) * 1_000_000 for k in range(10)}
     blame = msgspec.structs.replace(after.blame, by_cgroup={**before.blame.by_cgroup, **many})
-    seen = of(build_view(changed(last, WEB, blame=blame)), WEB).blame
-    assert seen is not None
-    assert seen.culprits[:2] == (("/c9", 10.0), ("/c8", 9.0))
-    assert len(seen.culprits) == MAX_SHOWN_AGGRESSORS
-    assert seen.rest_ms == pytest.approx(4 + 3 + 2 + 1), "the six worst are 10 to 5"
+    observed = of(build_view(changed(last, WEB, blame=blame)), WEB).blame
+    assert observed is not None
+    assert observed.culprits[:2] == (("/c9", 10.0), ("/c8", 9.0))
+    assert len(observed.culprits) == MAX_SHOWN_AGGRESSORS
+    assert observed.rest_ms == pytest.approx(4 + 3 + 2 + 1), "the six worst are 10 to 5"
 
 
-def test_a_culprit_that_vanished_is_not_named() -> None:
+def test_an_aggressor_that_vanished_is_not_named() -> None:
     last = interference_cycles(5)[-1]
     after = last.snapshot.cgroups[WEB].blame
     assert after is not None
     left = msgspec.structs.replace(after, by_cgroup={p: ns for p, ns in after.by_cgroup.items() if p != BATCH})
-    seen = of(build_view(changed(last, WEB, blame=left)), WEB).blame
-    assert seen is not None
-    assert seen.other_ms == 6.0
-    assert BATCH not in dict(seen.culprits)
+    observed = of(build_view(changed(last, WEB, blame=left)), WEB).blame
+    assert observed is not None
+    assert observed.other_ms == 6.0
+    assert BATCH not in dict(observed.culprits)
 
 
 @pytest.mark.parametrize("field", ["throttled_ns", "higher_class_ns", "other_ns"])
@@ -134,7 +134,7 @@ def test_the_node_is_the_sum_of_its_cgroups(view: View) -> None:
     assert [zone.name for zone in node.zones] == ["DMA32", "Normal"]
 
 
-def test_a_node_without_pods_shows_who_runs_and_waits_most() -> None:
+def test_a_node_without_pods_shows_the_most_active_cgroups() -> None:
     view = build_view(interference_cycles(5, pods=())[-1])
     assert view.containers == ()
     assert [c.cgroup for c in view.others] == [BATCH, WEB, BUILD]
@@ -173,7 +173,7 @@ def test_what_does_nothing_is_counted_and_not_shown() -> None:
     [(1270 << 20, None, True), (1270 << 20, 1280 << 20, True), (2 << 20, 2 << 20, True), (2 << 20, 64 << 20, False)],
     ids=["large", "large and full", "small and full", "small"],
 )
-def test_who_sleeps_upon_much_memory_has_a_place_among_two_hundred_that_run(
+def test_an_idle_cgroup_with_much_memory_is_listed_among_two_hundred_active_ones(
     held: int, limit: int | None, shown: bool
 ) -> None:
     quiet = CgroupSample(
@@ -223,7 +223,9 @@ def test_a_view_of_200_managed_containers_stays_small() -> None:
     pods = tuple(
         msgspec.structs.replace(
             interference_node.PODS[0], uid=f"p{k}", name=f"pod-{k}",
-            containers=(msgspec.structs.replace(interference_node.PODS[0].containers[0], cgroup=f"/kubepods/burstable/pod{k:03}"),),
+            containers=(
+                msgspec.structs.replace(interference_node.PODS[0].containers[0], cgroup=f"/kubepods/burstable/pod{k:03}"),
+            ),
         )
         for k in range(200)
     )  # fmt: skip
@@ -235,14 +237,14 @@ def test_a_view_of_200_managed_containers_stays_small() -> None:
 def test_what_is_kept_of_the_past_is_what_pictures_over_time_show() -> None:
     now = build_view(interference_cycles(5)[-1])
     then = past_view(now)
-    for kept, seen in zip((*then.containers, *then.others), (*now.containers, *now.others), strict=True):
-        assert (kept.wait, kept.blame, kept.refaults, kept.wait_cores) == (
-            seen.wait,
-            seen.blame,
-            seen.refaults,
-            seen.wait_cores,
+    for retained, observed in zip((*then.containers, *then.others), (*now.containers, *now.others), strict=True):
+        assert (retained.wait, retained.blame, retained.refaults, retained.wait_cores) == (
+            observed.wait,
+            observed.blame,
+            observed.refaults,
+            observed.wait_cores,
         )
-        assert kept.traffic is None
+        assert retained.traffic is None
     assert (then.node.pressure, then.node.kswapd, then.node.reclaim) == (
         now.node.pressure,
         now.node.kswapd,
@@ -251,7 +253,7 @@ def test_what_is_kept_of_the_past_is_what_pictures_over_time_show() -> None:
     assert then.node.zones == ()
 
 
-def test_the_first_round_has_no_rates() -> None:
+def test_the_first_cycle_has_no_rates() -> None:
     view = build_view(interference_cycles(1)[0])
     assert view.others == ()
     assert view.containers[0].blame is None
@@ -263,56 +265,80 @@ def test_the_first_round_has_no_rates() -> None:
 def test_what_is_said_of_the_node_as_a_whole_is_seen() -> None:
     finished = interference_cycles(5)[-1]
     assert build_view(finished).answers == ()
-    seen = build_view(msgspec.structs.replace(finished, node=RICH_NODE)).answers
-    assert [(said.topic, said.rule) for said in seen] == [("power", "power_cap"), ("overcommit", "overcommit_realtime")]
-    assert seen[0].text == "The node draws 100 W of 80 W at alert s0: power is capped to 80 W."
+    observed = build_view(msgspec.structs.replace(finished, node=RICH_NODE)).answers
+    assert [(message.topic, message.rule) for message in observed] == [
+        ("power", "power_cap"),
+        ("overcommit", "overcommit_realtime"),
+    ]
+    assert observed[0].text == "The node draws 100 W of 80 W at alert s0: power is capped to 80 W."
     assert (
         build_view(msgspec.structs.replace(finished, node=msgspec.structs.replace(RICH_NODE, power=None))).answers
-        == seen[1:]
+        == observed[1:]
     )
 
 
 def with_worker(finished: Cycle) -> Cycle:
-    """The round with a cgroup below web's that does what the batch job does, and waits for web, too."""
+    """The cycle with a cgroup below web's that does what the batch job does, and waits for web, too."""
     both = []
-    for seen, ms in ((finished.previous, 0), (finished.snapshot, 7)):
-        assert seen is not None
-        like = seen.cgroups[BATCH]
+    for observed, ms in ((finished.previous, 0), (finished.snapshot, 7)):
+        assert observed is not None
+        like = observed.cgroups[BATCH]
         assert like.blame is not None
         by = {**like.blame.by_cgroup, WEB: 1_000_000 * ms, WORKER: 0}
         blame = msgspec.structs.replace(like.blame, by_cgroup=by)
         worker = msgspec.structs.replace(like, path=WORKER, id=77, blame=blame)
-        both.append(msgspec.structs.replace(seen, cgroups={**seen.cgroups, WORKER: worker}))
+        both.append(msgspec.structs.replace(observed, cgroups={**observed.cgroups, WORKER: worker}))
     return msgspec.structs.replace(finished, previous=both[0], snapshot=both[1])
 
 
 def test_a_container_with_cgroups_below_is_shown_whole(view: View) -> None:
     """CPU and memory of /web include /web/worker in the kernel's files; waits, blame and states are added up here."""
-    seen, alone, like = of(build_view(with_worker(interference_cycles(5)[-1])), WEB), of(view, WEB), of(view, BATCH)
-    assert (seen.cpu_cores, seen.memory_bytes) == (alone.cpu_cores, alone.memory_bytes)
-    assert seen.blame == BlameView(
+    observed, alone, like = of(build_view(with_worker(interference_cycles(5)[-1])), WEB), of(view, WEB), of(view, BATCH)
+    assert (observed.cpu_cores, observed.memory_bytes) == (alone.cpu_cores, alone.memory_bytes)
+    assert observed.blame == BlameView(
         culprits=((BATCH, 740.0), (BUILD, 400.0), (WEB, 27.0)), rest_ms=0.0, throttled_ms=110.0, higher_class_ms=4.0,
         other_ms=26.0,
     )  # fmt: skip
-    assert seen.wait is not None
+    assert observed.wait is not None
     assert alone.wait is not None
     assert like.wait is not None
-    assert seen.wait.count == alone.wait.count + like.wait.count
-    assert seen.wait.p99_us == pytest.approx(31_512, abs=1), "27.7 of the 30 of 16 to 33 ms, behind 200 short ones"
-    assert seen.wait_cores == pytest.approx(0.4 + 0.9)
-    assert seen.threads == 24
-    assert seen.threads_by_state == ThreadStates(runnable=6, uninterruptible=4, iowait=2, sleeping=14)
-    assert seen.reclaim is not None
-    assert seen.reclaim.pages == 1280
+    assert observed.wait.count == alone.wait.count + like.wait.count
+    assert observed.wait.p99_us == pytest.approx(31_512, abs=1), "27.7 of the 30 of 16 to 33 ms, behind 200 short ones"
+    assert observed.wait_cores == pytest.approx(0.4 + 0.9)
+    assert observed.threads == 24
+    assert observed.threads_by_state == ThreadStates(runnable=6, uninterruptible=4, iowait=2, sleeping=14)
+    assert observed.reclaim is not None
+    assert observed.reclaim.pages == 1280
 
 
 def test_a_cgroup_that_came_below_a_container_is_no_jump() -> None:
-    """What it had waited before it was seen is not of this round; one whose waits nobody knows makes the sum unknown."""
+    """Waits before the first listing do not belong to this cycle; an unmeasured cgroup makes the sum unknown."""
     finished = with_worker(interference_cycles(5)[-1])
     assert finished.previous is not None
     before = {path: sample for path, sample in finished.previous.cgroups.items() if path != WORKER}
     came = msgspec.structs.replace(finished, previous=msgspec.structs.replace(finished.previous, cgroups=before))
-    seen = of(build_view(came), WEB)
-    assert seen.wait_cores == pytest.approx(0.4)
-    assert seen.threads == 24
+    observed = of(build_view(came), WEB)
+    assert observed.wait_cores == pytest.approx(0.4)
+    assert observed.threads == 24
     assert of(build_view(changed(finished, WORKER, wait=None)), WEB).wait is None
+
+
+def test_the_evaluated_latency_excludes_waits_of_the_containers_own_quota() -> None:
+    finished = busy_cycle(2)
+    assert finished.previous is not None
+    before, web = finished.previous.cgroups["/web"], finished.snapshot.cgroups["/web"]
+    throttled = msgspec.structs.replace(
+        web,
+        threads=1,
+        throttled_periods=(before.throttled_periods or 0) + 1,
+        throttled_ns=(before.throttled_ns or 0) + 20_000_000,
+    )
+    cgroups = {**finished.snapshot.cgroups, "/web": throttled}
+    snapshot = msgspec.structs.replace(finished.snapshot, cgroups=cgroups)
+    view = build_view(msgspec.structs.replace(finished, snapshot=snapshot))
+    (container,) = (c for c in view.containers if c.cgroup == "/web")
+    assert container.wait is not None
+    assert container.evaluated_wait is not None
+    assert container.evaluated_wait.count == container.wait.count - 1, "the wait of 16 ms"
+    batch = next(c for c in view.containers if c.qos == "reclaimed_cores")
+    assert batch.evaluated_wait is None

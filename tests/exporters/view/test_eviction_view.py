@@ -22,15 +22,15 @@ FREE = (MEMORY_PLUGIN, "SystemMemory", "free")
 MIB = 1 << 20
 
 
-def told(
+def reported(
     seq: int, evictions: EvictionResult | None = RICH_EVICTIONS, kills: tuple[EvictionEvent, ...] = RICH_KILLS
 ) -> Cycle:
     return msgspec.structs.replace(busy_cycle(seq), evictions=evictions, kills=kills)
 
 
 def points(observed: MetricsState, name: str) -> dict[tuple[str, ...], float]:
-    found = {family.metric.name: family for family in metric_families(observed)}.get(f"dioptase_eviction_{name}")
-    return {} if found is None else {point.labels: point.value for point in found.points}
+    actual = {family.metric.name: family for family in metric_families(observed)}.get(f"dioptase_eviction_{name}")
+    return {} if actual is None else {point.labels: point.value for point in actual.points}
 
 
 @pytest.mark.parametrize(
@@ -53,27 +53,29 @@ def points(observed: MetricsState, name: str) -> dict[tuple[str, ...], float]:
         ),
     ],
 )
-def test_two_rounds_as_metrics(name: str, expected: dict[tuple[str, ...], float]) -> None:
-    assert points(MetricsState(version="1").after(told(1)).after(told(2)), name) == expected
+def test_two_cycles_as_metrics(name: str, expected: dict[tuple[str, ...], float]) -> None:
+    assert points(MetricsState(version="1").after(reported(1)).after(reported(2)), name) == expected
 
 
 def test_where_no_plugin_is_configured_there_is_no_series_and_no_card() -> None:
-    quiet = told(2, None, ())
+    quiet = reported(2, None, ())
     names = [family.metric.name for family in metric_families(MetricsState(version="1").after(quiet))]
     assert [name for name in names if "eviction" in name] == []
     assert build_view(quiet).evictions is None
 
 
 def test_plugins_and_reasons_begin_at_zero_so_that_the_first_victim_is_an_increase() -> None:
-    nobody = EvictionResult(thresholds=RICH_EVICTIONS.thresholds)
-    observed = MetricsState(version="1").after(told(1, nobody, ()))
+    none_of_them = EvictionResult(thresholds=RICH_EVICTIONS.thresholds)
+    observed = MetricsState(version="1").after(reported(1, none_of_them, ()))
     assert points(observed, "victims_total") == {(MEMORY_PLUGIN, "false"): 0, (RSS, "true"): 0}
     assert set(points(observed, "kills_total").values()) == {0}
 
 
-def test_who_is_only_told_is_no_victim() -> None:
-    told_only = tuple(msgspec.structs.replace(victim, notify=True) for victim in RICH_EVICTIONS.victims)
-    observed = MetricsState(version="1").after(told(1, msgspec.structs.replace(RICH_EVICTIONS, victims=told_only)))
+def test_a_notified_pod_is_no_victim() -> None:
+    notified_only = tuple(msgspec.structs.replace(victim, notify=True) for victim in RICH_EVICTIONS.victims)
+    observed = MetricsState(version="1").after(
+        reported(1, msgspec.structs.replace(RICH_EVICTIONS, victims=notified_only))
+    )
     assert set(points(observed, "victims_total").values()) == {0}
 
 
@@ -81,11 +83,11 @@ def test_a_pod_that_stays_because_its_plugin_runs_dry_is_counted_once() -> None:
     """Sent four times in a dry run, and once more after it had been away: two."""
     observed = MetricsState(version="1")
     for seq in (1, 2, 3, 4, 6):
-        observed = observed.after(told(seq))
+        observed = observed.after(reported(seq))
         if seq == 4:
-            gone = told(5, EvictionResult(thresholds=RICH_EVICTIONS.thresholds))
+            removed = reported(5, EvictionResult(thresholds=RICH_EVICTIONS.thresholds))
             observed = observed.after(
-                msgspec.structs.replace(gone, snapshot=msgspec.structs.replace(gone.snapshot, pods=()))
+                msgspec.structs.replace(removed, snapshot=msgspec.structs.replace(removed.snapshot, pods=()))
             )
     assert points(observed, "victims_total") == {(MEMORY_PLUGIN, "false"): 5, (RSS, "true"): 2}
 
@@ -96,21 +98,21 @@ def threshold(met: ThresholdMet, observed: float) -> EvictionThreshold:
 
 
 def test_of_thresholds_that_nothing_tells_apart_the_worst_is_the_series() -> None:
-    found = EvictionResult(
+    actual = EvictionResult(
         thresholds=(
             threshold(ThresholdMet.NOT_MET, 1.0),
             threshold(ThresholdMet.HARD, 2.0),
             threshold(ThresholdMet.SOFT, 3.0),
         )
     )
-    observed = MetricsState(version="1").after(told(1, found))
+    observed = MetricsState(version="1").after(reported(1, actual))
     assert (points(observed, "met"), points(observed, "observed")) == ({("p", "s", ""): 2}, {("p", "s", ""): 2.0})
 
 
 def test_the_view_has_what_is_met_first_and_ages_in_seconds() -> None:
-    view = build_view(told(5)).evictions
+    view = build_view(reported(5)).evictions
     assert view is not None
-    assert [(each.plugin, each.met, each.judged, each.met_s) for each in view.thresholds] == [
+    assert [(each.plugin, each.met, each.evaluated, each.met_s) for each in view.thresholds] == [
         (MEMORY_PLUGIN, "hard", True, 4.0),
         (RSS, "soft", True, 4.0),
         (MEMORY_PLUGIN, "not-met", False, None),
@@ -122,11 +124,11 @@ def test_the_view_has_what_is_met_first_and_ages_in_seconds() -> None:
         ("default/web", True),
     ]
     assert view.terminating == ("default/batch",)
-    assert past_view(build_view(told(5))).evictions is None, "five minutes of it would cost memory that nobody asks for"
+    assert past_view(build_view(reported(5))).evictions is None, "five minutes of it would waste memory"
 
 
 @pytest.mark.parametrize(
-    ("asked", "seqs"),
+    ("requests", "seqs"),
     [
         ("", [1, 2, 3, 4]),
         ("?pod=default/batch", [1, 3]),
@@ -135,11 +137,11 @@ def test_the_view_has_what_is_met_first_and_ages_in_seconds() -> None:
         ("?after=2&limit=1", [4]),
     ],
 )
-def test_the_journal_can_be_asked_for_by_what_it_says(asked: str, seqs: list[int]) -> None:
+def test_evictions_can_be_filtered(requests: str, seqs: list[int]) -> None:
     agent = AgentServer()
     try:
-        agent.show([told(1)])
-        with urllib.request.urlopen(f"{agent.url}api/v1/evictions{asked}", timeout=5) as answer:
+        agent.show([reported(1)])
+        with urllib.request.urlopen(f"{agent.url}api/v1/evictions{requests}", timeout=5) as answer:
             entries = json.loads(answer.read())
     finally:
         agent.close()

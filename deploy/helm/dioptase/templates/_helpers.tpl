@@ -1,9 +1,9 @@
-{{/* Names of what is made; a release called dioptase has no other word in them. */}}
+{{/* Names of the objects; a release called dioptase adds no prefix. */}}
 {{- define "dioptase.name" -}}
 {{- if contains "dioptase" .Release.Name -}}{{ .Release.Name | trunc 50 }}{{- else -}}{{ printf "%s-dioptase" .Release.Name | trunc 50 }}{{- end -}}
 {{- end -}}
 
-{{/* What chooses the pods of a component, and never changes: dict "root" "component". */}}
+{{/* Immutable selector of a component's pods: dict "root" "component". */}}
 {{- define "dioptase.selector" -}}
 app.kubernetes.io/name: dioptase
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -25,19 +25,19 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ .Values.tls.secretName | default (printf "%s-tls" (include "dioptase.name" .)) }}
 {{- end -}}
 
-{{/* The names in the certificate; agents are asked by their nodes' addresses, so whoever verifies them names one of these. */}}
+{{/* Name in the certificate. Agents are reached at their nodes' addresses, so clients that verify them have to expect this name. */}}
 {{- define "dioptase.serverName" -}}
 {{ include "dioptase.name" .root }}-{{ .component }}.{{ .root.Release.Namespace }}.svc
 {{- end -}}
 
-{{/* What kubelets below 1.33 know only as a right to far more. */}}
+{{/* Subresource of nodes for reading pods; kubelets before 1.33 (KEP-2862) check only `proxy`, which allows far more. */}}
 {{- define "dioptase.kubeletRight" -}}
 {{- if .Values.agent.kubelet.right -}}{{ .Values.agent.kubelet.right }}
 {{- else if semverCompare ">=1.33.0-0" .Capabilities.KubeVersion.Version -}}pods
 {{- else -}}proxy{{- end -}}
 {{- end -}}
 
-{{/* Settings of the agent: what the chart has to say, and over it what was set. */}}
+{{/* Settings of the agent: those of the chart, overridden by agent.settings. */}}
 {{- define "dioptase.agentSettings" -}}
 {{- $kubelet := dict -}}
 {{- if .Values.agent.kubelet.caFile -}}{{- $_ := set $kubelet "caFile" "/etc/dioptase/kubelet.crt" -}}{{- end -}}
@@ -46,32 +46,38 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ mergeOverwrite $said (deepCopy .Values.agent.settings) | toYaml }}
 {{- end -}}
 
-{{/* Whether agents write into the Node's own capacity, by whichever of the two ways that was said. */}}
+{{/* Whether agents write into the Node's own capacity, enabled by value or by setting. */}}
 {{- define "dioptase.extendedResources" -}}
 {{- $report := (include "dioptase.agentSettings" . | fromYaml).report | default dict -}}
 {{- if $report.extendedResources -}}true{{- end -}}
 {{- end -}}
 
-{{/* Folder with the runtime's socket for plugins; only an agent that acts is one. */}}
+{{/* Whether agents read the Node's annotations: power alerts and overcommit ratios. */}}
+{{- define "dioptase.nodeAnnotations" -}}
+{{- $settings := include "dioptase.agentSettings" . | fromYaml -}}
+{{- if or ($settings.power | default dict).enable ($settings.overcommit | default dict).enable -}}true{{- end -}}
+{{- end -}}
+
+{{/* Directory of the runtime's NRI socket; only an agent that acts uses it. */}}
 {{- define "dioptase.nri" -}}
 {{- if eq .Values.agent.act "on" -}}{{ .Values.agent.nriDir }}{{- end -}}
 {{- end -}}
 
 {{- define "dioptase.controllerSettings" -}}
-{{- /* A node that is to have no agent must not be taken for one that has lost it. */ -}}
+{{- /* Nodes without an agent by configuration must not count as having lost it. */ -}}
 {{- $nodes := list -}}
 {{- range $label, $value := .Values.agent.nodeSelector -}}{{- $nodes = append $nodes (printf "%s=%s" $label $value) -}}{{- end -}}
 {{- $agents := printf "app.kubernetes.io/name=dioptase,app.kubernetes.io/instance=%s,app.kubernetes.io/component=agent" .Release.Name -}}
 {{- $health := dict "agents" (dict "dioptase-agent" $agents) "nodeSelector" (join "," $nodes) -}}
-{{- /* Agents that somebody names beside ours may be anywhere. */ -}}
+{{- /* Other agents that the settings name may run on any node. */ -}}
 {{- if not (dig "health" "agents" dict .Values.controller.settings) }}{{ $_ := set $health "namespace" .Release.Namespace }}{{ end -}}
-{{- /* Where agents lend nothing, nobody is evicted because one of them is gone. */ -}}
+{{- /* Without reclaimed resources, a missing agent is no reason to evict pods. */ -}}
 {{- if ne (toString .Values.agent.act) "on" }}{{ $_ := set $health "dryRun" true }}{{ end -}}
 {{- $said := dict "tokenReview" .Values.tokenReview "lease" (printf "%s-controller" (include "dioptase.name" .)) "health" $health -}}
 {{ mergeOverwrite $said (deepCopy .Values.controller.settings) | toYaml }}
 {{- end -}}
 
-{{/* The web configuration of both. */}}
+{{/* Web configuration of agent and controller. */}}
 {{- define "dioptase.web" -}}
 tls_server_config:
   cert_file: /etc/dioptase/tls/tls.crt

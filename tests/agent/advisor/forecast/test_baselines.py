@@ -1,4 +1,4 @@
-"""Koordinator's histogram and the simple peaks, against numbers worked out from their definitions."""
+"""Koordinator's histogram and the simple methods against numbers computed from their definitions."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_buckets_of_memory_begin_with_5_mib(bucket: int, mib: float) -> None:
     )
 
 
-def test_memory_is_foretold_in_bytes() -> None:
-    """The upper edge of the bucket of 8e9 bytes and a tenth: not the 1,166 that the last bucket of cores ends with."""
+def test_memory_is_predicted_in_bytes() -> None:
+    """The upper edge of the bucket of 8e9 bytes plus a tenth, not the 1,166 of the last bucket of cores."""
     forecast = baselines.predict_histogram(histogram_of([8e9] * 1440, ForecastResource.MEMORY), DAY)
     assert forecast.expected is not None
     assert 8e9 <= forecast.expected <= 8e9 * 1.05 + 5 * 2**20
@@ -68,7 +68,7 @@ def histogram_of(minutes: list[float], resource: ForecastResource = ForecastReso
     return state
 
 
-def test_a_steady_core_is_foretold_as_the_upper_edge_and_a_tenth() -> None:
+def test_a_steady_core_is_predicted_as_the_upper_edge_plus_a_tenth() -> None:
     forecast = baselines.predict_histogram(histogram_of([1.0] * 30), 30 * MINUTE)
     assert forecast.expected == pytest.approx(1.035762, abs=1e-6)
     assert forecast.peak == pytest.approx(1.139338, abs=1e-6)
@@ -90,7 +90,7 @@ def test_the_sample_of_a_minute_is_its_90th_percentile() -> None:
 def test_half_of_a_samples_weight_is_left_after_the_half_life(
     resource: ForecastResource, hours: int, unit: float
 ) -> None:
-    """Equal minutes of 1 core at 0 h and 4 cores at 12 h weigh 1 to 2, so 4 cores begin at a third."""
+    """Equal minutes of 1 core at 0 h and 4 cores at 12 h have weights 1 and 2, so 4 cores start at a third."""
     state = baselines.start_histogram(resource)
     for at_s, used in ((0, 1.0), (hours * 3600, 4.0), (hours * 3600 + 60, 0.0)):
         state = baselines.observe_histogram(state, at_s * S, used * unit)
@@ -100,7 +100,8 @@ def test_half_of_a_samples_weight_is_left_after_the_half_life(
 
 
 def test_the_reference_moves_before_weights_overflow() -> None:
-    """101 half-lives: what was seen then is below the epsilon of an empty bucket, and the new sample weighs about one."""
+    """After 101 half-lives the old sample is below the epsilon of an empty bucket, and the new one has a weight of about
+    one."""
     state = DecayingHistogram()
     for at_s, cores in ((0, 9.0), (101 * 12 * 3600, 1.0), (101 * 12 * 3600 + 60, 0.0)):
         state = baselines.observe_histogram(state, at_s * S, cores)
@@ -109,7 +110,7 @@ def test_the_reference_moves_before_weights_overflow() -> None:
     assert histogram_percentile(state, 1.0) == CPU_SCALE.start_of(CPU_SCALE.bucket_of(1.0) + 1)
 
 
-def test_a_bucket_with_next_to_no_weight_is_not_the_maximum() -> None:
+def test_a_bucket_with_negligible_weight_is_not_the_maximum() -> None:
     weights = [0.0] * CPU_SCALE.buckets
     weights[22], weights[60] = 1.0, 0.00009
     assert histogram_percentile(DecayingHistogram(weights=tuple(weights), samples=1), 1.0) == CPU_SCALE.start_of(23)
@@ -123,8 +124,8 @@ def test_simple_peaks() -> None:
 
 
 @pytest.mark.parametrize(("name", "expected"), [("n-sigma", 10.0), ("rc-like", 10.0), ("max", 50.0)])
-def test_how_far_back_each_looks(name: str, expected: float) -> None:
-    """A spike of a minute five hours ago: the maximum alone remembers it; the 99th percentile is above it."""
+def test_history_length_of_each_method(name: str, expected: float) -> None:
+    """A spike of a minute five hours ago: only the maximum contains it; the 99th percentile is below it."""
     method = METHODS[name]
     state = method.start(ForecastResource.CPU)
     for minute in range(1440):
@@ -133,7 +134,7 @@ def test_how_far_back_each_looks(name: str, expected: float) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_all_are_of_one_shape(name: str) -> None:
+def test_all_methods_have_the_same_interface(name: str) -> None:
     method = METHODS[name]
     state = method.start(ForecastResource.CPU)
     assert method.predict(state, 0, 3600 * S).peak is None

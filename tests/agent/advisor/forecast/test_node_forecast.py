@@ -1,9 +1,10 @@
-"""What is sampled of rounds, when, and that forecasts and their score come of it."""
+"""Sampling of cycles, and the forecasts and scores that follow."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.forecast.baselines import METHODS
 from agent.advisor.forecast.node_forecast import (
@@ -23,16 +24,16 @@ MS = 1_000_000
 CONFIG = ForecastConfig()
 
 
-def changed(seen: Snapshot, **batch: object) -> Snapshot:
-    """With another batch cgroup; None takes it away."""
-    cgroups = dict(seen.cgroups)
+def changed(current: Snapshot, **batch: object) -> Snapshot:
+    """Return the snapshot with another batch cgroup; None removes it."""
+    cgroups = dict(current.cgroups)
     sample = cgroups.pop("/batch")
     if batch:
-        cgroups["/batch"] = msgspec.structs.replace(sample, **batch)
-    return msgspec.structs.replace(seen, cgroups=cgroups)
+        cgroups["/batch"] = replace(sample, **batch)
+    return replace(current, cgroups=cgroups)
 
 
-def test_online_is_what_the_node_is_busy_with_less_what_reclaimed_pods_use() -> None:
+def test_online_cpu_time_is_busy_time_without_reclaimed_pods() -> None:
     """3.75 cores busy, 2.25 of them the batch pod's: web has 1.5, the system nothing."""
     assert online_cpu_time(snapshot(1), snapshot(2)) == OnlineCpuTime(1500 * MS, S)
     assert online_cpu_time(snapshot(1), snapshot(4)) == OnlineCpuTime(4500 * MS, 3 * S)
@@ -43,7 +44,7 @@ def test_online_is_what_the_node_is_busy_with_less_what_reclaimed_pods_use() -> 
     [
         (None, snapshot(2), None),
         (snapshot(2), snapshot(2), None),
-        (msgspec.structs.replace(snapshot(1), boot_id="before"), snapshot(2), None),
+        (replace(snapshot(1), boot_id="before"), snapshot(2), None),
         (snapshot(1), changed(snapshot(2)), None),
         (snapshot(1), changed(snapshot(2), id=999), None),
         (snapshot(1), changed(snapshot(2), cpu_usage_ns=None), None),
@@ -51,10 +52,12 @@ def test_online_is_what_the_node_is_busy_with_less_what_reclaimed_pods_use() -> 
         (changed(snapshot(1)), changed(snapshot(2), cpu_usage_ns=250 * MS), 3500),
         (changed(snapshot(1)), changed(snapshot(2)), 3750),
     ],
-    ids=["first", "no time", "another boot", "went away", "made anew", "not read", "went back", "came", "not there"],
+    ids=["first", "no time", "another boot", "removed", "recreated", "not read", "went back", "created", "missing"],
 )  # fmt: skip
-def test_what_is_not_known_in_full_is_no_use(previous: Snapshot | None, now: Snapshot, online_ms: int | None) -> None:
-    """A reclaimed cgroup that came between the two used all that it ever used since."""
+def test_a_partly_measured_interval_has_no_cpu_time(
+    previous: Snapshot | None, now: Snapshot, online_ms: int | None
+) -> None:
+    """A reclaimed cgroup that was created in the interval used all of its CPU time in it."""
     assert online_cpu_time(previous, now) == (None if online_ms is None else OnlineCpuTime(online_ms * MS, S))
 
 
@@ -69,50 +72,48 @@ def test_what_is_not_known_in_full_is_no_use(previous: Snapshot | None, now: Sna
         ({}, None),
     ],
 )
-def test_online_memory_is_what_could_not_be_had_without_reclaimed_pods(
+def test_online_memory_is_unavailable_memory_without_reclaimed_pods(
     stat: dict[str, int], online_mib: int | None
 ) -> None:
     """2,048 of 8,192 MiB are not available; the page cache of a reclaimed pod is."""
-    found = online_memory_bytes(changed(snapshot(1), memory_stat=stat))
-    assert found == (None if online_mib is None else online_mib * MIB)
+    result = online_memory_bytes(changed(snapshot(1), memory_stat=stat))
+    assert result == (None if online_mib is None else online_mib * MIB)
 
 
 def test_a_sample_is_the_mean_of_five_seconds() -> None:
-    """Rounds of a second with 1.5 cores, one of which the batch pod's usage is not known in: it counts as little as none."""
-    watched, previous, taken = ForecastState(), None, []
+    """One-second cycles with 1.5 cores; the one in which the batch pod is not measured does not count."""
+    watched, previous, used = ForecastState(), None, []
     for seq in range(1, 12):
         now = snapshot(seq) if seq != 4 else changed(snapshot(seq), cpu_usage_ns=None)
         watched = update_forecasts(previous, now, watched, CONFIG, now.taken_at_ns)
         previous = now
         cpu = watched.forecasts[0]
-        taken.append((cpu.resource, cpu.used, watched.series.cpu.open_samples))  # type: ignore[union-attr]
-    assert taken[0] == (ForecastResource.CPU, None, 0)
-    assert taken[1:5] == [(ForecastResource.CPU, None, 0)] * 4
-    assert taken[5:10] == [(ForecastResource.CPU, 1.5, 1)] * 5
-    assert taken[10] == (ForecastResource.CPU, 1.5, 2)
-    assert watched.forecasts[1].used is None  # without memory.stat nobody knows how much is the batch pod's
+        used.append((cpu.resource, cpu.used, watched.series.cpu.open_samples))  # type: ignore[union-attr]
+    assert used[0] == (ForecastResource.CPU, None, 0)
+    assert used[1:5] == [(ForecastResource.CPU, None, 0)] * 4
+    assert used[5:10] == [(ForecastResource.CPU, 1.5, 1)] * 5
+    assert used[10] == (ForecastResource.CPU, 1.5, 2)
+    assert watched.forecasts[1].used is None  # without memory.stat the batch pod's memory is not known
 
 
 def hours(config: ForecastConfig, count: int, spike_at: int | None = None) -> ForecastState:
-    """A round a minute on a node of 4 CPUs: online work uses 1.5 cores, once 3.5."""
+    """One cycle per minute on a node of 4 CPUs: online pods use 1.5 cores, once 3.5."""
     watched, previous, busy = ForecastState(), None, 0.0
     for minute in range(count * 60):
         busy += 60 * (3.5 if minute == spike_at else 1.5)
         base = snapshot(1)
         assert base.node.cpu is not None
-        node = msgspec.structs.replace(
-            base.node, cpu=msgspec.structs.replace(base.node.cpu, user_ns=round(busy * S), nice_ns=0, system_ns=0)
-        )
+        node = replace(base.node, cpu=replace(base.node.cpu, user_ns=round(busy * S), nice_ns=0, system_ns=0))
         cgroups = {
             "/batch": CgroupSample(path="/batch", id=1, cpu_usage_ns=0, memory_stat={"anon": 0, "inactive_anon": 0})
         }
-        now = msgspec.structs.replace(base, taken_at_ns=minute * 60 * S, node=node, cgroups=cgroups)
+        now = replace(base, taken_at_ns=minute * 60 * S, node=node, cgroups=cgroups)
         watched = update_forecasts(previous, now, watched, config, now.taken_at_ns)
         previous = now
     return watched
 
 
-def test_a_spike_is_told_as_misses_and_their_size() -> None:
+def test_a_spike_is_scored_as_misses_and_their_size() -> None:
     """A minute of 3.5 cores after 20 hours of 1.5: the 12 forecasts of the hour before missed it by 2."""
     cpu, memory = hours(CONFIG, 22, spike_at=20 * 60).forecasts
     assert cpu.forecast.peak is not None
@@ -132,13 +133,13 @@ def test_a_spike_is_told_as_misses_and_their_size() -> None:
 @pytest.mark.parametrize(
     ("method", "peak"), [("koordinator", 1.7139), ("n-sigma", 1.5), ("rc-like", 1.5), ("max", 1.5)]
 )
-def test_peers_foretell_from_the_same_samples_and_keep_no_score(method: str, peak: float) -> None:
+def test_baselines_predict_from_the_same_samples_without_scores(method: str, peak: float) -> None:
     cpu = hours(msgspec.convert({"method": method}, ForecastConfig), 3).forecasts[0]
     assert cpu.forecast.peak == pytest.approx(peak, abs=1e-4)
     assert cpu.score is None
 
 
-def test_every_method_of_the_settings_is_there() -> None:
+def test_every_configurable_method_exists() -> None:
     assert msgspec.json.schema(ForecastConfig)["$defs"]["ForecastConfig"]["properties"]["method"]["enum"] == sorted(
         METHODS
     )

@@ -1,4 +1,4 @@
-"""The parts of the peak predictor, each against numbers worked out by hand."""
+"""The parts of the peak predictor against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from agent.advisor.forecast.peak_model import (
     weighted_quantile,
 )
 
-ONE = dict(zip(FEATURE_NAMES, range(len(FEATURE_NAMES)), strict=True))
+FEATURE_INDEX = dict(zip(FEATURE_NAMES, range(len(FEATURE_NAMES)), strict=True))
 
 
 def named(peaks: list[float | None]) -> dict[str, float]:
-    found = build_features(peaks)
-    assert found is not None
-    return dict(zip(FEATURE_NAMES, found.values, strict=True))
+    result = build_features(peaks)
+    assert result is not None
+    return dict(zip(FEATURE_NAMES, result.values, strict=True))
 
 
-def test_what_a_forecast_looks_at_after_two_days() -> None:
+def test_features_after_two_days() -> None:
     peaks: list[float | None] = [1.0] * (2 * DAY_BUCKETS)
     now = len(peaks) - 1
     peaks[now] = 2.0  # the newest bucket
@@ -54,17 +54,17 @@ def test_what_a_forecast_looks_at_after_two_days() -> None:
     }
 
 
-def test_days_are_averaged_and_the_present_hour_stands_for_days_that_are_not_there() -> None:
+def test_days_are_averaged_and_the_last_hour_replaces_missing_days() -> None:
     peaks: list[float | None] = [*([4.0] * DAY_BUCKETS), *([2.0] * DAY_BUCKETS), 1.0]
     assert named(peaks)["next_hour_of_days"] == 3.0  # 2 yesterday, 4 the day before
     young = build_features([1.0, 2.0, 1.0])
     assert young is not None
     assert not young.season
-    assert young.values[ONE["next_hour_yesterday"] :] == (2.0, 2.0, 2.0)
+    assert young.values[FEATURE_INDEX["next_hour_yesterday"] :] == (2.0, 2.0, 2.0)
 
 
 @pytest.mark.parametrize(
-    ("peaks", "known"),
+    ("peaks", "state"),
     [
         ([], False),
         ([1.0], False),  # five minutes
@@ -74,8 +74,8 @@ def test_days_are_averaged_and_the_present_hour_stands_for_days_that_are_not_the
         ([1.0] + [None] * 10 + [1.0], False),  # two buckets of the hour
     ],
 )
-def test_with_too_little_of_the_last_hour_nothing_is_foretold(peaks: list[float | None], known: bool) -> None:
-    assert (build_features(peaks) is not None) is known
+def test_too_few_samples_in_the_last_hour_give_no_forecast(peaks: list[float | None], state: bool) -> None:
+    assert (build_features(peaks) is not None) is state
 
 
 @pytest.mark.parametrize(("missing", "expected"), [(0, 5.0), (3, 5.0), (4, None)])
@@ -85,14 +85,14 @@ def test_an_hour_with_more_than_a_quarter_missing_has_no_peak(missing: int, expe
 
 @pytest.mark.parametrize("unit", [1.0, 1000.0, 2.0**30])
 def test_regression_finds_weights_whatever_the_unit_is(unit: float) -> None:
-    """The truth is 0.5 x the hour + 0.25 x the day + 0.1; everything is measured in another unit."""
-    rng, found = Random(1), PeakRegression()
+    """The true model is 0.5 x the hour + 0.25 x the day + 0.1, in different units."""
+    rng, result = Random(1), PeakRegression()
     for _ in range(4000):
         values = [1.0, *(unit * rng.uniform(0.1, 1) for _ in FEATURE_NAMES[1:])]
-        found = peak_model.update_regression(found, values, 0.5 * values[3] + 0.25 * values[5] + 0.1 * unit)
+        result = peak_model.update_regression(result, values, 0.5 * values[3] + 0.25 * values[5] + 0.1 * unit)
     expected = [0.1 * unit, 0, 0, 0.5, 0, 0.25, 0, 0, 0]
     size = [unit] + [1.0] * 8
-    assert [w / s for w, s in zip(found.weights, size, strict=True)] == pytest.approx(
+    assert [w / s for w, s in zip(result.weights, size, strict=True)] == pytest.approx(
         [e / s for e, s in zip(expected, size, strict=True)], abs=0.01
     )
 
@@ -101,36 +101,36 @@ def test_regression_without_samples_is_the_prior_and_features_that_are_always_ze
     assert peak_model.expected_peak(PeakRegression(), [1.0, 10, 8, 6, 0, 0, 4, 0, 2]) == pytest.approx(
         0.3 * 14 + 0.2 * 6
     )
-    found = PeakRegression()
+    result = PeakRegression()
     for _ in range(50):
-        found = peak_model.update_regression(found, [1.0] + [0.0] * 8, 0.0)
-    assert found.weights == pytest.approx(PRIOR_WEIGHTS)
+        result = peak_model.update_regression(result, [1.0] + [0.0] * 8, 0.0)
+    assert result.weights == pytest.approx(PRIOR_WEIGHTS)
 
 
 def test_regression_forgets() -> None:
-    """A weight of 1 for a fortnight, then 2 for a fortnight: what a week forgets by, e, is forgotten twice."""
-    found = PeakRegression()
+    """A weight of 1 for two weeks, then 2 for two weeks: the first weeks decay by e twice."""
+    result = PeakRegression()
     for weight in [1.0] * 4032 + [2.0] * 4032:
-        found = peak_model.update_regression(found, [0.0, 1.0, *([0.0] * 7)], weight)
+        result = peak_model.update_regression(result, [0.0, 1.0, *([0.0] * 7)], weight)
     e = 2.718281828
     mixed = (2 * (1 - e**-2) + 1 * (e**-2 - e**-4)) / (1 - e**-4)
-    assert found.weights[1] == pytest.approx(mixed, abs=0.01)
+    assert result.weights[1] == pytest.approx(mixed, abs=0.01)
 
 
 def test_the_latest_errors_weigh_most() -> None:
-    """An error a day old weighs half: of 1 (a day ago) and 3 ones now, quantiles turn at 1 / (1 + ...)."""
+    """An error that is a day old has half the weight: of 1 (a day ago) and 3 ones now, quantiles change at 1 / (1 + ...)."""
     day_ago = tuple([5.0] + [0.0] * DAY_BUCKETS)
     weights_now = sum(0.5 ** (age / DAY_BUCKETS) for age in range(DAY_BUCKETS))
-    turn = weights_now / (weights_now + 0.5)
-    assert weighted_quantile(day_ago, turn - 1e-6) == 0.0
-    assert weighted_quantile(day_ago, turn + 1e-6) == 5.0
+    share = weights_now / (weights_now + 0.5)
+    assert weighted_quantile(day_ago, share - 1e-6) == 0.0
+    assert weighted_quantile(day_ago, share + 1e-6) == 5.0
     assert weighted_quantile((3.0, 1.0, 2.0), 1.0) == 3.0
 
 
-@pytest.mark.parametrize(("known", "amount"), [(11, None), (12, 12.0)])
-def test_an_hour_of_errors_makes_a_margin(known: int, amount: float | None) -> None:
+@pytest.mark.parametrize(("state", "amount"), [(11, None), (12, 12.0)])
+def test_an_hour_of_errors_makes_a_margin(state: int, amount: float | None) -> None:
     margin = ConformalMargin()
-    for residual in range(1, known + 1):
+    for residual in range(1, state + 1):
         margin = peak_model.update_margin(margin, float(residual), None, 0.06)
     assert margin.amount == amount
     assert margin.quantile == pytest.approx(0.94)
@@ -143,18 +143,20 @@ def test_each_miss_raises_the_quantile_and_each_hit_lowers_it_by_its_share() -> 
     assert margin.quantile == pytest.approx(0.94 + 0.0005 * (0.94 - 0.06))
 
 
-@pytest.mark.parametrize(("wish", "lowest"), [(0.055, 0.85), (0.1, 0.85), (0.15, 0.775), (0.2, 0.7)])
-def test_hits_lower_the_quantile_as_far_as_the_wanted_misses_ask_for(wish: float, lowest: float) -> None:
+@pytest.mark.parametrize(("miss_ratio", "lowest"), [(0.055, 0.85), (0.1, 0.85), (0.15, 0.775), (0.2, 0.7)])
+def test_hits_lower_the_quantile_to_the_bound_of_the_miss_ratio(miss_ratio: float, lowest: float) -> None:
     margin = ConformalMargin(quantile=lowest + 0.00001)
     for _ in range(3):
-        margin = peak_model.update_margin(margin, 0.0, missed=False, miss_ratio=wish)
+        margin = peak_model.update_margin(margin, 0.0, missed=False, miss_ratio=miss_ratio)
     assert margin.quantile == pytest.approx(lowest)
 
 
 @given(st.lists(st.tuples(st.floats(-1e12, 1e12), st.sampled_from([True, False, None])), max_size=60))
-def test_the_margin_is_one_of_the_errors_and_the_quantile_within_bounds(seen: list[tuple[float, bool | None]]) -> None:
+def test_the_margin_is_one_of_the_errors_and_the_quantile_within_bounds(
+    history: list[tuple[float, bool | None]],
+) -> None:
     margin = ConformalMargin()
-    for residual, missed in seen:
+    for residual, missed in history:
         margin = peak_model.update_margin(margin, residual, missed, 0.055)
         assert margin.quantile is not None
         assert MIN_QUANTILE <= margin.quantile <= MAX_QUANTILE
@@ -162,23 +164,23 @@ def test_the_margin_is_one_of_the_errors_and_the_quantile_within_bounds(seen: li
 
 
 def test_accuracy_counts_misses_their_size_and_bias() -> None:
-    found = ForecastAccuracy()
+    result = ForecastAccuracy()
     for predicted, actual in ((10.0, 8.0), (10.0, 13.0), (10.0, 11.0), (10.0, 10.0)):
-        found = peak_model.count_forecast(found, predicted, actual)
-    assert (found.evaluated, found.missed, found.shortfall_sum, found.shortfall_max) == (4, 2, 4.0, 3.0)
-    assert peak_model.recent_miss_ratio(found) == 0.5
-    assert peak_model.recent_miss_ratio(found, beyond=1.0) == 0.25
-    assert peak_model.mean_shortfall(found) == 2.0
-    assert peak_model.max_shortfall(found) == 3.0
-    assert peak_model.forecast_bias(found) == -0.5
+        result = peak_model.count_forecast(result, predicted, actual)
+    assert (result.evaluated, result.missed, result.shortfall_sum, result.shortfall_max) == (4, 2, 4.0, 3.0)
+    assert peak_model.recent_miss_ratio(result) == 0.5
+    assert peak_model.recent_miss_ratio(result, beyond=1.0) == 0.25
+    assert peak_model.mean_shortfall(result) == 2.0
+    assert peak_model.max_shortfall(result) == 3.0
+    assert peak_model.forecast_bias(result) == -0.5
 
 
-def test_accuracy_knows_nothing_before_the_first_forecast_and_forgets_after_a_day() -> None:
+def test_accuracy_is_unknown_before_the_first_forecast_and_covers_one_day() -> None:
     assert peak_model.recent_miss_ratio(ForecastAccuracy()) is None
     assert peak_model.mean_shortfall(ForecastAccuracy()) is None
     assert peak_model.max_shortfall(ForecastAccuracy()) is None
     assert peak_model.forecast_bias(ForecastAccuracy()) is None
-    found = peak_model.count_forecast(ForecastAccuracy(), 1.0, 9.0)
+    result = peak_model.count_forecast(ForecastAccuracy(), 1.0, 9.0)
     for _ in range(DAY_BUCKETS):
-        found = peak_model.count_forecast(found, 3.0, 2.0)
-    assert (found.missed, peak_model.recent_miss_ratio(found), peak_model.max_shortfall(found)) == (1, 0.0, 0.0)
+        result = peak_model.count_forecast(result, 3.0, 2.0)
+    assert (result.missed, peak_model.recent_miss_ratio(result), peak_model.max_shortfall(result)) == (1, 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""The peak predictor over days: cold start, calm, shifts, gaps, clocks; and what may be promised on its account."""
+"""The peak predictor over days: cold start, steady use, level shifts, gaps, clock jumps; and headroom by forecast."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STEADY = fed(PeakPredictor(), 0, 2 * DAY, 10.0)
 
 
 @pytest.mark.parametrize(
-    ("after_ns", "rule", "known", "trusted"),
+    ("after_ns", "rule", "state", "trusted"),
     [
         (0, "no_history", False, False),
         (1 * HOUR, "no_history", False, False),  # no forecast has come true yet
@@ -41,9 +41,9 @@ STEADY = fed(PeakPredictor(), 0, 2 * DAY, 10.0)
         (25 * HOUR, "calibrated", True, True),
     ],
 )
-def test_cold_start(after_ns: int, rule: str, known: bool, trusted: bool) -> None:
+def test_cold_start(after_ns: int, rule: str, state: bool, trusted: bool) -> None:
     forecast = predict_peak(fed(PeakPredictor(), 0, after_ns, 10.0), max(after_ns - 5 * MINUTE, 0))
-    assert (forecast.reason.rule, forecast.peak is not None, forecast.trusted) == (rule, known, trusted)
+    assert (forecast.reason.rule, forecast.peak is not None, forecast.trusted) == (rule, state, trusted)
 
 
 @pytest.mark.parametrize(("closed", "errors"), [(14, 0), (15, 1), (16, 2)])
@@ -52,7 +52,7 @@ def test_the_first_error_is_known_an_hour_after_the_first_quarter(closed: int, e
     assert len(state.margin.residuals) == errors
 
 
-def test_steady_use_is_foretold_to_the_point() -> None:
+def test_steady_use_is_predicted_exactly() -> None:
     forecast = predict_peak(STEADY, 2 * DAY)
     assert forecast.peak == pytest.approx(10.0, rel=0.001)
     assert forecast.season
@@ -81,7 +81,7 @@ def test_a_spike_within_a_bucket_of_many_samples_counts_at_once() -> None:
     assert predict_peak(observe_use(state, 3 * HOUR + S, 25.0), 3 * HOUR + S).peak >= 25.0  # type: ignore[operator]
 
 
-def test_one_low_sample_at_the_begin_of_a_bucket_is_not_taken_for_its_peak() -> None:
+def test_one_low_sample_at_the_start_of_a_bucket_is_not_its_peak() -> None:
     state = fed(PeakPredictor(), 0, 30 * HOUR, 10.0, MINUTE)
     rng = Random(2)
     for now_ns in range(30 * HOUR, 40 * HOUR, MINUTE):
@@ -120,7 +120,7 @@ def test_old_samples_are_not_trusted_nor_those_from_the_future(now_ns: int, rule
     assert forecast.trusted is (rule == "calibrated")
 
 
-def test_a_stale_forecast_is_the_highest_peak_remembered() -> None:
+def test_a_stale_forecast_is_the_highest_peak_of_the_history() -> None:
     state = fed(observe_use(fed(PeakPredictor(), 0, DAY, 10.0), DAY, 40.0), DAY + 5 * MINUTE, 2 * DAY, 10.0)
     assert predict_peak(state, 2 * DAY + HOUR).peak >= 40.0  # type: ignore[operator]
 
@@ -137,14 +137,14 @@ def test_a_gap_is_not_zero_and_teaches_nothing() -> None:
     ("jump_ns", "peaks"), [(-30 * MINUTE, 575), (-2 * HOUR, 0), (2 * HOUR, 600), (3 * DAY, 865), (4 * DAY, 0)]
 )
 def test_clock_jumps(jump_ns: int, peaks: int) -> None:
-    """Back by less than an hour: the open bucket. Further back, or further ahead than what is kept: a fresh start."""
+    """Back by less than an hour: the open bucket continues. Further back, or ahead by more than the history: a fresh start."""
     jumped = observe_use(STEADY, 2 * DAY + jump_ns, 11.0)
     assert len(jumped.peaks) == peaks
     assert jumped.open_peak == 11.0
 
 
 @pytest.mark.parametrize("used", [None, math.nan, math.inf, -1.0])
-def test_what_is_no_measurement_changes_nothing(used: float | None) -> None:
+def test_an_invalid_sample_changes_nothing(used: float | None) -> None:
     assert observe_use(STEADY, 2 * DAY, used) is STEADY
 
 
@@ -158,17 +158,17 @@ def wave(now_ns: int, rng: Random) -> float:
     return 30 + 15 * math.sin(2 * math.pi * now_ns / DAY) + rng.gauss(0, 2)
 
 
-def test_on_a_noisy_day_the_share_of_misses_is_the_one_asked_for() -> None:
-    """Five days of a sine with noise; a looser wish lends more and misses more."""
-    found = {}
-    for wish in (0.02, 0.1, 0.2):
-        config, rng, state = ForecastConfig(miss_ratio=wish), Random(3), PeakPredictor()
+def test_the_miss_ratio_of_a_noisy_day_is_the_configured_one() -> None:
+    """Five days of a sine with noise; a higher miss ratio leaves more headroom and misses more often."""
+    result = {}
+    for request in (0.02, 0.1, 0.2):
+        config, rng, state = ForecastConfig(miss_ratio=request), Random(3), PeakPredictor()
         for now_ns in range(0, 5 * DAY, 5 * MINUTE):
             state = observe_use(state, now_ns, wave(now_ns, rng), config)
-        found[wish] = state.accuracy.missed / state.accuracy.evaluated
-    assert found[0.02] == pytest.approx(0.02, abs=0.02)
-    assert found[0.1] == pytest.approx(0.1, abs=0.03)
-    assert found[0.2] == pytest.approx(0.2, abs=0.03)
+        result[request] = state.accuracy.missed / state.accuracy.evaluated
+    assert result[0.02] == pytest.approx(0.02, abs=0.02)
+    assert result[0.1] == pytest.approx(0.1, abs=0.03)
+    assert result[0.2] == pytest.approx(0.2, abs=0.03)
 
 
 def test_state_is_bounded_and_survives_json() -> None:
@@ -188,7 +188,7 @@ def test_state_is_bounded_and_survives_json() -> None:
         max_size=60,
     )
 )
-def test_whatever_is_fed_a_forecast_is_at_least_the_present_and_can_be_written(
+def test_a_forecast_of_any_input_is_at_least_the_current_use_and_serializable(
     steps: list[tuple[int, float | None]],
 ) -> None:
     state, now_ns = PeakPredictor(), 40 * DAY
@@ -202,10 +202,10 @@ def test_whatever_is_fed_a_forecast_is_at_least_the_present_and_can_be_written(
             assert forecast.peak >= state.open_peak
 
 
-def foretold(
+def peak_forecast(
     peak: float | None, *, trusted: bool, used: float | None = None, resource: ForecastResource = ForecastResource.CPU
 ) -> Forecast:
-    forecast = PeakForecast(peak=peak, trusted=trusted, reason=Reason(rule="calibrated", text="So it is."))
+    forecast = PeakForecast(peak=peak, trusted=trusted, reason=Reason(rule="calibrated", text="The peak is predicted."))
     return Forecast(resource=resource, used=used, forecast=forecast, target_miss_ratio=0.05)
 
 
@@ -214,7 +214,7 @@ def foretold(
     [
         (40.0, True, 10.0, None, 20.0, "forecast"),  # 64 - 4 - 40: more than Katalyst's
         (40.0, True, None, None, 20.0, "forecast"),
-        (40.0, True, 50.0, 45.0, 15.0, "forecast"),  # more is used already than was foretold
+        (40.0, True, 50.0, 45.0, 15.0, "forecast"),  # current use exceeds the forecast
         (70.0, True, 10.0, None, 0.0, "forecast"),  # more than the node
         (40.0, False, 10.0, None, 10.0, "forecast_below_canonical"),
         (55.0, False, 10.0, None, 5.0, "forecast_below_canonical"),
@@ -224,11 +224,11 @@ def foretold(
         (None, False, None, None, None, "canonical_without_forecast"),
     ],
 )
-def test_what_may_be_promised_of_64_cores_with_4_in_reserve(
+def test_headroom_of_64_cores_with_4_reserved(
     peak: float | None, trusted: bool, canonical: float | None, used: float | None, amount: float | None, rule: str
 ) -> None:
-    found = compute_forecast_headroom(64.0, 4.0, foretold(peak, trusted=trusted, used=used), canonical)
-    assert (found.amount, found.reason.rule) == (amount, rule)
+    result = compute_forecast_headroom(64.0, 4.0, peak_forecast(peak, trusted=trusted, used=used), canonical)
+    assert (result.amount, result.reason.rule) == (amount, rule)
 
 
 @given(
@@ -238,36 +238,41 @@ def test_what_may_be_promised_of_64_cores_with_4_in_reserve(
     st.one_of(st.none(), st.floats(-10, 1e4)),
     st.booleans(),
 )
-def test_a_promise_is_within_the_node_and_without_trust_within_katalysts(
+def test_headroom_is_within_the_node_and_without_trust_within_katalysts(
     capacity: float, reserve: float, peak: float | None, canonical: float | None, trusted: bool
 ) -> None:
-    found = compute_forecast_headroom(
-        capacity, reserve, foretold(peak, trusted=trusted and peak is not None), canonical
+    result = compute_forecast_headroom(
+        capacity, reserve, peak_forecast(peak, trusted=trusted and peak is not None), canonical
     )
-    if found.amount is not None:
-        assert 0 <= found.amount <= max(capacity - reserve, 0)
-        if found.reason.rule != "forecast":
+    if result.amount is not None:
+        assert 0 <= result.amount <= max(capacity - reserve, 0)
+        if result.reason.rule != "forecast":
             assert canonical is not None
-            assert found.amount <= max(canonical, 0)
+            assert result.amount <= max(canonical, 0)
 
 
-def test_sentences_give_amounts_with_their_unit() -> None:
+def test_reasons_contain_amounts_with_units() -> None:
     gib = 1 << 30
-    cpu = compute_forecast_headroom(64.0, 4.0, foretold(40.0, trusted=True), None)
+    cpu = compute_forecast_headroom(64.0, 4.0, peak_forecast(40.0, trusted=True), None)
     memory = compute_forecast_headroom(
-        24.0 * gib, 1.0 * gib, foretold(None, trusted=False, resource=ForecastResource.MEMORY), 22_101_400_000.0
+        24.0 * gib, 1.0 * gib, peak_forecast(None, trusted=False, resource=ForecastResource.MEMORY), 22_101_400_000.0
     )
-    assert cpu.reason.text == "So it is. 64 cores less 4 cores kept and a peak of 40 cores leave 20 cores."
-    assert memory.reason.text == "So it is. Katalyst's formula promises 20.58 GiB."
+    assert (
+        cpu.reason.text
+        == "The peak is predicted. 64.00 cores less 4.00 cores reserved and a peak of 40.00 cores leave 20.00 cores."
+    )
+    assert memory.reason.text == "The peak is predicted. Headroom by Katalyst's formula is 20.58 GiB."
     steady = fed(PeakPredictor(), 0, DAY, 0.444917 * gib)
-    assert predict_peak(steady, DAY, resource=ForecastResource.MEMORY).reason.text.startswith("456 MiB are expected")
+    assert predict_peak(steady, DAY, resource=ForecastResource.MEMORY).reason.text.startswith(
+        "The expected peak within the hour is 455.6 MiB"
+    )
 
 
 @pytest.mark.parametrize(
-    ("began_s", "seconds", "said"), [(0, 200, "Less than 5 minutes"), (280, 38, "Less than 10 minutes")]
+    ("began_s", "seconds", "message"), [(0, 200, "Less than 5 minutes"), (280, 38, "Less than 10 minutes")]
 )
-def test_how_much_is_known_is_not_said_to_be_more_than_it_is(began_s: int, seconds: int, said: str) -> None:
-    """38 s across the border of a five-minute step have closed one."""
+def test_reasons_do_not_overstate_the_history(began_s: int, seconds: int, message: str) -> None:
+    """38 s across the border of a five-minute bucket have closed one."""
     state = fed(PeakPredictor(), began_s * S, (began_s + seconds) * S, 1.0, 5 * S)
     text = predict_peak(state, (began_s + seconds) * S).reason.text
-    assert text == f"{said} of use are known, too little to foretell."
+    assert text == f"{message} of use are measured, too little for a forecast."

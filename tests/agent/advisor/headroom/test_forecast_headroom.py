@@ -1,9 +1,10 @@
-"""Headroom by forecast: what may be promised while the forecast is and is not trusted, and in which rounds it is."""
+"""Headroom by forecast while it is trusted and while it is not, and in which cycles it applies."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.headroom.forecast_headroom import apply_memory_forecast, forecast_cores
 from agent.advisor.provision.pool_sizes import pool_reclaimable_cores
@@ -21,17 +22,17 @@ GIB = 1024 * MIB
 
 
 def outlook(resource: ForecastResource, peak: float | None, used: float | None, *, trusted: bool = True) -> Forecast:
-    verdict = Reason(rule="calibrated", text="So it is foretold.")
-    forecast = PeakForecast(peak=peak, trusted=trusted, reason=verdict)
+    reason = Reason(rule="calibrated", text="The peak is predicted.")
+    forecast = PeakForecast(peak=peak, trusted=trusted, reason=reason)
     return Forecast(resource=resource, used=used, forecast=forecast, target_miss_ratio=0.055)
 
 
 @pytest.mark.parametrize(
-    ("peak", "used", "trusted", "otherwise", "lent", "cores", "rule"),
+    ("peak", "used", "trusted", "otherwise", "reclaimable", "cores", "rule"),
     [
         (20.0, 10.0, True, 15.0, 48.0, 24.0, "forecast"),
         (20.0, 30.0, True, 15.0, 48.0, 14.0, "forecast"),  # a peak is never below what is used now
-        (20.0, 10.0, True, 15.0, 12.0, 12.0, "forecast"),  # nor is more promised than is lent
+        (20.0, 10.0, True, 15.0, 12.0, 12.0, "forecast"),  # bounded by the reclaimable CPU
         (20.0, None, True, None, None, 24.0, "forecast"),
         (20.0, 10.0, False, 15.0, 48.0, 15.0, "forecast_below_canonical"),
         (35.0, 10.0, False, 15.0, 48.0, 9.0, "forecast_below_canonical"),
@@ -41,18 +42,18 @@ def outlook(resource: ForecastResource, peak: float | None, used: float | None, 
         (99.0, 10.0, True, 15.0, 48.0, 0.0, "forecast"),
     ],
 )
-def test_cores_of_a_node_of_48_with_4_kept(
-    peak: float | None, used: float | None, trusted: bool, otherwise: float | None, lent: float | None,
+def test_cores_of_a_node_of_48_with_4_reserved(
+    peak: float | None, used: float | None, trusted: bool, otherwise: float | None, reclaimable: float | None,
     cores: float | None, rule: str,
 ) -> None:  # fmt: skip
-    seen = (outlook(ForecastResource.MEMORY, 1.0, 1.0), outlook(ForecastResource.CPU, peak, used, trusted=trusted))
-    found, verdict = forecast_cores(48.0, 4.0, seen, Headroom(cores=otherwise, reason=SO), lent)
-    assert (found, verdict.rule) == (cores, rule)
-    if cores == lent:
-        assert verdict.text.endswith("no more than the 12.00 that are lent now.")
+    current = (outlook(ForecastResource.MEMORY, 1.0, 1.0), outlook(ForecastResource.CPU, peak, used, trusted=trusted))
+    result, reason = forecast_cores(48.0, 4.0, current, Headroom(cores=otherwise, reason=SO), reclaimable)
+    assert (result, reason.rule) == (cores, rule)
+    if cores == reclaimable:
+        assert reason.text.endswith("at most the 12.00 that reclaimed pods may use now.")
 
 
-def test_without_any_forecast_the_promise_is_what_it_would_be_otherwise() -> None:
+def test_without_a_forecast_the_fallback_headroom_applies() -> None:
     assert forecast_cores(48.0, 4.0, (), Headroom(cores=15.0, reason=SO), 10.0) == (15.0, SO)
 
 
@@ -63,7 +64,7 @@ def test_without_any_forecast_the_promise_is_what_it_would_be_otherwise() -> Non
         ((PoolSize(pool="share", cpus=8),), None),
         ((PoolSize(pool="reclaim", cpus=4), PoolSize(pool="reclaim", numa=1, cpus=2, overlap={"share": 6})), 12.0),
         ((PoolSize(pool="reclaim", cpus=8, quota_cores=2.5), PoolSize(pool="reclaim", numa=1, cpus=2)), 4.5),
-        # 16 CPUs of share pools are laid over both NUMA nodes, of which 3 and 9 cores may be used, whoever's CPUs they are
+        # 16 CPUs of share pools overlap both NUMA nodes, of which 3 and 9 cores may be used
         (
             (
                 PoolSize(pool="reclaim", cpus=0, overlap={"share": 16}),
@@ -82,7 +83,7 @@ def test_without_any_forecast_the_promise_is_what_it_would_be_otherwise() -> Non
         ),
     ],
 )
-def test_what_pools_lend(sizes: tuple[PoolSize, ...], cores: float | None) -> None:
+def test_headroom_is_bounded_by_the_reclaim_pools(sizes: tuple[PoolSize, ...], cores: float | None) -> None:
     assert pool_reclaimable_cores(sizes, (0, 1)) == cores
 
 
@@ -95,7 +96,7 @@ def memory(total: float | None, **by_numa: float) -> MemoryAdvice:
 
 
 @pytest.mark.parametrize(
-    ("peak", "trusted", "before", "promised"),
+    ("peak", "trusted", "before", "headroom"),
     [
         (3.0, True, 2.0, 4.0),
         (3.0, False, 2.0, 2.0),
@@ -104,55 +105,55 @@ def memory(total: float | None, **by_numa: float) -> MemoryAdvice:
         (3.0, False, None, None),
     ],
 )
-def test_memory_of_a_node_of_8_gib_with_1_kept(
-    peak: float | None, trusted: bool, before: float | None, promised: float | None
+def test_memory_of_a_node_of_8_gib_with_1_reserved(
+    peak: float | None, trusted: bool, before: float | None, headroom: float | None
 ) -> None:
-    seen = (outlook(ForecastResource.MEMORY, None if peak is None else peak * GIB, 2.0 * GIB, trusted=trusted),)
+    current = (outlook(ForecastResource.MEMORY, None if peak is None else peak * GIB, 2.0 * GIB, trusted=trusted),)
     was = memory(None if before is None else before * GIB)
-    found = apply_memory_forecast(was, seen, busy_snapshot(1), AgentConfig())
-    assert found.headroom_bytes == (None if promised is None else promised * GIB)
-    assert found.headroom_by_numa == ({} if promised is None else {0: promised * GIB})
+    result = apply_memory_forecast(was, current, busy_snapshot(1), AgentConfig())
+    assert result.headroom_bytes == (None if headroom is None else headroom * GIB)
+    assert result.headroom_by_numa == ({} if headroom is None else {0: headroom * GIB})
     if trusted:
-        assert found.headroom_reason.text.endswith("of 8 GiB, 1 GiB kept, 4 GiB are promised.")
+        assert result.headroom_reason.text.endswith("with 1.00 GiB of 8.00 GiB reserved, the headroom is 4.00 GiB.")
 
 
-@pytest.mark.parametrize(("used", "promised"), [({"inactive_anon": 512 * MIB}, 2.5), ({}, 2.0)])
-def test_memory_that_a_pod_requested_which_lends_nothing_is_kept(used: dict[str, int], promised: float) -> None:
-    """2 GiB requested; what is used of it is in the peak."""
+@pytest.mark.parametrize(("used", "headroom"), [({"inactive_anon": 512 * MIB}, 2.5), ({}, 2.0)])
+def test_requested_memory_of_an_unreclaimable_pod_is_reserved(used: dict[str, int], headroom: float) -> None:
+    """2 GiB requested; the used part is in the peak."""
     shot = busy_snapshot(1)
-    container = msgspec.structs.replace(shot.pods[0].containers[0], memory_request_bytes=2 * GIB)
+    container = replace(shot.pods[0].containers[0], memory_request_bytes=2 * GIB)
     profile = ServiceProfile(disable_reclaim_level="Pod")
-    web = msgspec.structs.replace(shot.pods[0], containers=(container,), profile=profile)
-    sample = msgspec.structs.replace(shot.cgroups[container.cgroup], memory_stat=used)
-    shot = msgspec.structs.replace(shot, pods=(web, *shot.pods[1:]), cgroups={**shot.cgroups, container.cgroup: sample})
-    seen = (outlook(ForecastResource.MEMORY, 3.0 * GIB, None),)
-    assert apply_memory_forecast(memory(9.0 * GIB), seen, shot, AgentConfig()).headroom_bytes == promised * GIB
+    web = replace(shot.pods[0], containers=(container,), profile=profile)
+    sample = replace(shot.cgroups[container.cgroup], memory_stat=used)
+    shot = replace(shot, pods=(web, *shot.pods[1:]), cgroups={**shot.cgroups, container.cgroup: sample})
+    current = (outlook(ForecastResource.MEMORY, 3.0 * GIB, None),)
+    assert apply_memory_forecast(memory(9.0 * GIB), current, shot, AgentConfig()).headroom_bytes == headroom * GIB
 
 
 @pytest.mark.parametrize(
     "settings",
     [{"memory": {"policy": "none"}}, {"advisor": {"enableReclaim": False}}],
-    ids=["policy none", "switched off"],
+    ids=["policy none", "disabled"],
 )
-def test_memory_that_is_not_to_be_promised_is_not(settings: dict[str, object]) -> None:
-    seen = (outlook(ForecastResource.MEMORY, 3.0 * GIB, 2.0 * GIB),)
-    assert apply_memory_forecast(memory(0.0), seen, busy_snapshot(1), msgspec.convert(settings, AgentConfig)) == memory(
-        0.0
-    )
+def test_disabled_memory_headroom_stays_zero(settings: dict[str, object]) -> None:
+    current = (outlook(ForecastResource.MEMORY, 3.0 * GIB, 2.0 * GIB),)
+    assert apply_memory_forecast(
+        memory(0.0), current, busy_snapshot(1), msgspec.convert(settings, AgentConfig)
+    ) == memory(0.0)
 
 
-def promised(settings: dict[str, object]) -> list[tuple[float | None, str]]:
-    """Of a node of 16 CPUs under a steady load, in minutes over six hours."""
+def headroom_by_cycle(settings: dict[str, object]) -> list[tuple[float | None, str]]:
+    """Headroom of a node of 16 CPUs under a steady load over six hours, by minute."""
     config = msgspec.convert({"forecast": {"minHistoryS": 14_400}, **settings}, AgentConfig)
     plan = build_node(16, 1, ("step",), online=2, seed=3)
-    rounds = [finished for finished, _, _ in run_simulation(plan, config, seconds=6 * 3600, interval_s=60)]
-    found = [one.advice.headroom for one in rounds if one.advice is not None]
-    return [(one.cores, one.reason.rule) for one in found if one is not None]
+    cycles = [finished for finished, _, _ in run_simulation(plan, config, seconds=6 * 3600, interval_s=60)]
+    result = [item.advice.headroom for item in cycles if item.advice is not None]
+    return [(item.cores, item.reason.rule) for item in result if item is not None]
 
 
-def test_rounds_promise_by_the_forecast_once_it_is_trusted() -> None:
-    estimate = promised({})
-    forecast = promised({"advisor": {"headroom": {"policy": "forecast"}}})
+def test_cycles_use_the_forecast_once_it_is_trusted() -> None:
+    estimate = headroom_by_cycle({})
+    forecast = headroom_by_cycle({"advisor": {"headroom": {"policy": "forecast"}}})
     rules = [rule for _, rule in forecast]
     assert list(dict.fromkeys(rules)) == ["canonical_without_forecast", "forecast_below_canonical", "forecast"]
     assert (
@@ -161,5 +162,5 @@ def test_rounds_promise_by_the_forecast_once_it_is_trusted() -> None:
     assert 235 <= rules.index("forecast") <= 245  # four hours, as set
     until = rules.index("forecast")
     pairs = list(zip(estimate, forecast, strict=True))
-    assert all(ours is not None and theirs is not None and ours <= theirs for (theirs, _), (ours, _) in pairs[:until])
+    assert all(own is not None and others is not None and own <= others for (others, _), (own, _) in pairs[:until])
     assert {rule for _, rule in estimate} == {"estimate"}

@@ -1,12 +1,12 @@
-"""From snapshots to sums: use by NUMA node, by pod and by the system, of both hierarchies, and what is not measured."""
+"""Sums of a snapshot: use by NUMA node, by pod and by the system, for both cgroup versions, and unmeasured parts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import ContainerDemand
 from agent.advisor.headroom.koordinator_headroom import (
@@ -22,15 +22,15 @@ from api.advice import NOT_NUMA_BOUND
 from api.pod import Container, Pod
 from api.qos import QoSLevel
 from api.rates import CgroupRates, NodeRates, Rates
-from api.snapshot import CgroupSample, Snapshot
-from tests.agent.advisor.builders import snapshot
+from api.snapshot import Snapshot
+from tests.builders import pods as pod_builders
+from tests.builders.nodes import cgroup_sample
+from tests.builders.snapshots import snapshot
 
 GIB = 1 << 30
 
 
-def pod(name: str, qos: QoSLevel = QoSLevel.SHARED, **fields: Any) -> Pod:
-    container = Container(name="c", cgroup=f"/{name}", cpu_request_cores=2.0, memory_request_bytes=4 * GIB)
-    return Pod(**{"uid": name, "namespace": "a", "name": name, "qos": qos, "containers": (container,), **fields})
+pod = partial(pod_builders.pod, namespace="a", cpu_request=2.0, memory_request=4 * GIB)
 
 
 def rates(cores: Mapping[str, float | None], busy: float | None = None) -> Rates:
@@ -38,16 +38,15 @@ def rates(cores: Mapping[str, float | None], busy: float | None = None) -> Rates
     return Rates(node=NodeRates(interval_ns=1, busy_cores=busy), cgroups=groups)
 
 
-def seen(pods: list[Pod], stats: Mapping[str, Mapping[str, int]] | None = None, *, there: bool = True) -> Snapshot:
-    shot = snapshot(0, pods if there else [], cpus=16)
-    groups = {
-        path: CgroupSample(path=path, id=1, memory_stat=stat)
-        for path, stat in ((f"/{n}", s) for n, s in (stats or {}).items())
-    }
-    return msgspec.structs.replace(shot, pods=tuple(pods), cgroups={**shot.cgroups, **groups})
+def build_snapshot(
+    pods: list[Pod], stats: Mapping[str, Mapping[str, int]] | None = None, *, there: bool = True
+) -> Snapshot:
+    shot = snapshot(0, pods if there else [], machine=16)
+    groups = {f"/{name}": cgroup_sample(f"/{name}", memory_stat=stat) for name, stat in (stats or {}).items()}
+    return replace(shot, pods=tuple(pods), cgroups={**shot.cgroups, **groups})
 
 
-def test_what_reclaimed_pods_use_is_laid_on_the_nodes_they_are_bound_to() -> None:
+def test_use_of_reclaimed_pods_counts_on_their_bound_nodes() -> None:
     pods = [
         pod("bound", QoSLevel.RECLAIMED, bound_numa=(1,)),
         pod("wide", QoSLevel.RECLAIMED, bound_numa=(0, 1)),
@@ -55,34 +54,30 @@ def test_what_reclaimed_pods_use_is_laid_on_the_nodes_they_are_bound_to() -> Non
         pod("online"),
     ]
     change = rates({"bound": 1.5, "wide": 0.25, "free": 0.5, "online": 7})
-    assert reclaimed_cpu_by_numa(seen(pods), change, (1,)) == {1: 1.5, NOT_NUMA_BOUND: 0.75}
-    assert reclaimed_cpu_by_numa(seen(pods), change, ()) == {NOT_NUMA_BOUND: 2.25}
-    assert reclaimed_cpu_by_numa(seen(pods), None, (1,)) == {1: None, NOT_NUMA_BOUND: None}
+    assert reclaimed_cpu_by_numa(build_snapshot(pods), change, (1,)) == {1: 1.5, NOT_NUMA_BOUND: 0.75}
+    assert reclaimed_cpu_by_numa(build_snapshot(pods), change, ()) == {NOT_NUMA_BOUND: 2.25}
+    assert reclaimed_cpu_by_numa(build_snapshot(pods), None, (1,)) == {1: None, NOT_NUMA_BOUND: None}
     unread = rates({"bound": None, "wide": 0.25, "free": 0.5})
-    assert reclaimed_cpu_by_numa(seen(pods), unread, (1,)) == {1: None, NOT_NUMA_BOUND: 0.75}
-    assert reclaimed_cpu_by_numa(seen(pods), rates({"wide": 0.25, "free": 0.5}), (1,)) == {
+    assert reclaimed_cpu_by_numa(build_snapshot(pods), unread, (1,)) == {1: None, NOT_NUMA_BOUND: 0.75}
+    assert reclaimed_cpu_by_numa(build_snapshot(pods), rates({"wide": 0.25, "free": 0.5}), (1,)) == {
         1: None,
         NOT_NUMA_BOUND: 0.75,
     }
-    assert reclaimed_cpu_by_numa(seen(pods, there=False), rates({}), (1,)) == {
+    assert reclaimed_cpu_by_numa(build_snapshot(pods, there=False), rates({}), (1,)) == {
         1: 0,
         NOT_NUMA_BOUND: 0,
-    }  # nobody there uses nothing
+    }  # no pods, no use
 
 
-def test_loads_of_pods_are_use_or_load_whichever_is_more() -> None:
+def test_pod_load_is_the_higher_of_use_and_load() -> None:
     pods = [pod("a"), pod("b"), pod("new")]
-    known = ContainerDemand(cgroup_id=1, first_seen_ns=0, last_seen_ns=0, ramping=False, load1=3.0, load5=1.0)
+    state = ContainerDemand(cgroup_id=1, first_seen_ns=0, last_seen_ns=0, ramping=False, load1=3.0, load5=1.0)
     stats = {"a": {"anon": 5}, "b": {"total_rss": 6, "rss": 1}}
-    loads = pod_loads(seen(pods, stats), rates({"a": 1.0, "b": 1.0}), {"/a": known})
-    assert [(one.pod, one.cpu_used_cores, one.memory_used_bytes) for one in loads] == [
-        ("a/a", 3, 5),
-        ("a/b", 1, 6),
-        ("a/new", None, None),
-    ]
-    assert [(one.cpu_request_cores, one.memory_request_bytes) for one in loads] == [(2, 4 * GIB)] * 3
+    loads = pod_loads(build_snapshot(pods, stats), rates({"a": 1.0, "b": 1.0}), {"/a": state})
+    assert [(item.cpu_used_cores, item.memory_used_bytes) for item in loads] == [(3, 5), (1, 6), (None, None)]
+    assert [(item.cpu_request_cores, item.memory_request_bytes) for item in loads] == [(2, 4 * GIB)] * 3
     bare = pod("bare", containers=(Container(name="c", cgroup="/bare"),))
-    assert pod_loads(seen([bare]), None, {})[0].cpu_request_cores is None
+    assert pod_loads(build_snapshot([bare]), None, {})[0].cpu_request_cores is None
 
 
 @pytest.mark.parametrize(
@@ -104,14 +99,14 @@ def test_tiers(qos: QoSLevel, priority: int, labels: dict[str, str], tier: Koord
     assert koordinator_tier(pod("p", qos, priority=priority, labels=labels)) is tier
 
 
-def test_the_system_is_what_no_pod_accounts_for() -> None:
+def test_use_without_a_pod_counts_as_system_use() -> None:
     pods = [pod("a"), pod("lse", labels={"koordinator.sh/qosClass": "LSE"}), pod("be", QoSLevel.RECLAIMED), pod("new")]
-    budget = koordinator_cpu_budget(seen(pods), rates({"a": 3, "lse": 0.5, "be": 4}, busy=9.5), 1.0, 6.0)
+    budget = koordinator_cpu_budget(build_snapshot(pods), rates({"a": 3, "lse": 0.5, "be": 4}, busy=9.5), 1.0, 6.0)
     assert (budget.capacity, budget.system_used, budget.node_used, budget.prod_reclaimable) == (16, 2, 9.5, 6)
     # 16 - 40 % - 2 - (3 used, 2 requested by the exclusive one, 2 by the one that is not measured)
     assert batch_amount(budget, "usage", 60).value == pytest.approx(16 - 6.4 - 2 - 7)
-    assert koordinator_cpu_budget(seen(pods), rates({}), 1.0).system_used is None
-    assert koordinator_cpu_budget(seen(pods), None, 1.0).system_used is None
+    assert koordinator_cpu_budget(build_snapshot(pods), rates({}), 1.0).system_used is None
+    assert koordinator_cpu_budget(build_snapshot(pods), None, 1.0).system_used is None
 
 
 def test_memory_in_use_is_without_page_cache_in_both_hierarchies() -> None:
@@ -120,14 +115,14 @@ def test_memory_in_use_is_without_page_cache_in_both_hierarchies() -> None:
         "v2": {"inactive_anon": 1 * GIB, "active_anon": 2 * GIB, "unevictable": GIB, "file": 50 * GIB},
         "v1": {"inactive_anon": 1, "total_inactive_anon": 2 * GIB, "total_active_anon": GIB, "total_unevictable": 0},
     }
-    shot = seen(pods, stats)
+    shot = build_snapshot(pods, stats)
     assert koordinator_memory_budget(shot) is None
-    node = msgspec.structs.replace(shot.node, memory_total_bytes=64 * GIB, memory_available_bytes=50 * GIB)
-    budget = koordinator_memory_budget(msgspec.structs.replace(shot, node=node))
+    node = replace(shot.node, memory_total_bytes=64 * GIB, memory_available_bytes=50 * GIB)
+    budget = koordinator_memory_budget(replace(shot, node=node))
     assert budget is not None
     assert [demand.used for demand in budget.demands] == [4 * GIB, 3 * GIB, None]
     assert (budget.capacity, budget.system_used, budget.node_used) == (64 * GIB, 7 * GIB, 14 * GIB)
-    blind = msgspec.structs.replace(shot.node, memory_total_bytes=64 * GIB)
-    budget = koordinator_memory_budget(msgspec.structs.replace(shot, node=blind))
+    blind = replace(shot.node, memory_total_bytes=64 * GIB)
+    budget = koordinator_memory_budget(replace(shot, node=blind))
     assert budget is not None
     assert budget.system_used is None

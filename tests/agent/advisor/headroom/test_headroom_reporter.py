@@ -1,4 +1,4 @@
-"""What is advertised: Katalyst's window, steps, minimum and NUMA rule, and what stale inputs make of it."""
+"""Reported headroom: Katalyst's window, steps, minimum and NUMA rule, and the effect of stale inputs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.advisor.headroom.headroom_reporter import (
     AveragingWindow,
@@ -37,22 +38,22 @@ def cpu(cores: float | None, by_numa: Mapping[int, float] | None = None) -> Head
 
 
 def run(
-    found: Iterable[Headroom], config: ReportConfig = PLAIN, *, node: NodeCapacity = NODE, every_s: float = 30
+    result: Iterable[Headroom], config: ReportConfig = PLAIN, *, node: NodeCapacity = NODE, every_s: float = 30
 ) -> tuple[list[Headroom], ReporterState]:
-    """What is advertised after each of these, one a period."""
-    memory, told = ReporterState(), []
-    for turn, one in enumerate(found):
-        advertised, memory = report_headroom(one, node, memory, config, round(turn * every_s * S))
-        told.append(advertised)
-    return told, memory
+    """Return the reported headroom after each of these, one per period."""
+    state, reported = ReporterState(), []
+    for number, item in enumerate(result):
+        reported_now, state = report_headroom(item, node, state, config, round(number * every_s * S))
+        reported.append(reported_now)
+    return reported, state
 
 
-def cores(found: Iterable[float | None], config: ReportConfig = PLAIN, **fields: Any) -> list[float | None]:
-    return [told.cores for told in run([cpu(one, {}) for one in found], config, **fields)[0]]
+def cores(result: Iterable[float | None], config: ReportConfig = PLAIN, **fields: Any) -> list[float | None]:
+    return [reported.cores for reported in run([cpu(item, {}) for item in result], config, **fields)[0]]
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("result", "expected"),
     [
         # nothing until four samples are there; then their mean
         ([10, 20, 30, 40], [None, None, None, 25]),
@@ -70,8 +71,8 @@ def cores(found: Iterable[float | None], config: ReportConfig = PLAIN, **fields:
         ([float("nan")] * 5, [None] * 5),
     ],
 )
-def test_window_and_steps(found: list[float | None], expected: list[float | None]) -> None:
-    assert cores(found) == [None if one is None else pytest.approx(one) for one in expected]
+def test_window_and_steps(result: list[float | None], expected: list[float | None]) -> None:
+    assert cores(result) == [None if item is None else pytest.approx(item) for item in expected]
 
 
 def test_samples_count_for_twice_the_window() -> None:
@@ -97,27 +98,27 @@ def test_reserve_and_minimum(level: float, config: dict[str, Any], expected: flo
 @pytest.mark.parametrize(("cpus", "least"), [(2, 0.5), (8, 2), (16, 4), (96, 4)])
 def test_the_minimum_of_a_small_node_is_a_quarter(cpus: int, least: float) -> None:
     node = NodeCapacity(cores_by_numa={0: float(cpus)})
-    told = [one.cores for one in run([cpu(0.2, {0: 0.2})] * 4, ReportConfig(), node=node)[0]]
-    assert told[-1] == least
+    reported = [item.cores for item in run([cpu(0.2, {0: 0.2})] * 4, ReportConfig(), node=node)[0]]
+    assert reported[-1] == least
 
 
 def test_numa_nodes_follow_their_own_windows_scaled_to_the_total() -> None:
     # node 1 grows by 12 at once: its own window gives 4 of the 12 / 4 = 3, the total 3 of 3
-    found = [cpu(30, {0: 20, 1: 10})] * 4 + [cpu(42, {0: 20, 1: 22})]
-    told = run(found)[0]
-    assert told[3].cores_by_numa == {0: pytest.approx(20), 1: pytest.approx(10)}
-    assert told[4].cores_by_numa == {0: pytest.approx(20), 1: pytest.approx(13)}
-    told = run(found, msgspec.structs.replace(PLAIN, reserved_cores=6))[0]
-    assert told[3].cores_by_numa == {0: pytest.approx(16), 1: pytest.approx(8)}
+    result = [cpu(30, {0: 20, 1: 10})] * 4 + [cpu(42, {0: 20, 1: 22})]
+    reported = run(result)[0]
+    assert reported[3].cores_by_numa == {0: pytest.approx(20), 1: pytest.approx(10)}
+    assert reported[4].cores_by_numa == {0: pytest.approx(20), 1: pytest.approx(13)}
+    reported = run(result, replace(PLAIN, reserved_cores=6))[0]
+    assert reported[3].cores_by_numa == {0: pytest.approx(16), 1: pytest.approx(8)}
 
 
-def test_what_has_gone_from_every_numa_node_has_gone() -> None:
-    """Each NUMA node steps by 4, the total by 4 too: when the parts are down to nothing, so is the whole."""
-    told = [one.cores for one in run([cpu(20)] * 4 + [cpu(0)] * 4)[0]]
-    assert told[3:] == [pytest.approx(one) for one in (20, 16, 12, 8, 0)]
+def test_headroom_that_is_zero_on_every_numa_node_is_zero() -> None:
+    """Each NUMA node steps by 4, and the total by 4 too: when the parts are 0, so is the total."""
+    reported = [item.cores for item in run([cpu(20)] * 4 + [cpu(0)] * 4)[0]]
+    assert reported[3:] == [pytest.approx(item) for item in (20, 16, 12, 8, 0)]
 
 
-def test_a_numa_node_with_next_to_nothing_of_one_resource_has_none_of_either() -> None:
+def test_a_numa_node_with_a_negligible_resource_reports_neither() -> None:
     both = Headroom(
         cores=20.1,
         cores_by_numa={0: 20, 1: 0.1},
@@ -125,131 +126,133 @@ def test_a_numa_node_with_next_to_nothing_of_one_resource_has_none_of_either() -
         memory_by_numa={0: 10.0 * GIB, 1: 30.0 * GIB},
         reason=V,
     )
-    told = run([both] * 4, ReportConfig())[0][-1]
-    assert told.cores_by_numa == {0: 20, 1: 0}
-    assert told.memory_by_numa == {0: 10 * GIB, 1: 0}
-    assert (told.cores, told.memory_bytes) == (20, 10 * GIB)
-    assert "NUMA node 1: next to nothing" in told.reason.text
+    reported = run([both] * 4, ReportConfig())[0][-1]
+    assert reported.cores_by_numa == {0: 20, 1: 0}
+    assert reported.memory_by_numa == {0: 10 * GIB, 1: 0}
+    assert (reported.cores, reported.memory_bytes) == (20, 10 * GIB)
+    assert "NUMA node 1: one resource is negligible" in reported.reason.text
 
 
-def test_where_nothing_is_left_of_one_resource_nothing_is_advertised_of_any() -> None:
+def test_without_one_resource_neither_is_reported() -> None:
     both = Headroom(cores=20, cores_by_numa={0: 20, 1: 0}, memory_bytes=50.0 * MIB, reason=V)
-    told = run([both] * 4, ReportConfig(min_memory_mib=0))[0][-1]
-    assert (told.cores, told.memory_bytes, told.cores_by_numa) == (0, 0, {0: 0, 1: 0})
+    reported = run([both] * 4, ReportConfig(min_memory_mib=0))[0][-1]
+    assert (reported.cores, reported.memory_bytes, reported.cores_by_numa) == (0, 0, {0: 0, 1: 0})
 
 
 def test_memory_has_steps_and_a_minimum_of_its_own() -> None:
-    def found(gib: float) -> Headroom:
+    def result(gib: float) -> Headroom:
         return Headroom(cores=10, memory_bytes=gib * GIB, reason=V)
 
-    told = [one.memory_bytes for one in run([found(g) for g in (20, 20, 20, 20, 60, 21, 20.5)], PLAIN)[0]]
-    assert told[3:5] == [20 * GIB, 25 * GIB]
-    assert told[5] == 30 * GIB  # the mean is 30.25, a step of 5 GiB
-    assert told[6] == pytest.approx(30.375 * GIB)
-    assert run([found(1)] * 4, ReportConfig())[0][-1].memory_bytes == 5 * GIB
+    reported = [item.memory_bytes for item in run([result(g) for g in (20, 20, 20, 20, 60, 21, 20.5)], PLAIN)[0]]
+    assert reported[3:5] == [20 * GIB, 25 * GIB]
+    assert reported[5] == 30 * GIB  # the mean is 30.25, a step of 5 GiB
+    assert reported[6] == pytest.approx(30.375 * GIB)
+    assert run([result(1)] * 4, ReportConfig())[0][-1].memory_bytes == 5 * GIB
 
 
-def test_the_verdict_has_the_numbers_in_it() -> None:
+def test_the_reason_contains_the_numbers() -> None:
     both = Headroom(cores=20, memory_bytes=2.0 * GIB, reason=V)
-    told, memory = run([both] * 4, ReportConfig(reserved_cores=3))
-    assert told[-1].reason.text == (
-        "CPU: 17.00 cores advertised, of a level of 20.00 cores less 3.00 cores reserved."
-        " Memory: 5.00 GiB advertised, of a level of 2.00 GiB raised to the minimum of 5.00 GiB."
+    reported, state = run([both] * 4, ReportConfig(reserved_cores=3))
+    assert reported[-1].reason.text == (
+        "CPU: 17.00 cores reported, from a level of 20.00 cores less 3.00 cores reserved."
+        " Memory: 5.00 GiB reported, from a level of 2.00 GiB raised to the minimum of 5.00 GiB."
     )
-    stale = report_headroom(cpu(None), NODE, memory, ReportConfig(reserved_cores=3), 630 * S)[0].reason.text
-    assert stale.startswith("CPU: 10.50 cores advertised; nothing new was known for 540 s.")  # 4 + 13 x .5
+    stale = report_headroom(cpu(None), NODE, state, ReportConfig(reserved_cores=3), 630 * S)[0].reason.text
+    assert stale.startswith("CPU: 10.50 cores reported; inputs have been missing for 540 s.")  # 4 + 13 x .5
 
 
-def test_what_numa_nodes_cut_off_is_said() -> None:
-    """20 GiB were found, on a NUMA node that has 12.5."""
+def test_the_reason_names_the_limit_of_numa_nodes() -> None:
+    """The computed headroom is 20 GiB, on a NUMA node of 12.5."""
     node = NodeCapacity(cores_by_numa={0: 2}, memory_bytes=24 * GIB, memory_by_numa={0: 12.5 * GIB})
-    found = Headroom(
+    result = Headroom(
         cores=1.0, cores_by_numa={0: 1.0}, memory_bytes=20.0 * GIB, memory_by_numa={0: 20.0 * GIB}, reason=V
     )
-    told = run([found] * 4, node=node)[0][-1]
-    assert told.memory_bytes == 12.5 * GIB
-    assert told.reason.text.endswith(
-        "Memory: 20.00 GiB advertised, of a level of 20.00 GiB. Cut to 12.50 GiB: the NUMA nodes have no more."
+    reported = run([result] * 4, node=node)[0][-1]
+    assert reported.memory_bytes == 12.5 * GIB
+    assert reported.reason.text.endswith(
+        "Memory: 20.00 GiB reported, from a level of 20.00 GiB. Limited to 12.50 GiB, the capacity of the NUMA nodes."
     )
 
 
-def test_a_part_that_is_no_number_makes_the_whole_unknown() -> None:
-    told = run([cpu(20, {0: 10, 1: 10})] * 4 + [cpu(20, {0: 10, 1: float("nan")})])[0]
-    assert (told[-1].cores, told[-1].reason.rule) == (20, "stale_held")
+def test_a_part_that_is_not_a_number_makes_the_total_unknown() -> None:
+    reported = run([cpu(20, {0: 10, 1: 10})] * 4 + [cpu(20, {0: 10, 1: float("nan")})])[0]
+    assert (reported[-1].cores, reported[-1].reason.rule) == (20, "stale_held")
 
 
-def test_memory_that_is_not_known_leaves_cpu_alone() -> None:
-    told = run([cpu(20)] * 4, ReportConfig())[0][-1]
-    assert (told.cores, told.memory_bytes, told.memory_by_numa) == (20, None, {})
+def test_unknown_memory_does_not_change_cpu() -> None:
+    reported = run([cpu(20)] * 4, ReportConfig())[0][-1]
+    assert (reported.cores, reported.memory_bytes, reported.memory_by_numa) == (20, None, {})
 
 
 def test_between_periods_nothing_changes() -> None:
-    told, memory = run([cpu(20)] * 4)
-    later, same = report_headroom(cpu(90), NODE, memory, PLAIN, round(119.9 * S))
-    assert later == told[-1]
-    assert same == memory
-    assert report_headroom(cpu(90), NODE, memory, PLAIN, 120 * S)[1].tick_ns == 120 * S
+    reported, state = run([cpu(20)] * 4)
+    later, same = report_headroom(cpu(90), NODE, state, PLAIN, round(119.9 * S))
+    assert later == reported[-1]
+    assert same == state
+    assert report_headroom(cpu(90), NODE, state, PLAIN, 120 * S)[1].tick_ns == 120 * S
 
 
-def test_a_node_that_shrank_is_advertised_smaller_at_once() -> None:
-    memory = run([cpu(80)] * 4)[1]
-    told = report_headroom(cpu(80), NodeCapacity(cores_by_numa={0: 24}), memory, PLAIN, 91 * S)[0]
-    assert (told.cores, told.cores_by_numa) == (24, {0: 24, 1: 0})
+def test_a_smaller_node_is_reported_at_once() -> None:
+    state = run([cpu(80)] * 4)[1]
+    reported = report_headroom(cpu(80), NodeCapacity(cores_by_numa={0: 24}), state, PLAIN, 91 * S)[0]
+    assert (reported.cores, reported.cores_by_numa) == (24, {0: 24, 1: 0})
     both = Headroom(cores=8, memory_bytes=90.0 * GIB, memory_by_numa={0: 30.0 * GIB, 1: 60.0 * GIB}, reason=V)
-    memory = run([both] * 4)[1]
-    told = report_headroom(both, NodeCapacity(cores_by_numa={0: 24}, memory_bytes=45 * GIB), memory, PLAIN, 91 * S)[0]
-    assert (told.memory_bytes, told.memory_by_numa) == (45 * GIB, {0: 15 * GIB, 1: 30 * GIB})
+    state = run([both] * 4)[1]
+    reported = report_headroom(both, NodeCapacity(cores_by_numa={0: 24}, memory_bytes=45 * GIB), state, PLAIN, 91 * S)[
+        0
+    ]
+    assert (reported.memory_bytes, reported.memory_by_numa) == (45 * GIB, {0: 15 * GIB, 1: 30 * GIB})
 
 
 @pytest.mark.parametrize(
     ("age_s", "expected"),
     [(30, 40), (180, 40), (210, 38.5), (540, 22), (870, 5.5), (900, 4), (3600, 4)],
 )
-def test_what_is_advertised_decays_between_3_and_15_minutes_to_the_minimum(age_s: float, expected: float) -> None:
-    memory = run([cpu(40)] * 4, ReportConfig())[1]
-    told, _ = report_headroom(cpu(None), NODE, memory, ReportConfig(), round((90 + age_s) * S))
-    assert told.cores == pytest.approx(expected)
-    assert told.cores_by_numa == {0: pytest.approx(expected / 2), 1: pytest.approx(expected / 2)}
-    assert told.reason.rule == ("stale_held" if age_s <= 180 else "stale_decayed")
+def test_reported_headroom_decays_between_3_and_15_minutes_to_the_minimum(age_s: float, expected: float) -> None:
+    state = run([cpu(40)] * 4, ReportConfig())[1]
+    reported, _ = report_headroom(cpu(None), NODE, state, ReportConfig(), round((90 + age_s) * S))
+    assert reported.cores == pytest.approx(expected)
+    assert reported.cores_by_numa == {0: pytest.approx(expected / 2), 1: pytest.approx(expected / 2)}
+    assert reported.reason.rule == ("stale_held" if age_s <= 180 else "stale_decayed")
 
 
-def test_what_was_given_up_while_stale_comes_back_in_steps() -> None:
+def test_decayed_headroom_regrows_in_steps() -> None:
     config = ReportConfig()
-    memory = run([cpu(40)] * 4, config)[1]
-    told = [report_headroom(cpu(None), NODE, memory, config, 900 * S)[0].cores]
-    memory = report_headroom(cpu(None), NODE, memory, config, 900 * S)[1]
-    for turn in range(31, 37):
-        advertised, memory = report_headroom(cpu(40), NODE, memory, config, turn * 30 * S)
-        told.append(advertised.cores)
+    state = run([cpu(40)] * 4, config)[1]
+    reported = [report_headroom(cpu(None), NODE, state, config, 900 * S)[0].cores]
+    state = report_headroom(cpu(None), NODE, state, config, 900 * S)[1]
+    for number in range(31, 37):
+        reported_now, state = report_headroom(cpu(40), NODE, state, config, number * 30 * S)
+        reported.append(reported_now.cores)
     # 810 s old at first, 840 s at the first sample: 40 down to 4 + 36 x 60/720; the window fills, then steps of 4
-    assert told == [pytest.approx(one) for one in (8.5, 7, 7, 7, 11, 15, 19)]
+    assert reported == [pytest.approx(item) for item in (8.5, 7, 7, 7, 11, 15, 19)]
 
 
-def test_reclaim_off_takes_everything_back_at_once_and_starts_anew() -> None:
-    memory = run([cpu(40)] * 4)[1]
-    told, memory = report_headroom(cpu(40), NODE, memory, PLAIN, 91 * S, enable_reclaim=False)
-    assert (told.cores, told.cores_by_numa, told.memory_bytes) == (0, {0: 0, 1: 0}, 0)
-    told, memory = report_headroom(cpu(40), NODE, memory, PLAIN, 92 * S)
-    assert told.cores == 0
-    for turn in range(3):
-        told, memory = report_headroom(cpu(40), NODE, memory, PLAIN, (122 + 30 * turn) * S)
-    assert told.cores == 40
+def test_disabling_reclaim_reports_zero_at_once_and_resets_the_state() -> None:
+    state = run([cpu(40)] * 4)[1]
+    reported, state = report_headroom(cpu(40), NODE, state, PLAIN, 91 * S, enable_reclaim=False)
+    assert (reported.cores, reported.cores_by_numa, reported.memory_bytes) == (0, {0: 0, 1: 0}, 0)
+    reported, state = report_headroom(cpu(40), NODE, state, PLAIN, 92 * S)
+    assert reported.cores == 0
+    for number in range(3):
+        reported, state = report_headroom(cpu(40), NODE, state, PLAIN, (122 + 30 * number) * S)
+    assert reported.cores == 40
 
 
-def test_a_clock_of_another_boot_starts_anew() -> None:
-    memory = run([cpu(40)] * 4)[1]
-    told, memory = report_headroom(cpu(40), NODE, memory, PLAIN, 5 * S)
-    assert told.cores is None
-    assert len(memory.cores.total.samples) == 1
+def test_a_reboot_resets_the_state() -> None:
+    state = run([cpu(40)] * 4)[1]
+    reported, state = report_headroom(cpu(40), NODE, state, PLAIN, 5 * S)
+    assert reported.cores is None
+    assert len(state.cores.total.samples) == 1
 
 
-def test_a_numa_node_that_comes_later_does_not_move_what_is_advertised_until_it_is_known() -> None:
-    memory = run([cpu(20, {0: 20})] * 4)[1]
-    for turn in range(4, 8):
-        told, memory = report_headroom(cpu(40, {0: 20, 1: 20}), NODE, memory, PLAIN, turn * 30 * S)
-        if turn < 7:
-            assert (told.cores, told.cores_by_numa) == (20, {0: 20})
-    assert (told.cores, told.cores_by_numa) == (36, {0: 18, 1: 18})
+def test_a_new_numa_node_does_not_change_the_report_until_its_window_is_full() -> None:
+    state = run([cpu(20, {0: 20})] * 4)[1]
+    for number in range(4, 8):
+        reported, state = report_headroom(cpu(40, {0: 20, 1: 20}), NODE, state, PLAIN, number * 30 * S)
+        if number < 7:
+            assert (reported.cores, reported.cores_by_numa) == (20, {0: 20})
+    assert (reported.cores, reported.cores_by_numa) == (36, {0: 18, 1: 18})
 
 
 def gib(total: float, *parts: float) -> Headroom:
@@ -257,64 +260,66 @@ def gib(total: float, *parts: float) -> Headroom:
     return Headroom(cores=10, memory_bytes=total * GIB, memory_by_numa=by_numa, reason=V)
 
 
-def test_a_sample_without_parts_does_not_keep_the_total_up() -> None:
-    """80 GiB, then 10, in steps of 5; where they are was not known in the sample between."""
-    told = run([gib(80, 40, 40)] * 4 + [gib(80)] + [gib(10, 5, 5)] * 4)[0]
-    assert [one.memory_bytes for one in told[3:]] == [g * GIB for g in (80, 80, 75, 70, 65, 60)]
-    assert [one.memory_by_numa for one in told[3:]] == [{0: g * GIB, 1: g * GIB} for g in (40, 40, 37.5, 35, 32.5, 30)]
+def test_a_sample_without_parts_does_not_hold_the_total() -> None:
+    """80 GiB, then 10, in steps of 5; the sample between has no parts."""
+    reported = run([gib(80, 40, 40)] * 4 + [gib(80)] + [gib(10, 5, 5)] * 4)[0]
+    assert [item.memory_bytes for item in reported[3:]] == [g * GIB for g in (80, 80, 75, 70, 65, 60)]
+    assert [item.memory_by_numa for item in reported[3:]] == [
+        {0: g * GIB, 1: g * GIB} for g in (40, 40, 37.5, 35, 32.5, 30)
+    ]
 
 
-def test_parts_of_the_past_are_forgotten_with_their_samples() -> None:
-    told = run([gib(80, 60, 20)] * 4 + [gib(80)] * 8)[0]
-    assert told[10].memory_by_numa == {0: 60 * GIB, 1: 20 * GIB}  # 210 s
-    assert (told[11].memory_bytes, told[11].memory_by_numa) == (80 * GIB, {})
+def test_parts_expire_with_their_samples() -> None:
+    reported = run([gib(80, 60, 20)] * 4 + [gib(80)] * 8)[0]
+    assert reported[10].memory_by_numa == {0: 60 * GIB, 1: 20 * GIB}  # 210 s
+    assert (reported[11].memory_bytes, reported[11].memory_by_numa) == (80 * GIB, {})
 
 
-def test_while_a_numa_node_that_came_is_not_known_yet_the_total_falls_all_the_same() -> None:
-    memory, told = run([cpu(20, {0: 20})] * 4)[1], []
-    for turn in range(4, 8):
-        advertised, memory = report_headroom(cpu(6, {0: 3, 1: 3}), NODE, memory, PLAIN, turn * 30 * S)
-        told.append((advertised.cores, advertised.cores_by_numa[0]))
+def test_the_total_falls_while_a_new_numa_node_is_unknown() -> None:
+    state, reported = run([cpu(20, {0: 20})] * 4)[1], []
+    for number in range(4, 8):
+        reported_now, state = report_headroom(cpu(6, {0: 3, 1: 3}), NODE, state, PLAIN, number * 30 * S)
+        reported.append((reported_now.cores, reported_now.cores_by_numa[0]))
     # at last node 0 is four steps down from 20, and node 1 is known: 4 and 3 parts of 6
-    assert told == [(16.5, 16.5), (13, 13), (9.5, 9.5), (6, pytest.approx(6 * 4 / 7))]
+    assert reported == [(16.5, 16.5), (13, 13), (9.5, 9.5), (6, pytest.approx(6 * 4 / 7))]
 
 
-def test_what_nothing_new_is_known_of_is_stale_until_it_is_told_as_it_is_found() -> None:
-    """CPU is found to be 20 again and again, but for 10 minutes in which it is not; memory all the time."""
-    both, one = gib(80), msgspec.structs.replace(gib(80), cores=None)
-    both = msgspec.structs.replace(both, cores=20)
-    told = run([one] + [both] * 4 + [one] * 20 + [both] * 8, ReportConfig())[0]
-    assert [each.stale for each in told] == [("cpu",)] + [()] * 4 + [("cpu",)] * 20 + [("cpu",)] * 5 + [()] * 3
+def test_a_resource_without_new_inputs_is_stale_until_it_recovers() -> None:
+    """The CPU headroom is 20 all the time but for 10 minutes without inputs; memory is always known."""
+    both, item = gib(80), replace(gib(80), cores=None)
+    both = replace(both, cores=20)
+    reported = run([item] + [both] * 4 + [item] * 20 + [both] * 8, ReportConfig())[0]
+    assert [each.stale for each in reported] == [("cpu",)] + [()] * 4 + [("cpu",)] * 20 + [("cpu",)] * 5 + [()] * 3
     # 600 s old: 4 + 16 x 270/720 = 10 at first; 14 and 18 on the way, and a step of 2
-    assert [each.cores for each in told[25:]] == [pytest.approx(c) for c in (10, 10, 10, 14, 18, 20, 20, 20)]
+    assert [each.cores for each in reported[25:]] == [pytest.approx(c) for c in (10, 10, 10, 14, 18, 20, 20, 20)]
 
 
-def test_what_falls_or_grows_by_itself_is_not_stale() -> None:
-    told = run([cpu(c) for c in (40, 40, 40, 40, 0, 0, 0, 90, 90, 90)])[0]
-    assert [one.stale for one in told] == [("memory",)] * 10
+def test_a_measured_change_is_not_stale() -> None:
+    reported = run([cpu(c) for c in (40, 40, 40, 40, 0, 0, 0, 90, 90, 90)])[0]
+    assert [item.stale for item in reported] == [("memory",)] * 10
 
 
-def test_what_a_stale_resource_takes_from_the_other_is_stale_too() -> None:
-    """Memory by NUMA node decays below what is worth telling on node 1, so its CPU is not told either."""
-    found = Headroom(
+def test_a_reduction_by_a_stale_resource_is_stale() -> None:
+    """Memory of NUMA node 1 decays to a negligible amount, so its CPU is not reported either."""
+    result = Headroom(
         cores=20, cores_by_numa={0: 10, 1: 10}, memory_bytes=20.0 * GIB,
         memory_by_numa={0: 19.8 * GIB, 1: 0.2 * GIB}, reason=V,
     )  # fmt: skip
-    lost = msgspec.structs.replace(found, memory_bytes=None, memory_by_numa={})
-    told = run([found] * 4 + [lost] * 29, ReportConfig())[0]
-    assert [(one.cores, one.stale) for one in (told[3], told[9], told[-1])] == [
+    lost = replace(result, memory_bytes=None, memory_by_numa={})
+    reported = run([result] * 4 + [lost] * 29, ReportConfig())[0]
+    assert [(item.cores, item.stale) for item in (reported[3], reported[9], reported[-1])] == [
         (20, ()),
         (20, ("memory",)),
         (10, ("cpu", "memory")),
     ]
 
 
-def test_memory_of_the_reporter_survives_json() -> None:
-    memory = run([cpu(40)] * 5, ReportConfig())[1]
-    assert msgspec.json.decode(msgspec.json.encode(memory), type=ReporterState) == memory
+def test_reporter_state_survives_json() -> None:
+    state = run([cpu(40)] * 5, ReportConfig())[1]
+    assert msgspec.json.decode(msgspec.json.encode(state), type=ReporterState) == state
 
 
-def test_settings_that_cannot_hold_are_refused() -> None:
+def test_invalid_settings_are_rejected() -> None:
     for wrong in ({"windowS": 10}, {"freshS": 900}, {"minStepCores": 5}):
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert(wrong, ReportConfig)
@@ -328,35 +333,35 @@ def test_never_above_the_node_never_negative_never_more_on_missing_inputs(
     turns: list[tuple[float | None, float | None, float]], defaults: bool
 ) -> None:
     config = ReportConfig() if defaults else PLAIN
-    memory, now_s, before = ReporterState(), 0.0, None
-    for found, gib, wait_s in turns:
+    state, now_s, before = ReporterState(), 0.0, None
+    for result, gib, wait_s in turns:
         now_s += wait_s
-        one = Headroom(
-            cores=found,
-            cores_by_numa={} if found is None else {0: found / 3, 1: found * 2 / 3},
+        item = Headroom(
+            cores=result,
+            cores_by_numa={} if result is None else {0: result / 3, 1: result * 2 / 3},
             memory_bytes=None if gib is None else gib * GIB,
             reason=V,
         )
-        told, memory = report_headroom(one, NODE, memory, config, round(now_s * S))
-        if told.cores is not None:
-            assert 0 <= told.cores <= 96
-            assert sum(told.cores_by_numa.values()) == pytest.approx(told.cores, abs=1e-5)
-            assert all(0 <= value <= 48 for value in told.cores_by_numa.values())
-        if told.memory_bytes is not None:
-            assert 0 <= told.memory_bytes <= 200 * GIB
+        reported, state = report_headroom(item, NODE, state, config, round(now_s * S))
+        if reported.cores is not None:
+            assert 0 <= reported.cores <= 96
+            assert sum(reported.cores_by_numa.values()) == pytest.approx(reported.cores, abs=1e-5)
+            assert all(0 <= value <= 48 for value in reported.cores_by_numa.values())
+        if reported.memory_bytes is not None:
+            assert 0 <= reported.memory_bytes <= 200 * GIB
         if before is not None:
-            missing = found is None or isnan(found)
+            missing = result is None or isnan(result)
             if missing and before.cores is not None:
-                assert told.cores is not None
-                assert told.cores <= before.cores + 1e-5
-                assert all(told.cores_by_numa[n] <= before.cores_by_numa[n] + 1e-5 for n in told.cores_by_numa)
-            elif before.cores is not None and told.cores is not None and not defaults:
-                assert told.cores <= before.cores + 4 + 1e-5
-        before = told
+                assert reported.cores is not None
+                assert reported.cores <= before.cores + 1e-5
+                assert all(reported.cores_by_numa[n] <= before.cores_by_numa[n] + 1e-5 for n in reported.cores_by_numa)
+            elif before.cores is not None and reported.cores is not None and not defaults:
+                assert reported.cores <= before.cores + 4 + 1e-5
+        before = reported
 
 
 @given(st.none() | st.floats(0, 100), st.floats(0, 100))
-def test_a_step_goes_towards_the_mean_and_not_beyond(level: float | None, mean: float) -> None:
+def test_a_step_moves_towards_the_mean_and_not_beyond(level: float | None, mean: float) -> None:
     window = AveragingWindow(size=4, ttl_ns=1, min_step=0.3, max_step=4)
     after = next_level(level, mean, window)
     if level is None:

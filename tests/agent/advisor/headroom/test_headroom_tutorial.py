@@ -1,4 +1,4 @@
-"""From the reclaim pool to what is advertised: Katalyst's tutorial, and utilisation that feeds on its answers."""
+"""From the reclaim pool to reported headroom: Katalyst's tutorial, and utilisation with its feedback."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ from agent.config.advisor import CpuUtilBasedConfig, HeadroomConfig
 from agent.config.report import ReportConfig
 from api.advice import NOT_NUMA_BOUND, Headroom
 from api.cpu import Topology
-from tests.agent.advisor.builders import topology
+from tests.builders.nodes import topology
 
 S = 1_000_000_000
 
 
-def told(
-    node: Topology, pool: int, used: float, config: HeadroomConfig, memory: ReporterState, at_s: float
+def report_cycle(
+    node: Topology, pool: int, used: float, config: HeadroomConfig, state: ReporterState, at_s: float
 ) -> tuple[Headroom, ReporterState]:
-    """One round on a node of one NUMA node whose last CPUs are the reclaim pool, busy with nothing but reclaimed pods."""
+    """Run one cycle on a node of one NUMA node whose last CPUs are the reclaim pool, which only reclaimed pods use."""
     cpus = node.ids[len(node.ids) - pool :]
-    last = memory.reported_headroom.cores_by_numa if memory.reported_headroom else {}
-    found = assemble_headroom(
+    last = state.reported_headroom.cores_by_numa if state.reported_headroom else {}
+    result = assemble_headroom(
         ReclaimPoolInputs(
             topology=node,
             cpus={0: cpus},
             busy=dict.fromkeys(cpus, used / pool),
             use_cores={NOT_NUMA_BOUND: used},
-            lendable=ReclaimableNodes(numa_nodes=(0,)),
+            reclaimable_nodes=ReclaimableNodes(numa_nodes=(0,)),
             last_cores=last,
         ),
         config,
     )
     return report_headroom(
-        found, NodeCapacity(cores_by_numa={0: float(len(node.ids))}), memory, ReportConfig(), round(at_s * S)
+        result, NodeCapacity(cores_by_numa={0: float(len(node.ids))}), state, ReportConfig(), round(at_s * S)
     )
 
 
-def test_the_tutorials_node_advertises_44_then_42_then_40() -> None:
-    node, memory = topology(48), ReporterState()
+def test_the_tutorial_node_reports_44_then_42_then_40() -> None:
+    node, state = topology(48), ReporterState()
     settled = []
     for phase, pool in enumerate((44, 42, 40)):
         for second in range(0, 300, 5):
-            advertised, memory = told(node, pool, 0.0, HeadroomConfig(), memory, phase * 300 + second)
-        settled.append((advertised.cores, dict(advertised.cores_by_numa)))
+            reported, state = report_cycle(node, pool, 0.0, HeadroomConfig(), state, phase * 300 + second)
+        settled.append((reported.cores, dict(reported.cores_by_numa)))
     assert settled == [(44, {0: 44}), (42, {0: 42}), (40, {0: 40})]
 
 
-def test_utilisation_promises_more_step_by_step_up_to_its_rate_and_takes_it_back() -> None:
+def test_utilisation_headroom_grows_in_steps_to_its_rate_and_shrinks_again() -> None:
     config = HeadroomConfig(util=CpuUtilBasedConfig(enable=True, maximum=0.8))
-    node, memory, story = topology(96), ReporterState(), []
-    for turn in range(60):
-        used = 4.0 if turn < 30 else 36.0
-        advertised, memory = told(node, 40, used, config, memory, turn * 30)
-        story.append(advertised.cores)
+    node, state, story = topology(96), ReporterState(), []
+    for number in range(60):
+        used = 4.0 if number < 30 else 36.0
+        reported, state = report_cycle(node, 40, used, config, state, number * 30)
+        story.append(reported.cores)
     assert story[:3] == [None, None, None]
-    assert story[3] == 40  # nothing was advertised yet, so the supply is
+    assert story[3] == 40  # nothing was reported yet, so the supply is
     assert story[29] == 48  # 40 x 1.2, although .1 of it is used
     assert story[59] == pytest.approx(40, abs=0.3)  # .9 is used, above .8: back to what there is, but for a min step
-    told_cores = [cores for cores in story if cores is not None]
-    steps = [abs(after - before) for before, after in pairwise(told_cores)]
+    reported_cores = [cores for cores in story if cores is not None]
+    steps = [abs(after - before) for before, after in pairwise(reported_cores)]
     assert max(steps) <= 4

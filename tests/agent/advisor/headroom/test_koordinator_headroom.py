@@ -1,4 +1,4 @@
-"""Koordinator's sums by its own conformance cases, and every branch of them."""
+"""Koordinator's sums: its own conformance cases, and every branch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent.advisor.headroom.koordinator_headroom import (
     mid_amount,
 )
 from agent.config.advisor import KoordinatorHeadroomConfig
-from tests.agent.advisor.builders import topology
+from tests.builders.nodes import topology
 
 
 def prod(used: float | None, request: float | None = None, **fields: Any) -> KoordinatorDemand:
@@ -33,9 +33,10 @@ def prod(used: float | None, request: float | None = None, **fields: Any) -> Koo
         (KoordinatorBudget(capacity=200, system_used=None, reserved=10, demands=[prod(None, 60)]), "request", 65, None, 60),
         # the system uses more than is reserved
         (KoordinatorBudget(capacity=100, system_used=15, reserved=10, demands=[prod(20)]), "usage", 60, None, 25),
-        # batch and free do not count, mid does, and so does what is gone but measured
-        (KoordinatorBudget(capacity=100, system_used=0, demands=[KoordinatorDemand(tier=KoordinatorTier.BATCH, used=9), KoordinatorDemand(tier=KoordinatorTier.FREE, used=9),
-                                                      KoordinatorDemand(tier=KoordinatorTier.MID, used=5), prod(6)]), "usage", 60, None, 49),
+        # batch and free do not count, mid does, and so does a terminated pod with measured use
+        (KoordinatorBudget(capacity=100, system_used=0, demands=[
+            KoordinatorDemand(tier=KoordinatorTier.BATCH, used=9), KoordinatorDemand(tier=KoordinatorTier.FREE, used=9),
+            KoordinatorDemand(tier=KoordinatorTier.MID, used=5), prod(6)]), "usage", 60, None, 49),
         # not measured yet: its request, by either policy
         (KoordinatorBudget(capacity=100, system_used=0, demands=[prod(None, 8), prod(2, 4)]), "usage", 60, None, 50),
         (KoordinatorBudget(capacity=100, system_used=0, demands=[prod(None, 8), prod(2, 4)]), "maxUsageRequest", 60, None, 48),
@@ -89,19 +90,22 @@ def test_mid(
         mid_amount(KoordinatorBudget(capacity=100, system_used=None, prod_reclaimable=5, node_used=5), 100, 20),
     ],
 )
-def test_what_is_missing_promises_nothing_new(amount: Any) -> None:
+def test_a_missing_input_gives_no_new_headroom(amount: Any) -> None:
     assert amount.value is None
     assert amount.reason.rule.endswith("_unknown")
     assert "Not known" in amount.reason.text
 
 
-def test_the_formula_is_in_the_verdict_with_its_numbers() -> None:
+def test_the_reason_contains_the_formula_with_numbers() -> None:
     amount = batch_amount(KoordinatorBudget(capacity=100, system_used=7, reserved=10, demands=[prod(20)]), "usage", 60)
-    assert amount.reason.text == "Batch is 30 = 100 - 40 margin - 10 system - 20 by pods above batch (usage)."
+    assert (
+        amount.reason.text == "Batch is 30.00 cores = 100.00 cores - 40.00 cores margin - 10.00 cores system"
+        " - 20.00 cores by pods above batch (usage)."
+    )
 
 
 def test_headroom_of_both_resources_by_both_policies() -> None:
-    node = topology(100, numa=2)
+    node = topology(100, sockets=2)
     cpu = KoordinatorBudget(
         capacity=100, system_used=7, reserved=10, demands=[prod(20)], prod_reclaimable=30, node_used=80
     )
@@ -109,15 +113,15 @@ def test_headroom_of_both_resources_by_both_policies() -> None:
         capacity=200, system_used=4, reserved=10, demands=[prod(30, 60)], prod_reclaimable=9, node_used=50
     )
     config = KoordinatorHeadroomConfig(memory_policy="request", mid_static_memory_percent=5)
-    found = koordinator_headroom("koordinator-batch", cpu, memory, node, config)
-    assert (found.cores, found.cores_by_numa, found.memory_bytes) == (30, {0: 15, 1: 15}, 60)
-    assert "CPU: Batch is 30" in found.reason.text
-    assert "Memory: Batch is 60" in found.reason.text
-    found = koordinator_headroom("koordinator-mid", cpu, memory, node, config)
-    assert (found.cores, found.cores_by_numa, found.memory_bytes) == (20, {0: 10, 1: 10}, 10)
+    result = koordinator_headroom("koordinator-batch", cpu, memory, node, config)
+    assert (result.cores, result.cores_by_numa, result.memory_bytes) == (30, {0: 15, 1: 15}, 60)
+    assert "CPU: Batch is 30" in result.reason.text
+    assert "Memory: Batch is 60" in result.reason.text
+    result = koordinator_headroom("koordinator-mid", cpu, memory, node, config)
+    assert (result.cores, result.cores_by_numa, result.memory_bytes) == (20, {0: 10, 1: 10}, 10)
     unmeasured = KoordinatorBudget(capacity=100, system_used=None)
-    found = koordinator_headroom("koordinator-batch", unmeasured, None, node, config)
-    assert (found.cores, found.cores_by_numa, found.memory_bytes) == (None, {}, None)
+    result = koordinator_headroom("koordinator-batch", unmeasured, None, node, config)
+    assert (result.cores, result.cores_by_numa, result.memory_bytes) == (None, {}, None)
 
 
 demands = st.lists(
@@ -143,10 +147,10 @@ def test_never_negative_never_above_the_capacity_and_less_with_every_pod(
     assert with_all is not None
     assert without_one is not None
     assert 0 <= with_all <= without_one <= capacity
-    found = mid_amount(
+    result = mid_amount(
         KoordinatorBudget(capacity=capacity, system_used=system, demands=pods, prod_reclaimable=500, node_used=system),
         100,
         50,
     )
-    assert found.value is not None
-    assert 0 <= found.value <= capacity
+    assert result.value is not None
+    assert 0 <= result.value <= capacity

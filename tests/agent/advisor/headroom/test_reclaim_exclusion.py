@@ -1,4 +1,4 @@
-"""Which NUMA nodes are lent around pods that must not be lent from. Two sockets of two NUMA nodes each."""
+"""Reclaimable NUMA nodes around pods that are not reclaimable, on two sockets of two NUMA nodes each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tenant(
 
 
 @pytest.mark.parametrize(
-    ("found", "left"),
+    ("actual", "left"),
     [
         (
             ReclaimConstraint(pod="a/b", numa_nodes=(1,), exclusive=True, level=DisableReclaimLevel.NODE),
@@ -43,15 +43,15 @@ def tenant(
         (ReclaimConstraint(pod="a/b", numa_nodes=(2,), bound_pool="share-NUMA2"), (0, 1, 2, 3)),
     ],
 )
-def test_levels_and_pools(found: ReclaimConstraint, left: tuple[int, ...]) -> None:
-    result = apply_constraints(NODE, [found], ("flink",))
+def test_levels_and_pools(actual: ReclaimConstraint, left: tuple[int, ...]) -> None:
+    result = apply_constraints(NODE, [actual], ("flink",))
     assert (result.numa_nodes, result.unknown) == (left, ())
     assert set(result.refused) == {0, 1, 2, 3} - set(left)
     assert all("a/b" in why for why in result.refused.values())
 
 
 @pytest.mark.parametrize(
-    "found",
+    "result",
     [
         tenant((), level=DisableReclaimLevel.NUMA),
         tenant((), level=DisableReclaimLevel.SOCKET),
@@ -59,8 +59,8 @@ def test_levels_and_pools(found: ReclaimConstraint, left: tuple[int, ...]) -> No
         ReclaimConstraint(pod="a/b", bound_pool="flink"),
     ],
 )
-def test_where_a_pod_is_that_must_not_be_lent_from_must_be_known(found: ReclaimConstraint) -> None:
-    assert apply_constraints(NODE, [found, found], ("flink",)).unknown == ("a/b",)
+def test_numa_nodes_of_an_unreclaimable_pod_must_be_known(result: ReclaimConstraint) -> None:
+    assert apply_constraints(NODE, [result, result], ("flink",)).unknown == ("a/b",)
 
 
 def test_bound_nodes_are_those_of_results_and_of_dedicated_cpus() -> None:

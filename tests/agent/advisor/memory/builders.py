@@ -1,22 +1,22 @@
-"""Small nodes for tables of memory advice: sizes in GiB, one container a pod."""
+"""Builders of small nodes for memory advice: sizes in GiB, one container per pod."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from agent.advisor.memory.memory_inputs import MemoryInputs, ReclaimRoot
-from api.measurements import UNLIMITED, CgroupLimits, Machine, MemoryZone, NumaNode, Pressure
-from api.pod import Container, Pod
+from api.pod import Pod
 from api.qos import Enhancements, QoSLevel
-from api.snapshot import CgroupSample, NodeSample, Snapshot
-from tests.agent.advisor.builders import topology
+from api.snapshot import UNLIMITED, CgroupLimits, CgroupSample, Machine, MemoryZone, NodeSample, NumaNode, Pressure
+from tests.builders import snapshots
+from tests.builders.nodes import S, cgroup_sample, topology
+from tests.builders.pods import pod as build_pod
 
 GIB = 1 << 30
 MIB = 1 << 20
-S = 1_000_000_000
 PAGE = 4096
 ROOT = "/kubepods/besteffort"
 
@@ -30,25 +30,21 @@ def pod(
     exclusive: bool = False,
     **fields: Any,
 ) -> Pod:
-    """A pod whose container's cgroup is below ROOT if it is reclaimed."""
-    place = f"{ROOT}/{name}" if qos is QoSLevel.RECLAIMED else f"/{name}"
-    container = Container(
-        name=name, cgroup=place, memory_request_bytes=None if request is None else round(request * GIB)
-    )
-    return Pod(
+    """Return a pod whose container's cgroup is below ROOT if it is reclaimed."""
+    fields.setdefault("enhancements", Enhancements(numa_binding=bool(bound), numa_exclusive=exclusive))
+    return build_pod(
+        name,
+        qos,
         uid=name,
-        namespace="default",
-        name=name,
-        qos=qos,
-        containers=(container,),
+        cgroup=f"{ROOT}/{name}" if qos is QoSLevel.RECLAIMED else f"/{name}",
+        memory_request=None if request is None else round(request * GIB),
         bound_numa=bound,
-        enhancements=fields.pop("enhancements", Enhancements(numa_binding=bool(bound), numa_exclusive=exclusive)),
         **fields,
     )
 
 
 def group(path: str, *, number: int = 7, read_at_ns: int | None = None, **fields: Any) -> CgroupSample:
-    """A cgroup of version 2: anon, file, shmem, mapped, inactive_* in GiB; on_numa is (anon, file) by node, in GiB."""
+    """Return a cgroup of version 2: anon, file, shmem, mapped, inactive_* in GiB; on_numa is (anon, file) by node, in GiB."""
     names = {"mapped": "file_mapped"}
     kinds = ("anon", "file", "shmem", "mapped", "inactive_anon", "inactive_file", "active_file")
     stat = {names.get(kind, kind): round(fields.pop(kind) * GIB) for kind in kinds if kind in fields}
@@ -63,8 +59,8 @@ def group(path: str, *, number: int = 7, read_at_ns: int | None = None, **fields
     pressure = None
     if avg60 is not None:
         pressure = Pressure(some_us=fields.pop("stall_us", 0), some_avg10=avg60, some_avg60=avg60)
-    return CgroupSample(
-        path=path,
+    return cgroup_sample(
+        path,
         id=number,
         memory_stat=stat,
         numa_stat=numa_stat,
@@ -94,12 +90,12 @@ def situation(
     machine: str = "",
     **fields: Any,
 ) -> MemoryInputs:
-    """A node whose NUMA nodes have `total`, `free` and `inactive` file cache each."""
+    """Return the inputs of a node whose NUMA nodes have `total`, `free` and `inactive` file cache each."""
     frees = list(free) if isinstance(free, Sequence) else [free] * numa
-    whole = {"MemTotal": total * numa, "MemFree": sum(frees), **(meminfo or {})}
+    full = {"MemTotal": total * numa, "MemFree": sum(frees), **(meminfo or {})}
     node = NodeSample(
-        memory_total_bytes=round(whole["MemTotal"] * GIB),
-        meminfo={name: round(size * GIB) for name, size in whole.items()},
+        memory_total_bytes=round(full["MemTotal"] * GIB),
+        meminfo={name: round(size * GIB) for name, size in full.items()},
         sysctl={} if scale is None else {"vm.watermark_scale_factor": scale},
         machine=Machine(codename=machine),
         numa={
@@ -119,30 +115,26 @@ def situation(
         ),
         files_read_at_ns=round(at_s * S),
     )
-    snapshot = Snapshot(
-        seq=1,
+    snapshot = snapshots.snapshot(
+        at_s,
+        pods,
+        machine=topology(cpus, sockets=numa),
         taken_at_ns=round(at_s * S),
-        wall_time_ns=round(at_s * S),
-        boot_id="b",
-        topology=topology(cpus, numa=numa),
         node=node,
-        cgroups={"/": CgroupSample(path="/", id=1), **{each.path: each for each in groups}},
-        pods=tuple(pods),
+        cgroups={"/": cgroup_sample("/", id=1), **{each.path: each for each in groups}},
     )
     fields.setdefault("root", ReclaimRoot(path=ROOT if any(each.path == ROOT for each in groups) else ""))
     return MemoryInputs(snapshot=snapshot, now_ns=round(at_s * S), **fields)
 
 
-def without(of: MemoryInputs, *names: str) -> MemoryInputs:
-    """The same where lines of the node's and its NUMA nodes' meminfo, or the node's settings, are not known."""
-    node = of.snapshot.node
-    known = {name: size for name, size in node.meminfo.items() if name not in names}
+def without(inputs: MemoryInputs, *names: str) -> MemoryInputs:
+    """Return the inputs without these lines of the node's and its NUMA nodes' meminfo, or without sysctl values."""
+    node = inputs.snapshot.node
+    state = {name: size for name, size in node.meminfo.items() if name not in names}
     numa = {
-        each: msgspec.structs.replace(
-            found, meminfo={name: size for name, size in found.meminfo.items() if name not in names}
-        )
-        for each, found in node.numa.items()
+        each: replace(result, meminfo={name: size for name, size in result.meminfo.items() if name not in names})
+        for each, result in node.numa.items()
     }
     sysctl = {name: value for name, value in node.sysctl.items() if name not in names}
-    node = msgspec.structs.replace(node, meminfo=known, numa=numa, sysctl=sysctl)
-    return msgspec.structs.replace(of, snapshot=msgspec.structs.replace(of.snapshot, node=node))
+    node = replace(node, meminfo=state, numa=numa, sysctl=sysctl)
+    return replace(inputs, snapshot=replace(inputs.snapshot, node=node))

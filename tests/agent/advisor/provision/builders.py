@@ -1,4 +1,4 @@
-"""Pods, needs and situations for the tables of CPU provision."""
+"""Builders of pods, demands and inputs for CPU provision."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 from agent.advisor.advisor_state import ContainerDemand, ProvisionInputs
 from api.advice import CpuAdvice, PoolSize, RegionAdvice
 from api.cpu import Topology
-from api.pod import Container, Pod
+from api.pod import Pod
 from api.qos import Enhancements, QoSLevel
-from tests.agent.advisor.builders import S, snapshot, topology
+from tests.builders import pods
+from tests.builders.nodes import S, topology
+from tests.builders.snapshots import snapshot
 
 
 def shared(name: str, request: float | None = None, limit: float | None = None, **more: Any) -> Pod:
@@ -31,20 +33,14 @@ def _pod(
     exclusive: bool = False,
     pool: str = "",
 ) -> Pod:
-    container = Container(name=name, cgroup=f"/{name}", cpu_request_cores=request, cpu_limit_cores=limit)
-    return Pod(
-        uid=name,
-        namespace="default",
-        name=name,
-        qos=qos,
-        containers=(container,),
-        enhancements=Enhancements(numa_binding=bool(numa), numa_exclusive=exclusive, cpuset_pool=pool),
-        bound_numa=numa,
+    enhancements = Enhancements(numa_binding=bool(numa), numa_exclusive=exclusive, cpuset_pool=pool)
+    return pods.pod(
+        name, qos, uid=name, cpu_request=request, cpu_limit=limit, enhancements=enhancements, bound_numa=numa
     )
 
 
 def steady(usage: float | None, *, load1: float | None = None, ramping: bool = False) -> ContainerDemand:
-    """Demand of a container that was measured for a while."""
+    """Return the demand of a container that was measured for a while."""
     return ContainerDemand(
         cgroup_id=100, first_seen_ns=0, last_seen_ns=0, ramping=ramping, usage_cores=usage, load1=load1, load5=load1
     )
@@ -58,22 +54,22 @@ def situation(
     usage: Mapping[str, float | None] | None = None,
     **more: Any,
 ) -> ProvisionInputs:
-    """`usage` is by pod; one that is not named there is taken at its request."""
+    """Return provision inputs; a pod that is not in `usage` counts with its request."""
     needs = {f"/{name}": steady(cores) for name, cores in (usage or {}).items()}
     nodes = topology(cpus) if isinstance(cpus, int) else cpus
     return ProvisionInputs(
-        now_ns=round(at_s * S), snapshot=snapshot(at_s, pods, cpus=nodes), **({"needs": needs} | more)
+        now_ns=round(at_s * S), snapshot=snapshot(at_s, pods, machine=nodes), **({"needs": needs} | more)
     )
 
 
 def cpus_of(advice: CpuAdvice) -> dict[str | tuple[str, int], int]:
-    """Sizes by pool, or by pool and NUMA node where they are bound to one."""
+    """Return sizes by pool, or by pool and NUMA node for bound pools."""
     return {(size.pool if size.numa < 0 else (size.pool, size.numa)): size.cpus for size in advice.sizes}
 
 
-def lent(advice: CpuAdvice, numa: int = -1) -> PoolSize:
+def reclaim_pool(advice: CpuAdvice, numa: int = -1) -> PoolSize:
     return next(size for size in advice.sizes if size.pool == "reclaim" and size.numa == numa)
 
 
 def region(advice: CpuAdvice, name: str) -> RegionAdvice:
-    return next(one for one in advice.regions if one.region.name == name)
+    return next(item for item in advice.regions if item.region.name == name)

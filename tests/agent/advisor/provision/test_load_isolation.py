@@ -1,19 +1,19 @@
-"""Which pods are kept apart: loads, rounds, the way back, and how many may be."""
+"""Load isolation: loads, cycles, lock-out, and bounds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import IsolationLoad, ProvisionState
 from agent.advisor.provision.load_isolation import fits_numa_nodes, isolate_pods
 from agent.config.advisor import IsolationConfig
 from api.pod import Container, Pod
-from tests.agent.advisor.builders import S, topology
 from tests.agent.advisor.provision.builders import dedicated, shared, situation, steady
+from tests.builders.nodes import S, topology
 
 CONFIG = IsolationConfig(enabled=True)
 ROOMY = IsolationConfig(enabled=True, max_resource_ratio=1.0, max_pod_ratio=1.0)
@@ -21,21 +21,21 @@ PODS = [shared("a", 2, 2), shared("b", 8, 8), shared("c", 10, 10)]
 
 
 def story(
-    rounds: Sequence[tuple[float, Mapping[str, float]]],
+    cycles: Sequence[tuple[float, Mapping[str, float]]],
     config: IsolationConfig = CONFIG,
     pods: Sequence[Pod] = PODS,
     **more: Any,
 ) -> list[tuple[str, ...]]:
-    """Who is apart after each round; a round is its time and the runnable tasks by pod."""
-    memory, seen = ProvisionState(), []
-    for at_s, runnable in rounds:
-        made = situation(
-            pods, cpus=topology(48, numa=2), at_s=at_s, runnable={f"/{n}": r for n, r in runnable.items()}, **more
+    """Isolated pods after each cycle; a cycle is its time and the runnable tasks by pod."""
+    state, current = ProvisionState(), []
+    for at_s, runnable in cycles:
+        built = situation(
+            pods, cpus=topology(48, sockets=2), at_s=at_s, runnable={f"/{n}": r for n, r in runnable.items()}, **more
         )
-        result = isolate_pods(made, memory, config)
-        memory = ProvisionState(loads=result.loads, isolated=tuple(sorted(result.pods)))
-        seen.append(tuple(key.partition("/")[2] for key in memory.isolated))
-    return seen
+        result = isolate_pods(built, state, config)
+        state = ProvisionState(loads=result.loads, isolated=tuple(sorted(result.pods)))
+        current.append(tuple(key.partition("/")[2] for key in state.isolated))
+    return current
 
 
 @pytest.mark.parametrize(
@@ -46,30 +46,30 @@ def story(
         (50.0, ("a",)),
     ],
 )
-def test_one_and_a_half_times_its_limit(runnable: float, expected: tuple[str, ...]) -> None:
+def test_isolated_above_one_and_a_half_times_its_limit(runnable: float, expected: tuple[str, ...]) -> None:
     assert story([(k, {"a": runnable}) for k in range(3)])[-1] == expected
 
 
 @pytest.mark.parametrize(("runnable", "expected"), [(12.0, ()), (12.1, ("c",))])
-def test_or_two_more_than_its_limit(runnable: float, expected: tuple[str, ...]) -> None:
+def test_isolated_above_two_tasks_more_than_its_limit(runnable: float, expected: tuple[str, ...]) -> None:
     assert story([(k, {"c": runnable}) for k in range(3)], ROOMY)[-1] == expected
 
 
-def test_three_rounds_in_a_row() -> None:
+def test_isolated_after_three_cycles_in_a_row() -> None:
     loud, quiet = {"a": 9.0}, {"a": 1.0}
     assert story([(0, loud), (1, loud), (2, quiet), (3, loud), (4, loud), (5, loud)]) == [(), (), (), (), (), ("a",)]
 
 
-def test_it_comes_back_two_minutes_after_its_load_fell() -> None:
+def test_isolation_ends_two_minutes_after_its_load_fell() -> None:
     loud, quiet = {"a": 9.0}, {"a": 1.0}
-    rounds = [(0, loud), (1, loud), (2, loud), (10, quiet), (129, quiet), (130, quiet), (131, loud)]
-    assert story(rounds) == [(), (), ("a",), ("a",), ("a",), (), ()]
-    # The time begins anew when the load rises in between.
-    rounds = [(0, loud), (1, loud), (2, loud), (10, quiet), (100, loud), (101, quiet), (220, quiet), (221, quiet)]
-    assert story(rounds)[2:] == [("a",), ("a",), ("a",), ("a",), ("a",), ()]
+    cycles = [(0, loud), (1, loud), (2, loud), (10, quiet), (129, quiet), (130, quiet), (131, loud)]
+    assert story(cycles) == [(), (), ("a",), ("a",), ("a",), (), ()]
+    # The time restarts when the load rises in between.
+    cycles = [(0, loud), (1, loud), (2, loud), (10, quiet), (100, loud), (101, quiet), (220, quiet), (221, quiet)]
+    assert story(cycles)[2:] == [("a",), ("a",), ("a",), ("a",), ("a",), ()]
 
 
-def test_without_a_measurement_everybody_stays_where_he_is() -> None:
+def test_without_a_measurement_every_pod_stays_as_it_is() -> None:
     loud = {"a": 9.0}
     assert story([(0, loud), (1, loud), (2, {}), (3, loud)]) == [(), (), (), ("a",)]
     assert story([(0, loud), (1, loud), (2, loud), (500, {})])[-1] == ("a",)
@@ -90,56 +90,54 @@ def test_without_a_measurement_everybody_stays_where_he_is() -> None:
         (IsolationConfig(), ()),
     ],
 )
-def test_how_many_may_be_apart(config: IsolationConfig, expected: tuple[str, ...]) -> None:
-    everybody = {"a": 99.0, "b": 99.0, "c": 99.0}
-    assert story([(k, everybody) for k in range(4)], config)[-1] == expected
+def test_bounds_of_isolated_pods(config: IsolationConfig, expected: tuple[str, ...]) -> None:
+    overloaded = {"a": 99.0, "b": 99.0, "c": 99.0}
+    assert story([(k, overloaded) for k in range(4)], config)[-1] == expected
 
 
-def test_who_is_apart_is_not_displaced_by_another() -> None:
-    rounds = [(k, {"a": 99.0}) for k in range(3)] + [(k, dict.fromkeys("abc", 99.0)) for k in range(3, 8)]
+def test_an_isolated_pod_is_not_displaced_by_another() -> None:
+    cycles = [(k, {"a": 99.0}) for k in range(3)] + [(k, dict.fromkeys("abc", 99.0)) for k in range(3, 8)]
     config = IsolationConfig(enabled=True, max_resource_ratio=1.0, max_pod_ratio=0.5)
-    assert story(rounds, config)[2:] == [("a",)] * 6
+    assert story(cycles, config)[2:] == [("a",)] * 6
 
 
-def test_a_pod_alone_in_its_pool_is_never_apart() -> None:
+def test_the_only_pod_of_a_pool_is_never_isolated() -> None:
     assert story([(k, {"a": 99.0}) for k in range(4)], ROOMY, [PODS[0]])[-1] == ()
 
 
 def test_bounds_are_of_each_pool_and_its_name_is_without_the_numa_node() -> None:
     pods = [*PODS, *(shared(f"n{k}", 4, 4, numa=(1,)) for k in range(6))]
     loud = dict.fromkeys(("a", "n0", "n1"), 99.0)
-    rounds = [(k, loud) for k in range(3)]
-    assert story(rounds, CONFIG, pods)[-1] == ("a", "n1")
-    assert story(rounds, IsolationConfig(enabled=True, disabled_pools=("share",)), pods)[-1] == ()
+    cycles = [(k, loud) for k in range(3)]
+    assert story(cycles, CONFIG, pods)[-1] == ("a", "n1")
+    assert story(cycles, IsolationConfig(enabled=True, disabled_pools=("share",)), pods)[-1] == ()
 
 
-def test_dedicated_pods_and_those_that_ramp_up_are_left_alone() -> None:
+def test_dedicated_and_ramping_pods_are_not_isolated() -> None:
     pods = [dedicated("d", 2), *PODS]
     assert story([(k, {"d": 99.0}) for k in range(4)], ROOMY, pods)[-1] == ()
     ramping = {"/a": steady(1.0, ramping=True)}
     assert story([(k, {"a": 99.0}) for k in range(4)], ROOMY, PODS, needs=ramping)[-1] == ()
 
 
-def test_any_container_speaks_for_its_pod_and_what_is_gone_is_forgotten() -> None:
-    two = msgspec.structs.replace(
-        PODS[0], containers=(*PODS[0].containers, Container(name="x", cgroup="/x", cpu_limit_cores=1.0))
-    )
+def test_any_container_isolates_its_pod_and_removed_ones_are_dropped() -> None:
+    two = replace(PODS[0], containers=(*PODS[0].containers, Container(name="x", cgroup="/x", cpu_limit_cores=1.0)))
     pods = [two, *PODS[1:]]
     assert story([(k, {"a": 0.5, "x": 1.6}) for k in range(3)], CONFIG, pods)[-1] == ("a",)
-    memory = ProvisionState(loads={"/gone": IsolationLoad(rounds=2)})
-    result = isolate_pods(situation(pods, runnable={"/x": 1.6}), memory, CONFIG)
+    state = ProvisionState(loads={"/gone": IsolationLoad(rounds=2)})
+    result = isolate_pods(situation(pods, runnable={"/x": 1.6}), state, CONFIG)
     assert result.loads == {
         "/a": IsolationLoad(), "/x": IsolationLoad(rounds=1), "/b": IsolationLoad(), "/c": IsolationLoad()
     }  # fmt: skip
 
 
-def test_verdicts_say_how_long() -> None:
-    memory = ProvisionState(loads={"/a": IsolationLoad(calm_since_ns=990 * S)}, isolated=("default/a",))
-    (verdict,) = isolate_pods(situation(PODS, runnable={"/a": 1.25}), memory, CONFIG).pods.values()
-    assert verdict.rule == "isolation_lock_out"
-    assert verdict.text == "default/a stays apart until 120 s after its load fell to 1.2 tasks"
-    assert verdict.threshold == 3.0
-    assert verdict.inputs == {"runnable": 1.25, "cores": 2.0, "rounds": 0, "container": "/a"}
+def test_reasons_contain_the_lock_out_time() -> None:
+    state = ProvisionState(loads={"/a": IsolationLoad(calm_since_ns=990 * S)}, isolated=("default/a",))
+    (reason,) = isolate_pods(situation(PODS, runnable={"/a": 1.25}), state, CONFIG).pods.values()
+    assert reason.rule == "isolation_lock_out"
+    assert reason.text == "default/a stays isolated until 120 s after its load fell to 1.2 runnable tasks"
+    assert reason.threshold == 3.0
+    assert reason.inputs == {"runnable": 1.25, "cores": 2.0, "rounds": 0, "container": "/a"}
 
 
 # Katalyst's own node: eight pods in three pools; a container is (runnable, request, limit).
@@ -182,16 +180,16 @@ def eager(**more: Any) -> IsolationConfig:
 def test_katalysts_eight_pods(config: IsolationConfig, were: str, expected: str) -> None:
     pods, runnable = [], {}
     for uid, (pool, containers) in EIGHT.items():
-        made = []
+        built = []
         for k, (tasks, request, limit) in enumerate(containers):
-            made.append(
+            built.append(
                 Container(name=f"c{k}", cgroup=f"/{uid}/c{k}", cpu_request_cores=request, cpu_limit_cores=limit)
             )
-            runnable[made[-1].cgroup] = float(tasks)
-        pods.append(msgspec.structs.replace(shared(uid, pool=pool), containers=tuple(made)))
+            runnable[built[-1].cgroup] = float(tasks)
+        pods.append(replace(shared(uid, pool=pool), containers=tuple(built)))
     pods.append(dedicated("uid4", 4))
-    memory = ProvisionState(isolated=tuple(f"default/uid{digit}" for digit in were))
-    result = isolate_pods(situation(pods, runnable=runnable), memory, config)
+    state = ProvisionState(isolated=tuple(f"default/uid{digit}" for digit in were))
+    result = isolate_pods(situation(pods, runnable=runnable), state, config)
     assert "".join(sorted(key[-1] for key in result.pods)) == expected
 
 
@@ -206,5 +204,5 @@ def test_katalysts_eight_pods(config: IsolationConfig, were: str, expected: str)
         ({}, [0], True),
     ],
 )
-def test_whether_it_fits(needed: Mapping[int, int], free: list[int], expected: bool) -> None:
+def test_whether_isolation_fits(needed: Mapping[int, int], free: list[int], expected: bool) -> None:
     assert fits_numa_nodes(needed, {0: 24, 1: 24}, free) is expected

@@ -1,8 +1,9 @@
-"""Sizes of pools from what regions ask for: Katalyst's own cases on two NUMA nodes of 24 CPUs, 4 of each reserved."""
+"""Pool sizes by regions' requests: Katalyst's own cases on two NUMA nodes of 24 CPUs, 4 of each reserved."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,61 +19,24 @@ OVERLAP, OVERLAP_OFF = SharingMode(overlap=True), SharingMode(overlap=True, enab
 QUOTA = SharingMode(overlap=True, quota=True)
 
 
-def share(
-    name: str,
-    requirement: int,
-    numa: int | None = None,
-    *,
-    request: int = 1,
-    reclaimable: bool = True,
-    quota: float | None = None,
-) -> RegionRequest:
-    return RegionRequest(
-        region=Region(
-            name=name,
-            kind=RegionKind.SHARE,
-            pool=name,
-            numa_nodes=() if numa is None else (numa,),
-            bound=numa is not None,
-            reclaimable=reclaimable,
-        ),
-        requirement=requirement,
-        request=request,
-        quota=quota,
-    )
+def _request(name: str, kind: RegionKind, numa: int | None, pool: str = "", **fields: Any) -> RegionRequest:
+    """Return the request of a region; `exclusive` and `reclaimable` are of the region, other fields of the request."""
+    flags = {flag: fields.pop(flag) for flag in ("exclusive", "reclaimable") if flag in fields}
+    nodes = () if numa is None else (numa,)
+    region = Region(name=name, kind=kind, pool=pool or name, numa_nodes=nodes, bound=numa is not None, **flags)
+    return RegionRequest(region=region, **fields)
+
+
+def share(name: str, requirement: int, numa: int | None = None, **fields: Any) -> RegionRequest:
+    return _request(name, RegionKind.SHARE, numa, requirement=requirement, **fields)
 
 
 def isolation(name: str, upper: int, lower: int, numa: int | None = 1) -> RegionRequest:
-    region = Region(
-        name=name,
-        kind=RegionKind.ISOLATION,
-        pool=name,
-        numa_nodes=() if numa is None else (numa,),
-        bound=numa is not None,
-    )
-    return RegionRequest(region=region, upper=upper, lower=lower)
+    return _request(name, RegionKind.ISOLATION, numa, upper=upper, lower=lower)
 
 
-def dedicated(
-    name: str,
-    requirement: int,
-    numa: int,
-    *,
-    request: int,
-    exclusive: bool = False,
-    reclaimable: bool = True,
-    quota: float | None = None,
-) -> RegionRequest:
-    region = Region(
-        name=f"{name}-NUMA{numa}",
-        kind=RegionKind.DEDICATED,
-        pool=name,
-        numa_nodes=(numa,),
-        bound=True,
-        exclusive=exclusive,
-        reclaimable=reclaimable,
-    )
-    return RegionRequest(region=region, requirement=requirement, request=request, quota=quota)
+def dedicated(name: str, requirement: int, numa: int, **fields: Any) -> RegionRequest:
+    return _request(f"{name}-NUMA{numa}", RegionKind.DEDICATED, numa, name, requirement=requirement, **fields)
 
 
 def flat(sizes: Sequence[PoolSize]) -> dict[tuple[str, int], int]:
@@ -87,7 +51,7 @@ APART = isolation("i1", 8, 4), isolation("i2", 8, 4)
 
 
 @pytest.mark.parametrize(
-    ("mode", "wants", "expected"),
+    ("mode", "requests", "expected"),
     [
         (
             ON,
@@ -138,10 +102,10 @@ APART = isolation("i1", 8, 4), isolation("i2", 8, 4)
         (OFF, [], {"reclaim": 8}),
         (OVERLAP, [], {"reclaim": 48}),
         (OVERLAP, list(APART), {"i1": 8, "i2": 8, "reclaim": 24, "reclaim1": 8}),
-        # Nothing is lent of a pool that is not reclaimable: it keeps what its pods asked for.
+        # A pool that is not reclaimable keeps the requests of its pods.
         (
             ON,
-            [share("share", 6, request=10, reclaimable=False), share("share-NUMA1", 8, 1)],
+            [share("share", 6, requested=10, reclaimable=False), share("share-NUMA1", 8, 1)],
             {"share": 10, "share-NUMA1": 8, "reclaim": 14, "reclaim1": 16},
         ),
         # More pools than CPUs: all of them have all, and the reserve stays.
@@ -152,17 +116,17 @@ APART = isolation("i1", 8, 4), isolation("i2", 8, 4)
         ),
     ],
 )
-def test_sizes(mode: SharingMode, wants: list[RegionRequest], expected: Mapping[str, int]) -> None:
-    got = assemble_pools(wants, NODE, mode).sizes
+def test_sizes(mode: SharingMode, requests: list[RegionRequest], expected: Mapping[str, int]) -> None:
+    assembled = assemble_pools(requests, NODE, mode).sizes
     assert {
         f"reclaim{size.numa}" if size.pool == "reclaim" and size.numa != NOT_NUMA_BOUND else size.pool: size.cpus
-        for size in got
+        for size in assembled
     } == expected
-    assert {size.quota_cores for size in got} == {None}
+    assert {size.quota_cores for size in assembled} == {None}
 
 
 @pytest.mark.parametrize(
-    ("mode", "wants", "sizes", "lent"),
+    ("mode", "requests", "sizes", "reclaimable"),
     [
         (
             OVERLAP,
@@ -189,24 +153,24 @@ def test_sizes(mode: SharingMode, wants: list[RegionRequest], expected: Mapping[
             {"share-a": 24, "share-b": 24},
             {NOT_NUMA_BOUND: {"share-a": 1, "share-b": 16}},
         ),
-        # Of one that is not reclaimable nothing is lent.
+        # Of one that is not reclaimable nothing is reclaimable.
         (
             OVERLAP,
-            [share("share-a", 6, request=8, reclaimable=False), share("share-b", 8, request=8)],
+            [share("share-a", 6, requested=8, reclaimable=False), share("share-b", 8, requested=8)],
             {"share-a": 24, "share-b": 24},
             {NOT_NUMA_BOUND: {"share-b": 16}},
         ),
         # But of the reserve of 8 that lies nowhere else.
         (
             OVERLAP,
-            [share("share-a", 6, request=40, reclaimable=False), share("share-b", 6, request=8)],
+            [share("share-a", 6, requested=40, reclaimable=False), share("share-b", 6, requested=8)],
             {"share-a": 40, "share-b": 8},
             {NOT_NUMA_BOUND: {"share-a": 7, "share-b": 1}},
         ),
         # Dedicated and share: the gap of both.
         (
             OVERLAP,
-            [share("share-NUMA1", 8, 1), dedicated("d", 5, 1, request=8)],
+            [share("share-NUMA1", 8, 1), dedicated("d", 5, 1, requested=8)],
             {"share-NUMA1": 16, "d": 8},
             {1: {"share-NUMA1": 8, "d": 3}},
         ),
@@ -220,7 +184,7 @@ def test_sizes(mode: SharingMode, wants: list[RegionRequest], expected: Mapping[
         # The whole reserve fits on the pool that lends, so the other one is left alone.
         (
             OVERLAP_OFF,
-            [share("share-a", 20, request=40, reclaimable=False), share("share-b", 8, request=8)],
+            [share("share-a", 20, requested=40, reclaimable=False), share("share-b", 8, requested=8)],
             {"share-a": 40, "share-b": 8},
             {NOT_NUMA_BOUND: {"share-b": 8}},
         ),
@@ -233,72 +197,83 @@ def test_sizes(mode: SharingMode, wants: list[RegionRequest], expected: Mapping[
     ],
 )
 def test_overlap(
-    mode: SharingMode, wants: list[RegionRequest], sizes: Mapping[str, int], lent: Mapping[int, Mapping[str, int]]
+    mode: SharingMode,
+    requests: list[RegionRequest],
+    sizes: Mapping[str, int],
+    reclaimable: Mapping[int, Mapping[str, int]],
 ) -> None:
-    got = assemble_pools(wants, NODE, mode).sizes
-    assert {size.pool: size.cpus for size in got if size.pool != "reclaim"} == sizes
-    assert overlaps(got) == lent
-    if any(want.region.numa_nodes for want in wants):
-        assert flat(got)["reclaim", 1] == 0
+    assembled = assemble_pools(requests, NODE, mode).sizes
+    assert {size.pool: size.cpus for size in assembled if size.pool != "reclaim"} == sizes
+    assert overlaps(assembled) == reclaimable
+    if any(request.region.numa_nodes for request in requests):
+        assert flat(assembled)["reclaim", 1] == 0
 
 
 @pytest.mark.parametrize(
-    ("wants", "quota", "lent"),
+    ("requests", "quota", "reclaimable"),
     [
         ([share("share-NUMA1", 8, 1)], 16.0, {"share-NUMA1": 24}),  # what it does not require
         ([share("share-NUMA1", 24, 1)], 4.0, {"share-NUMA1": 24}),  # at least the reserve
         ([share("share-NUMA1", 8, 1, quota=9.5)], 9.5, {"share-NUMA1": 24}),  # what a policy says
         ([share("share-NUMA1", 8, 1, quota=2.0)], 4.0, {"share-NUMA1": 24}),
         (
-            [share("share-NUMA1", 8, 1, quota=9.5), dedicated("d", 5, 1, request=8, quota=7.0)],
+            [share("share-NUMA1", 8, 1, quota=9.5), dedicated("d", 5, 1, requested=8, quota=7.0)],
             7.0,
             {"share-NUMA1": 16, "d": 8},
         ),
-        # What share regions leave counts beside what dedicated ones allow, but not the other way round.
-        ([share("share-NUMA1", 10, 1), dedicated("d", 5, 1, request=8, quota=20.0)], 9.0, {"share-NUMA1": 16, "d": 8}),
-        ([share("share-NUMA1", 1, 1, quota=20.0), dedicated("d", 5, 1, request=8)], 20.0, {"share-NUMA1": 16, "d": 8}),
+        # The rest of share regions is bounded by the quota of dedicated ones, but not the other way round.
+        (
+            [share("share-NUMA1", 10, 1), dedicated("d", 5, 1, requested=8, quota=20.0)],
+            9.0,
+            {"share-NUMA1": 16, "d": 8},
+        ),
+        (
+            [share("share-NUMA1", 1, 1, quota=20.0), dedicated("d", 5, 1, requested=8)],
+            20.0,
+            {"share-NUMA1": 16, "d": 8},
+        ),
     ],
 )
-def test_quota_on_a_bound_node(wants: list[RegionRequest], quota: float, lent: Mapping[str, int]) -> None:
-    got = assemble_pools([share("share", 6), *wants], NODE, QUOTA).sizes
-    reclaim = {size.numa: size for size in got if size.pool == "reclaim"}
+def test_quota_on_a_bound_node(requests: list[RegionRequest], quota: float, reclaimable: Mapping[str, int]) -> None:
+    assembled = assemble_pools([share("share", 6), *requests], NODE, QUOTA).sizes
+    reclaim = {size.numa: size for size in assembled if size.pool == "reclaim"}
     assert reclaim[1].quota_cores == quota
-    assert reclaim[1].overlap == lent
+    assert reclaim[1].overlap == reclaimable
     assert reclaim[1].cpus == 0
     assert reclaim[NOT_NUMA_BOUND].quota_cores is None
     assert reclaim[NOT_NUMA_BOUND].overlap == {"share": 18}
 
 
 @pytest.mark.parametrize(
-    ("mode", "want", "lent", "quota"),
+    ("mode", "region_request", "reclaimable", "quota"),
     [
-        (ON, dedicated("d", 15, 1, request=20, exclusive=True), 9, None),
-        (ON, dedicated("d", 22, 1, request=20, exclusive=True), 4, None),
-        (ON, dedicated("d", 15, 1, request=20, exclusive=True, reclaimable=False), 4, None),
-        (QUOTA, dedicated("d", 15, 1, request=20, exclusive=True), 24, 9.0),
-        (QUOTA, dedicated("d", 15, 1, request=20, exclusive=True, quota=12.5), 24, 12.5),
-        (QUOTA, dedicated("d", 15, 1, request=20, exclusive=True, quota=1.0), 24, 4.0),
-        (QUOTA, dedicated("d", 15, 1, request=20, exclusive=True, reclaimable=False), 24, 4.0),
-        (QUOTA, dedicated("d", 15, 1, request=20, exclusive=True, reclaimable=False, quota=12.5), 24, 4.0),
+        (ON, dedicated("d", 15, 1, requested=20, exclusive=True), 9, None),
+        (ON, dedicated("d", 22, 1, requested=20, exclusive=True), 4, None),
+        (ON, dedicated("d", 15, 1, requested=20, exclusive=True, reclaimable=False), 4, None),
+        (QUOTA, dedicated("d", 15, 1, requested=20, exclusive=True), 24, 9.0),
+        (QUOTA, dedicated("d", 15, 1, requested=20, exclusive=True, quota=12.5), 24, 12.5),
+        (QUOTA, dedicated("d", 15, 1, requested=20, exclusive=True, quota=1.0), 24, 4.0),
+        (QUOTA, dedicated("d", 15, 1, requested=20, exclusive=True, reclaimable=False), 24, 4.0),
+        (QUOTA, dedicated("d", 15, 1, requested=20, exclusive=True, reclaimable=False, quota=12.5), 24, 4.0),
     ],
 )
 def test_a_pod_with_a_numa_node_of_its_own(
-    mode: SharingMode, want: RegionRequest, lent: int, quota: float | None
+    mode: SharingMode, region_request: RegionRequest, reclaimable: int, quota: float | None
 ) -> None:
-    got = assemble_pools([want], NODE, mode).sizes
-    assert flat(got) == {("d", 1): 24, ("reclaim", 1): 0, ("reclaim", NOT_NUMA_BOUND): 24}
-    reclaim = next(size for size in got if size.pool == "reclaim" and size.numa == 1)
-    assert (reclaim.overlap, reclaim.quota_cores) == ({"d": lent}, quota)
+    assembled = assemble_pools([region_request], NODE, mode).sizes
+    assert flat(assembled) == {("d", 1): 24, ("reclaim", 1): 0, ("reclaim", NOT_NUMA_BOUND): 24}
+    reclaim = next(size for size in assembled if size.pool == "reclaim" and size.numa == 1)
+    assert (reclaim.overlap, reclaim.quota_cores) == ({"d": reclaimable}, quota)
 
 
-def test_without_overlap_a_dedicated_pod_lends_what_it_does_not_require() -> None:
-    got = assemble_pools([dedicated("d", 5, 1, request=8), share("share-NUMA1", 6, 1)], NODE, ON).sizes
-    assert flat(got) == {("d", 1): 8, ("share-NUMA1", 1): 6, ("reclaim", 1): 10, ("reclaim", NOT_NUMA_BOUND): 24}
-    assert overlaps(got) == {1: {"d": 3}}
+def test_without_overlap_cpus_that_a_dedicated_pod_does_not_require_are_reclaimable() -> None:
+    assembled = assemble_pools([dedicated("d", 5, 1, requested=8), share("share-NUMA1", 6, 1)], NODE, ON).sizes
+    assert flat(assembled) == {("d", 1): 8, ("share-NUMA1", 1): 6, ("reclaim", 1): 10, ("reclaim", NOT_NUMA_BOUND): 24}
+    assert overlaps(assembled) == {1: {"d": 3}}
 
 
 @pytest.mark.parametrize(
-    ("mode", "wants", "expected"),
+    ("mode", "requests", "expected"),
     [
         # The node with most room takes it.
         (
@@ -315,7 +290,7 @@ def test_without_overlap_a_dedicated_pod_lends_what_it_does_not_require() -> Non
         # In parts, where no node has enough: 4 and 2.
         (
             ON,
-            [share("share", 6, request=12), share("share-NUMA0", 18, 0), share("share-NUMA1", 16, 1)],
+            [share("share", 6, requested=12), share("share-NUMA0", 18, 0), share("share-NUMA1", 16, 1)],
             {
                 ("share", NOT_NUMA_BOUND): 6,
                 ("share-NUMA0", 0): 18,
@@ -324,15 +299,15 @@ def test_without_overlap_a_dedicated_pod_lends_what_it_does_not_require() -> Non
                 ("reclaim", 1): 4,
             },
         ),
-        # There they fill the node like all others where nothing is lent.
+        # There they fill the node like all others where nothing is reclaimable.
         (
             OFF,
-            [share("share", 6, request=6), dedicated("d", 8, 0, request=8), dedicated("e", 16, 1, request=16)],
+            [share("share", 6, requested=6), dedicated("d", 8, 0, requested=8), dedicated("e", 16, 1, requested=16)],
             {("share", NOT_NUMA_BOUND): 12, ("d", 0): 8, ("reclaim", 0): 4, ("e", 1): 16, ("reclaim", 1): 4},
         ),
         (
             OVERLAP,
-            [share("share", 6, request=6), dedicated("d", 8, 0, request=8), dedicated("e", 16, 1, request=16)],
+            [share("share", 6, requested=6), dedicated("d", 8, 0, requested=8), dedicated("e", 16, 1, requested=16)],
             {("share", NOT_NUMA_BOUND): 16, ("d", 0): 8, ("reclaim", 0): 0, ("e", 1): 16, ("reclaim", 1): 7},
         ),
         # No room anywhere: all of a node are squeezed.
@@ -350,49 +325,49 @@ def test_without_overlap_a_dedicated_pod_lends_what_it_does_not_require() -> Non
         # A pod with a node for itself is spared as long as there is another one.
         (
             ON,
-            [share("share", 6), dedicated("d", 4, 0, request=4, exclusive=True), share("share-NUMA1", 18, 1)],
+            [share("share", 6), dedicated("d", 4, 0, requested=4, exclusive=True), share("share-NUMA1", 18, 1)],
             {("d", 0): 24, ("reclaim", 0): 0, ("share", NOT_NUMA_BOUND): 5, ("share-NUMA1", 1): 15, ("reclaim", 1): 4},
         ),
         (
             ON,
             [
                 share("share", 6),
-                dedicated("d", 4, 0, request=4, exclusive=True),
-                dedicated("e", 9, 1, request=4, exclusive=True),
+                dedicated("d", 4, 0, requested=4, exclusive=True),
+                dedicated("e", 9, 1, requested=4, exclusive=True),
             ],
             {("share", NOT_NUMA_BOUND): 1, ("d", 0): 23, ("reclaim", 0): 0, ("e", 1): 24, ("reclaim", 1): 0},
         ),
     ],
 )
-def test_where_every_node_has_bound_pods_the_others_are_laid_over_them(
-    mode: SharingMode, wants: list[RegionRequest], expected: Mapping[tuple[str, int], int]
+def test_unbound_regions_overlap_bound_ones_if_every_node_has_bound_pods(
+    mode: SharingMode, requests: list[RegionRequest], expected: Mapping[tuple[str, int], int]
 ) -> None:
-    assert flat(assemble_pools(wants, NODE, mode).sizes) == {**expected, ("reclaim", NOT_NUMA_BOUND): 0}
+    assert flat(assemble_pools(requests, NODE, mode).sizes) == {**expected, ("reclaim", NOT_NUMA_BOUND): 0}
 
 
-def test_a_region_in_parts_is_granted_and_lends_all_of_them() -> None:
-    wants = [
-        share("share", 6, request=6),
-        share("share-NUMA0", 20, 0, request=20),
-        share("share-NUMA1", 18, 1, request=18),
+def test_a_split_region_is_granted_all_its_parts() -> None:
+    requests = [
+        share("share", 6, requested=6),
+        share("share-NUMA0", 20, 0, requested=20),
+        share("share-NUMA1", 18, 1, requested=18),
     ]
-    got = assemble_pools(wants, NODE, OVERLAP)
-    assert got.granted["share"] == sum(size.cpus for size in got.sizes if size.pool == "share")
-    assert got.lent["share"] == sum(size.overlap.get("share", 0) for size in got.sizes)
+    assembled = assemble_pools(requests, NODE, OVERLAP)
+    assert assembled.granted["share"] == sum(size.cpus for size in assembled.sizes if size.pool == "share")
+    assert assembled.reclaimable_cpus["share"] == sum(size.overlap.get("share", 0) for size in assembled.sizes)
 
 
 def test_more_pools_than_cpus_on_the_only_node() -> None:
     node = NumaCapacity(cpus={0: 2}, available={0: 2}, reserved_for_reclaim={0: 1})
-    wants = [share("a", 2), share("b", 2), share("c", 2), share("share-NUMA0", 2, 0)]
-    got = assemble_pools(wants, node, ON)
-    assert got.granted == {"a": 1, "b": 1, "c": 1, "share-NUMA0": 1}
-    assert flat(got.sizes)["reclaim", 0] == 1
+    requests = [share("a", 2), share("b", 2), share("c", 2), share("share-NUMA0", 2, 0)]
+    assembled = assemble_pools(requests, node, ON)
+    assert assembled.granted == {"a": 1, "b": 1, "c": 1, "share-NUMA0": 1}
+    assert flat(assembled.sizes)["reclaim", 0] == 1
 
 
 def test_isolated_pods_count_with_their_upper_size_when_room_is_looked_for() -> None:
-    wants = [share("share", 6), isolation("i0", 18, 2, 0), isolation("i1", 14, 2)]
-    got = assemble_pools(wants, NODE, ON)
-    assert got.granted == {"share": 6, "i0": 18, "i1": 14}
+    requests = [share("share", 6), isolation("i0", 18, 2, 0), isolation("i1", 14, 2)]
+    assembled = assemble_pools(requests, NODE, ON)
+    assert assembled.granted == {"share": 6, "i0": 18, "i1": 14}
 
 
 def test_throttled_regions_are_named() -> None:
@@ -413,59 +388,61 @@ def nodes(draw: st.DrawFn) -> tuple[NumaCapacity, list[RegionRequest]]:
         reserved_for_reclaim=dict.fromkeys(range(numa), min(reserved, cpus - reserve)),
     )
     small = st.integers(1, 2 * cpus)
-    wants: list[RegionRequest] = []
+    requests: list[RegionRequest] = []
     for where in (None, *range(numa)):
         if where is not None and draw(st.booleans()) and draw(st.booleans()):
-            wants.append(
+            requests.append(
                 dedicated(
                     f"x{where}",
                     draw(small),
                     where,
-                    request=draw(small),
+                    requested=draw(small),
                     exclusive=True,
                     reclaimable=draw(st.booleans()),
                 )
             )
             continue
         suffix = "" if where is None else f"-NUMA{where}"
-        wants += [
-            share(f"s{k}{suffix}", draw(small), where, request=draw(small), reclaimable=draw(st.booleans()))
+        requests += [
+            share(f"s{k}{suffix}", draw(small), where, requested=draw(small), reclaimable=draw(st.booleans()))
             for k in range(draw(st.integers(0, 2)))
         ]
-        wants += [isolation(f"i{k}{suffix}", size := draw(small), size, where) for k in range(draw(st.integers(0, 1)))]
+        requests += [
+            isolation(f"i{k}{suffix}", size := draw(small), size, where) for k in range(draw(st.integers(0, 1)))
+        ]
         if where is not None and draw(st.booleans()):
-            wants.append(dedicated(f"d{where}", draw(small), where, request=draw(small)))
-    return node, wants
+            requests.append(dedicated(f"d{where}", draw(small), where, requested=draw(small)))
+    return node, requests
 
 
 @given(nodes(), st.booleans(), st.booleans(), st.booleans())
-def test_everybody_has_a_cpu_and_nothing_is_given_twice(
-    made: tuple[NumaCapacity, list[RegionRequest]], enable: bool, overlap: bool, quota: bool
+def test_every_pool_has_a_cpu_and_no_cpu_is_assigned_twice(
+    node_and_requests: tuple[NumaCapacity, list[RegionRequest]], enable: bool, overlap: bool, quota: bool
 ) -> None:
-    node, wants = made
+    node, requests = node_and_requests
     mode = SharingMode(enable_reclaim=enable, overlap=overlap, quota=quota)
-    result = assemble_pools(wants, node, mode)
-    assert result == assemble_pools(list(reversed(wants)), node, mode)._replace(sizes=result.sizes)
-    assert all(result.granted[want.region.name] >= 1 for want in wants)
+    result = assemble_pools(requests, node, mode)
+    assert result == assemble_pools(list(reversed(requests)), node, mode)._replace(sizes=result.sizes)
+    assert all(result.granted[request.region.name] >= 1 for request in requests)
     by_group: dict[int, list[PoolSize]] = {}
     for size in result.sizes:
         by_group.setdefault(size.numa, []).append(size)
     crowded = set()
     # Pools without a NUMA node that are laid over those of others: the reserve of a node may lie on them.
-    laid = {want.region.numa_nodes[0] for want in wants if want.region.bound} == set(node.cpus)
+    overlapping = {request.region.numa_nodes[0] for request in requests if request.region.bound} == set(node.cpus)
     for numa, sizes in by_group.items():
         online = [size for size in sizes if size.pool != "reclaim"]
         (reclaim,) = [size for size in sizes if size.pool == "reclaim"]
-        bound = {want.region.numa_nodes[0] for want in wants if want.region.bound}
+        bound = {request.region.numa_nodes[0] for request in requests if request.region.bound}
         where = [numa] if numa != NOT_NUMA_BOUND else [free for free in node.cpus if free not in bound]
         available = sum(node.available[n] for n in where)
         reserved = sum(node.reserved_for_reclaim[n] for n in where)
-        if len(online) > available - reserved - len(wants):
+        if len(online) > available - reserved - len(requests):
             if where:
                 crowded.add(numa)  # perhaps fewer CPUs than pools: all of them have the same ones
             continue
         assert sum(size.cpus for size in online) + reclaim.cpus <= available
-        if not laid:
+        if not overlapping:
             assert reclaim.cpus + sum(reclaim.overlap.values()) >= reserved
         for pool, cpus in reclaim.overlap.items():
             assert 1 <= cpus <= next(size.cpus for size in online if size.pool == pool)
@@ -478,5 +455,5 @@ def test_everybody_has_a_cpu_and_nothing_is_given_twice(
         assert total <= sum(node.available.values())
         if enable and not overlap:
             assert total == sum(node.available.values())
-        lent = sum(size.cpus + sum(size.overlap.values()) for size in result.sizes if size.pool == "reclaim")
-        assert lent >= sum(node.reserved_for_reclaim.values())
+        reclaimable = sum(size.cpus + sum(size.overlap.values()) for size in result.sizes if size.pool == "reclaim")
+        assert reclaimable >= sum(node.reserved_for_reclaim.values())

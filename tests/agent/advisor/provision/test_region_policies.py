@@ -1,4 +1,4 @@
-"""What each provision policy proposes: Katalyst's own vectors, every branch, and stories of several rounds."""
+"""Proposals of every provision policy: Katalyst's own vectors, every branch, and sequences of cycles."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from math import log
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import IndicatorController, ProvisionState, RegionState
 from agent.advisor.provision.provisioner import propose_canonical, propose_none, provision_cpus
@@ -24,18 +24,18 @@ from agent.advisor.provision.region_policies import (
 from agent.advisor.provision.regions import RegionBounds
 from agent.config.advisor import DEFAULT_RAMA_GAINS, AdvisorConfig, ProvisionConfig, RamaGains
 from api.advice import ControlKnob, IndicatorState, Region, RegionKind
-from tests.agent.advisor.builders import topology
-from tests.agent.advisor.provision.builders import lent, region, shared, situation
+from tests.agent.advisor.provision.builders import reclaim_pool, region, shared, situation
+from tests.builders.nodes import topology
 
 REQUIREMENT, QUOTA = ControlKnob.REQUIREMENT, ControlKnob.RECLAIM_QUOTA
 HARD = RamaGains(up=0.1, down=0.01, dead_above=0.05, dead_below=0.2)
 ADVISOR = AdvisorConfig(reserved_for_allocate_cores=0)
 SETTINGS = PolicySettings(
     advisor=ADVISOR,
-    gains={"cpu_sched_wait": HARD, "cpi": msgspec.structs.replace(HARD, dead_above=0.0), "mem_access_read_lat": HARD},
+    gains={"cpu_sched_wait": HARD, "cpi": replace(HARD, dead_above=0.0), "mem_access_read_lat": HARD},
 )
 REGION = Region(name="share", kind=RegionKind.SHARE, pool="share", numa_nodes=(0,), containers=("/a",))
-BOUND = msgspec.structs.replace(REGION, name="share-NUMA0", pool="share-NUMA0", bound=True)
+BOUND = replace(REGION, name="share-NUMA0", pool="share-NUMA0", bound=True)
 BOUNDS = RegionBounds(upper=90, lower=4)
 
 
@@ -52,7 +52,7 @@ def proposed(answer: RegionProposal | str) -> RegionProposal:
     return answer
 
 
-def test_canonical_requires_what_is_estimated() -> None:
+def test_canonical_requires_the_estimate() -> None:
     answer = proposed(propose_canonical(case(), SETTINGS))
     assert answer.controls == {REQUIREMENT: 2.5}
     assert answer.text == "1 container is estimated to need 2.50 cores"
@@ -82,7 +82,7 @@ UP = 40 + 0.1 * 90 * log(2)
         ({"cpu_sched_wait": (4, 400), "unheard_of": (9, 1)}, 40, 38),  # one without gains is not followed
     ],
 )
-def test_rama_turns_the_requirement(signals: Mapping[str, tuple[float, float]], knob: float, expected: float) -> None:
+def test_rama_moves_the_requirement(signals: Mapping[str, tuple[float, float]], knob: float, expected: float) -> None:
     answer = proposed(propose_rama(case((REQUIREMENT, knob), signals=signals), SETTINGS))
     assert answer.controls == {REQUIREMENT: pytest.approx(expected)}
 
@@ -107,7 +107,7 @@ def test_the_number_that_katalyst_prints() -> None:
         ({"cpu_sched_wait": (80000, 400)}, 8, 4),
     ],
 )
-def test_rama_turns_the_quota_the_other_way(
+def test_rama_moves_the_quota_the_other_way(
     signals: Mapping[str, tuple[float, float]], quota: float, expected: float
 ) -> None:
     answer = proposed(propose_rama(case((QUOTA, quota), signals=signals), SETTINGS))
@@ -117,31 +117,29 @@ def test_rama_turns_the_quota_the_other_way(
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"enable_reclaim": False}, "reclaiming is switched off"),
+        ({"enable_reclaim": False}, "reclaiming is disabled"),
         ({"bounds": RegionBounds(upper=90, lower=4, reserved_for_allocate=4)}, "4 cores are reserved"),
         ({"signals": {}}, "no indicator has a value"),
         ({"signals": {"unheard_of": (2.0, 1.0)}}, "no indicator has a value"),
     ],
 )
-def test_rama_is_not_followed(more: dict[str, Any], why: str) -> None:
+def test_rama_does_not_apply(more: dict[str, Any], why: str) -> None:
     answer = propose_rama(case(**({"signals": {"cpu_sched_wait": (800, 400)}} | more)), SETTINGS)
     assert isinstance(answer, str)
     assert why in answer
 
 
-def test_the_running_total_grows_while_the_knob_stays_and_begins_anew_when_it_moved() -> None:
+def test_the_total_accumulates_while_the_knob_stays_and_resets_when_it_moves() -> None:
     # A region of 4 CPUs: a step is too small to move the knob by itself.
     small = RegionBounds(upper=4, lower=1)
     signals = {"cpu_sched_wait": (600.0, 400.0)}
     step = 0.1 * 4 * log(1.5)
-    memory = RegionState()
-    for turn in (1, 2, 3):
-        answer = proposed(
-            propose_rama(case((REQUIREMENT, 2.0), bounds=small, signals=signals, memory=memory), SETTINGS)
-        )
-        assert answer.controls[REQUIREMENT] == pytest.approx(2 + turn * step)
-        memory = RegionState(policy="rama", controllers=answer.controllers)
-    answer = proposed(propose_rama(case((REQUIREMENT, 3.0), bounds=small, signals=signals, memory=memory), SETTINGS))
+    state = RegionState()
+    for number in (1, 2, 3):
+        answer = proposed(propose_rama(case((REQUIREMENT, 2.0), bounds=small, signals=signals, state=state), SETTINGS))
+        assert answer.controls[REQUIREMENT] == pytest.approx(2 + number * step)
+        state = RegionState(policy="rama", controllers=answer.controllers)
+    answer = proposed(propose_rama(case((REQUIREMENT, 3.0), bounds=small, signals=signals, state=state), SETTINGS))
     assert answer.controls[REQUIREMENT] == pytest.approx(3 + step)
 
 
@@ -149,36 +147,34 @@ def test_the_running_total_grows_while_the_knob_stays_and_begins_anew_when_it_mo
     ("knob", "usage", "unknown", "expected"),
     [
         ((REQUIREMENT, 40.0), 0.008, {"cpu_sched_wait"}, 40.0),  # by use alone it would be 38
-        ((REQUIREMENT, 40.0), 0.008, {"cpi"}, 38.0),  # one that nobody followed before
+        ((REQUIREMENT, 40.0), 0.008, {"cpi"}, 38.0),  # an indicator without a previous value
         ((REQUIREMENT, 40.0), 0.008, set(), 38.0),  # without a target any more
         ((REQUIREMENT, 40.0), 1.6, {"cpu_sched_wait"}, UP),  # to protect more is always right
         ((QUOTA, 20.0), 0.008, {"cpu_sched_wait"}, 20.0),
         ((QUOTA, 20.0), 1.6, {"cpu_sched_wait"}, 20 - 0.1 * 90 * log(2)),
     ],
 )
-def test_rama_lends_no_more_while_one_of_its_indicators_is_unknown(
+def test_rama_stops_growth_while_one_of_its_indicators_is_unknown(
     knob: tuple[ControlKnob, float], usage: float, unknown: set[str], expected: float
 ) -> None:
-    kept = IndicatorController(knob=knob[1], total=0.0, error=0.1)
-    memory = RegionState(policy="rama", controllers={"cpu_sched_wait": kept, "mem_access_read_lat": kept})
+    retained = IndicatorController(knob=knob[1], total=0.0, error=0.1)
+    state = RegionState(policy="rama", controllers={"cpu_sched_wait": retained, "mem_access_read_lat": retained})
     signals = {"mem_access_read_lat": (usage, 0.8)}
-    answer = proposed(propose_rama(case(knob, signals=signals, memory=memory, unknown=frozenset(unknown)), SETTINGS))
+    answer = proposed(propose_rama(case(knob, signals=signals, state=state, unknown=frozenset(unknown)), SETTINGS))
     assert answer.controls == {knob[0]: pytest.approx(expected)}
-    assert (answer.controllers.get("cpu_sched_wait") == kept) is ("cpu_sched_wait" in unknown), (
+    assert (answer.controllers.get("cpu_sched_wait") == retained) is ("cpu_sched_wait" in unknown), (
         "until it is known again"
     )
-    assert ("cpu_sched_wait is not known any more" in answer.text) is (expected == knob[1])
+    assert ("cpu_sched_wait has no value any more" in answer.text) is (expected == knob[1])
 
 
-def test_rama_holds_what_it_gave_when_its_indicators_vanish() -> None:
-    memory = RegionState(
-        policy="rama", controllers={"cpu_sched_wait": IndicatorController(knob=40, total=1, error=0.1)}
-    )
-    answer = proposed(propose_rama(case(memory=memory), SETTINGS))
+def test_rama_holds_its_value_when_its_indicators_vanish() -> None:
+    state = RegionState(policy="rama", controllers={"cpu_sched_wait": IndicatorController(knob=40, total=1, error=0.1)})
+    answer = proposed(propose_rama(case(state=state), SETTINGS))
     assert answer.controls == {REQUIREMENT: 40.0}  # not the 2.5 that are estimated
-    assert answer.controllers == memory.controllers
-    assert proposed(propose_rama(case(memory=memory, need=44.0), SETTINGS)).controls == {REQUIREMENT: 44.0}
-    assert proposed(propose_rama(case((QUOTA, 7.5), memory=memory), SETTINGS)).controls == {QUOTA: 7.5}
+    assert answer.controllers == state.controllers
+    assert proposed(propose_rama(case(state=state, need=44.0), SETTINGS)).controls == {REQUIREMENT: 44.0}
+    assert proposed(propose_rama(case((QUOTA, 7.5), state=state), SETTINGS)).controls == {QUOTA: 7.5}
 
 
 @pytest.mark.parametrize(
@@ -190,12 +186,12 @@ def test_rama_holds_what_it_gave_when_its_indicators_vanish() -> None:
         (-log(8), 0.25, 0.01 * log(0.25) + 0.5 * log(2)),  # below it, but coming back
     ],
 )
-def test_the_derivative_speaks_against_change(before: float, current: float, expected: float) -> None:
+def test_the_derivative_opposes_change(before: float, current: float, expected: float) -> None:
     gains = RamaGains(up=0.01, down=0.01, dead_above=0.1, dead_below=0.1, derivative_up=0.5, derivative_down=0.25)
     signal = IndicatorState(name="x", current=current, target=1.0)
-    found = update_controller(IndicatorController(knob=5, total=0.0, error=before), signal, 5, 1, gains, ADVISOR)
-    assert found.total == pytest.approx(expected)
-    assert found.error == pytest.approx(log(current))
+    result = update_controller(IndicatorController(knob=5, total=0.0, error=before), signal, 5, 1, gains, ADVISOR)
+    assert result.total == pytest.approx(expected)
+    assert result.error == pytest.approx(log(current))
 
 
 def test_gains_are_katalysts() -> None:
@@ -223,13 +219,11 @@ def test_gains_are_katalysts() -> None:
     st.floats(-2, 10),
 )
 def test_rama_never_leaves_its_bounds(signals: dict[str, tuple[float, float]], knob: float, total: float) -> None:
-    memory = RegionState(controllers={name: IndicatorController(knob=knob, total=total) for name in signals})
+    state = RegionState(controllers={name: IndicatorController(knob=knob, total=total) for name in signals})
     settings = PolicySettings(advisor=ADVISOR, gains=DEFAULT_RAMA_GAINS)
-    up = proposed(propose_rama(case((REQUIREMENT, knob), signals=signals, memory=memory), settings)).controls[
-        REQUIREMENT
-    ]
+    up = proposed(propose_rama(case((REQUIREMENT, knob), signals=signals, state=state), settings)).controls[REQUIREMENT]
     assert max(4, knob - 2) <= up <= min(90, knob + 10)
-    down = proposed(propose_rama(case((QUOTA, knob), signals=signals, memory=memory), settings)).controls[QUOTA]
+    down = proposed(propose_rama(case((QUOTA, knob), signals=signals, state=state), settings)).controls[QUOTA]
     assert max(4, knob - 10) <= down <= min(90, knob + 2)
 
 
@@ -244,60 +238,60 @@ def test_rama_never_leaves_its_bounds(signals: dict[str, tuple[float, float]], k
     ],
 )
 def test_dynamic_quota(cpus: int, target: float, current: float, use: float, reserved: float, expected: float) -> None:
-    made = case(
+    built = case(
         region=BOUND,
         bounds=RegionBounds(upper=90, lower=4, reserved_for_reclaim=reserved),
         signals={"cpu_usage_ratio": (current, target)},
         reclaim_cpus=cpus,
         reclaim_use_cores=use,
     )
-    assert proposed(propose_dynamic_quota(made, SETTINGS)).controls == {QUOTA: pytest.approx(expected)}
+    assert proposed(propose_dynamic_quota(built, SETTINGS)).controls == {QUOTA: pytest.approx(expected)}
 
 
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"enable_reclaim": False}, "switched off"),
+        ({"enable_reclaim": False}, "disabled"),
         ({"region": REGION}, "not bound to a NUMA node"),
-        ({"signals": {"cpi": (1.0, 1.4)}}, "not known"),
-        ({"reclaim_use_cores": None}, "not known"),
+        ({"signals": {"cpi": (1.0, 1.4)}}, "not measured"),
+        ({"reclaim_use_cores": None}, "not measured"),
     ],
 )
-def test_dynamic_quota_is_not_followed(more: dict[str, Any], why: str) -> None:
-    made: dict[str, Any] = {
+def test_dynamic_quota_does_not_apply(more: dict[str, Any], why: str) -> None:
+    built: dict[str, Any] = {
         "region": BOUND, "signals": {"cpu_usage_ratio": (0.4, 0.6)}, "reclaim_cpus": 4, "reclaim_use_cores": 2.0
     }  # fmt: skip
-    answer = propose_dynamic_quota(case(**(made | more)), SETTINGS)
+    answer = propose_dynamic_quota(case(**(built | more)), SETTINGS)
     assert isinstance(answer, str)
     assert why in answer
 
 
-def test_a_quota_stays_when_what_it_is_made_from_vanishes() -> None:
-    memory = RegionState(policy="dynamic-quota", quota_cores=2.8)
-    made = case(region=BOUND, reclaim_cpus=4, reclaim_use_cores=None, memory=memory)
-    assert proposed(propose_dynamic_quota(made, SETTINGS)).controls == {QUOTA: 2.8}
+def test_a_quota_is_retained_when_its_inputs_vanish() -> None:
+    state = RegionState(policy="dynamic-quota", quota_cores=2.8)
+    built = case(region=BOUND, reclaim_cpus=4, reclaim_use_cores=None, state=state)
+    assert proposed(propose_dynamic_quota(built, SETTINGS)).controls == {QUOTA: 2.8}
 
 
 RAMA = ProvisionConfig(share_policies=("rama",))
 
 
-def test_rama_in_a_node_falls_back_to_canonical_where_a_reserve_is_kept() -> None:
-    made = situation([shared("a", 8)], usage={"a": 4.0}, indicators={"default/a": {"cpu_sched_wait": 800.0}})
-    memory = ProvisionState(regions={"share": RegionState(requirement=10)})
-    advice, _ = provision_cpus(made, memory, AdvisorConfig(), RAMA)
-    found = region(advice, "share")
-    assert (found.policy, found.controls) == ("canonical", {REQUIREMENT: 9.0})
-    assert "rama is not followed: 4 cores are reserved for allocation" in found.reason.text
+def test_rama_falls_back_to_canonical_with_a_reserve() -> None:
+    built = situation([shared("a", 8)], usage={"a": 4.0}, indicators={"default/a": {"cpu_sched_wait": 800.0}})
+    state = ProvisionState(regions={"share": RegionState(requirement=10)})
+    advice, _ = provision_cpus(built, state, AdvisorConfig(), RAMA)
+    result = region(advice, "share")
+    assert (result.policy, result.controls) == ("canonical", {REQUIREMENT: 9.0})
+    assert "rama does not apply: 4 cores are reserved for allocation" in result.reason.text
 
 
-def test_rama_in_a_node_follows_its_indicators_round_by_round() -> None:
-    made = situation([shared("a", 8)], usage={"a": 4.0}, indicators={"default/a": {"cpu_sched_wait": 920.0}})
-    memory = ProvisionState(regions={"share": RegionState(requirement=10)})
+def test_rama_follows_its_indicators_cycle_by_cycle() -> None:
+    built = situation([shared("a", 8)], usage={"a": 4.0}, indicators={"default/a": {"cpu_sched_wait": 920.0}})
+    state = ProvisionState(regions={"share": RegionState(requirement=10)})
     sizes = []
     for _ in range(4):
-        advice, memory = provision_cpus(made, memory, ADVISOR, RAMA)
+        advice, state = provision_cpus(built, state, ADVISOR, RAMA)
         sizes.append(region(advice, "share").controls[REQUIREMENT])
-    # 0.05 x 44 x ln 2 = 1.52 a round, rounded up
+    # 0.05 x 44 x ln 2 = 1.52 a cycle, rounded up
     assert sizes == [12, 14, 16, 18]
     assert region(advice, "share").signals == (IndicatorState(name="cpu_sched_wait", current=920.0, target=460.0),)
     assert advice.regions[0].reason.rule == "provision_rama"
@@ -305,24 +299,24 @@ def test_rama_in_a_node_follows_its_indicators_round_by_round() -> None:
 
 def test_dynamic_quota_restricts_the_quota_of_rama() -> None:
     config = ProvisionConfig(overlap=True, quota=True, share_policies=("rama", "dynamic-quota"))
-    made = situation(
+    built = situation(
         [shared("a", 8, numa=(0,))],
-        cpus=topology(48, numa=2),
+        cpus=topology(48, sockets=2),
         usage={"a": 4.0},
         indicators={"default/a": {"cpu_sched_wait": 460.0, "cpu_usage_ratio": 0.7}},
         reclaim_quota_cores={0: 12.0},
         reclaim_use_cores={0: 3.0},
         pools={"reclaim": tuple(range(20))},
     )
-    advice, memory = provision_cpus(made, ProvisionState(), ADVISOR, config)
+    advice, state = provision_cpus(built, ProvisionState(), ADVISOR, config)
     # rama: 12 + at most 2; dynamic-quota: 20 x (0.8 - 0.7) + 3
-    assert lent(advice, 0).quota_cores == pytest.approx(5.0)
+    assert reclaim_pool(advice, 0).quota_cores == pytest.approx(5.0)
     assert "dynamic-quota allows 5.00 cores" in region(advice, "share-NUMA0").reason.text
-    assert memory.regions["share-NUMA0"].quota_cores == pytest.approx(5.0)
-    # Without quotas rama turns the requirement, whatever quota somebody else has set.
+    assert state.regions["share-NUMA0"].quota_cores == pytest.approx(5.0)
+    # Without quotas rama moves the requirement, whatever quota exists.
     plain = ProvisionConfig(share_policies=("rama",))
-    found = region(provision_cpus(made, ProvisionState(), ADVISOR, plain)[0], "share-NUMA0")
-    assert (found.policy, sorted(found.controls)) == ("rama", [REQUIREMENT])
-    alone = msgspec.structs.replace(config, restrict={})
+    result = region(provision_cpus(built, ProvisionState(), ADVISOR, plain)[0], "share-NUMA0")
+    assert (result.policy, sorted(result.controls)) == ("rama", [REQUIREMENT])
+    alone = replace(config, restrict={})
     # By itself rama would leave 12: the wait is on its target, and the indicator that allows least decides.
-    assert lent(provision_cpus(made, ProvisionState(), ADVISOR, alone)[0], 0).quota_cores == 12.0
+    assert reclaim_pool(provision_cpus(built, ProvisionState(), ADVISOR, alone)[0], 0).quota_cores == 12.0

@@ -1,11 +1,11 @@
-"""What there is to share out, who is provided for together, and between which bounds."""
+"""Available CPUs, the grouping of pods into regions, and the bounds of regions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import ProvisionState
 from agent.advisor.provision.provisioner import provision_cpus
@@ -14,8 +14,8 @@ from agent.config.advisor import AdvisorConfig, ProvisionConfig
 from api.advice import RegionKind
 from api.pod import Container, Pod
 from api.qos import Enhancements, QoSLevel
-from tests.agent.advisor.builders import topology
 from tests.agent.advisor.provision.builders import dedicated, region, shared, situation
+from tests.builders.nodes import topology
 
 FRESH = ProvisionState()
 
@@ -53,11 +53,11 @@ def test_reserved_for_reclaim(
     assert reserve_for_reclaim(cpus, advisor, config) == expected
 
 
-def test_what_is_available_is_without_reserve_and_interrupts() -> None:
-    made = build_numa_capacity(topology(48, numa=2), {0: 1, 1: 1}, {1: 2}, AdvisorConfig(), ProvisionConfig())
-    assert made.cpus == {0: 24, 1: 24}
-    assert made.available == {0: 23, 1: 21}
-    nothing = build_numa_capacity(topology(4, numa=2), {0: 2}, {1: 5}, AdvisorConfig(), ProvisionConfig())
+def test_available_cpus_exclude_reserve_and_interrupts() -> None:
+    built = build_numa_capacity(topology(48, sockets=2), {0: 1, 1: 1}, {1: 2}, AdvisorConfig(), ProvisionConfig())
+    assert built.cpus == {0: 24, 1: 24}
+    assert built.available == {0: 23, 1: 21}
+    nothing = build_numa_capacity(topology(4, sockets=2), {0: 2}, {1: 5}, AdvisorConfig(), ProvisionConfig())
     assert nothing.available == nothing.reserved_for_reclaim == {0: 0, 1: 0}
 
 
@@ -65,7 +65,7 @@ def _sidecar(pod: Pod, request: float, limit: float) -> Pod:
     more = Container(
         name="side", cgroup=f"/{pod.name}/side", cpu_request_cores=request, cpu_limit_cores=limit, sidecar=True
     )
-    return msgspec.structs.replace(pod, containers=(*pod.containers, more))
+    return replace(pod, containers=(*pod.containers, more))
 
 
 @pytest.mark.parametrize(
@@ -86,21 +86,23 @@ def _sidecar(pod: Pod, request: float, limit: float) -> Pod:
         (dedicated("d", 4), [("dedicated-default/d", RegionKind.DEDICATED, (0, 1), False)]),
     ],
 )
-def test_who_is_provided_for_together(pod: Pod, expected: list[tuple[str, RegionKind, tuple[int, ...], bool]]) -> None:
-    advice, _ = provision_cpus(situation([pod], cpus=topology(48, numa=2)), FRESH, AdvisorConfig(), ProvisionConfig())
+def test_pods_are_grouped_into_regions(pod: Pod, expected: list[tuple[str, RegionKind, tuple[int, ...], bool]]) -> None:
+    advice, _ = provision_cpus(
+        situation([pod], cpus=topology(48, sockets=2)), FRESH, AdvisorConfig(), ProvisionConfig()
+    )
     assert [
-        (one.region.name, one.region.kind, one.region.numa_nodes, one.region.bound) for one in advice.regions
+        (item.region.name, item.region.kind, item.region.numa_nodes, item.region.bound) for item in advice.regions
     ] == expected
 
 
 @pytest.mark.parametrize("level", [QoSLevel.RECLAIMED, QoSLevel.SYSTEM])
 def test_other_levels_have_no_region(level: QoSLevel) -> None:
-    pod = msgspec.structs.replace(shared("a", 4), qos=level)
+    pod = replace(shared("a", 4), qos=level)
     assert provision_cpus(situation([pod]), FRESH, AdvisorConfig(), ProvisionConfig())[0].regions == ()
 
 
 def test_a_node_is_bound_only_with_the_enhancement() -> None:
-    pod = msgspec.structs.replace(shared("a", numa=(1,)), enhancements=Enhancements())
+    pod = replace(shared("a", numa=(1,)), enhancements=Enhancements())
     assert pod_bound_nodes(pod, (0, 1)) == ()
 
 
@@ -122,21 +124,21 @@ BOUNDS = [
 
 @pytest.mark.parametrize(("pods", "name", "expected"), BOUNDS)
 def test_bounds(pods: list[Pod], name: str, expected: tuple[float, float, float, float]) -> None:
-    made = situation(pods, cpus=topology(48, numa=2), assigned={"/e": (0, 1)})
-    found = region(provision_cpus(made, FRESH, AdvisorConfig(), ProvisionConfig())[0], name)
-    inputs = found.reason.inputs
+    built = situation(pods, cpus=topology(48, sockets=2), assigned={"/e": (0, 1)})
+    result = region(provision_cpus(built, FRESH, AdvisorConfig(), ProvisionConfig())[0], name)
+    inputs = result.reason.inputs
     got = (
-        found.upper_cores,
-        found.lower_cores,
+        result.upper_cores,
+        result.lower_cores,
         inputs["reserved_for_allocate_cores"],
         inputs["reserved_for_reclaim_cores"],
     )
     assert got == expected
 
 
-def test_a_reserve_in_parts_is_no_more_than_the_whole() -> None:
-    """Seven regions on three NUMA nodes: 3 x 4/21 each, not a rounding error more, which would cost a CPU."""
+def test_parts_of_the_reserve_do_not_exceed_it() -> None:
+    """Seven regions on three NUMA nodes: 3 x 4/21 each, without a rounding error, which would cost a CPU."""
     pods = [shared(f"p{k}", 1, pool=f"pool{k}") for k in range(7)]
-    made = situation(pods, cpus=topology(48, numa=3))
-    advice, _ = provision_cpus(made, FRESH, AdvisorConfig(reserved_for_allocate_cores=7), ProvisionConfig())
-    assert [one.reason.inputs["wanted_cpus"] for one in advice.regions] == [2] * 7
+    built = situation(pods, cpus=topology(48, sockets=3))
+    advice, _ = provision_cpus(built, FRESH, AdvisorConfig(reserved_for_allocate_cores=7), ProvisionConfig())
+    assert [item.reason.inputs["wanted_cpus"] for item in advice.regions] == [2] * 7

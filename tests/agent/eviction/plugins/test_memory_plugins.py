@@ -1,4 +1,4 @@
-"""Eviction plugins that look at memory and at what was promised: at the threshold, and one unit beside it."""
+"""Eviction plugins for memory and headroom: at the threshold, and one unit to either side."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from agent.config.eviction import (
 from agent.eviction.eviction_inputs import EvictionInputs
 from agent.eviction.finding import EvictionFinding
 from agent.eviction.plugins import (
-    koordinator_evict,
+    koordinator_cpu_evict,
+    koordinator_memory_evict,
     numa_memory_pressure,
     oomd_pressure,
+    reclaimed_numa_resource_pressure,
     reclaimed_resource_pressure,
     rss_overuse,
     system_memory_pressure,
 )
-from agent.eviction.plugins.koordinator_evict import KoordinatorCpuState
+from agent.eviction.plugins.koordinator_cpu_evict import KoordinatorCpuState
 from agent.eviction.plugins.numa_memory_pressure import NumaMemoryPressureState
 from agent.eviction.plugins.oomd_pressure import OomdState
 from agent.eviction.plugins.system_memory_pressure import SystemMemoryPressureState
@@ -32,9 +34,9 @@ from agent.eviction.victims import SOFT_NOTIFY_ANNOTATION
 from api.advice import Headroom
 from api.eviction import ThresholdMet
 from api.knobs import Reason
-from api.measurements import Kswapd, Pressure
 from api.pod import Container, Pod
 from api.qos import Enhancements, QoSLevel
+from api.snapshot import Kswapd, Pressure
 from tests.agent.eviction.builders import (
     BOOT_NS,
     GIB,
@@ -44,6 +46,7 @@ from tests.agent.eviction.builders import (
     PAGE,
     SOFT,
     S,
+    names,
     numa_node,
     pod,
     pressure,
@@ -54,19 +57,29 @@ from tests.agent.eviction.builders import (
 WHY = Reason(rule="r", text="t")
 
 
-def names(finding: EvictionFinding) -> list[str]:
-    return [candidate.pod.name for candidate in finding.candidates]
-
-
 def headroom(cores: float | None, memory: float | None = None, **by_numa: dict[int, float]) -> Headroom:
     return Headroom(cores=cores, memory_bytes=memory, reason=WHY, **by_numa)
+
+
+def evaluate_reclaimed(at: EvictionInputs) -> tuple[EvictionFinding, ...]:
+    return reclaimed_resource_pressure.evaluate_reclaimed(at, ReclaimedPressureConfig())
+
+
+def koordinator_memory(at: EvictionInputs) -> EvictionFinding:
+    return koordinator_memory_evict.evaluate_koordinator_memory(at, KoordinatorMemoryConfig())[0]
+
+
+def free_memory(at: EvictionInputs, config: SystemMemoryConfig | None = None) -> EvictionFinding:
+    """Return the first finding, which is that of the free memory if it is met."""
+    config = config or SystemMemoryConfig()
+    return system_memory_pressure.evaluate_system_memory(at, SystemMemoryPressureState(), config)[0][0]
 
 
 # Requests of reclaimed pods
 
 
 @pytest.mark.parametrize(
-    ("requests", "promised", "met", "value"),
+    ("requests", "headroom_cores", "met", "value"),
     [
         ((5, 5), 1.0, HARD, 5000),  # Katalyst's own case: 10000 > 5000
         ((5,), 1.0, SOFT, 1500),  # equal is not above
@@ -76,87 +89,81 @@ def headroom(cores: float | None, memory: float | None = None, **by_numa: dict[i
         ((1,), 0.001, HARD, 5),
     ],
 )
-def test_reclaimed_cpu(requests: tuple[float, ...], promised: float, met: ThresholdMet, value: float) -> None:
+def test_reclaimed_cpu(requests: tuple[float, ...], headroom_cores: float, met: ThresholdMet, value: float) -> None:
     pods = [pod(f"p{i}", cores=cores) for i, cores in enumerate(requests)]
-    cpu, memory = reclaimed_resource_pressure.evaluate_reclaimed(
-        situation(pods=pods, headroom=headroom(promised)), ReclaimedPressureConfig()
-    )
+    cpu, memory = evaluate_reclaimed(situation(pods=pods, headroom=headroom(headroom_cores)))
     assert (cpu.threshold.met, cpu.threshold.value) == (met, pytest.approx(value))
     assert cpu.threshold.observed == pytest.approx(sum(requests) * 1000)
     assert cpu.threshold.scope == "resource.katalyst.kubewharf.io/reclaimed_millicpu"
     assert memory.threshold.reason.rule == "input_missing"
 
 
-def test_a_promise_of_nothing_alone_evicts_nobody() -> None:
-    """Reclaiming that was switched off, say: 64 cores and 64 GiB run on as they are, on the node and on its NUMA nodes."""
+def test_zero_headroom_evicts_no_pod() -> None:
+    """As after reclaiming was disabled: requests of 64 cores and 64 GiB, on the node and on a NUMA node."""
     nothing = headroom(0.0, 0.0, cores_by_numa={0: 0.0}, memory_by_numa={0: 0.0})
     at = situation(pods=[pod("a", cores=64, memory=64 * GIB, numa=(0,))], headroom=nothing)
-    found = (
-        *reclaimed_resource_pressure.evaluate_reclaimed(at, ReclaimedPressureConfig()),
-        *reclaimed_resource_pressure.evaluate_reclaimed_numa(at, ReclaimedPressureConfig()),
+    actual = (
+        *evaluate_reclaimed(at),
+        *reclaimed_numa_resource_pressure.evaluate_reclaimed_numa(at, ReclaimedPressureConfig()),
     )
-    assert [each.threshold.reason.rule for each in found] == ["nothing_promised"] * 4
-    assert [names(each) for each in found] == [[]] * 4
-    assert "requested 64000m; nothing is promised" in found[0].threshold.reason.text
+    assert [each.threshold.reason.rule for each in actual] == ["nothing_promised"] * 4
+    assert [names(each) for each in actual] == [[]] * 4
+    assert "requested 64000m; the headroom is 0" in actual[0].threshold.reason.text
 
 
 @pytest.mark.parametrize(("cores", "rule"), [(0.0, "nothing_promised"), (0.001, "hard_threshold_met")])
-def test_koordinators_rule_of_promises_takes_no_zero_for_one_either(cores: float, rule: str) -> None:
+def test_koordinators_allocatable_rule_ignores_zero_headroom(cores: float, rule: str) -> None:
     at, config = (
         situation(pods=[pod("a", cores=1)], headroom=headroom(cores)),
         KoordinatorCpuConfig(allocatable_threshold=1.5),
     )
-    found, _ = koordinator_evict.evaluate_koordinator_cpu(at, KoordinatorCpuState(), config)
-    (by_promise,) = [each for each in found if each.threshold.scope == "cpu-allocatable"]
-    assert (by_promise.threshold.reason.rule, bool(names(by_promise))) == (rule, cores > 0)
+    actual, _ = koordinator_cpu_evict.evaluate_koordinator_cpu(at, KoordinatorCpuState(), config)
+    (by_headroom,) = [each for each in actual if each.threshold.scope == "cpu-allocatable"]
+    assert (by_headroom.threshold.reason.rule, bool(names(by_headroom))) == (rule, cores > 0)
 
 
-def test_the_largest_request_goes_first_with_a_grace_of_a_minute() -> None:
+def test_the_largest_request_is_evicted_first_with_a_grace_of_a_minute() -> None:
     pods = [pod("a", cores=2), pod("b", cores=4), pod("c", cores=1), pod("web", QoSLevel.SHARED, cores=64)]
-    found = reclaimed_resource_pressure.evaluate_reclaimed(
-        situation(pods=pods, headroom=headroom(1.0)), ReclaimedPressureConfig()
-    )[0]
-    assert names(found) == ["b", "a", "c"]
-    assert found.candidates[0].grace_s == 60
+    actual = evaluate_reclaimed(situation(pods=pods, headroom=headroom(1.0)))[0]
+    assert names(actual) == ["b", "a", "c"]
+    assert actual.candidates[0].grace_s == 60
 
 
-@pytest.mark.parametrize(("cores", "who"), [(1.5, []), (1.501, ["big", "small"]), (5.001, ["a", "b", "big", "small"])])
-def test_softly_only_those_are_told_that_ask_for_it(cores: float, who: list[str]) -> None:
-    """One core is promised. The two largest requests did not ask: they run on until it is hard."""
+@pytest.mark.parametrize(
+    ("cores", "candidates_of"), [(1.5, []), (1.501, ["big", "small"]), (5.001, ["a", "b", "big", "small"])]
+)
+def test_the_soft_threshold_selects_only_pods_that_opted_in(cores: float, candidates_of: list[str]) -> None:
+    """The headroom is one core. The two largest requests did not opt in: they run until the threshold is hard."""
     asks, more = {"annotations": {SOFT_NOTIFY_ANNOTATION: "True"}}, cores - 1.2
     pods = [pod("a", cores=more), pod("b", cores=0.6), pod("small", cores=0.2, **asks), pod("big", cores=0.4, **asks)]
-    found = reclaimed_resource_pressure.evaluate_reclaimed(
-        situation(pods=pods, headroom=headroom(1.0)), ReclaimedPressureConfig()
-    )[0]
-    assert names(found) == who
+    actual = evaluate_reclaimed(situation(pods=pods, headroom=headroom(1.0)))[0]
+    assert names(actual) == candidates_of
 
 
 @pytest.mark.parametrize(("size", "met"), [(5 * GIB, SOFT), (5 * GIB + 1, HARD), (GIB, NOT_MET)])
 def test_reclaimed_memory(size: int, met: ThresholdMet) -> None:
-    found = reclaimed_resource_pressure.evaluate_reclaimed(
-        situation(pods=[pod("a", memory=size)], headroom=headroom(None, GIB)), ReclaimedPressureConfig()
-    )[1]
-    assert found.threshold.met is met
+    actual = evaluate_reclaimed(situation(pods=[pod("a", memory=size)], headroom=headroom(None, GIB)))[1]
+    assert actual.threshold.met is met
 
 
-def test_who_is_on_the_way_out_requests_nothing() -> None:
+def test_requests_of_a_terminating_pod_do_not_count() -> None:
     pods = [pod("a", cores=8), pod("b", cores=8)]
     at = situation(pods=pods, headroom=headroom(1.5), terminating=frozenset({"default/a"}))
-    found = reclaimed_resource_pressure.evaluate_reclaimed(at, ReclaimedPressureConfig())[0]
-    assert (found.threshold.observed, names(found)) == (8000, ["b"])
+    actual = evaluate_reclaimed(at)[0]
+    assert (actual.threshold.observed, names(actual)) == (8000, ["b"])
 
 
 def test_requests_by_numa_node() -> None:
     pods = [pod("a", cores=6, numa=(0,)), pod("b", cores=2, numa=(1,)), pod("c", cores=100)]
     at = situation(pods=pods, headroom=headroom(None, cores_by_numa={0: 1.0, 1: 2.0}), numa=2)
-    found = {
+    actual = {
         each.threshold.scope: each
-        for each in reclaimed_resource_pressure.evaluate_reclaimed_numa(at, ReclaimedPressureConfig())
+        for each in reclaimed_numa_resource_pressure.evaluate_reclaimed_numa(at, ReclaimedPressureConfig())
     }
     cpu = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
-    assert found[f"zone0|{cpu}"].threshold.met is HARD
-    assert found[f"zone1|{cpu}"].threshold.met is NOT_MET
-    assert names(found[f"zone0|{cpu}"]) == ["a"]
+    assert actual[f"zone0|{cpu}"].threshold.met is HARD
+    assert actual[f"zone1|{cpu}"].threshold.met is NOT_MET
+    assert names(actual[f"zone0|{cpu}"]) == ["a"]
 
 
 # NUMA memory
@@ -178,25 +185,27 @@ def numa_situation(free: int, *, inactive: int = 64 * GIB, at_s: float = 100.0, 
     return situation(at_s, pods, samples=samples, node={**node, **fields, **more})  # type: ignore[dict-item]
 
 
-def judged_numa(at: EvictionInputs, rounds: int) -> tuple[EvictionFinding, int]:
+def evaluate_numa(at: EvictionInputs, rounds: int) -> tuple[EvictionFinding, int]:
     memory = NumaMemoryPressureState(rounds={0: rounds}, scanned={0: 0})
     findings, after = numa_memory_pressure.evaluate_numa_memory(at, memory, NumaMemoryConfig())
     return findings[0], after.rounds[0]
 
 
 @pytest.mark.parametrize(
-    ("free", "before", "after", "met", "who"),
+    ("free", "before", "after", "met", "candidates_of"),
     [
         (MIN_MARK, 0, 0, NOT_MET, []),  # above the low mark (656 MiB < 1124 MiB): the minimum is the higher one here
         (MIN_MARK - PAGE, 0, 11, HARD, ["big", "small"]),  # at once, the largest of the reclaimed
-        (MIN_MARK - PAGE, 11, 12, HARD, ["big", "small", "web"]),  # a round later anybody, reclaimed ones first
+        (MIN_MARK - PAGE, 11, 12, HARD, ["big", "small", "web"]),  # a cycle later any pod, reclaimed ones first
         (MIN_MARK - PAGE, 12, 12, HARD, ["big", "small", "web"]),
         (MIN_MARK, 12, 11, NOT_MET, []),
     ],
 )
-def test_numa_below_the_minimum(free: int, before: int, after: int, met: ThresholdMet, who: list[str]) -> None:
-    found, rounds = judged_numa(numa_situation(free), before)
-    assert (rounds, found.threshold.met, names(found)) == (after, met, who)
+def test_numa_below_the_minimum(
+    free: int, before: int, after: int, met: ThresholdMet, candidates_of: list[str]
+) -> None:
+    actual, rounds = evaluate_numa(numa_situation(free), before)
+    assert (rounds, actual.threshold.met, names(actual)) == (after, met, candidates_of)
 
 
 @pytest.mark.parametrize(
@@ -217,28 +226,32 @@ def test_numa_with_little_page_cache(
 ) -> None:
     """Inactive files of less than 4 GiB raise the low mark to 4 GiB."""
     at = numa_situation(free, inactive=4 * GIB - 1, vmstat={"pgscan_kswapd": scanned, "pgscan_direct": 0})
-    found, rounds = judged_numa(at, before)
-    assert (rounds, found.threshold.met, "web" in names(found)) == (after, met, any_level)
-    assert found.threshold.value == 4 * GIB
+    actual, rounds = evaluate_numa(at, before)
+    assert (rounds, actual.threshold.met, "web" in names(actual)) == (after, met, any_level)
+    assert actual.threshold.value == 4 * GIB
 
 
 @pytest.mark.parametrize(("scanned_pages", "after"), [(0, 3), (1, 4)])
-def test_numa_reclaim_is_the_nodes_own_where_the_probe_tells(scanned_pages: int, after: int) -> None:
+def test_numa_reclaim_is_the_nodes_own_if_the_probe_reports_it(scanned_pages: int, after: int) -> None:
     kswapd = {0: Kswapd(wakeups=0, active_ns=0, scanned_pages=scanned_pages, reclaimed_pages=0)}
     vmstat = {"pgscan_kswapd": 99, "pgscan_direct": 0}
     at = numa_situation(4 * GIB - PAGE, inactive=0, vmstat=vmstat, kswapd=kswapd)
-    assert judged_numa(at, 2)[1] == after
+    assert evaluate_numa(at, 2)[1] == after
 
 
 def test_numa_graces() -> None:
-    found, _ = judged_numa(numa_situation(0), 12)
-    assert [(each.pod.name, each.grace_s) for each in found.candidates] == [("big", 1.0), ("small", 1.0), ("web", None)]
+    actual, _ = evaluate_numa(numa_situation(0), 12)
+    assert [(each.pod.name, each.grace_s) for each in actual.candidates] == [
+        ("big", 1.0),
+        ("small", 1.0),
+        ("web", None),
+    ]
 
 
-def test_numa_counts_what_is_about_to_be_freed() -> None:
+def test_memory_of_terminating_pods_counts_as_free() -> None:
     at = msgspec.structs.replace(numa_situation(MIN_MARK - GIB), terminating=frozenset({"default/big"}))
-    found, _ = judged_numa(at, 0)
-    assert (found.threshold.met, found.threshold.observed) == (NOT_MET, MIN_MARK + GIB)
+    actual, _ = evaluate_numa(at, 0)
+    assert (actual.threshold.met, actual.threshold.observed) == (NOT_MET, MIN_MARK + GIB)
 
 
 def test_small_numa_nodes_have_marks_in_proportion() -> None:
@@ -246,19 +259,19 @@ def test_small_numa_nodes_have_marks_in_proportion() -> None:
         pods=[pod("a")], samples={"a": {"numa_stat": {"total": {0: GIB // PAGE}}}},
         node={"zones": (zone(0, GIB, LOW, LEAST),), "numa": {0: numa_node(8 * GIB)}},
     )  # fmt: skip
-    found, _ = judged_numa(at, 0)
-    assert found.threshold.reason.inputs["min_bytes"] == LEAST + GIB / 4
-    assert found.threshold.reason.inputs["low_bytes"] == LOW + 64 * MIB
-    assert found.threshold.met is NOT_MET
+    actual, _ = evaluate_numa(at, 0)
+    assert actual.threshold.reason.inputs["min_bytes"] == LEAST + GIB / 4
+    assert actual.threshold.reason.inputs["low_bytes"] == LOW + 64 * MIB
+    assert actual.threshold.met is NOT_MET
 
 
 def test_numa_zones_count_together() -> None:
-    """A zone Normal that is used up is no trouble while the kernel can take from DMA32."""
+    """An empty zone Normal is no pressure while the kernel can allocate from DMA32."""
     zones = (zone(0, 2 * GIB, LOW, LEAST, "DMA32"), zone(0, 0, LOW, LEAST))
     at = situation(pods=[pod("a")], node={"zones": zones, "numa": {0: numa_node(4 * GIB)}})
-    found, _ = judged_numa(at, 0)
-    assert (found.threshold.met, found.threshold.observed) == (NOT_MET, 2 * GIB)
-    assert found.threshold.reason.inputs["min_bytes"] == 2 * LEAST + GIB / 8
+    actual, _ = evaluate_numa(at, 0)
+    assert (actual.threshold.met, actual.threshold.observed) == (NOT_MET, 2 * GIB)
+    assert actual.threshold.reason.inputs["min_bytes"] == 2 * LEAST + GIB / 8
 
 
 def test_numa_of_version_2_is_in_bytes() -> None:
@@ -266,10 +279,10 @@ def test_numa_of_version_2_is_in_bytes() -> None:
         pods=[pod("a")], samples={"a": {"numa_stat": {"anon": {0: GIB}, "file": {0: GIB}}}},
         node={"zones": (zone(0, 0, LOW, LEAST),), "numa": {0: numa_node(NUMA)}},
     )  # fmt: skip
-    assert names(judged_numa(at, 0)[0]) == ["a"]
+    assert names(evaluate_numa(at, 0)[0]) == ["a"]
 
 
-def test_numa_rounds_begin_anew_where_nothing_is_known() -> None:
+def test_numa_counters_restart_without_recent_zones() -> None:
     at = numa_situation(0, zones=(), files_read_at_ns=BOOT_NS + 100 * S)
     findings, after = numa_memory_pressure.evaluate_numa_memory(
         at, NumaMemoryPressureState(rounds={0: 8}), NumaMemoryConfig()
@@ -282,8 +295,8 @@ def test_numa_rounds_begin_anew_where_nothing_is_known() -> None:
     assert (findings[0].threshold.met, after) == (NOT_MET, NumaMemoryPressureState())
 
 
-def test_numa_counts_each_reading_once() -> None:
-    """Judged every second, zones read every five: the seventh reading is the first above six rounds."""
+def test_the_numa_counter_counts_each_reading_once() -> None:
+    """Evaluated every second, zones read every five: the seventh reading is the first above six rounds."""
     memory, hard = NumaMemoryPressureState(), []
     for second in range(35):
         read_at_s = 100 + second - second % 5
@@ -293,7 +306,9 @@ def test_numa_counts_each_reading_once() -> None:
             hard.append((second, names(findings[0])))
     assert memory.rounds == {0: 7}
     assert [second for second, _ in hard] == [30, 31, 32, 33, 34]
-    assert [who for _, who in hard] == [["big", "small"], [], [], [], []], "one reading sends one pod"
+    assert [candidates_of for _, candidates_of in hard] == [["big", "small"], [], [], [], []], (
+        "one reading sends one pod"
+    )
 
 
 # The node's memory
@@ -308,56 +323,52 @@ def free_situation(free: int, scale: int = 100, **more: object) -> EvictionInput
 
 @pytest.mark.parametrize(("free", "met"), [(GIB, NOT_MET), (GIB - 1, HARD)])
 def test_free_memory_below_the_watermark(free: int, met: ThresholdMet) -> None:
-    found = system_memory_pressure.evaluate_system_memory(
-        free_situation(free), SystemMemoryPressureState(), SystemMemoryConfig()
-    )[0][0]
-    assert found.threshold.met is met
-    assert names(found) == ([] if met is NOT_MET else ["low", "big"])
-    assert (found.threshold.condition is None) == (met is NOT_MET)
-    assert found.cool_down_s == (35 if met is HARD else found.cool_down_s)
+    actual = free_memory(free_situation(free))
+    assert actual.threshold.met is met
+    assert names(actual) == ([] if met is NOT_MET else ["low", "big"])
+    assert (actual.threshold.condition is None) == (met is NOT_MET)
+    assert actual.cool_down_s == (35 if met is HARD else actual.cool_down_s)
 
 
 def test_free_memory_below_the_configured_minimum() -> None:
     config = SystemMemoryConfig(free_minimum_bytes=2 * GIB)
-    found = system_memory_pressure.evaluate_system_memory(
-        free_situation(2 * GIB - 1), SystemMemoryPressureState(), config
-    )[0][0]
-    assert (found.threshold.met, found.threshold.value) == (HARD, 2 * GIB)
-    assert found.threshold.condition is not None
-    assert found.threshold.condition.name == "MemoryPressure"
+    actual = free_memory(free_situation(2 * GIB - 1), config)
+    assert (actual.threshold.met, actual.threshold.value) == (HARD, 2 * GIB)
+    assert actual.threshold.condition is not None
+    assert actual.threshold.condition.name == "MemoryPressure"
 
 
 def test_free_memory_of_an_unknown_scale_is_no_pressure() -> None:
     at = situation(pods=[pod("a")], node={"meminfo": {"MemFree": 0, "MemTotal": GIB}})
     findings, _ = system_memory_pressure.evaluate_system_memory(at, SystemMemoryPressureState(), SystemMemoryConfig())
-    assert {found.threshold.met for found in findings} == {NOT_MET}
+    assert {actual.threshold.met for actual in findings} == {NOT_MET}
 
 
 def steal(pages_per_s: float, seconds: int, gap_at: int | None = None) -> list[EvictionFinding]:
-    """The kswapd finding of each look, ten seconds apart."""
-    memory, found = SystemMemoryPressureState(), []
+    """The kswapd finding of each cycle, ten seconds apart."""
+    memory, actual = SystemMemoryPressureState(), []
     for at_s in range(0, seconds + 1, 10):
         vmstat = {} if at_s == gap_at else {"pgsteal_kswapd": round(pages_per_s * at_s)}
         at = situation(1000.0 + at_s, [pod("a")], samples={"a": {"memory_bytes": GIB}}, node={"vmstat": vmstat})
         findings, memory = system_memory_pressure.evaluate_system_memory(at, memory, SystemMemoryConfig())
         # first where it is met, else in the middle of three that are not
-        found.append(next((each for each in findings if each.threshold.met is HARD), findings[1]))
-    return found
+        actual.append(next((each for each in findings if each.threshold.met is HARD), findings[1]))
+    return actual
 
 
 def test_background_reclaim_for_two_minutes() -> None:
-    found = steal(2000, 120)
-    assert [each.threshold.met for each in found[-2:]] == [NOT_MET, HARD]
-    assert (found[-1].threshold.value, found[-1].threshold.observed) == (120, 120)
-    assert names(found[-1]) == ["a"]
+    actual = steal(2000, 120)
+    assert [each.threshold.met for each in actual[-2:]] == [NOT_MET, HARD]
+    assert (actual[-1].threshold.value, actual[-1].threshold.observed) == (120, 120)
+    assert names(actual[-1]) == ["a"]
     assert steal(1999, 130)[-1].threshold.met is NOT_MET
-    # a look at which it was not known starts anew: 60 is missing, 70 is the first, from 70 on it lasts
+    # a cycle without a rate restarts the timer: 60 is missing, 70 is the first sample
     assert steal(2000, 180, gap_at=60)[-1].threshold.met is NOT_MET
     assert steal(2000, 190, gap_at=60)[-1].threshold.met is HARD
 
 
 def stall(root: float, pods: tuple[float, ...], seconds: int) -> EvictionFinding:
-    memory, found = SystemMemoryPressureState(), None
+    memory, actual = SystemMemoryPressureState(), None
     listed = [
         Pod(
             uid=f"u{i}", namespace="default", name=f"p{i}", qos=QoSLevel.RECLAIMED,
@@ -372,9 +383,9 @@ def stall(root: float, pods: tuple[float, ...], seconds: int) -> EvictionFinding
     for at_s in range(0, seconds + 1, 5):
         at = situation(100.0 + at_s, listed, samples=samples)
         findings, memory = system_memory_pressure.evaluate_system_memory(at, memory, SystemMemoryConfig())
-        found = next((each for each in findings if each.threshold.met is HARD), findings[2])
-    assert found is not None
-    return found
+        actual = next((each for each in findings if each.threshold.met is HARD), findings[2])
+    assert actual is not None
+    return actual
 
 
 @pytest.mark.parametrize(
@@ -389,9 +400,9 @@ def stall(root: float, pods: tuple[float, ...], seconds: int) -> EvictionFinding
     ],
 )
 def test_several_burstable_pods_stall(root: float, pods: tuple[float, ...], seconds: int, met: ThresholdMet) -> None:
-    found = stall(root, pods, seconds)
-    assert found.threshold.met is met
-    assert bool(found.candidates) == (met is HARD)
+    actual = stall(root, pods, seconds)
+    assert actual.threshold.met is met
+    assert bool(actual.candidates) == (met is HARD)
 
 
 # Resident memory over requests
@@ -411,14 +422,14 @@ def rss_fixture() -> EvictionInputs:
     ]
     pods, samples = [], {}
     for name, containers, own, labels in shapes:
-        made = []
+        numa_stat = []
         for i, (request, use) in enumerate(containers):
             size = None if request is None else request * GIB
-            made.append(Container(name=f"c{i}", cgroup=f"/{name}-{i}", memory_request_bytes=size))
+            numa_stat.append(Container(name=f"c{i}", cgroup=f"/{name}-{i}", memory_request_bytes=size))
             samples[f"{name}-{i}"] = {"memory_stat": {"rss": use * GIB}}
         pods.append(
             Pod(
-                uid=name, namespace="default", name=name, qos=QoSLevel.SHARED, containers=tuple(made), labels=labels,
+                uid=name, namespace="default", name=name, qos=QoSLevel.SHARED, containers=tuple(numa_stat), labels=labels,
                 enhancements=Enhancements(rss_overuse_threshold=own),
             )
         )  # fmt: skip
@@ -436,13 +447,13 @@ def rss_fixture() -> EvictionInputs:
     ],
 )
 def test_rss_overuse(ratio: float, labels: dict[str, str], over: list[str]) -> None:
-    found = rss_overuse.evaluate_rss_overuse(rss_fixture(), RssOveruseConfig(ratio=ratio, labels=labels))[0]
-    assert names(found) == over
-    assert found.direct
-    assert not found.forced
+    actual = rss_overuse.evaluate_rss_overuse(rss_fixture(), RssOveruseConfig(ratio=ratio, labels=labels))[0]
+    assert names(actual) == over
+    assert actual.direct
+    assert not actual.forced
 
 
-def test_rss_of_dedicated_pods_and_of_old_readings_is_left_alone() -> None:
+def test_rss_ignores_dedicated_pods_and_old_readings() -> None:
     over = {"memory_stat": {"anon": 10}}
     dedicated = situation(pods=[pod("a", QoSLevel.DEDICATED, memory=1)], samples={"a": over})
     old = situation(pods=[pod("a", QoSLevel.SHARED, memory=1)], samples={"a": over}, files_age_s=31)
@@ -456,7 +467,7 @@ def test_rss_of_dedicated_pods_and_of_old_readings_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("available", "who"),
+    ("available", "candidates_of"),
     [
         (30 * GIB + 1, []),
         (30 * GIB, ["low"]),  # 2 GiB down to 68 %, and the lowest priority has 3
@@ -464,7 +475,7 @@ def test_rss_of_dedicated_pods_and_of_old_readings_is_left_alone() -> None:
         (20 * GIB, ["low", "big", "small"]),
     ],
 )
-def test_koordinators_memory_evict(available: int, who: list[str]) -> None:
+def test_koordinators_memory_evict(available: int, candidates_of: list[str]) -> None:
     pods = [pod("small"), pod("big"), pod("low", priority=-1), pod("web", QoSLevel.SHARED)]
     sizes = {"small": GIB, "big": 4 * GIB, "low": 3 * GIB, "web": 40 * GIB}
     at = situation(
@@ -472,9 +483,9 @@ def test_koordinators_memory_evict(available: int, who: list[str]) -> None:
         samples={name: holding(size) for name, size in sizes.items()},
         node={"meminfo": {"MemTotal": 100 * GIB, "MemAvailable": available}},
     )
-    found = koordinator_evict.evaluate_koordinator_memory(at, KoordinatorMemoryConfig())[0]
-    assert names(found) == who
-    assert found.forced
+    actual = koordinator_memory(at)
+    assert names(actual) == candidates_of
+    assert actual.forced
 
 
 def holding(size: int, cache: int = 0) -> dict[str, object]:
@@ -483,35 +494,31 @@ def holding(size: int, cache: int = 0) -> dict[str, object]:
     return {"memory_bytes": size + cache, "memory_stat": stat}
 
 
-def test_page_cache_of_who_leaves_is_not_freed_by_that() -> None:
+def test_page_cache_of_a_victim_does_not_count_as_freed() -> None:
     """75 of 100 GiB are in use, seven too many. `low` holds three, and 30 GiB of cache that count as available anyhow."""
     pods = [pod("a"), pod("b"), pod("low", priority=-1)]
     samples = {"a": holding(2 * GIB), "b": holding(4 * GIB), "low": holding(3 * GIB, cache=30 * GIB)}
     node = {"meminfo": {"MemTotal": 100 * GIB, "MemAvailable": 25 * GIB}}
     at = situation(pods=pods, samples=samples, node=node)
-    assert names(koordinator_evict.evaluate_koordinator_memory(at, KoordinatorMemoryConfig())[0]) == ["low", "b"]
-    # In the next round `low` is on its way: three of the seven, and not all of them.
-    later = koordinator_evict.evaluate_koordinator_memory(
-        msgspec.structs.replace(at, terminating=frozenset({"default/low"})), KoordinatorMemoryConfig()
-    )
-    assert later[0].threshold.observed == pytest.approx(0.72)
-    assert names(later[0]) == ["b"]
-    # It does not go: nothing is freed by it, now or later.
+    assert names(koordinator_memory(at)) == ["low", "b"]
+    # In the next cycle `low` is terminating: three of the seven.
+    later = koordinator_memory(msgspec.structs.replace(at, terminating=frozenset({"default/low"})))
+    assert (later.threshold.observed, names(later)) == (pytest.approx(0.72), ["b"])
+    # It is stuck: it frees nothing.
     still = msgspec.structs.replace(at, terminating=frozenset({"default/low"}), stuck=frozenset({"default/low"}))
-    found = koordinator_evict.evaluate_koordinator_memory(still, KoordinatorMemoryConfig())[0]
-    assert found.threshold.observed == pytest.approx(0.75)
-    assert names(found) == ["b", "a"]
-    # How much it is going to free is not known.
+    actual = koordinator_memory(still)
+    assert (actual.threshold.observed, names(actual)) == (pytest.approx(0.75), ["b", "a"])
+    # The memory that it is going to free is unknown.
     blind = situation(pods=pods, samples={**samples, "low": {}}, node=node, terminating=frozenset({"default/low"}))
-    found = koordinator_evict.evaluate_koordinator_memory(blind, KoordinatorMemoryConfig())[0]
-    assert (found.threshold.reason.rule, names(found)) == ("input_missing", [])
+    actual = koordinator_memory(blind)
+    assert (actual.threshold.reason.rule, names(actual)) == ("input_missing", [])
 
 
 # oomd's
 
 
 def play_oomd(full: float, seconds: int, sizes: dict[str, tuple[int, int]], **meminfo: int) -> list[EvictionFinding]:
-    """A look every ten seconds; `sizes` are what each pod had at first and has in the end."""
+    """A cycle every ten seconds; `sizes` are the bytes of each pod at first and in the last cycle."""
     memory, findings = OomdState(), ()
     stalls = Pressure(some_us=0, some_avg10=100, full_us=0, full_avg10=full)
     pods = [pod(name) for name in sizes] + [pod("web", QoSLevel.SHARED)]
@@ -534,9 +541,9 @@ def test_oomd_pressure(full: float, seconds: int, met: ThresholdMet) -> None:
     [(10, 100, "threshold_not_met"), (9, 100, "hard_threshold_met"), (0, 0, "no_swap")],
 )
 def test_oomd_swap(free: int, total: int, rule: str) -> None:
-    found = play_oomd(0, 10, {"a": (1, 1)}, SwapTotal=total, SwapFree=free)[1]
-    assert found.threshold.reason.rule == rule
-    assert names(found) == (["a"] if rule == "hard_threshold_met" else [])
+    actual = play_oomd(0, 10, {"a": (1, 1)}, SwapTotal=total, SwapFree=free)[1]
+    assert actual.threshold.reason.rule == rule
+    assert names(actual) == (["a"] if rule == "hard_threshold_met" else [])
 
 
 @pytest.mark.parametrize(
@@ -558,5 +565,5 @@ def test_oomd_takes_by_size_or_growth(sizes: dict[str, tuple[int, int]], first: 
 
 def test_oomd_without_pressure_files_is_missing() -> None:
     findings, memory = oomd_pressure.evaluate_oomd(situation(pods=[pod("a")]), OomdState(since_ns=1), OomdConfig())
-    assert [found.threshold.reason.rule for found in findings] == ["input_missing", "input_missing"]
+    assert [actual.threshold.reason.rule for actual in findings] == ["input_missing", "input_missing"]
     assert memory.since_ns is None

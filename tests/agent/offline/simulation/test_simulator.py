@@ -1,4 +1,4 @@
-"""The computed node: who gets how much, who waits, and that nothing is made of nothing."""
+"""The simulated node: distribution of CPU, run-queue latency, and conservation of CPU time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.config.config import AgentConfig
 from agent.offline.simulation import workloads
@@ -30,7 +31,7 @@ def decision(cgroup: str, knob: Knob, value: str) -> Decision:
 
 
 def plan(online_cores: float, batch_cores: float, cpus: int = 4) -> SimulationPlan:
-    web = msgspec.structs.replace(build_service("web", "flat", online_cores), load=lambda _at_s: 1.0)
+    web = replace(build_service("web", "flat", online_cores), load=lambda _at_s: 1.0)
     return SimulationPlan(
         topology=build_topology(cpus, 1, 1), memory_bytes=1 << 34, services=(web, build_batch_job("batch", batch_cores))
     )
@@ -40,16 +41,16 @@ def used(simulation: Simulation, seconds: float = 10.0) -> dict[str, float]:
     before = simulation.step(seconds)
     change = compute_rates(before, simulation.step(seconds))
     assert change is not None
-    found = {path.rpartition("/")[2]: rate.cpu_cores or 0.0 for path, rate in change.cgroups.items() if path != "/"}
-    assert change.node.busy_cores == pytest.approx(sum(found.values()))
-    return found
+    result = {path.rpartition("/")[2]: rate.cpu_cores or 0.0 for path, rate in change.cgroups.items() if path != "/"}
+    assert change.node.busy_cores == pytest.approx(sum(result.values()))
+    return result
 
 
 @pytest.mark.parametrize(
     ("online", "greedy", "knobs", "web", "rest"),
     [
         (1.0, 2.0, {}, 1.0, 2.0),
-        # wanted beside what was left over from the step before: 3 cores and 6
+        # demand besides the backlog of the previous step: 3 cores and 6
         (2.0, 6.0, {}, 4 / 3, 8 / 3),
         (3.0, 6.0, {Knob.IDLE: "1"}, 3.0, 1.0),
         (3.0, 6.0, {Knob.IDLE: "1", Knob.QUOTA: "50000 100000"}, 3.0, 0.5),
@@ -58,7 +59,7 @@ def used(simulation: Simulation, seconds: float = 10.0) -> dict[str, float]:
     ],
     ids=["room for both", "in proportion", "what is left", "a limit", "a CPU of its own", "the rest of two CPUs"],
 )
-def test_who_gets_how_much(online: float, greedy: float, knobs: dict[Knob, str], web: float, rest: float) -> None:
+def test_distribution_of_cpu(online: float, greedy: float, knobs: dict[Knob, str], web: float, rest: float) -> None:
     simulation = Simulation(plan(online, greedy))
     simulation.apply(decision("/pods/batch", knob, value) for knob, value in knobs.items())
     got = used(simulation)
@@ -67,8 +68,8 @@ def test_who_gets_how_much(online: float, greedy: float, knobs: dict[Knob, str],
 
 
 @pytest.mark.parametrize(("idle", "delay_s"), [("1", IDLE_DELAY_S), ("0", SLICE_S)])
-def test_waits_for_batch_work_are_blamed_on_it(idle: str, delay_s: float) -> None:
-    """Batch work has 3 of 4 CPUs, so of each 1,000 requests a second, half a millisecond each, three quarters meet it."""
+def test_latency_by_batch_work_is_attributed_to_it(idle: str, delay_s: float) -> None:
+    """Batch work has 3 of 4 CPUs, so three quarters of the 1,000 requests a second, half a millisecond each, meet it."""
     simulation = Simulation(plan(0.5, 3.0))
     simulation.apply([decision("/pods/batch", Knob.IDLE, idle)])
     before, after = (simulation.step(10.0).cgroups["/pods/web"].blame for _ in range(2))
@@ -78,12 +79,12 @@ def test_waits_for_batch_work_are_blamed_on_it(idle: str, delay_s: float) -> Non
     assert met / 1e9 == pytest.approx(10 * 1000 * 0.75 * delay_s, rel=0.01)
 
 
-def test_work_that_had_to_wait_is_done_later_or_given_up() -> None:
-    """6 cores' worth on 4 CPUs for 30 s: 2 are short, each second anew. The queue grows to five seconds of the peak, and no
-    further: 30 core seconds, done in 7.5 s when nothing else is wanted, in which nobody is short of anything."""
-    made = plan(6.0, 0.0)
-    web = msgspec.structs.replace(made.services[0], load=lambda at_s: float(at_s < 30))
-    simulation = Simulation(msgspec.structs.replace(made, services=(web, made.services[1])))
+def test_delayed_work_is_done_later_or_abandoned() -> None:
+    """6 cores' worth on 4 CPUs for 30 s: 2 are short in every second. The queue grows to five seconds of the peak and no
+    further: 30 core seconds, done in 7.5 s without other demand, in which there is no shortage."""
+    built = plan(6.0, 0.0)
+    web = replace(built.services[0], load=lambda at_s: float(at_s < 30))
+    simulation = Simulation(replace(built, services=(web, built.services[1])))
     shortage, done = [], []
     for _ in range(9):
         sample = simulation.step(5.0).cgroups["/pods/web"]
@@ -100,12 +101,12 @@ def test_work_that_had_to_wait_is_done_later_or_given_up() -> None:
     st.integers(1, 6),
     st.sampled_from(["latency", "canonical", "none"]),
 )
-def test_nothing_is_made_of_nothing(size: tuple[int, int], kinds: list[str], online: int, policy: str) -> None:
-    """No CPU is used twice, counters grow, and nobody has more than asked for."""
-    made = build_node(*size, kinds, online=online, seed=1)
+def test_cpu_time_is_conserved(size: tuple[int, int], kinds: list[str], online: int, policy: str) -> None:
+    """No CPU is used twice, counters grow, and no service gets more than its demand."""
+    built = build_node(*size, kinds, online=online, seed=1)
     config = msgspec.convert({"advisor": {"policy": policy}}, AgentConfig)
     before = None
-    for finished, fact, mark in run_simulation(made, config, seconds=100, interval_s=5):
+    for finished, fact, mark in run_simulation(built, config, seconds=100, interval_s=5):
         snapshot = finished.snapshot
         assert fact.online_cores + fact.batch_cores <= size[0] * (1 + 1e-9)
         assert 0 <= mark.reclaimable_cores <= size[0]
@@ -121,5 +122,5 @@ def test_machines_are_numbered_as_linux_does() -> None:
         (0, 0, 0), (1, 0, 0), (2, 1, 0), (3, 1, 0), (4, 2, 1), (5, 2, 1), (6, 3, 1), (7, 3, 1),
     ]  # fmt: skip
     assert [(c.id, c.core) for c in cpus if c.core == 3] == [(3, 3), (11, 3)]
-    with pytest.raises(ValueError, match="cannot be dealt out"):
+    with pytest.raises(ValueError, match="cannot be divided"):
         workloads.build_topology(10, 4)

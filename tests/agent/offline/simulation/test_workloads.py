@@ -1,4 +1,4 @@
-"""Loads over time: known points of each shape, and that any second is the same again."""
+"""Loads over time: known points of each shape, and repeatability of every second."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_every_load_is_a_part_of_its_peak_and_the_same_again(kind: str) -> None:
     assert first != [build_load(kind, 8)(second) for second in range(0, 20_000, 7)]
 
 
-def test_bursts_rise_at_once_and_die_away() -> None:
-    """Some three windows of five have one, which is at least half again as high as the calm."""
+def test_bursts_rise_at_once_and_decay() -> None:
+    """About three windows of five have a burst of at least one and a half times the base load."""
     levels = [build_load("bursty", 3)(second) for second in range(30_000)]
     windows = [max(levels[start : start + 300]) for start in range(0, 30_000, 300)]
     assert 0.45 <= sum(top > 0.45 for top in windows) / len(windows) <= 0.75

@@ -1,4 +1,4 @@
-"""The CPU side's state on disk: exact, in Katalyst's keys, never half-used, written only when it says something new."""
+"""The CPU state on disk: exact, with Katalyst's keys, never used in part, written only if it changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.agent.qrm.cpuset.builders import S, bound, dedicated, machine, pod, r
 NODE = machine(2, 1, 1, 8, 2)
 PODS = (pod("web", cores=2.0), bound("near", 3.0), dedicated("db", 4.0), reclaimed("batch"))
 BOOT = "0d5a1e9c-3a52-4c1e-9a8e-6f0b2f6f2a11"
-PLACED = msgspec.structs.replace(run((), PODS, NODE, at_s=5.0)[1], numa_headroom={0: 3.5})
+ALLOCATED = msgspec.structs.replace(run((), PODS, NODE, at_s=5.0)[1], numa_headroom={0: 3.5})
 WRITE_UNTIL_KILLED = """
 import sys
 from pathlib import Path
@@ -29,7 +29,7 @@ import msgspec
 from agent.qrm.actuator.checkpoint import CpusetCheckpoint, decode_state
 boot, state = decode_state(Path(sys.argv[1]).read_bytes())
 file = CpusetCheckpoint(Path(sys.argv[2]), boot)
-print("begun", flush=True)
+print("started", flush=True)
 number = 0
 while True:
     number += 1
@@ -37,22 +37,22 @@ while True:
 """
 
 
-def test_it_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+def test_the_state_is_read_back_as_written(tmp_path: Path) -> None:
     first = CpusetCheckpoint(tmp_path, BOOT)
     assert first.load(0) is None
     assert first.messages == ()
-    assert first.save(PLACED)
-    assert CpusetCheckpoint(tmp_path, BOOT).load(0) == PLACED
+    assert first.save(ALLOCATED)
+    assert CpusetCheckpoint(tmp_path, BOOT).load(0) == ALLOCATED
     assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
 
 
 def test_the_next_placement_is_the_same_with_the_state_from_disk() -> None:
-    _, restored = decode_state(encode_state(PLACED, BOOT))
+    _, restored = decode_state(encode_state(ALLOCATED, BOOT))
     assert run((), PODS, NODE, restored, at_s=6.0)[0].cpus == run((), PODS, NODE, at_s=5.0)[0].cpus
 
 
 def test_keys_are_katalysts() -> None:
-    file = json.loads(encode_state(PLACED, BOOT))
+    file = json.loads(encode_state(ALLOCATED, BOOT))
     assert file["policyName"] == "dynamic"
     assert file["allow_shared_cores_overlap_reclaimed_cores"] is False
     assert file["numa_headroom"] == {"0": 3.5}
@@ -67,16 +67,16 @@ def test_keys_are_katalysts() -> None:
     assert entry["request_quantity"] == 4.0
 
 
-def test_nothing_is_written_where_nothing_new_is_said(tmp_path: Path) -> None:
+def test_an_unchanged_state_is_not_written(tmp_path: Path) -> None:
     file = CpusetCheckpoint(tmp_path, BOOT)
-    assert file.save(PLACED)
+    assert file.save(ALLOCATED)
     inode = (tmp_path / FILE_NAME).stat().st_ino
-    assert not file.save(msgspec.structs.replace(PLACED, numa_headroom={0: 9.0}))
+    assert not file.save(msgspec.structs.replace(ALLOCATED, numa_headroom={0: 9.0}))
     after = CpusetCheckpoint(tmp_path, BOOT)
     after.load(0)
-    assert not after.save(PLACED)
+    assert not after.save(ALLOCATED)
     assert (tmp_path / FILE_NAME).stat().st_ino == inode
-    assert file.save(msgspec.structs.replace(PLACED, residual={"u-web": 1}))
+    assert file.save(msgspec.structs.replace(ALLOCATED, residual={"u-web": 1}))
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_nothing_is_written_where_nothing_new_is_said(tmp_path: Path) -> None:
         (lambda data: b"[" * 100_000, "cannot be read"),
     ],
 )
-def test_a_damaged_file_is_set_aside_and_said(tmp_path: Path, change: object, reason: str) -> None:
-    data = change(encode_state(PLACED, BOOT))
+def test_a_damaged_file_is_quarantined_and_reported(tmp_path: Path, change: object, reason: str) -> None:
+    data = change(encode_state(ALLOCATED, BOOT))
     with pytest.raises(StateFileDamaged, match=reason):
         decode_state(data)
     (tmp_path / FILE_NAME).write_bytes(data)
@@ -104,47 +104,47 @@ def test_a_damaged_file_is_set_aside_and_said(tmp_path: Path, change: object, re
     assert not (tmp_path / FILE_NAME).exists()
 
 
-def test_a_cpu_list_that_is_none_is_damage_even_with_a_good_checksum() -> None:
-    entry = msgspec.structs.replace(PLACED.pod_entries["share"][""], allocation_result="all")
-    state = msgspec.structs.replace(PLACED, pod_entries={**PLACED.pod_entries, "share": {"": entry}})
+def test_an_invalid_cpu_list_is_damage_despite_a_valid_checksum() -> None:
+    entry = msgspec.structs.replace(ALLOCATED.pod_entries["share"][""], allocation_result="all")
+    state = msgspec.structs.replace(ALLOCATED, pod_entries={**ALLOCATED.pod_entries, "share": {"": entry}})
     with pytest.raises(StateFileDamaged, match="'all'"):
         decode_state(encode_state(state, BOOT))
 
 
-def test_times_of_another_boot_begin_anew(tmp_path: Path) -> None:
-    CpusetCheckpoint(tmp_path, BOOT).save(msgspec.structs.replace(PLACED, residual={"u-web": 4 * S}))
+def test_times_of_another_boot_are_reset(tmp_path: Path) -> None:
+    CpusetCheckpoint(tmp_path, BOOT).save(msgspec.structs.replace(ALLOCATED, residual={"u-web": 4 * S}))
     state = CpusetCheckpoint(tmp_path, "another").load(77)
     assert state is not None
     assert state.residual == {"u-web": 77}
     assert state.pod_entries["u-db"]["c"].since_ns == 77
-    assert state.pod_entries["u-db"]["c"].allocation_result == PLACED.pod_entries["u-db"]["c"].allocation_result
+    assert state.pod_entries["u-db"]["c"].allocation_result == ALLOCATED.pod_entries["u-db"]["c"].allocation_result
 
 
-def test_a_place_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+def test_an_unwritable_directory_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / f"{FILE_NAME}.tmp").mkdir()
     file = CpusetCheckpoint(tmp_path, BOOT)
     with pytest.raises(Unavailable, match="cannot be written") as caught:
-        file.save(PLACED)
+        file.save(ALLOCATED)
     assert "--state-dir" in caught.value.remedy
     (tmp_path / f"{FILE_NAME}.tmp").rmdir()
-    assert file.save(PLACED), "what failed is tried again"
+    assert file.save(ALLOCATED), "a failed save is repeated"
 
 
-def test_a_pipe_in_its_place_stops_nobody(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_the_file_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / FILE_NAME)
     with pytest.raises(Unavailable, match="not a regular file"):
         CpusetCheckpoint(tmp_path, BOOT).load(0)
 
 
-def test_killed_at_any_point_the_file_is_whole(tmp_path: Path) -> None:
+def test_the_file_is_complete_after_a_kill_at_any_point(tmp_path: Path) -> None:
     start = tmp_path / "start"
-    start.write_bytes(encode_state(PLACED, BOOT))
+    start.write_bytes(encode_state(ALLOCATED, BOOT))
     for attempt in range(5):
         child = subprocess.Popen(
             [sys.executable, "-c", WRITE_UNTIL_KILLED, str(start), str(tmp_path)], stdout=subprocess.PIPE, text=True
         )
         assert child.stdout is not None
-        assert child.stdout.readline() == "begun\n"
+        assert child.stdout.readline() == "started\n"
         while not (tmp_path / FILE_NAME).exists():
             assert child.poll() is None
         for _ in range(200 * attempt):
@@ -156,4 +156,4 @@ def test_killed_at_any_point_the_file_is_whole(tmp_path: Path) -> None:
         state = file.load(0)
         assert file.messages == ()
         assert isinstance(state, CpusetState)
-        assert state.pod_entries == PLACED.pod_entries
+        assert state.pod_entries == ALLOCATED.pod_entries

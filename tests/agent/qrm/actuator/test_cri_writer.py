@@ -1,4 +1,4 @@
-"""Knobs written by the runtime: in its words, within its time, and by files where it does not answer."""
+"""Knobs written by the runtime: requests, time budget, and files where the runtime does not answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SERVICE = wire.DESCRIPTOR.services_by_name["RuntimeService"]
 
 
 @pytest.mark.parametrize(
-    ("knob", "texts", "said"),
+    ("knob", "texts", "expected"),
     [
         (Knob.CPUSET, {"cpuset.cpus": "0-1\n"}, {"cpuset_cpus": "0-1"}),
         (Knob.CPUSET, {"cpuset.cpus": "\n"}, None),
@@ -40,17 +40,17 @@ SERVICE = wire.DESCRIPTOR.services_by_name["RuntimeService"]
         (Knob.IDLE, {"cpu.idle": "1"}, None),
     ],
 )  # fmt: skip
-def test_texts_in_the_runtimes_words(knob: Knob, texts: dict[str, str], said: dict[str, Any] | None) -> None:
+def test_texts_become_fields_of_the_request(knob: Knob, texts: dict[str, str], expected: dict[str, Any] | None) -> None:
     request = update_request(GROUP, knob, texts)
-    assert (request is None) is (said is None)
-    if said is not None:
+    assert (request is None) is (expected is None)
+    if expected is not None:
         assert request == wire.UpdateContainerResourcesRequest(
-            container_id=ID, linux=wire.LinuxContainerResources(**said)
+            container_id=ID, linux=wire.LinuxContainerResources(**expected)
         )
 
 
 @pytest.mark.parametrize(
-    ("cgroup", "known"),
+    ("cgroup", "is_container"),
     [
         (GROUP, True),
         (f"/kubepods.slice/kubepods-poduid.slice/cri-containerd-{ID}.scope", True),
@@ -60,16 +60,16 @@ def test_texts_in_the_runtimes_words(knob: Knob, texts: dict[str, str], said: di
         ("/kubepods/besteffort", False),
     ],
 )
-def test_only_containers_are_the_runtimes(cgroup: str, known: bool) -> None:
-    assert (update_request(cgroup, Knob.CPUSET, {"cpuset.cpus": "0"}) is not None) is known
+def test_only_container_cgroups_become_requests(cgroup: str, is_container: bool) -> None:
+    assert (update_request(cgroup, Knob.CPUSET, {"cpuset.cpus": "0"}) is not None) is is_container
 
 
 class Containerd:
-    """It writes the weight into the tree's file, as runc does; served from a thread, for callers here wait."""
+    """Writes the weight to the tree's file, as runc does; served from a thread, because callers wait."""
 
     def __init__(self, tree: Tree, socket: Path) -> None:
-        self.asked: list[wire.UpdateContainerResourcesRequest] = []
-        self.says, self.takes_s, self.writes = "", 0.0, True
+        self.requests: list[wire.UpdateContainerResourcesRequest] = []
+        self.refusal, self.takes_s, self.writes = "", 0.0, True
         self.puts_back: dict[str, str] = {}
         self._tree, self._socket = tree, socket
         self._loop = asyncio.new_event_loop()
@@ -81,12 +81,12 @@ class Containerd:
         return await serve_on_socket(self._socket, (GrpcService(SERVICE, {"UpdateContainerResources": self._update}),))
 
     async def _update(self, request: Any, _words: Mapping[str, str]) -> wire.UpdateContainerResourcesResponse:
-        self.asked.append(request)
+        self.requests.append(request)
         await asyncio.sleep(self.takes_s)
         for file, text in self.puts_back.items():
             self._tree.file(GROUP, file).write_text(text)
-        if self.says:
-            raise HandlerRefusal(self.says)
+        if self.refusal:
+            raise HandlerRefusal(self.refusal)
         if self.writes and request.linux.cpu_shares:
             self._tree.file(GROUP, "cpu.shares").write_text(f"{request.linux.cpu_shares}\n")
         return wire.UpdateContainerResourcesResponse()
@@ -113,79 +113,79 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(tmp_path)
-    yield made
-    made.files.close()
-    made.files.close()
-    made.containerd.end()
+    instance = Stage(tmp_path)
+    yield instance
+    instance.files.close()
+    instance.files.close()
+    instance.containerd.end()
 
 
-def test_the_runtime_writes_and_nobody_writes_again(stage: Stage) -> None:
+def test_a_value_written_by_the_runtime_is_not_written_again(stage: Stage) -> None:
     assert stage.write("20") == "205"
-    assert [(one.container_id, one.linux.cpu_shares) for one in stage.containerd.asked] == [(ID, 205)]
-    assert (stage.files.told, stage.files.refused) == (1, 0)
+    assert [(request.container_id, request.linux.cpu_shares) for request in stage.containerd.requests] == [(ID, 205)]
+    assert (stage.files.runtime_writes, stage.files.runtime_failures) == (1, 0)
 
 
-def test_what_it_has_no_word_for_is_written_here(stage: Stage) -> None:
+def test_a_knob_that_the_cri_lacks_is_written_to_its_file(stage: Stage) -> None:
     stage.files.write(GROUP, stage.tree.id(GROUP), Knob.IDLE, "1")
     assert stage.tree.file(GROUP, "cpu.idle").read_text().strip() == "1"
-    assert stage.containerd.asked == []
+    assert stage.containerd.requests == []
 
 
-def test_a_runtime_that_says_yes_and_does_nothing_is_not_believed(stage: Stage) -> None:
+def test_a_runtime_that_accepts_and_writes_nothing_is_detected(stage: Stage) -> None:
     stage.containerd.writes = False
     assert stage.write("20") == "205"
-    assert len(stage.containerd.asked) == 1
+    assert len(stage.containerd.requests) == 1
 
 
-def test_one_that_refuses_a_container_is_asked_for_the_next(stage: Stage) -> None:
-    stage.containerd.says = "container is not running"
+def test_a_refusal_for_one_container_does_not_stop_calls_for_others(stage: Stage) -> None:
+    stage.containerd.refusal = "container is not running"
     assert (stage.write("20"), stage.write("30")) == ("205", "307")
-    assert (len(stage.containerd.asked), stage.files.refused) == (2, 2)
+    assert (len(stage.containerd.requests), stage.files.runtime_failures) == (2, 2)
 
 
-def test_one_that_hangs_is_left_alone_for_a_while(stage: Stage) -> None:
+def test_a_runtime_that_hangs_is_not_called_for_a_while(stage: Stage) -> None:
     stage.containerd.takes_s = cri_writer.CALL_TIMEOUT_S + 0.5
     with stage.files.one_cycle():
         assert stage.write("20") == "205"
     with stage.files.one_cycle():
         assert stage.write("30") == "307"
-    assert (len(stage.containerd.asked), stage.files.refused) == (1, 1)
+    assert (len(stage.containerd.requests), stage.files.runtime_failures) == (1, 1)
 
 
-def test_a_round_gives_it_a_second_and_no_more(stage: Stage) -> None:
+def test_each_cycle_has_a_time_budget_of_one_second(stage: Stage) -> None:
     stage.containerd.takes_s = cri_writer.CYCLE_BUDGET_S * 0.6
     with stage.files.one_cycle():
         for weight in ("20", "30", "40"):
             stage.write(weight)
-    assert len(stage.containerd.asked) == 2
+    assert len(stage.containerd.requests) == 2
     assert stage.tree.file(GROUP, "cpu.shares").read_text().strip() == "410"
     with stage.files.one_cycle():
         stage.write("50")
-    assert len(stage.containerd.asked) == 3
+    assert len(stage.containerd.requests) == 3
 
 
-def test_what_it_missed_it_hears_with_the_next_word_about_that_container(stage: Stage) -> None:
-    """It writes all that it believes: a weight of an earlier round would look like somebody else's."""
+def test_missed_values_are_sent_with_the_next_request_for_the_container(stage: Stage) -> None:
+    """The runtime writes all its values: a weight of an earlier cycle would look like an external change."""
     assert stage.write("20") == "205"
-    stage.containerd.says = "busy"
+    stage.containerd.refusal = "busy"
     assert stage.write("30") == "307"
-    stage.containerd.says = ""
+    stage.containerd.refusal = ""
     stage.files.write(GROUP, stage.tree.id(GROUP), Knob.CPUSET, "0")
-    said = stage.containerd.asked[-1].linux
-    assert (said.cpuset_cpus, said.cpu_shares) == ("0", 307)
+    expected = stage.containerd.requests[-1].linux
+    assert (expected.cpuset_cpus, expected.cpu_shares) == ("0", 307)
     stage.files.write(GROUP, stage.tree.id(GROUP), Knob.CPUSET, "1")
-    assert stage.containerd.asked[-1].linux == wire.LinuxContainerResources(cpuset_cpus="1"), (
-        "it knows the weight by now"
+    assert stage.containerd.requests[-1].linux == wire.LinuxContainerResources(cpuset_cpus="1"), (
+        "the runtime has the weight by now"
     )
 
 
-def test_what_it_wrote_before_it_said_no_is_found(stage: Stage) -> None:
-    """As runc, which puts back all of what it believed when one of several writes fails."""
+def test_files_written_before_a_refusal_are_read_again(stage: Stage) -> None:
+    """Like runc, which restores its previous values when one of several writes fails."""
     group = stage.tree.id(GROUP)
     stage.files.write_raw(GROUP, group, Knob.QUOTA, {"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "50000"})
     before = stage.files.read_raw(GROUP, group, Knob.QUOTA).texts
-    stage.containerd.says, stage.containerd.puts_back = "no", {"cpu.cfs_period_us": "100000\n"}
-    wanted = {"cpu.cfs_quota_us": "25000", "cpu.cfs_period_us": "50000"}
-    stage.files.write_raw(GROUP, group, Knob.QUOTA, wanted, before)
+    stage.containerd.refusal, stage.containerd.puts_back = "no", {"cpu.cfs_period_us": "100000\n"}
+    texts = {"cpu.cfs_quota_us": "25000", "cpu.cfs_period_us": "50000"}
+    stage.files.write_raw(GROUP, group, Knob.QUOTA, texts, before)
     assert stage.files.read(GROUP, group, Knob.QUOTA) == "25000 50000"

@@ -1,4 +1,4 @@
-"""Disks and caches in the agent's rounds: set, set again, put back, and what cannot be said by a source."""
+"""Disk settings, resctrl groups and OOM scores in cycles: written, repaired, restored, and reported problems."""
 
 from __future__ import annotations
 
@@ -12,39 +12,22 @@ import msgspec
 import pytest
 
 from agent.config.qrm import KnobsConfig
-from agent.qrm.actuator import disk_settings
+from agent.qrm.actuator import boot_journal
 from agent.qrm.actuator.disk_settings import DiskSettings
-from agent.qrm.actuator.node_knobs import (
-    DISKS,
-    OOM,
-    RECHECK_PERIOD_NS,
-    RESCTRL,
-    NodeKnobs,
-    NodeKnobWriters,
-    open_node_knobs,
-)
+from agent.qrm.actuator.node_knobs import DISKS, OOM, RECHECK_PERIOD_NS, RESCTRL, NodeKnobs, open_node_knobs
 from agent.qrm.actuator.oom_scores import OomScores, ProcessTable
-from agent.qrm.actuator.resctrl_groups import ResctrlWriter
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import OutcomeStatus
 from api.knobs import Knob
-from api.measurements import Disk
-from api.qos import Enhancements, QoSLevel
-from api.snapshot import NodeSample, Snapshot
-from tests.agent.advisor.builders import pod, snapshot
+from api.qos import Enhancements
+from api.snapshot import Disk, NodeSample, Snapshot
+from tests.agent.qrm.actuator.fakes import FakeResctrl, add_process, disk
+from tests.builders.pods import reclaimed, shared
+from tests.builders.snapshots import snapshot
 
 INTEL = "    L3:0=7ff\n    MB:0=100\n"
 SDA, QOS = "block/sda/queue/wbt_lat_usec", "fs/cgroup/io.cost.qos"
 LATER = RECHECK_PERIOD_NS
-
-
-class Groups(ResctrlWriter):
-    """As the kernel does it: a group has its files when it is made, and takes them along when it is removed."""
-
-    def remove(self, directory: Path) -> None:
-        for file in directory.iterdir():
-            file.unlink()
-        super().remove(directory)
 
 
 class Node:
@@ -55,7 +38,7 @@ class Node:
         self.state.mkdir()
         self.write(SDA, "75000\n")
         self.write(QOS, "8:0 enable=0 ctrl=auto\n")
-        self.snapshot = seen({"sda": disk("8:0", "SSD")})
+        self.snapshot = snapshot_of({"sda": disk("8:0", "SSD")})
 
     def write(self, path: str, text: str) -> None:
         (self.sys / path).parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +52,7 @@ class Node:
         files = DiskSettings(self.sys, self.state, "boot")
         hierarchy = Hierarchy(v1={}, v2=self.sys / "fs/cgroup")
         scores = OomScores(ProcessTable(self.sys.parent / "proc", self.sys / "fs/cgroup"), self.state, "boot")
-        return NodeKnobs(settings, hierarchy, NodeKnobWriters(files, Groups(self.sys / "fs/resctrl"), scores), dry=dry)
+        return NodeKnobs(settings, hierarchy, (files, FakeResctrl(self.sys / "fs/resctrl"), scores), dry=dry)
 
 
 @pytest.fixture
@@ -77,23 +60,16 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def disk(number: str, kind: str, wbt_us: int | None = 75_000) -> Disk:
-    return Disk(
-        number=number, kind=kind, wbt_lat_us=wbt_us,
-        reads=0, read_bytes=0, read_ns=0, writes=0, write_bytes=0, write_ns=0, busy_ns=0, in_flight=0,
-    )  # fmt: skip
-
-
-def seen(disks: Mapping[str, Disk]) -> Snapshot:
-    pods = [pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)]
+def snapshot_of(disks: Mapping[str, Disk]) -> Snapshot:
+    pods = [shared("web"), reclaimed("batch")]
     return msgspec.structs.replace(snapshot(0, pods), node=NodeSample(disks=disks))
 
 
-WANTED = {"io": {"wbtUs": {"SSD": 2000}, "costQos": {"sda": "enable=1 rpct=95.00"}}}
+SETTINGS = {"io": {"wbtUs": {"SSD": 2000}, "costQos": {"sda": "enable=1 rpct=95.00"}}}
 
 
-def test_disks_are_set_kept_and_put_back(node: Node) -> None:
-    knobs = node.knobs(WANTED)
+def test_disk_settings_are_written_repaired_and_restored(node: Node) -> None:
+    knobs = node.knobs(SETTINGS)
     outcomes, sources = knobs.run_cycle(node.snapshot, 0)
     assert [(o.decision.cgroup, o.decision.knob.value, o.status, o.before, o.after) for o in outcomes] == [
         ("/sys/block/sda", "wbt_lat_usec", OutcomeStatus.APPLIED, "75000", "2000"),
@@ -106,8 +82,10 @@ def test_disks_are_set_kept_and_put_back(node: Node) -> None:
         ),
     ]
     assert sources == ()
-    assert outcomes[0].decision.reason.text == "Write-back of sda is throttled beyond 2000 us, as configured for SSD."
-    assert knobs.run_cycle(node.snapshot, LATER - 1) == ((), ()), "not looked at in every round"
+    assert outcomes[0].decision.reason.text == (
+        "Write-back to sda is throttled while reads take longer than 2000 us, as configured for SSD."
+    )
+    assert knobs.run_cycle(node.snapshot, LATER - 1) == ((), ()), "knobs are not read in every cycle"
     node.write(SDA, "1\n")
     assert [o.status for o in knobs.run_cycle(node.snapshot, LATER)[0]] == [
         OutcomeStatus.APPLIED,
@@ -118,24 +96,24 @@ def test_disks_are_set_kept_and_put_back(node: Node) -> None:
         ("wbt_lat_usec", OutcomeStatus.APPLIED),
         ("io.cost.qos", OutcomeStatus.APPLIED),
     }
-    assert (node.read(SDA), node.read(QOS)) == ("1", "8:0 enable=0 ctrl=auto"), "1 was somebody else's"
+    assert (node.read(SDA), node.read(QOS)) == ("1", "8:0 enable=0 ctrl=auto"), "1 was written externally"
 
 
-def test_many_disks_wait_for_the_journal_twice_in_all(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time the journal is written the round waits for the disk: milliseconds."""
+def test_the_journal_is_written_twice_for_any_number_of_disks(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cycle waits for the disk at every write of the journal, for milliseconds."""
     for number in range(24):
         node.write(f"block/sd{number}/queue/wbt_lat_usec", "75000\n")
     knobs = node.knobs({"io": {"wbtUs": {"SSD": 2000}}})
     written = []
-    monkeypatch.setattr(disk_settings, "replace_file", lambda path, data: written.append(data))
-    outcomes, _ = knobs.run_cycle(seen({f"sd{number}": disk(f"8:{number}", "SSD") for number in range(24)}), 0)
+    monkeypatch.setattr(boot_journal, "replace_file", lambda path, data: written.append(data))
+    outcomes, _ = knobs.run_cycle(snapshot_of({f"sd{number}": disk(f"8:{number}", "SSD") for number in range(24)}), 0)
     assert [o.status for o in outcomes] == [OutcomeStatus.APPLIED] * 24
     assert [data.count(b'"left":"2000"') for data in written] == [0, 24]
 
 
 def test_a_dry_run_writes_nothing(node: Node) -> None:
     node.write("fs/resctrl/schemata", INTEL)
-    knobs = node.knobs({**WANTED, "resctrl": {"enabled": True}}, dry=True)
+    knobs = node.knobs({**SETTINGS, "resctrl": {"enabled": True}}, dry=True)
     outcomes, _ = knobs.run_cycle(node.snapshot, 0)
     assert [o.status for o in outcomes] == [OutcomeStatus.DRY_RUN] * 5
     assert {o.decision.knob for o in outcomes} <= {Knob.WBT, Knob.IO_COST_QOS, Knob.IO_COST_MODEL, Knob.SCHEMATA}
@@ -143,10 +121,10 @@ def test_a_dry_run_writes_nothing(node: Node) -> None:
     assert [path.name for path in (node.sys / "fs/resctrl").iterdir()] == ["schemata"]
 
 
-def test_what_an_earlier_agent_left_and_nobody_wants_is_put_back(node: Node) -> None:
-    node.knobs(WANTED).run_cycle(node.snapshot, 0)
-    # Killed; the next one has other settings.
-    knobs = node.knobs({"io": {"costQos": WANTED["io"]["costQos"]}})
+def test_settings_of_an_earlier_agent_that_are_not_configured_are_restored(node: Node) -> None:
+    node.knobs(SETTINGS).run_cycle(node.snapshot, 0)
+    # The agent is killed; the next one has other settings.
+    knobs = node.knobs({"io": {"costQos": SETTINGS["io"]["costQos"]}})
     outcomes, _ = knobs.run_cycle(node.snapshot, LATER)
     assert [(o.decision.knob.value, o.status, o.decision.reason.rule) for o in outcomes] == [
         ("io.cost.qos", OutcomeStatus.UNCHANGED, "iocost"),
@@ -155,10 +133,10 @@ def test_what_an_earlier_agent_left_and_nobody_wants_is_put_back(node: Node) -> 
     assert node.read(SDA) == "75000"
 
 
-def test_disks_that_are_not_seen_keep_what_they_have(node: Node) -> None:
-    knobs = node.knobs(WANTED)
+def test_unreadable_disks_keep_their_settings(node: Node) -> None:
+    knobs = node.knobs(SETTINGS)
     knobs.run_cycle(node.snapshot, 0)
-    outcomes, (source,) = knobs.run_cycle(seen({}), LATER)
+    outcomes, (source,) = knobs.run_cycle(snapshot_of({}), LATER)
     assert (outcomes, source.name, source.ok) == ((), DISKS, False)
     assert source.error == "the node's disks are not known"
     assert node.read(SDA) == "2000"
@@ -172,11 +150,13 @@ def test_disks_that_are_not_seen_keep_what_they_have(node: Node) -> None:
         ({"io": {"costQos": {"sdz": "enable=1"}}}, "io.cost is configured for sdz, which is no disk of this node"),
         (
             {"io": {"wbtUs": {"HDD": 2000}}},
-            "wbtUs is configured for HDD, and no such disk here throttles its write-back",
+            "wbtUs is configured for HDD, and no such disk of this node throttles its write-back",
         ),
     ],
 )
-def test_what_cannot_be_done_is_said_and_goes_on_being_said(node: Node, config: dict[str, Any], error: str) -> None:
+def test_settings_that_cannot_be_applied_are_reported_in_every_cycle(
+    node: Node, config: dict[str, Any], error: str
+) -> None:
     knobs = node.knobs(config)
     for now_ns in (0, 1):
         outcomes, (source,) = knobs.run_cycle(node.snapshot, now_ns)
@@ -186,13 +166,13 @@ def test_what_cannot_be_done_is_said_and_goes_on_being_said(node: Node, config: 
 
 def test_without_a_root_of_version_2_there_is_no_io_cost(node: Node) -> None:
     (node.sys / QOS).unlink()
-    outcomes, (source,) = node.knobs(WANTED).run_cycle(node.snapshot, 0)
+    outcomes, (source,) = node.knobs(SETTINGS).run_cycle(node.snapshot, 0)
     assert [o.decision.knob.value for o in outcomes] == ["wbt_lat_usec"]
     assert source.error == "io.cost is configured, and the root of version 2 has no io.cost.qos"
 
 
 def test_a_journal_that_cannot_be_written_changes_nothing(node: Node) -> None:
-    knobs = node.knobs(WANTED)
+    knobs = node.knobs(SETTINGS)
     node.state.rmdir()
     outcomes, _ = knobs.run_cycle(node.snapshot, 0)
     assert [(o.status, "cannot be journalled" in o.error) for o in outcomes] == [(OutcomeStatus.REFUSED, True)] * 2
@@ -218,10 +198,10 @@ def test_levels_have_groups_with_the_threads_of_their_containers(node: Node) -> 
     ("schemata", "levels", "error"),
     [
         (None, {}, "/fs/resctrl cannot be read: "),
-        ("L3:0=f\n", {"shared_cores": {"catStartPercent": 80}}, "no way"),
+        ("L3:0=f\n", {"shared_cores": {"catStartPercent": 80}}, "no cache way"),
     ],
 )
-def test_without_resctrl_that_is_said_where_it_is_configured(
+def test_missing_resctrl_is_reported_if_configured(
     node: Node, schemata: str | None, levels: dict[str, Any], error: str
 ) -> None:
     if schemata is not None:
@@ -231,58 +211,51 @@ def test_without_resctrl_that_is_said_where_it_is_configured(
     assert node.knobs({}).run_cycle(node.snapshot, 0) == ((), ())
 
 
-def test_it_is_opened_on_this_machine_as_it_is(tmp_path: Path) -> None:
+def test_node_knobs_open_on_this_machine(tmp_path: Path) -> None:
     config = msgspec.convert({"resctrl": {"enabled": True}}, KnobsConfig)
     knobs = open_node_knobs(config, Hierarchy(v1={}, v2=tmp_path), (tmp_path, "boot"), Path("/sys"), dry=True)
-    _, sources = knobs.run_cycle(seen({}), 0)
+    _, sources = knobs.run_cycle(snapshot_of({}), 0)
     assert len(sources) == (0 if Path("/sys/fs/resctrl/schemata").exists() else 1)
 
 
-def test_only_what_is_configured_is_of_the_node() -> None:
+def test_node_knobs_are_needed_only_if_configured() -> None:
     for config, of_the_node in (({}, False), ({"resctrl": {"enabled": True}}, True), ({"io": {"wbtUs": {"SSD": 1}}}, True),
-                                ({"io": {"weights": {"shared_cores": 5}}}, False), (WANTED, True),
+                                ({"io": {"weights": {"shared_cores": 5}}}, False), (SETTINGS, True),
                                 ({"oomPriority": True}, True)):  # fmt: skip
         assert msgspec.convert(config, KnobsConfig).of_the_node is of_the_node
 
 
-def test_nothing_of_it_is_loaded_where_nothing_is_configured() -> None:
-    ask = "import sys, agent.__main__; print([name for name in sys.modules if name.startswith('agent.')])"
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, timeout=60)
-    loaded = done.stdout
-    assert "'agent.qrm.actuator.originals'" in loaded
-    for name in ("node_knobs", "node_files", "resctrl_groups", "oom", "oom_scores", "processes"):
-        assert f"'agent.qrm.{name}'" not in loaded
+def test_modules_of_node_knobs_are_loaded_only_if_configured() -> None:
+    program = "import sys, agent.__main__; print([name for name in sys.modules if name.startswith('agent.')])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert "'agent.qrm.actuator.originals'" in done.stdout
+    for name in ("node_knobs", "disk_settings", "resctrl_groups", "oom_scores"):
+        assert f"'agent.qrm.actuator.{name}'" not in done.stdout
 
 
 def process(node: Node, cgroup: str, pid: int, score: int) -> Path:
-    """A process of that cgroup in the temporary /proc; its oom_score_adj."""
-    directory, group = node.sys.parent / f"proc/{pid}", node.sys / f"fs/cgroup{cgroup}"
-    directory.mkdir(parents=True)
-    group.mkdir(parents=True, exist_ok=True)
-    with (group / "cgroup.procs").open("a") as file:
-        file.write(f"{pid}\n")
-    (directory / "stat").write_text(f"{pid} (a) b) S 1 {' '.join('0' * 17)} {pid * 10} 0\n")
-    (directory / "oom_score_adj").write_text(f"{score}\n")
-    node.snapshot = peopled(node, node.snapshot)
-    return directory / "oom_score_adj"
+    """Add a process of that cgroup to the temporary /proc; return its oom_score_adj file."""
+    score_file = add_process(node.sys.parent / "proc", node.sys / f"fs/cgroup{cgroup}", pid, score)
+    node.snapshot = with_inodes(node, node.snapshot)
+    return score_file
 
 
-def peopled(node: Node, seen: Snapshot) -> Snapshot:
-    """With the identity that those cgroups have in the temporary tree."""
+def with_inodes(node: Node, original: Snapshot) -> Snapshot:
+    """Return the snapshot with the inodes of the temporary tree."""
     cgroups = {
         path: msgspec.structs.replace(sample, id=(node.sys / f"fs/cgroup{path}").stat().st_ino, threads=1)
-        for path, sample in seen.cgroups.items()
+        for path, sample in original.cgroups.items()
         if (node.sys / f"fs/cgroup{path}").exists()
     }
-    return msgspec.structs.replace(seen, cgroups={**seen.cgroups, **cgroups})
+    return msgspec.structs.replace(original, cgroups={**original.cgroups, **cgroups})
 
 
-def test_oom_scores_are_given_in_the_rounds_and_put_back_when_a_pod_or_the_setting_goes(node: Node) -> None:
+def test_oom_scores_are_restored_when_a_pod_or_the_setting_is_removed(node: Node) -> None:
     web, batch = process(node, "/web", 100, 0), process(node, "/batch", 200, 0)
     priorities = {"web": 50, "batch": -40}
     pods = tuple(
-        msgspec.structs.replace(one, enhancements=Enhancements(oom_priority=priorities[one.name]))
-        for one in node.snapshot.pods
+        msgspec.structs.replace(each, enhancements=Enhancements(oom_priority=priorities[each.name]))
+        for each in node.snapshot.pods
     )
     snapshot = msgspec.structs.replace(node.snapshot, pods=pods)
     knobs = node.knobs({"oomPriority": True})
@@ -293,23 +266,23 @@ def test_oom_scores_are_given_in_the_rounds_and_put_back_when_a_pod_or_the_setti
     ]
     assert (web.read_text(), batch.read_text(), sources) == ("-150", "940", ())
     blind = msgspec.structs.replace(snapshot, cgroups={})
-    assert knobs.run_cycle(blind, LATER) == ((), ()), "an unreadable tree is no reason to put anything back"
+    assert knobs.run_cycle(blind, LATER) == ((), ()), "an unreadable tree is no reason to restore anything"
     assert batch.read_text() == "940"
-    (kept, back), _ = knobs.run_cycle(msgspec.structs.replace(snapshot, pods=pods[:1]), 2 * LATER)
-    assert (kept.status, back.decision.cgroup, back.after, batch.read_text()) == (
+    (retained, back), _ = knobs.run_cycle(msgspec.structs.replace(snapshot, pods=pods[:1]), 2 * LATER)
+    assert (retained.status, back.decision.cgroup, back.after, batch.read_text()) == (
         OutcomeStatus.UNCHANGED,
         "/batch",
         "0",
         "0",
     )
-    # The next agent is not asked for it any more.
+    # The next agent has the feature disabled.
     assert [(o.decision.cgroup, o.status) for o in node.knobs({}).run_cycle(snapshot, 0)[0]] == [
         ("/web", OutcomeStatus.APPLIED)
     ]
     assert (web.read_text(), list(node.state.iterdir())) == ("0", [])
 
 
-def test_processes_out_of_sight_are_said(node: Node) -> None:
+def test_invisible_processes_are_reported(node: Node) -> None:
     process(node, "/web", 100, 0)
     (node.sys / "fs/cgroup/web/cgroup.procs").write_text("0\n")
     outcomes, (source,) = node.knobs({"oomPriority": True}).run_cycle(node.snapshot, 0)

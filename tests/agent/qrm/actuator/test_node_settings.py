@@ -1,9 +1,8 @@
-"""Disks, cards and caches: wishes by level, what is set for a whole disk and put back, and the texts of resctrl."""
+"""Disks, network cards and caches: requests by QoS level, settings of whole disks and their originals, resctrl schemata."""
 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -34,38 +33,32 @@ from agent.qrm.knobs.resctrl import (
 from api.decision import OutcomeStatus
 from api.interfaces import Unavailable
 from api.knobs import Reason
-from api.measurements import Disk, Interface
 from api.pod import Pod
 from api.qos import NIC_SELECTION_KEY, QoSLevel
-from api.snapshot import NodeSample
-from tests.agent.advisor.builders import pod, snapshot
+from api.snapshot import Interface, NodeSample
+from tests.agent.qrm.actuator.fakes import FakeResctrl, disk, kill_at_every_step
+from tests.builders.pods import reclaimed, shared
+from tests.builders.snapshots import snapshot
 
-VERDICT = Reason(rule="r", text="t")
-WEB, BATCH = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
-
-
-def disk(number: str, kind: str, wbt_us: int | None = 75_000) -> Disk:
-    return Disk(
-        number=number, kind=kind, wbt_lat_us=wbt_us,
-        reads=0, read_bytes=0, read_ns=0, writes=0, write_bytes=0, write_ns=0, busy_ns=0, in_flight=0,
-    )  # fmt: skip
+REASON = Reason(rule="r", text="t")
+WEB, BATCH = shared("web"), reclaimed("batch")
 
 
-# --- disks and cards
+# --- disks and network cards
 
 
 def test_levels_have_weights_limits_and_classes() -> None:
-    seen = snapshot(0, [WEB, BATCH])
+    observed = snapshot(0, [WEB, BATCH])
     config = DiskIoConfig(
         weights={QoSLevel.SHARED: 500, QoSLevel.RECLAIMED: 10}, max={QoSLevel.RECLAIMED: "8:0 wbps=9"}
     )
-    assert [(wish.cgroup, wish.knob.value, wish.value) for wish in io_requests(seen, config)] == [
+    assert [(request.cgroup, request.knob.value, request.value) for request in io_requests(observed, config)] == [
         ("/web", "io.weight", "500"),
         ("/batch", "io.weight", "10"),
         ("/batch", "io.max", "8:0 wbps=9"),
     ]
-    classes = net_class_requests(seen, NetworkQosConfig(class_ids={QoSLevel.RECLAIMED: 65_537}))
-    assert [(wish.cgroup, wish.value) for wish in classes] == [("/batch", "65537")]
+    classes = net_class_requests(observed, NetworkQosConfig(class_ids={QoSLevel.RECLAIMED: 65_537}))
+    assert [(request.cgroup, request.value) for request in classes] == [("/batch", "65537")]
     assert io_config_errors(config) == ()
     assert io_config_errors(DiskIoConfig(max={QoSLevel.SHARED: "sda wbps=1"})) == (
         "max.shared_cores: 'sda' is not the number of a device such as 8:16",
@@ -82,8 +75,8 @@ def test_disks_are_set_by_their_kind() -> None:
         "sda": disk("8:0", "HDD"), "sdb": disk("8:16", "SSD"), "nvme0n1": disk("259:0", "NVME"),
         "sdc": disk("8:32", "SSD", None), "sda1": disk("8:1", ""), "vda": disk("254:0", "VIRTIO"),
     }  # fmt: skip
-    found = [(one.path, one.line, one.device) for one in disk_settings(disks, config, "fs/cgroup")]
-    assert found == [
+    result = [(each.path, each.line, each.device) for each in disk_settings(disks, config, "fs/cgroup")]
+    assert result == [
         ("block/sda/queue/wbt_lat_usec", "75000", ""),
         ("block/sdb/queue/wbt_lat_usec", "2000", ""),
         ("fs/cgroup/io.cost.qos", "8:16 enable=1 rpct=95.00", "8:16"),
@@ -95,91 +88,94 @@ def interface(speed: int | None) -> Interface:
     return Interface(received={}, sent={}, speed_mbit=speed)
 
 
-def asks(name: str, mbit: int | None, card: str = "") -> Pod:
-    """A pod of two containers, of which the second asks for that much; `card` is what nic_selection_result names."""
-    one = pod(name, QoSLevel.SHARED)
-    other = msgspec.structs.replace(one.containers[0], name="other", cgroup=f"/{name}2", net_bandwidth_mbit=mbit)
+def net_pod(name: str, mbit: int | None, card: str = "") -> Pod:
+    """Return a pod whose second container requests that bandwidth; `card` is its nic_selection_result."""
+    each = shared(name)
+    other = msgspec.structs.replace(each.containers[0], name="other", cgroup=f"/{name}2", net_bandwidth_mbit=mbit)
     annotations = {NIC_SELECTION_KEY: card} if card else {}
-    return msgspec.structs.replace(one, containers=(*one.containers, other), annotations=annotations)
+    return msgspec.structs.replace(each, containers=(*each.containers, other), annotations=annotations)
 
 
 CARDS = {"eth0": interface(1000), "eth1": interface(25_000), "lo": interface(1000), "tun0": interface(None)}
 
 
-def promised(
-    pods: Sequence[Pod], known: Mapping[str, str] | None = None, cards: Mapping[str, Interface] | None = None
+def allocate(
+    pods: Sequence[Pod], previous: Mapping[str, str] | None = None, cards: Mapping[str, Interface] | None = None
 ) -> NetworkAllocation:
-    found = msgspec.structs.replace(snapshot(0, pods), node=NodeSample(interfaces=CARDS if cards is None else cards))
-    return allocate_bandwidth(found, NetworkQosConfig(reserved_mbit=50), known or {})
+    result = msgspec.structs.replace(snapshot(0, pods), node=NodeSample(interfaces=CARDS if cards is None else cards))
+    return allocate_bandwidth(result, NetworkQosConfig(reserved_mbit=50), previous or {})
 
 
-def test_a_card_promises_less_than_its_speed() -> None:
-    found = {**CARDS, "eth2": msgspec.structs.replace(interface(1000), bonded=True)}
-    eth0, eth1 = usable_cards(found, NetworkQosConfig(reserved_mbit=50))
+def test_a_card_allocates_less_than_its_speed() -> None:
+    result = {**CARDS, "eth2": msgspec.structs.replace(interface(1000), bonded=True)}
+    eth0, eth1 = usable_cards(result, NetworkQosConfig(reserved_mbit=50))
     assert (eth0.egress_capacity, eth0.ingress_capacity) == (890, 850)
-    eth1 = msgspec.structs.replace(eth1, promised=22_400)
+    eth1 = msgspec.structs.replace(eth1, allocated_mbit=22_400)
     assert (eth1.egress_capacity, eth1.capacity, eth1.free) == (23_450, 22_450, 50)
     assert select_card((eth0, eth1), 850)[0] == eth0
     none, verdict = select_card((eth0, eth1), 851)
     assert none is None
-    assert verdict.text == "No card has 851 Mbit/s left both ways: eth0 850 of 850, eth1 50 of 22450."
+    assert verdict.text == "No network card has 851 Mbit/s left in both directions: eth0 850 of 850, eth1 50 of 22450."
 
 
-def test_pods_are_promised_cards_until_none_can_hold_one() -> None:
-    pods = [asks("a", 22_000), asks("b", 800), asks("c", 451), asks("d", 450), asks("idle", None)]
-    found = promised(pods)
-    assert [(card.name, card.promised, dict(card.pods)) for card in found.cards] == [
+def test_pods_get_cards_until_no_card_can_hold_the_request() -> None:
+    pods = [net_pod("a", 22_000), net_pod("b", 800), net_pod("c", 451), net_pod("d", 450), net_pod("idle", None)]
+    result = allocate(pods)
+    assert [(card.name, card.allocated_mbit, dict(card.pods)) for card in result.cards] == [
         ("eth0", 800, {"default/b": 800}),
         ("eth1", 22_450, {"default/a": 22_000, "default/d": 450}),
     ]
-    assert {key: (one.rule, one.threshold, one.text) for key, one in found.rejected.items()} == {
-        "default/c": ("no_bandwidth", 451, "No card has 451 Mbit/s left both ways: eth0 50 of 850, eth1 450 of 22450.")
+    assert {key: (each.rule, each.threshold, each.text) for key, each in result.rejected.items()} == {
+        "default/c": (
+            "no_bandwidth",
+            451,
+            "No network card has 451 Mbit/s left in both directions: eth0 50 of 850, eth1 450 of 22450.",
+        )
     }
-    assert found.chosen == {"default/a": "eth1", "default/b": "eth0", "default/d": "eth1"}
+    assert result.card_by_pod == {"default/a": "eth1", "default/b": "eth0", "default/d": "eth1"}
 
 
-def test_a_newcomer_takes_nothing_from_who_has_a_card_and_a_named_card_is_the_only_one() -> None:
-    before = promised([asks("a", 800), asks("b", 22_000)])
-    assert (before.chosen, list(before.rejected)) == ({"default/a": "eth1"}, ["default/b"])
-    known = {"default/a": "eth0", "default/b": "eth1"}
-    after = promised([asks("new", 800), asks("a", 800), asks("b", 22_000)], known)
-    assert (after.chosen, list(after.rejected)) == (known, ["default/new"])
-    named = promised([asks("a", 900, "eth0"), asks("b", 100, "eth7"), asks("c", 850, "eth0")], {"default/a": "eth1"})
-    assert named.chosen == {"default/c": "eth0"}
-    assert {key: one.text for key, one in named.rejected.items()} == {
-        "default/a": "No card has 900 Mbit/s left both ways: eth0 850 of 850.",
-        "default/b": "nic_selection_result names eth7, which is no card of known speed here; there is eth0, eth1.",
-    }
-
-
-def test_cards_that_cannot_be_seen_take_no_promise_away_and_make_none() -> None:
-    unseen = promised([asks("a", 800), asks("new", 1)], {"default/a": "eth0", "default/gone": "eth1"}, {})
-    assert (unseen.cards, unseen.chosen) == ((), {"default/a": "eth0"})
-    assert {key: one.rule for key, one in unseen.rejected.items()} == {"default/new": "network_speed_unknown"}
-    slow = promised([asks("a", 800)], {"default/a": "eth0"}, {"eth0": interface(None)})
-    assert (
-        slow.rejected["default/a"].text == "800 Mbit/s are asked for, and the speed of no network card is known here."
+def test_a_new_pod_displaces_no_other_and_a_named_card_is_the_only_candidate() -> None:
+    before = allocate([net_pod("a", 800), net_pod("b", 22_000)])
+    assert (before.card_by_pod, list(before.rejected)) == ({"default/a": "eth1"}, ["default/b"])
+    previous = {"default/a": "eth0", "default/b": "eth1"}
+    after = allocate([net_pod("new", 800), net_pod("a", 800), net_pod("b", 22_000)], previous)
+    assert (after.card_by_pod, list(after.rejected)) == (previous, ["default/new"])
+    named = allocate(
+        [net_pod("a", 900, "eth0"), net_pod("b", 100, "eth7"), net_pod("c", 850, "eth0")], {"default/a": "eth1"}
     )
+    assert named.card_by_pod == {"default/c": "eth0"}
+    assert {key: each.text for key, each in named.rejected.items()} == {
+        "default/a": "No network card has 900 Mbit/s left in both directions: eth0 850 of 850.",
+        "default/b": "nic_selection_result names eth7, which is no card of known speed here; choose from eth0, eth1.",
+    }
+
+
+def test_unreadable_cards_withdraw_and_allocate_nothing() -> None:
+    unseen = allocate([net_pod("a", 800), net_pod("new", 1)], {"default/a": "eth0", "default/gone": "eth1"}, {})
+    assert (unseen.cards, unseen.card_by_pod) == ((), {"default/a": "eth0"})
+    assert {key: each.rule for key, each in unseen.rejected.items()} == {"default/new": "network_speed_unknown"}
+    slow = allocate([net_pod("a", 800)], {"default/a": "eth0"}, {"eth0": interface(None)})
+    assert slow.rejected["default/a"].text == "The pod requests 800 Mbit/s, and the speed of no network card is known."
 
 
 @given(st.lists(st.tuples(st.integers(0, 30_000), st.sampled_from(["", "eth0", "eth1", "eth7"])), max_size=12))
-def test_no_card_promises_more_than_it_can_and_a_second_round_changes_nothing(
-    knob_requests: list[tuple[int, str]],
-) -> None:
-    pods = [asks(f"p{number}", mbit, card) for number, (mbit, card) in enumerate(knob_requests)]
-    found = promised(pods)
-    for card in found.cards:
-        assert card.promised == sum(card.pods.values()) <= card.capacity
-    wanted = {one.key for one, (mbit, _) in zip(pods, knob_requests, strict=True) if mbit}
-    assert (found.chosen.keys() | found.rejected.keys(), found.chosen.keys() & found.rejected.keys()) == (wanted, set())
-    assert promised(pods, found.chosen).chosen.items() >= found.chosen.items()
+def test_no_card_is_overallocated_and_a_second_cycle_changes_nothing(requests: list[tuple[int, str]]) -> None:
+    pods = [net_pod(f"p{number}", mbit, card) for number, (mbit, card) in enumerate(requests)]
+    result = allocate(pods)
+    for card in result.cards:
+        assert card.allocated_mbit == sum(card.pods.values()) <= card.capacity
+    with_request = {each.key for each, (mbit, _) in zip(pods, requests, strict=True) if mbit}
+    assert result.card_by_pod.keys() | result.rejected.keys() == with_request
+    assert not result.card_by_pod.keys() & result.rejected.keys()
+    assert allocate(pods, result.card_by_pod).card_by_pod.items() >= result.card_by_pod.items()
 
 
-# --- caches
+# --- resctrl
 
 
 @pytest.mark.parametrize(
-    ("whole", "start", "end", "expected"),
+    ("full_mask", "start", "end", "expected"),
     [
         (0x7FF, 0, 30, 0xF),
         (0xFFFFF, 0, 30, 0x3F),
@@ -189,14 +185,14 @@ def test_no_card_promises_more_than_it_can_and_a_second_round_changes_nothing(
         (0xF, 0, 1, 0x1),
     ],
 )
-def test_masks_are_koordinator_s(whole: int, start: float, end: float, expected: int) -> None:
-    assert l3_mask(whole, ResctrlLevel(cat_start_percent=start, cat_end_percent=end)) == expected
+def test_l3_masks_are_those_of_koordinator(full_mask: int, start: float, end: float, expected: int) -> None:
+    assert l3_mask(full_mask, ResctrlLevel(cat_start_percent=start, cat_end_percent=end)) == expected
 
 
-@pytest.mark.parametrize(("whole", "start", "end"), [(0xF0, 0, 100), (0, 0, 100), (0xF, 50, 50), (0xF, 80, 100)])
-def test_a_mask_of_nothing_is_refused(whole: int, start: float, end: float) -> None:
-    with pytest.raises(ValueError, match=r"mask|no way"):
-        l3_mask(whole, ResctrlLevel(cat_start_percent=start, cat_end_percent=end))
+@pytest.mark.parametrize(("full_mask", "start", "end"), [(0xF0, 0, 100), (0, 0, 100), (0xF, 50, 50), (0xF, 80, 100)])
+def test_a_mask_without_a_cache_way_is_refused(full_mask: int, start: float, end: float) -> None:
+    with pytest.raises(ValueError, match=r"mask|no (cache )?way"):
+        l3_mask(full_mask, ResctrlLevel(cat_start_percent=start, cat_end_percent=end))
 
 
 def test_bandwidth_is_in_the_unit_of_the_machine() -> None:
@@ -210,8 +206,8 @@ INTEL = "    L3:0=7ff;1=7ff\n    MB:0=100;1=100\n"
 def test_every_level_has_a_line_for_each_resource() -> None:
     caches = parse_schemata(INTEL)
     assert caches == CacheCapacity(l3={0: 0x7FF, 1: 0x7FF}, mb={0: 100, 1: 100})
-    made = {group.name: group.schemata for group in build_resctrl_groups(caches, ResctrlConfig().levels)}
-    assert made == {
+    groups = {group.name: group.schemata for group in build_resctrl_groups(caches, ResctrlConfig().levels)}
+    assert groups == {
         "dioptase-dedicated_cores": "L3:0=7ff;1=7ff\nMB:0=100;1=100\n",
         "dioptase-shared_cores": "L3:0=7ff;1=7ff\nMB:0=100;1=100\n",
         "dioptase-reclaimed_cores": "L3:0=f;1=f\nMB:0=100;1=100\n",
@@ -221,49 +217,39 @@ def test_every_level_has_a_line_for_each_resource() -> None:
     assert format_schemata(CacheCapacity(mb={0: 100}), ResctrlLevel(mba_percent=35)) == "MB:0=40\n"
 
 
-class Groups(ResctrlWriter):
-    """As the kernel does it: a group has its files when it is made, and takes them along when it is removed."""
-
-    def remove(self, directory: Path) -> None:
-        for file in directory.iterdir():
-            file.unlink()
-        super().remove(directory)
-
-
-def made(root: Path, *names: str) -> Groups:
+def resctrl_root(root: Path, *names: str) -> FakeResctrl:
     for name in names:
         (root / name).mkdir()
         (root / name / "schemata").write_text(INTEL)
         (root / name / "tasks").write_text("")
     (root / "schemata").write_text(INTEL)
-    return Groups(root)
+    return FakeResctrl(root)
 
 
-def test_groups_are_given_their_shares_and_processes_and_removed(tmp_path: Path) -> None:
-    ours = made(tmp_path, "dioptase-reclaimed_cores", "dioptase-old", "theirs")
-    wanted = build_resctrl_groups(ours.caches(), {QoSLevel.RECLAIMED: ResctrlLevel(cat_end_percent=30)})
-    (dry,) = ours.apply(wanted, {"dioptase-reclaimed_cores": [77]}, dry=True)
+def test_groups_get_schemata_and_threads_and_are_removed(tmp_path: Path) -> None:
+    groups = resctrl_root(tmp_path, "dioptase-reclaimed_cores", "dioptase-old", "external")
+    desired = build_resctrl_groups(groups.caches(), {QoSLevel.RECLAIMED: ResctrlLevel(cat_end_percent=30)})
+    (dry,) = groups.apply(desired, {"dioptase-reclaimed_cores": [77]}, dry=True)
     group = tmp_path / "dioptase-reclaimed_cores"
-    assert (dry.status, (group / "tasks").read_text(), (tmp_path / "dioptase-old").exists()) == (
-        OutcomeStatus.DRY_RUN,
-        "",
-        True,
-    )
-    made_now, removed = ours.apply(wanted, {"dioptase-reclaimed_cores": [77]})
-    assert (made_now.status, made_now.before, made_now.after) == (
+    assert (dry.status, (group / "tasks").read_text()) == (OutcomeStatus.DRY_RUN, "")
+    assert (tmp_path / "dioptase-old").exists()
+    applied, removed = groups.apply(desired, {"dioptase-reclaimed_cores": [77]})
+    assert (applied.status, applied.before, applied.after) == (
         OutcomeStatus.APPLIED, "L3:0=7ff;1=7ff MB:0=100;1=100", "L3:0=f;1=f MB:0=100;1=100",
     )  # fmt: skip
-    assert made_now.decision.cgroup == str(group)
-    assert made_now.decision.reason.text.startswith("reclaimed_cores has the L3 caches from 0 to 30 %")
+    assert applied.decision.cgroup == str(group)
+    assert applied.decision.reason.text.startswith("reclaimed_cores has the L3 caches from 0 to 30 %")
     assert (removed.status, removed.decision.cgroup) == (OutcomeStatus.APPLIED, str(tmp_path / "dioptase-old"))
     assert (group / "schemata").read_text().startswith("L3:0=f;1=f\n")
     assert (group / "tasks").read_text() == "77\n"
     inode = (group / "schemata").stat().st_mtime_ns
-    assert [one.status for one in ours.apply(wanted, {"dioptase-reclaimed_cores": [77]})] == [OutcomeStatus.UNCHANGED]
-    assert (group / "schemata").stat().st_mtime_ns == inode, "what is right is not written again"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["dioptase-reclaimed_cores", "schemata", "theirs"]
-    assert [one.decision.cgroup for one in ours.restore()] == [str(group)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["schemata", "theirs"]
+    assert [each.status for each in groups.apply(desired, {"dioptase-reclaimed_cores": [77]})] == [
+        OutcomeStatus.UNCHANGED
+    ]
+    assert (group / "schemata").stat().st_mtime_ns == inode, "a correct schemata file is not written again"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dioptase-reclaimed_cores", "external", "schemata"]
+    assert [each.decision.cgroup for each in groups.restore()] == [str(group)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["external", "schemata"]
 
 
 def test_without_resctrl_there_is_a_reason(tmp_path: Path) -> None:
@@ -294,14 +280,14 @@ def sysfs(tmp_path: Path) -> Path:
 
 
 def setting(path: str, line: str, device: str = "") -> SysfsSetting:
-    return SysfsSetting(path=path, line=line, device=device, reason=VERDICT)
+    return SysfsSetting(path=path, line=line, device=device, reason=REASON)
 
 
 def node_files(sysfs: Path, boot: str = "boot") -> DiskSettings:
     return DiskSettings(sysfs, sysfs.parent / "state", boot)
 
 
-def test_a_disk_s_setting_is_journalled_written_and_put_back(sysfs: Path) -> None:
+def test_a_disk_s_setting_is_journalled_written_and_restored(sysfs: Path) -> None:
     journal = sysfs.parent / "state" / FILE_NAME
     files = node_files(sysfs)
     (outcome,) = files.apply([setting(WBT, "2000")], dry=True)
@@ -317,18 +303,18 @@ def test_a_disk_s_setting_is_journalled_written_and_put_back(sysfs: Path) -> Non
     assert not journal.exists()
 
 
-def test_one_device_s_line_of_many(sysfs: Path) -> None:
+def test_one_device_s_line_is_changed_and_restored(sysfs: Path) -> None:
     files = node_files(sysfs)
     (outcome,) = files.apply([setting(QOS, "8:16 enable=1 rpct=95.00", "8:16")])
     assert outcome.before == "8:16 enable=1 ctrl=user rpct=50.00"
     assert files.entries()[0].text == outcome.before
     files.restore()
     assert (sysfs / QOS).read_text() == "8:16 enable=1 ctrl=user rpct=50.00\n", (
-        "a file of ours keeps the last line alone"
+        "an ordinary file keeps only the last line"
     )
 
 
-def test_what_somebody_else_has_set_meanwhile_is_theirs(sysfs: Path) -> None:
+def test_an_externally_modified_value_stays(sysfs: Path) -> None:
     files = node_files(sysfs)
     files.apply([setting(WBT, "2000")])
     (sysfs / WBT).write_text("5000\n")
@@ -352,41 +338,20 @@ def test_another_boot_a_lost_disk_and_a_damaged_journal(sysfs: Path) -> None:
         node_files(sysfs)
 
 
-def test_killed_at_any_step_the_original_comes_back(sysfs: Path) -> None:
+def test_a_kill_at_any_step_loses_no_original(sysfs: Path) -> None:
     """SIGKILL before each system call that leaves something behind, on both of two changes."""
-    codes = []
-    for last in range(1, 40):
-        (sysfs / WBT).write_text("75000\n")
-        pid = os.fork()
-        if pid == 0:
-            _die_before(last)
-            files = node_files(sysfs)
-            files.apply([setting(WBT, "2000")])
-            files.apply([setting(WBT, "3000")])
-            os._exit(0)
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    def work() -> None:
+        files = node_files(sysfs)
+        files.apply([setting(WBT, "2000")])
+        files.apply([setting(WBT, "3000")])
+
+    def check(step: str) -> None:
         node_files(sysfs).restore()
-        assert (sysfs / WBT).read_text() == "75000\n", f"step {last}"
-        if codes[-1] == 0:
-            break
-    assert codes[-1] == 0
-    assert codes[:-1] == [-signal.SIGKILL] * (len(codes) - 1)
-    assert len(codes) > 10
+        assert (sysfs / WBT).read_text() == "75000\n", step
 
-
-def _die_before(last: int) -> None:
-    count = 0
-    for name in ("write", "fsync"):
-        call = getattr(os, name)
-
-        def counted(*args, call=call):  # type: ignore[no-untyped-def]
-            nonlocal count
-            count += 1
-            if count == last:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*args)
-
-        setattr(os, name, counted)
+    calls = [(os, "write"), (os, "fsync")]
+    assert kill_at_every_step(calls, lambda: (sysfs / WBT).write_text("75000\n"), work, check) > 10
 
 
 def test_settings_are_read_with_their_bounds() -> None:

@@ -1,9 +1,8 @@
-"""The order in which the OOM killer takes pods, and the journal of what their processes had."""
+"""OOM scores: the order in which the OOM killer selects pods, and the journal of the original scores."""
 
 from __future__ import annotations
 
 import os
-import signal
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,15 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.qrm.actuator.oom_scores import FILE_NAME, LOWERING_HINT, OomScores, ProcessTable
-from agent.qrm.decisions.oom_priority import decide_oom_scores, oom_score_adj
+from agent.qrm.decisions.memory_controls import decide_oom_scores, oom_score_adj
 from api.annotations import OOM_PRIORITY_BOUNDS
 from api.decision import Decision, OutcomeStatus
 from api.interfaces import Unavailable
 from api.knobs import Knob, Reason
 from api.qos import Enhancements, QoSLevel
-from tests.agent.advisor.builders import pod, snapshot
+from tests.agent.qrm.actuator.fakes import add_process, kill_at_every_step
+from tests.builders.pods import reclaimed, shared
+from tests.builders.snapshots import snapshot
 
-# --- the order
+# --- scores
 
 
 @pytest.mark.parametrize(
@@ -29,40 +30,42 @@ from tests.agent.advisor.builders import pod, snapshot
     [(-100, 1000), (-50, 950), (-1, 901), (0, 0), (50, -150), (99, -297), (100, -300), (199, -597), (200, -600), (299, -897),
      (300, -1000)],
 )  # fmt: skip
-def test_the_lower_the_priority_the_sooner_it_goes(priority: int, expected: int) -> None:
+def test_a_lower_priority_has_a_higher_score(priority: int, expected: int) -> None:
     assert oom_score_adj(priority) == expected
 
 
 @given(st.integers(-100, 299))
-def test_a_higher_priority_always_goes_later(priority: int) -> None:
+def test_every_higher_priority_has_a_lower_score(priority: int) -> None:
     assert oom_score_adj(priority) > oom_score_adj(priority + 1) >= -1000
 
 
-def test_levels_keep_their_distance() -> None:
-    """A process of the level above goes first only where it uses so much more of the memory: in thousandths."""
+def test_default_scores_of_levels_differ_by_at_least_300() -> None:
+    """The difference in thousandths of the memory is what a higher level may use more before it is selected first."""
     order = (QoSLevel.RECLAIMED, QoSLevel.SHARED, QoSLevel.DEDICATED, QoSLevel.SYSTEM)
     defaults = [oom_score_adj(OOM_PRIORITY_BOUNDS[level][0]) for level in order]
     assert [low - high for low, high in pairwise(defaults)] == [1000, 300, 300]
 
 
-def test_every_listed_container_that_is_there_is_decided_on() -> None:
-    web = msgspec.structs.replace(pod("web", QoSLevel.SHARED), enhancements=Enhancements(oom_priority=300))
-    seen = snapshot(0, [web, pod("late", QoSLevel.RECLAIMED)])
-    seen = msgspec.structs.replace(seen, cgroups={path: one for path, one in seen.cgroups.items() if path != "/late"})
-    (decision,) = decide_oom_scores(seen)
+def test_every_listed_container_with_a_cgroup_gets_a_decision() -> None:
+    web = msgspec.structs.replace(shared("web"), enhancements=Enhancements(oom_priority=300))
+    observed = snapshot(0, [web, reclaimed("late")])
+    observed = msgspec.structs.replace(
+        observed, cgroups={path: sample for path, sample in observed.cgroups.items() if path != "/late"}
+    )
+    (decision,) = decide_oom_scores(observed)
     assert (decision.cgroup, decision.pod, decision.knob, decision.value) == (
         "/web", "default/web", Knob.OOM_SCORE_ADJ, "-1000",
     )  # fmt: skip
     assert decision.reason.text == (
-        "Processes of shared_cores with oom_priority 300 have -1000: the OOM killer never takes them."
+        "oom_score_adj of shared_cores with oom_priority 300 is -1000: the OOM killer never selects them."
     )
 
 
-# --- given and put back
+# --- written and restored
 
 
 class Machine:
-    """A /proc and a cgroup of files, in which a process starts as its parent is."""
+    """A /proc and a cgroup of ordinary files, in which processes start with the given score."""
 
     def __init__(self, root: Path) -> None:
         self.proc, self.state, self.group = root / "proc", root / "state", root / "cgroup/batch"
@@ -70,12 +73,7 @@ class Machine:
             directory.mkdir(parents=True, exist_ok=True)
 
     def start(self, pid: int, score: int, *, parent: int = 1, start: int = 7, where: str = "") -> None:
-        directory = self.proc / str(pid)
-        directory.mkdir(exist_ok=True)
-        with (self.group / where / "cgroup.procs").open("a") as file:
-            file.write(f"{pid}\n")
-        (directory / "stat").write_text(f"{pid} (x) y) S {parent} {' '.join('0' * 17)} {start} 0\n")
-        self.write(pid, score)
+        add_process(self.proc, self.group / where, pid, score, parent=parent, start=start)
 
     def write(self, pid: int, score: int) -> None:
         (self.proc / str(pid) / "oom_score_adj").write_text(f"{score}\n")
@@ -103,7 +101,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_every_process_has_its_own_original_back_and_a_child_its_parents(machine: Machine) -> None:
+def test_every_process_is_restored_and_a_child_gets_its_parent_s_score(machine: Machine) -> None:
     machine.start(10, 0)
     machine.start(11, 500, where="below")
     scores = machine.opened()
@@ -116,11 +114,11 @@ def test_every_process_has_its_own_original_back_and_a_child_its_parents(machine
         OutcomeStatus.APPLIED, "0 500", "1000", [1000, 1000],
     )  # fmt: skip
     journal = (machine.state / FILE_NAME).read_bytes()
-    machine.start(12, 1000, parent=11)  # born with what its parent has
+    machine.start(12, 1000, parent=11)  # forked with the score of its parent
     machine.start(13, 1000, parent=999)  # its parent has ended
     assert [o.status for o in scores.apply([machine.decision(1000)])] == [OutcomeStatus.UNCHANGED]
-    assert (machine.state / FILE_NAME).read_bytes() == journal, "no wait for the disk for every child"
-    machine.start(14, 300)  # somebody was let in from outside
+    assert (machine.state / FILE_NAME).read_bytes() == journal, "a child of a known process needs no journal write"
+    machine.start(14, 300)  # a process that joined from outside
     assert [o.before for o in scores.apply([machine.decision(1000)])] == ["300 1000"]
     # Another process, after the first was killed.
     (back,) = machine.opened().restore()
@@ -130,7 +128,7 @@ def test_every_process_has_its_own_original_back_and_a_child_its_parents(machine
     assert not (machine.state / FILE_NAME).exists()
 
 
-def test_a_process_that_had_that_value_keeps_it(machine: Machine) -> None:
+def test_a_process_with_the_decided_score_keeps_it_after_the_restore(machine: Machine) -> None:
     machine.start(10, 0)
     machine.start(11, 1000)
     scores = machine.opened()
@@ -149,14 +147,14 @@ def test_another_priority_is_no_original(machine: Machine) -> None:
     assert machine.scores(10) == [0]
 
 
-def test_what_somebody_else_has_set_and_who_has_another_s_number_is_left_alone(machine: Machine) -> None:
+def test_an_external_score_and_a_reused_pid_are_left_alone(machine: Machine) -> None:
     for pid in (10, 11, 12):
         machine.start(pid, 0)
     scores = machine.opened()
     scores.apply([machine.decision(1000)])
     machine.write(11, -500)
     machine.end(12)
-    machine.start(12, 700, start=8)  # its number was given to another process
+    machine.start(12, 700, start=8)  # its PID was reused
     scores.restore()
     assert machine.scores(10, 11, 12) == [0, -500, 700]
 
@@ -177,7 +175,7 @@ def test_another_boot_and_a_damaged_journal(machine: Machine) -> None:
         machine.opened()
 
 
-def test_nothing_is_written_that_cannot_be_journalled(machine: Machine) -> None:
+def test_no_score_is_written_without_its_original_in_the_journal(machine: Machine) -> None:
     machine.start(10, 0)
     scores = OomScores(ProcessTable(machine.proc, machine.group.parent), machine.state / "gone", "boot")
     for _ in range(2):
@@ -188,7 +186,7 @@ def test_nothing_is_written_that_cannot_be_journalled(machine: Machine) -> None:
 
 
 class Unprivileged(ProcessTable):
-    """As the kernel has it: nobody goes below what a privileged process has set last."""
+    """Like the kernel: without privileges no score goes below the one that a privileged process set last."""
 
     def write(self, pid: int, start: int, score: int) -> bool:
         if score < 0:
@@ -196,7 +194,7 @@ class Unprivileged(ProcessTable):
         return super().write(pid, start, score)
 
 
-def test_lowering_without_the_right_is_said(machine: Machine) -> None:
+def test_lowering_without_the_capability_is_reported(machine: Machine) -> None:
     for pid in (10, 11):
         machine.start(pid, 0)
     scores = OomScores(Unprivileged(machine.proc, machine.group.parent), machine.state, "boot")
@@ -207,7 +205,7 @@ def test_lowering_without_the_right_is_said(machine: Machine) -> None:
     assert (back.status, machine.scores(10, 11), scores.entries()) == (OutcomeStatus.UNCHANGED, [0, 0], ())
 
 
-def test_what_cannot_be_put_back_stays_in_the_journal(machine: Machine) -> None:
+def test_refused_restores_stay_in_the_journal(machine: Machine) -> None:
     machine.start(10, -500)
     machine.opened().apply([machine.decision(1000)])
     weak = OomScores(Unprivileged(machine.proc, machine.group.parent), machine.state, "boot")
@@ -219,43 +217,26 @@ def test_what_cannot_be_put_back_stays_in_the_journal(machine: Machine) -> None:
     weak.apply([machine.decision(950)])
     assert machine.scores(10) == [950]
     machine.opened().restore()
-    assert machine.scores(10) == [-500], "whatever it was given in between"
+    assert machine.scores(10) == [-500], "the first original, not a score in between"
 
 
-def test_killed_at_any_step_the_originals_come_back(machine: Machine) -> None:
+def test_a_kill_at_any_step_loses_no_original(machine: Machine) -> None:
     """SIGKILL before each system call that leaves something behind, on both of two changes."""
-    codes = []
     for pid in (10, 11):
         machine.start(pid, 0)
-    for last in range(1, 60):
+
+    def prepare() -> None:
         machine.write(10, 0)
         machine.write(11, 500)
-        child = os.fork()
-        if child == 0:
-            _die_before(last)
-            scores = machine.opened()
-            scores.apply([machine.decision(1000)])
-            scores.apply([machine.decision(950)])
-            os._exit(0)
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    def work() -> None:
+        scores = machine.opened()
+        scores.apply([machine.decision(1000)])
+        scores.apply([machine.decision(950)])
+
+    def check(step: str) -> None:
         machine.opened().restore()
-        assert machine.scores(10, 11) == [0, 500], f"step {last}"
-        if codes[-1] == 0:
-            break
-    assert (codes[-1], set(codes[:-1])) == (0, {-signal.SIGKILL})
-    assert len(codes) > 12
+        assert machine.scores(10, 11) == [0, 500], step
 
-
-def _die_before(last: int) -> None:
-    count = 0
-    for owner, name in ((os, "fsync"), (Path, "rename"), (Path, "unlink"), (ProcessTable, "write")):
-        call = getattr(owner, name)
-
-        def counted(*args, call=call, **options):  # type: ignore[no-untyped-def]
-            nonlocal count
-            count += 1
-            if count == last:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*args, **options)
-
-        setattr(owner, name, counted)
+    calls = [(os, "fsync"), (Path, "rename"), (Path, "unlink"), (ProcessTable, "write")]
+    assert kill_at_every_step(calls, prepare, work, check) > 12

@@ -1,4 +1,4 @@
-"""The journal of originals: kept before writes, exact, alone in its directory, never half-used."""
+"""The journal of originals: on disk before writes, exact, alone in its directory, never used in part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from agent.qrm.actuator.originals import (
     FILE_NAME,
     HOLDER_NAME,
-    JournalDamaged,
     OriginalsJournal,
     StateDirLocked,
     decode_journal,
@@ -24,20 +23,24 @@ from agent.qrm.actuator.state_dir import default_state_dir, open_originals
 from agent.qrm.actuator.writer import KnobWriter, OriginalValue, RawValue, is_cgroup_path
 from api.interfaces import Unavailable
 from api.knobs import Knob
+from common.state_file import StateFileDamaged
 from tests.agent.qrm.actuator.trees import Tree
 
 BOOT = "0d5a1e9c-3a52-4c1e-9a8e-6f0b2f6f2a11"
-SHARES = OriginalValue(
-    cgroup="/batch",
-    cgroup_id=77,
-    knob=Knob.WEIGHT,
-    raw=RawValue(directory_id=77, texts={"cpu.shares": "1024\n"}),
-)
-QUOTA = OriginalValue(
-    cgroup="/kubepods/böse ecke",
-    cgroup_id=(7 << 32) + 5,
-    knob=Knob.QUOTA,
-    raw=RawValue(directory_id=9, texts={"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"}),
+
+
+def original(
+    texts: dict[str, str], cgroup: str = "/batch", cgroup_id: int = 77, knob: Knob = Knob.WEIGHT
+) -> OriginalValue:
+    """Return an entry whose directory has the inode of the cgroup, as on version 2."""
+    raw = RawValue(directory_id=cgroup_id, texts=texts)
+    return OriginalValue(cgroup=cgroup, cgroup_id=cgroup_id, knob=knob, raw=raw)
+
+
+SHARES = original({"cpu.shares": "1024\n"})
+OTHER_SHARES = original({"cpu.shares": "2\n"})
+QUOTA = original(
+    {"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"}, "/kubepods/böse ecke", (7 << 32) + 5, Knob.QUOTA
 )
 FILE = encode_journal(BOOT, (SHARES, QUOTA))
 ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -59,33 +62,24 @@ sys.stdin.read()
 """
 
 
-def rewrite(original: OriginalValue, text: str, *, cgroup_id: int = 77) -> OriginalValue:
-    return OriginalValue(
-        cgroup=original.cgroup,
-        cgroup_id=cgroup_id,
-        knob=original.knob,
-        raw=RawValue(directory_id=cgroup_id, texts={"cpu.shares": text}),
-    )
-
-
 @given(st.lists(ORIGINALS, max_size=5))
-def test_what_is_written_is_read(entries: list[OriginalValue]) -> None:
+def test_encoded_originals_decode_to_themselves(entries: list[OriginalValue]) -> None:
     assert decode_journal(encode_journal(BOOT, entries)) == (BOOT, tuple(entries))
 
 
 @given(st.integers(0, len(FILE) - 1))
 @example(0)
 @example(len(FILE) - 1)
-def test_any_truncation_is_noticed(length: int) -> None:
-    with pytest.raises(JournalDamaged):
+def test_every_truncation_is_detected(length: int) -> None:
+    with pytest.raises(StateFileDamaged):
         decode_journal(FILE[:length])
 
 
-def test_every_single_flipped_bit_is_noticed() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     for position in range(len(FILE) * 8):
         flipped = bytearray(FILE)
         flipped[position // 8] ^= 1 << position % 8
-        with pytest.raises(JournalDamaged):
+        with pytest.raises(StateFileDamaged):
             decode_journal(bytes(flipped))
 
 
@@ -94,20 +88,20 @@ def test_every_single_flipped_bit_is_noticed() -> None:
 @example(b'{"version":1,"x":' + b"[" * 5000)
 @example(FILE + b"\n")
 @example(b" " + FILE)
-def test_anything_else_is_noticed(data: bytes) -> None:
-    with pytest.raises(JournalDamaged):
+def test_other_bytes_are_detected(data: bytes) -> None:
+    with pytest.raises(StateFileDamaged):
         decode_journal(data)
 
 
 def test_another_layout_version_is_named() -> None:
-    with pytest.raises(JournalDamaged, match="layout version 2, this program knows 1"):
+    with pytest.raises(StateFileDamaged, match="layout version 2, this program knows 1"):
         decode_journal(FILE.replace(b'"version":1', b'"version":2'))
 
 
 def test_the_first_original_stays(tmp_path: Path) -> None:
     originals = open_originals(tmp_path, BOOT)
     originals.record(SHARES)
-    originals.record(rewrite(SHARES, "2\n"), QUOTA)
+    originals.record(OTHER_SHARES, QUOTA)
     originals.close()
     again = open_originals(tmp_path, BOOT)
     assert again.entries() == (SHARES, QUOTA)
@@ -118,14 +112,14 @@ def test_the_first_original_stays(tmp_path: Path) -> None:
 def test_a_new_cgroup_on_the_path_has_its_own_original(tmp_path: Path) -> None:
     originals = open_originals(tmp_path, BOOT)
     originals.record(SHARES)
-    new = rewrite(SHARES, "2\n", cgroup_id=78)
+    new = original({"cpu.shares": "2\n"}, cgroup_id=78)
     originals.record(new)
     assert originals.entries() == (new,)
     originals.close()
 
 
 @pytest.mark.parametrize("damage", [FILE[:-20], b"", b"\0" * 4096, FILE.replace(b"1024", b"1025")])
-def test_a_damaged_file_is_set_aside_and_said_to_be(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_file_is_quarantined_and_reported(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / FILE_NAME
     (tmp_path / f"{FILE_NAME}.damaged-1").write_text("an older one")
     path.write_bytes(damage)
@@ -143,18 +137,12 @@ def test_a_damaged_file_is_set_aside_and_said_to_be(tmp_path: Path, damage: byte
 @pytest.mark.parametrize(
     "forged",
     [
-        rewrite(SHARES, "1024\u0100"),
-        OriginalValue(
-            cgroup="/../etc", cgroup_id=1, knob=Knob.IDLE, raw=RawValue(directory_id=1, texts={"cpu.idle": "0"})
-        ),
-        OriginalValue(
-            cgroup="batch", cgroup_id=1, knob=Knob.IDLE, raw=RawValue(directory_id=1, texts={"cpu.idle": "0"})
-        ),
+        original({"cpu.shares": "1024\u0100"}),
+        original({"cpu.idle": "0"}, cgroup="/../etc", knob=Knob.IDLE),
+        original({"cpu.idle": "0"}, cgroup="batch", knob=Knob.IDLE),
     ],
 )
-def test_an_entry_that_no_kernel_ever_showed_is_damage_whatever_the_checksum_says(
-    tmp_path: Path, forged: OriginalValue
-) -> None:
+def test_an_impossible_entry_is_damage_despite_a_valid_checksum(tmp_path: Path, forged: OriginalValue) -> None:
     (tmp_path / FILE_NAME).write_bytes(encode_journal(BOOT, (forged,)))
     originals = open_originals(tmp_path, BOOT)
     assert originals.entries() == ()
@@ -162,20 +150,20 @@ def test_an_entry_that_no_kernel_ever_showed_is_damage_whatever_the_checksum_say
     originals.close()
 
 
-def test_a_pipe_in_the_place_of_the_file_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_the_file_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / FILE_NAME)
     with pytest.raises(Unavailable, match=r"cannot be read from .*: not a regular file"):
         open_originals(tmp_path, BOOT)
 
 
-def test_originals_of_another_boot_are_dropped_and_said_to_be(tmp_path: Path) -> None:
+def test_originals_of_another_boot_are_dropped_and_reported(tmp_path: Path) -> None:
     first = open_originals(tmp_path, "another-boot")
     first.record(SHARES, QUOTA)
     first.close()
     second = open_originals(tmp_path, BOOT)
     assert second.entries() == ()
     assert "2 originals of another boot" in second.messages[0]
-    # The very same cgroup and inode exist again: the file must now say that they are of this boot.
+    # The same cgroup and inode exist again: the file must have the id of this boot.
     second.record(SHARES, QUOTA)
     second.close()
     third = open_originals(tmp_path, BOOT)
@@ -185,12 +173,7 @@ def test_originals_of_another_boot_are_dropped_and_said_to_be(tmp_path: Path) ->
 
 def test_vanished_cgroups_leave_the_file_with_the_next_record(tmp_path: Path) -> None:
     tree = Tree(tmp_path / "cgroup", "v2")
-    alive = OriginalValue(
-        cgroup="/batch",
-        cgroup_id=tree.make("/batch"),
-        knob=Knob.WEIGHT,
-        raw=RawValue(directory_id=1, texts={"cpu.weight": "100\n"}),
-    )
+    alive = original({"cpu.weight": "100\n"}, cgroup_id=tree.make("/batch"))
     files = KnobWriter(tree.hierarchy)
     originals = open_originals(tmp_path / "state", BOOT)
     originals.record(QUOTA)
@@ -214,7 +197,7 @@ def test_two_processes_cannot_share_a_directory(tmp_path: Path) -> None:
     open_originals(tmp_path, BOOT).close()
 
 
-def test_closing_lets_the_next_one_in(tmp_path: Path) -> None:
+def test_closing_releases_the_lock(tmp_path: Path) -> None:
     first = open_originals(tmp_path, BOOT)
     with pytest.raises(StateDirLocked, match=f"process {os.getpid()}"):
         open_originals(tmp_path, BOOT)
@@ -223,14 +206,14 @@ def test_closing_lets_the_next_one_in(tmp_path: Path) -> None:
     open_originals(tmp_path, BOOT).close()
 
 
-def test_a_state_directory_that_cannot_be_made_is_unavailable(tmp_path: Path) -> None:
+def test_a_state_directory_that_cannot_be_created_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Unavailable, match=r"state directory .*/file/state cannot be used") as caught:
         open_originals(tmp_path / "file/state", BOOT)
     assert "--state-dir" in caught.value.remedy
 
 
-def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
     originals = open_originals(tmp_path / "state", BOOT)
     originals.record(SHARES)
     assert originals.path.stat().st_mode & 0o777 == 0o600
@@ -239,7 +222,7 @@ def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o1777, 0o770, 0o702])
-def test_a_directory_that_others_can_write_is_not_trusted(tmp_path: Path, mode: int) -> None:
+def test_a_directory_writable_by_others_is_refused(tmp_path: Path, mode: int) -> None:
     state = tmp_path / "state"
     state.mkdir()
     state.chmod(mode)
@@ -251,7 +234,7 @@ def test_a_directory_that_others_can_write_is_not_trusted(tmp_path: Path, mode: 
     open_originals(state, BOOT).close()
 
 
-def test_somebody_else_s_directory_is_not_trusted(tmp_path: Path) -> None:
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a directory away")
     state = tmp_path / "state"
@@ -263,7 +246,7 @@ def test_somebody_else_s_directory_is_not_trusted(tmp_path: Path) -> None:
     assert list(state.iterdir()) == []
 
 
-def test_directories_above_are_made_for_the_owner_only_whatever_the_umask(tmp_path: Path) -> None:
+def test_parent_directories_are_created_for_the_owner_only_with_any_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         open_originals(tmp_path / "a/b", BOOT).close()
@@ -286,7 +269,7 @@ def test_no_link_is_followed_to_write_the_holder(tmp_path: Path) -> None:
     open_originals(state, BOOT).close()
 
 
-def test_a_directory_lost_meanwhile_records_nothing(tmp_path: Path) -> None:
+def test_a_removed_directory_records_nothing(tmp_path: Path) -> None:
     originals = OriginalsJournal(tmp_path / "state" / FILE_NAME, BOOT)
     with pytest.raises(Unavailable, match="No such file or directory"):
         originals.record(SHARES)
@@ -302,5 +285,5 @@ def test_a_directory_lost_meanwhile_records_nothing(tmp_path: Path) -> None:
         (1000, {"HOME": "/home/a"}, "/home/a/.local/state/dioptase"),
     ],
 )
-def test_where_state_is_kept_by_default(uid: int, environ: dict[str, str], expected: str) -> None:
+def test_default_state_directory(uid: int, environ: dict[str, str], expected: str) -> None:
     assert default_state_dir(environ, uid) == Path(expected)

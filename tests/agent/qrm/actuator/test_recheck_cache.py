@@ -1,4 +1,4 @@
-"""Knobs that are decided as before are read every few seconds; what drifts is repaired, and counted."""
+"""Knobs with unchanged decisions are read every few seconds; drifted values are repaired and counted."""
 
 from __future__ import annotations
 
@@ -10,67 +10,56 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agent.qrm.actuator.actuator import Actuator
 from agent.qrm.actuator.one_shot import IN_PROGRESS
-from agent.qrm.actuator.originals import OriginalsJournal
 from agent.qrm.actuator.recheck_cache import RECHECK_ALL_CYCLES, RECHECK_LACKING_CYCLES, RECHECK_NS
-from agent.qrm.actuator.state_dir import open_originals
 from agent.qrm.actuator.writer import KnobReading, KnobWriter
-from api.decision import ActMode, Decision, Outcome, OutcomeStatus
+from api.decision import Outcome, OutcomeStatus
 from api.knobs import Knob
-from tests.agent.qrm.actuator.trees import Tree
+from tests.agent.qrm.actuator.trees import Bench, S
 
-S = 1_000_000_000
+PATHS = ("/batch", "/batch/inner", "/other")
 
 
 class Counted(KnobWriter):
-    """Remembers which knobs were read."""
+    """Records which knobs were read."""
 
     looked: list[tuple[str, Knob]]
 
-    def look(
+    def read_with_context(
         self,
         cgroup: str,
         cgroup_id: int,
         knob: Knob,
         directory_id: int | None = None,
-        known: Mapping[str, str] | None = None,
+        unchanged: Mapping[str, str] | None = None,
     ) -> KnobReading:
         self.looked.append((cgroup, knob))
-        return super().look(cgroup, cgroup_id, knob, directory_id, known)
+        return super().read_with_context(cgroup, cgroup_id, knob, directory_id, unchanged)
 
 
-class Node:
+class Node(Bench):
     """A tree and an actuator that is given the time in seconds."""
 
-    def __init__(self, root: Path, mode: str, *cgroups: str) -> None:
-        self.tree = Tree(root / "cgroup", mode)
-        for path in cgroups:
-            self.tree.make(path)
-        self.files = Counted(self.tree.hierarchy)
+    files: Counted
+
+    def __init__(self, root: Path, mode: str) -> None:
+        super().__init__(root, mode, cgroups=PATHS, writer=Counted)
         self.files.looked = []
-        self.originals: OriginalsJournal = open_originals(root / "state", "boot")
-        self.actuator = Actuator(self.files, self.originals, ActMode.ON)
 
-    def round(self, at_s: float, wanted: Mapping[tuple[str, Knob], str]) -> list[Outcome]:
-        """What comes of a round; what it read is in `looked`."""
+    def cycle(self, at_s: float, requests: Mapping[tuple[str, Knob], str]) -> tuple[Outcome, ...]:
+        """Return the outcomes of one cycle; `files.looked` has the knobs that it read."""
         self.files.looked.clear()
-        decisions: list[Decision] = [self.tree.decision(path, knob, value) for (path, knob), value in wanted.items()]
-        return list(self.actuator.apply(decisions, int(at_s * S)))
-
-    def close(self) -> None:
-        self.files.close()
-        self.originals.close()
+        return self.apply(*((path, knob, value) for (path, knob), value in requests.items()), at_s=at_s)
 
 
 @pytest.fixture(params=["v1", "v2"])
 def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
-    made = Node(tmp_path, request.param, "/batch", "/batch/inner", "/other")
-    yield made
-    made.close()
+    instance = Node(tmp_path, request.param)
+    yield instance
+    instance.close()
 
 
-WANTED = {
+REQUESTS = {
     ("/batch", Knob.QUOTA): "50000",
     ("/batch", Knob.IDLE): "1",
     ("/other", Knob.CPUSET): "1-2",
@@ -79,40 +68,40 @@ WANTED = {
 
 
 def settle(node: Node) -> None:
-    """Rounds until every knob has been looked at for the second time."""
-    node.round(0, WANTED)
-    node.round(RECHECK_NS / S, WANTED)
+    """Run cycles until every knob has been read twice."""
+    node.cycle(0, REQUESTS)
+    node.cycle(RECHECK_NS / S, REQUESTS)
 
 
-def test_what_is_decided_as_before_is_not_read(node: Node) -> None:
-    first = node.round(0, WANTED)
+def test_unchanged_decisions_are_not_read(node: Node) -> None:
+    first = node.cycle(0, REQUESTS)
     assert {outcome.status for outcome in first} == {OutcomeStatus.APPLIED}
     settle(node)
-    again = node.round(RECHECK_NS / S + 1, WANTED)
+    again = node.cycle(RECHECK_NS / S + 1, REQUESTS)
     assert node.files.looked == []
     assert [(o.status, o.decision, o.after, o.clamped_from) for o in again] == [
         (OutcomeStatus.UNCHANGED, o.decision, o.after, o.clamped_from) for o in first
     ]
-    most = "10000" if node.tree.hierarchy.mode == "v2" else "1000"
-    assert (again[3].after, again[3].clamped_from) == (most, "99999")
+    max_weight = "10000" if node.tree.hierarchy.mode == "v2" else "1000"
+    assert (again[3].after, again[3].clamped_from) == (max_weight, "99999")
 
 
-def test_everything_is_read_again_within_five_seconds_of_rounds_a_second_apart(node: Node) -> None:
+def test_everything_is_read_again_within_five_seconds_with_one_cycle_per_second(node: Node) -> None:
     settle(node)
-    last = dict.fromkeys(WANTED, 4.0)
+    last = dict.fromkeys(REQUESTS, 4.0)
     for at_s in range(5, 40):
-        node.round(at_s, WANTED)
-        for key in WANTED:
+        node.cycle(at_s, REQUESTS)
+        for key in REQUESTS:
             if key in node.files.looked:
                 last[key] = at_s
             assert at_s - last[key] < 5, key
 
 
-def test_without_the_time_everything_is_read_in_every_round(node: Node) -> None:
+def test_without_the_time_everything_is_read_in_every_cycle(node: Node) -> None:
     for _ in range(3):
         node.files.looked.clear()
-        node.actuator.apply([node.tree.decision(path, knob, value) for (path, knob), value in WANTED.items()])
-        assert set(WANTED) <= set(node.files.looked)
+        node.apply(*((*key, value) for key, value in REQUESTS.items()))
+        assert set(REQUESTS) <= set(node.files.looked)
 
 
 @pytest.mark.parametrize(
@@ -123,20 +112,22 @@ def test_without_the_time_everything_is_read_in_every_round(node: Node) -> None:
         (("/batch", Knob.IDLE), {("/batch", Knob.IDLE)}),
     ],
 )
-def test_a_new_value_is_looked_at_alone(node: Node, changed: tuple[str, Knob], read: set[tuple[str, Knob]]) -> None:
+def test_only_a_changed_decision_is_read(node: Node, changed: tuple[str, Knob], read: set[tuple[str, Knob]]) -> None:
     settle(node)
     values = {Knob.QUOTA: "40000", Knob.IO_WEIGHT: "7", Knob.IDLE: "0"}
-    node.round(4.1, {**WANTED, changed: values[changed[1]]})
-    assert set(node.files.looked) & set(WANTED) == read
+    node.cycle(4.1, {**REQUESTS, changed: values[changed[1]]})
+    assert set(node.files.looked) & set(REQUESTS) == read
 
 
-def test_what_depends_on_a_new_value_is_looked_at_with_it(node: Node) -> None:
-    wanted = {("/batch", Knob.CPUSET): "0-3", ("/batch/inner", Knob.CPUSET): "0-3", ("/batch", Knob.BURST): "100"}
-    node.round(0, wanted)
-    node.round(4, wanted)
-    inner = node.round(4.1, {**wanted, ("/batch", Knob.CPUSET): "2"})[1]
-    assert (inner.after, inner.clamped_from) == ("2", "0-3"), "what lies inside is cut to the new CPUs at once"
-    node.round(4.2, {**wanted, ("/batch", Knob.QUOTA): "90000"})
+def test_knobs_that_depend_on_a_changed_one_are_read(node: Node) -> None:
+    requests = {("/batch", Knob.CPUSET): "0-3", ("/batch/inner", Knob.CPUSET): "0-3", ("/batch", Knob.BURST): "100"}
+    node.cycle(0, requests)
+    node.cycle(4, requests)
+    inner = node.cycle(4.1, {**requests, ("/batch", Knob.CPUSET): "2"})[1]
+    assert (inner.after, inner.clamped_from) == ("2", "0-3"), (
+        "the cgroup below is restricted to the new CPUs in the same cycle"
+    )
+    node.cycle(4.2, {**requests, ("/batch", Knob.QUOTA): "90000"})
     assert ("/batch", Knob.BURST) in node.files.looked
 
 
@@ -148,45 +139,46 @@ def drift(node: Node) -> None:
 def test_drift_is_repaired_and_counted(node: Node) -> None:
     settle(node)
     drift(node)
-    found = [outcome for second in (1, 2, 3, 4) for outcome in node.round(4 + second, WANTED)]
-    assert [o.decision.knob for o in found if o.status is OutcomeStatus.APPLIED] == [Knob.QUOTA]
-    (repaired,) = (o for o in found if o.repaired)
+    outcomes = [outcome for second in (1, 2, 3, 4) for outcome in node.cycle(4 + second, REQUESTS)]
+    assert [o.decision.knob for o in outcomes if o.status is OutcomeStatus.APPLIED] == [Knob.QUOTA]
+    (repaired,) = (o for o in outcomes if o.repaired)
     assert (repaired.before, repaired.after) == ("80000 100000", "50000 100000")
 
 
-def test_a_new_wish_is_no_drift(node: Node) -> None:
+def test_a_changed_decision_is_no_drift(node: Node) -> None:
     settle(node)
-    found = node.round(5, {**WANTED, ("/batch", Knob.QUOTA): "20000"})
-    assert [(o.status, o.repaired) for o in found if o.decision.knob is Knob.QUOTA] == [(OutcomeStatus.APPLIED, False)]
+    outcomes = node.cycle(5, {**REQUESTS, ("/batch", Knob.QUOTA): "20000"})
+    assert [(o.status, o.repaired) for o in outcomes if o.decision.knob is Knob.QUOTA] == [
+        (OutcomeStatus.APPLIED, False)
+    ]
 
 
-def test_refusals_are_tried_again_in_every_round(node: Node) -> None:
-    wanted = {("/batch", Knob.CPUSET): "7"}
+def test_refusals_are_tried_again_in_every_cycle(node: Node) -> None:
+    requests = {("/batch", Knob.CPUSET): "7"}
     for at_s in range(3):
-        (outcome,) = node.round(at_s, wanted)
+        (outcome,) = node.cycle(at_s, requests)
         assert outcome.status is OutcomeStatus.REFUSED
         assert node.files.looked == [("/batch", Knob.CPUSET)]
 
 
-def test_a_successor_on_the_path_is_looked_at(node: Node) -> None:
+def test_a_new_cgroup_on_the_path_is_read(node: Node) -> None:
     settle(node)
     node.tree.remove("/other")
     node.tree.make("/other")
-    outcome = node.round(4.1, WANTED)[2]
+    outcome = node.cycle(4.1, REQUESTS)[2]
     assert (outcome.status, outcome.before) == (
         OutcomeStatus.APPLIED,
         "" if node.tree.hierarchy.mode == "v2" else "0-3",
     )
 
 
-def test_what_is_done_once_is_never_remembered(node: Node) -> None:
-    wanted = {("/batch", Knob.DROP_CACHE): "4096", ("/batch", Knob.QUOTA): "50000"}
+def test_one_shot_decisions_are_never_cached(node: Node) -> None:
+    requests = {("/batch", Knob.DROP_CACHE): "4096", ("/batch", Knob.QUOTA): "50000"}
     for at_s in range(3):
-        drop, _ = node.round(at_s, wanted)
+        drop, _ = node.cycle(at_s, requests)
         assert (drop.status, drop.error) == (OutcomeStatus.UNCHANGED, IN_PROGRESS)
 
 
-PATHS = ("/batch", "/batch/inner", "/other")
 KNOBS = (Knob.CPUSET, Knob.MEMS, Knob.QUOTA, Knob.BURST, Knob.IO_WEIGHT, Knob.MEMORY_MAX, Knob.SWAP_MAX)
 CHANGE = st.tuples(st.sampled_from(PATHS), st.sampled_from(KNOBS), st.integers(0, 2))
 VALUES = {
@@ -207,22 +199,22 @@ VALUES = {
 @example([("/batch", Knob.BURST, 2), ("/batch", Knob.QUOTA, 1), ("/batch", Knob.QUOTA, 0)], "v2")
 @example([("/batch", Knob.SWAP_MAX, 2), ("/batch", Knob.MEMORY_MAX, 1), ("/batch", Knob.MEMORY_MAX, 0)], "v1")
 @example([("/batch/inner", Knob.MEMORY_MAX, value) for value in (1, 0, 1)], "v1")
-def test_what_is_remembered_changes_nothing_that_is_written(changes: list[tuple[str, Knob, int]], mode: str) -> None:
-    """Two nodes, one of which is told the time: within the time of a recheck they come to the same."""
-    wanted = {(path, knob): VALUES[knob][0] for path in PATHS for knob in KNOBS}
+def test_the_cache_changes_no_write(changes: list[tuple[str, Knob, int]], mode: str) -> None:
+    """Two actuators, one of which gets the time: within the recheck interval both write the same."""
+    requests = {(path, knob): VALUES[knob][0] for path in PATHS for knob in KNOBS}
     with TemporaryDirectory() as directory:
-        timed, plain = (Node(Path(directory) / name, mode, *PATHS) for name in ("timed", "plain"))
+        timed, plain = (Node(Path(directory) / name, mode) for name in ("timed", "plain"))
         for number, (path, knob, value) in enumerate([changes[0], *changes, changes[-1], changes[-1]]):
-            wanted[path, knob] = VALUES[knob][value]
-            found = timed.round(number * 0.001, wanted)
-            assert not [o for o in found if o.repaired], "nobody else wrote anything"
-            plain.actuator.apply([plain.tree.decision(*key, value) for key, value in wanted.items()])
+            requests[path, knob] = VALUES[knob][value]
+            outcomes = timed.cycle(number * 0.001, requests)
+            assert not [o for o in outcomes if o.repaired], "there was no external write"
+            plain.apply(*((*key, value) for key, value in requests.items()))
         assert [timed.tree.texts(path) for path in PATHS] == [plain.tree.texts(path) for path in PATHS]
         timed.close()
         plain.close()
 
 
-def test_cgroups_are_asked_for_their_knobs_now_and_then(node: Node) -> None:
+def test_available_knobs_are_probed_again_periodically(node: Node) -> None:
     idle = node.tree.file("/other", "cpu.idle")
     idle.unlink()
     lacking = [

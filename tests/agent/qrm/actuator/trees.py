@@ -1,14 +1,21 @@
-"""A cgroup tree of ordinary files, declared in a test: the formats of both versions, none of the kernel's refusals."""
+"""A cgroup tree of ordinary files in the formats of both versions, without the kernel's refusals, and an actuator on it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from agent.qrm.actuator.actuator import Actuator
+from agent.qrm.actuator.originals import OriginalsJournal
+from agent.qrm.actuator.state_dir import open_originals
+from agent.qrm.actuator.writer import KnobWriter
 from agent.sensors.cgroup.hierarchy import Hierarchy
-from api.decision import Decision
+from api.decision import ActMode, Decision, Outcome
 from api.knobs import Knob, Reason
 
+S = 1_000_000_000
+BOOT = "boot"
+MODES = ("v1", "v2", "hybrid")
 ALL_CPUS, ALL_NODES = "0-3", "0-1"
 UNLIMITED = "9223372036854771712\n"
 V1 = {
@@ -64,7 +71,7 @@ V2 = {
     "io.weight": "default 100\n",
     "io.max": "",
 }
-VERDICT = Reason(rule="wait_above_target", text="online pods waited 9 ms, which is above 2 ms")
+REASON = Reason(rule="wait_above_target", text="online pods waited 9 ms, which is above 2 ms")
 
 
 class Tree:
@@ -74,26 +81,28 @@ class Tree:
         v1 = {} if mode == "v2" else {name: root / name for name in V1}
         self.hierarchy = Hierarchy(v1=v1, v2=None if mode == "v1" else root / "unified")
         self._root = root
-        self._graves: list[Path] = []
+        self._removed: list[Path] = []
         self._mounts = [*v1.values(), *filter(None, [self.hierarchy.v2])]
         for mount in self._mounts:
             mount.mkdir(parents=True)
         self._fill("/")
 
-    def make(self, path: str) -> int:
-        """A new cgroup with the kernel's defaults in every hierarchy; returns its id."""
+    def make(self, path: str, texts: Mapping[str, str] | None = None) -> int:
+        """Create a cgroup with the kernel's defaults in every hierarchy, except these texts by file; return its id."""
         for mount in self._mounts:
             (mount / path.lstrip("/")).mkdir()
         self._fill(path)
+        for name, text in (texts or {}).items():
+            self.file(path, name).write_text(f"{text}\n")
         return self.id(path)
 
     def remove(self, path: str) -> None:
-        """The cgroup is gone. Its inodes stay in use outside the tree, as the kernel never gives a number twice."""
+        """Remove the cgroup. Its inodes stay in use outside the tree, because the kernel never reuses an id."""
         for number, mount in enumerate(self._mounts):
-            grave = self._root / "graves" / f"{len(self._graves)}-{number}"
-            self._graves.append(grave)
-            grave.parent.mkdir(exist_ok=True)
-            (mount / path.lstrip("/")).rename(grave)
+            target = self._root / "removed" / f"{len(self._removed)}-{number}"
+            self._removed.append(target)
+            target.parent.mkdir(exist_ok=True)
+            (mount / path.lstrip("/")).rename(target)
 
     def id(self, path: str) -> int:
         return (self.hierarchy.primary / path.lstrip("/")).stat().st_ino
@@ -104,7 +113,7 @@ class Tree:
         return mount / path.lstrip("/") / name
 
     def texts(self, path: str) -> Mapping[str, str]:
-        """Every file of the cgroup and what it holds."""
+        """Return the content of every file of the cgroup by file name."""
         mounts = set(filter(None, map(self.hierarchy.controller, V1)))
         return {file.name: file.read_text() for mount in mounts for file in (mount / path.lstrip("/")).glob("*.*")}
 
@@ -115,7 +124,7 @@ class Tree:
             pod="default/batch",
             knob=knob,
             value=value,
-            reason=VERDICT,
+            reason=REASON,
         )
 
     def _fill(self, path: str) -> None:
@@ -126,3 +135,34 @@ class Tree:
         for mount, files in places.values():
             for name, text in files.items():
                 (mount / path.lstrip("/") / name).write_text(text)
+
+
+class Bench:
+    """A tree with cgroups, /batch by default, and an actuator that writes to it."""
+
+    def __init__(
+        self,
+        root: Path,
+        mode: str,
+        act: ActMode = ActMode.ON,
+        cgroups: Sequence[str] = ("/batch",),
+        writer: type[KnobWriter] = KnobWriter,
+    ) -> None:
+        self.tree = Tree(root / "cgroup", mode)
+        for path in cgroups:
+            self.tree.make(path)
+        self.files = writer(self.tree.hierarchy)
+        self.originals: OriginalsJournal = open_originals(root / "state", BOOT)
+        self.actuator = Actuator(self.files, self.originals, act)
+
+    def apply(self, *requests: tuple[str, Knob, str], at_s: float | None = None) -> tuple[Outcome, ...]:
+        """Apply the requests in one cycle; without a time the recheck cache is not used."""
+        decisions = [self.tree.decision(*request) for request in requests]
+        return self.actuator.apply(decisions, None if at_s is None else int(at_s * S))
+
+    def journalled(self) -> dict[tuple[str, Knob], dict[str, str]]:
+        return {(entry.cgroup, entry.knob): dict(entry.raw.texts) for entry in self.originals.entries()}
+
+    def close(self) -> None:
+        self.files.close()
+        self.originals.close()

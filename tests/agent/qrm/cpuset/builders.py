@@ -1,8 +1,9 @@
-"""Nodes, pods and sizes for placement: tables name what matters, properties draw the rest."""
+"""Machines, pods and pool sizes for tests of allocation, by name or drawn by hypothesis."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
@@ -14,13 +15,14 @@ from api.advice import NOT_NUMA_BOUND, PoolSize
 from api.cpu import Cpu, Topology, format_cpu_list
 from api.pod import Container, Pod
 from api.qos import Enhancements, QoSLevel
+from tests.builders import pods
 
 S = 1_000_000_000
 CONFIG = CpuPlacementConfig()
 
 
 def machine(sockets: int, nodes: int, caches: int, cores: int, threads: int) -> Topology:
-    """So many of each within the one before, numbered as Linux does: first one thread of every core, then their siblings."""
+    """Return CPUs with these counts, each per unit of the one before, numbered as on x86: one thread of every core first."""
     total = sockets * nodes * caches * cores
     return Topology(
         cpus=tuple(
@@ -42,19 +44,11 @@ def pod(
     qos: QoSLevel = QoSLevel.SHARED,
     cores: float | None = None,
     wants: Enhancements | None = None,
-    **fields: object,
+    **fields: Any,
 ) -> Pod:
-    """A pod with one container, whose cgroup is its name."""
-    asked = {"reclaimed_cpu_cores": cores} if qos is QoSLevel.RECLAIMED else {"cpu_request_cores": cores}
-    made = Pod(
-        uid=f"u-{name}",
-        namespace="default",
-        name=name,
-        qos=qos,
-        containers=(msgspec.structs.replace(Container(name="c", cgroup=f"/{name}"), **asked),),
-        enhancements=wants or Enhancements(),
-    )
-    return msgspec.structs.replace(made, **fields)
+    """Return a pod with one container, whose cgroup is its name; `fields` are of Pod."""
+    values = {"uid": f"u-{name}", "enhancements": wants or Enhancements(), **fields}
+    return pods.pod(name, qos, container="c", cpu_request=cores, **values)
 
 
 def bound(name: str, cores: float, **wants: object) -> Pod:
@@ -101,7 +95,7 @@ def cpus(placement: CpusetAllocation) -> dict[str, str]:
 
 @st.composite
 def machines(draw: st.DrawFn) -> Topology:
-    """Up to 256 CPUs, 8 NUMA nodes and 2 threads a core; now and then with CPUs offline."""
+    """Draw up to 256 CPUs, 8 NUMA nodes and 2 threads per core, some with offline CPUs."""
     sockets, nodes, caches = (
         draw(st.sampled_from([1, 2])),
         draw(st.sampled_from([1, 2, 4])),
@@ -109,9 +103,9 @@ def machines(draw: st.DrawFn) -> Topology:
     )
     threads = draw(st.sampled_from([1, 2]))
     cores = draw(st.integers(1, max(256 // (sockets * nodes * caches * threads), 1)))
-    whole = machine(sockets, nodes, caches, min(cores, 16), threads)
-    offline = draw(st.sets(st.sampled_from(whole.ids), max_size=len(whole.ids) // 4))
-    return Topology(cpus=tuple(cpu for cpu in whole.cpus if cpu.id not in offline))
+    all_cpus = machine(sockets, nodes, caches, min(cores, 16), threads)
+    offline = draw(st.sets(st.sampled_from(all_cpus.ids), max_size=len(all_cpus.ids) // 4))
+    return Topology(cpus=tuple(cpu for cpu in all_cpus.cpus if cpu.id not in offline))
 
 
 CORES = st.sampled_from([None, 0.1, 0.5, 1.0, 2.0, 3.0, 7.5, 8.0, 30.0])
@@ -119,7 +113,7 @@ CORES = st.sampled_from([None, 0.1, 0.5, 1.0, 2.0, 3.0, 7.5, 8.0, 30.0])
 
 @st.composite
 def some_pods(draw: st.DrawFn) -> tuple[Pod, ...]:
-    """Of every level, with every wish that placement looks at."""
+    """Draw pods of every QoS level with every enhancement that allocation reads."""
     result = []
     for number in range(draw(st.integers(0, 12))):
         qos = draw(st.sampled_from([*QoSLevel, QoSLevel.SHARED, QoSLevel.DEDICATED]))
@@ -134,17 +128,17 @@ def some_pods(draw: st.DrawFn) -> tuple[Pod, ...]:
             numa_ids=draw(st.sampled_from([None, None, None, (0,), (1,), (0, 1)])),
             cpuset_pool=draw(st.sampled_from(["", "", "batch", "flink", "reserve", "share-NUMA1", "dedicated-x"])),
         )
-        made = pod(f"p{number}", qos, draw(CORES), wants)
+        new_pod = pod(f"p{number}", qos, draw(CORES), wants)
         if draw(st.booleans()):
-            extra = Container(name="s", cgroup=f"/{made.name}-s", sidecar=draw(st.booleans()), cpu_request_cores=1.0)
-            made = msgspec.structs.replace(made, containers=(*made.containers, extra))
-        result.append(made)
+            extra = Container(name="s", cgroup=f"/{new_pod.name}-s", sidecar=draw(st.booleans()), cpu_request_cores=1.0)
+            new_pod = msgspec.structs.replace(new_pod, containers=(*new_pod.containers, extra))
+        result.append(new_pod)
     return tuple(result)
 
 
 @st.composite
 def some_sizes(draw: st.DrawFn) -> tuple[PoolSize, ...]:
-    """Sensible and senseless ones: too large, of pools without pods, of nodes that are not there."""
+    """Draw pool sizes, also too large ones, of pools without pods and of missing NUMA nodes."""
     names = draw(
         st.sets(st.sampled_from(["share", "batch", "share-NUMA0", "share-NUMA1", "reclaim", "isolation-default/p0"]))
     )

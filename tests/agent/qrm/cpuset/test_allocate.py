@@ -1,4 +1,4 @@
-"""Whole placements, a story or a table each: sizes to pools, pods to CPUs."""
+"""Whole allocations: pool sizes become pools, pods get CPUs, and the state carries both to the next cycle."""
 
 from __future__ import annotations
 
@@ -25,14 +25,12 @@ def named(name: str, cores: float) -> Pod:
     return pod(name, cores=cores, wants=Enhancements(cpuset_pool="batch"))
 
 
-def offline(topology: Topology, *gone: int) -> Topology:
-    return Topology(cpus=tuple(cpu for cpu in topology.cpus if cpu.id not in gone))
+def offline(topology: Topology, *offline_cpus: int) -> Topology:
+    return Topology(cpus=tuple(cpu for cpu in topology.cpus if cpu.id not in offline_cpus))
 
 
 @pytest.mark.parametrize(
-    ("share", "near", "reclaims"),
-    [(6, 8, (18, 16)), (20, 20, (4, 4))],
-    ids=["reclaim on", "reclaim off"],
+    ("share", "near", "reclaims"), [(6, 8, (18, 16)), (20, 20, (4, 4))], ids=["reclaim on", "reclaim off"]
 )
 def test_sizes_of_katalysts_assembler(share: int, near: int, reclaims: tuple[int, int]) -> None:
     sizes = (
@@ -83,7 +81,7 @@ def test_the_tutorials_share_pool_grows_from_six_to_eight_and_keeps_its_six() ->
     second, _ = run((size("share", 8), size("reclaim", 40)), pods, BIG, state)
     assert cpus(second) == {"/web": "0-3,24-27", "/batch": "4-23,28-47"}
     assert second.mems == {"/web": (0, 1), "/batch": (0, 1)}
-    assert second.reasons["/web"].text == "It runs on the CPUs of pool share: 0-3,24-27."
+    assert second.reasons["/web"].text == "The container runs on the CPUs of pool share: 0-3,24-27."
 
 
 @pytest.mark.parametrize(
@@ -98,7 +96,7 @@ def test_the_tutorials_share_pool_grows_from_six_to_eight_and_keeps_its_six() ->
         ({"interrupt_cpu_list": "0-47"}, None, "0,24"),
     ],
 )
-def test_reserved_and_interrupt_cpus_are_nobody_elses(
+def test_reserved_and_interrupt_cpus_are_assigned_to_no_pool(
     config: dict[str, object], reserve: str | None, share: str
 ) -> None:
     pods = (pod("web", cores=2.0), pod("agent", QoSLevel.SYSTEM))
@@ -119,7 +117,7 @@ def test_the_reserve_stays_where_it_was_and_takes_no_cpu_of_dedicated_pods() -> 
     assert pools(back)["reserve"] == "3-4"
 
 
-def test_system_pods_have_the_node_where_nothing_is_reserved_and_named_ones_their_pool() -> None:
+def test_system_pods_run_on_the_reserve_or_the_node_and_named_ones_in_their_pool() -> None:
     pods = (
         pod("agent", QoSLevel.SYSTEM), pod("dns", QoSLevel.SYSTEM, wants=Enhancements(cpuset_pool="net")),
         pod("log", QoSLevel.SYSTEM, wants=Enhancements(cpuset_pool="log")), dedicated("db", 2.0),
@@ -134,7 +132,7 @@ def test_system_pods_have_the_node_where_nothing_is_reserved_and_named_ones_thei
         # Requests rounded up; the rest to reclaim.
         ((pod("a", cores=1.2), pod("b", cores=0.5)), {}, {"share": 2, "reclaim": 6}),
         ((pod("a", cores=2.0), named("b", 3.0)), {}, {"share": 2, "batch": 3, "reclaim": 3}),
-        # Nothing asked for is assumed.
+        # A pod without a request counts as configured.
         ((pod("a"),), {}, {"share": 4, "reclaim": 4}),
         # 30 of 8 minus reclaim's 2: in proportion.
         ((pod("a", cores=10.0), named("b", 20.0)), {}, {"share": 2, "batch": 4, "reclaim": 2}),
@@ -142,17 +140,19 @@ def test_system_pods_have_the_node_where_nothing_is_reserved_and_named_ones_thei
         ((), {}, {"reclaim": 8}),
     ],
 )  # fmt: skip
-def test_own_sizes(pods: tuple[object, ...], config: dict[str, object], expected: dict[str, int]) -> None:
+def test_sizes_are_computed_from_requests(
+    pods: tuple[object, ...], config: dict[str, object], expected: dict[str, int]
+) -> None:
     placement, _ = run((), pods, EIGHT, config=CpuPlacementConfig(**config))
     assert {name: count for name, count in counts(placement).items() if name != "fallback"} == expected
 
 
-def test_own_sizes_of_bound_pools_are_twice_the_requests_on_their_node() -> None:
+def test_computed_sizes_of_bound_pools_are_twice_the_requests_on_their_node() -> None:
     placement, _ = run((), (bound("a", 1.5), pod("b", cores=2.0)), machine(2, 1, 1, 8, 1))
     assert pools(placement) == {"share-NUMA0": "0-2", "share": "8-9", "reclaim": "3-7,10-15", "fallback": "0-2,8-9"}
 
 
-def test_a_pool_that_nobody_sized_gets_its_requests_beside_those_that_were() -> None:
+def test_a_pool_without_a_size_gets_its_requests() -> None:
     pods = (pod("a", cores=2.0), named("b", 1.0))
     placement, _ = run((size("share", 4), size("reclaim", 3)), pods, EIGHT)
     assert counts(placement) == {"share": 4, "batch": 1, "reclaim": 3, "fallback": 5}
@@ -170,17 +170,17 @@ def test_a_pool_that_nobody_sized_gets_its_requests_beside_those_that_were() -> 
         (6, {"share": 9, "reclaim": 3}, {"share": "0-4", "reclaim": "5"}),
     ],
 )
-def test_too_few_cpus(cpu_count: int, sizes: dict[str, int], expected: dict[str, str]) -> None:
-    wanted = tuple(size(name, count) for name, count in sizes.items())
-    placement, _ = run(wanted, (), machine(1, 1, 1, cpu_count, 1))
+def test_pools_share_cpus_if_there_are_too_few(cpu_count: int, sizes: dict[str, int], expected: dict[str, str]) -> None:
+    pool_sizes = tuple(size(name, count) for name, count in sizes.items())
+    placement, _ = run(pool_sizes, (), machine(1, 1, 1, cpu_count, 1))
     assert {name: held for name, held in pools(placement).items() if name != "fallback"} == expected
 
 
-def test_a_new_container_may_use_all_pooled_cpus_until_it_has_warmed_up() -> None:
+def test_a_new_container_may_use_all_cpus_of_pools_until_its_ramp_up_ends() -> None:
     sizes = (size("share", 2), size("reclaim", 4))
     pods = (pod("old", cores=1.0), dedicated("db", 1.0))
     first, state = run(sizes, pods, EIGHT, at_s=100.0)
-    assert cpus(first)["/old"] == "1-2", "what was there before the agent is not new"
+    assert cpus(first)["/old"] == "1-2", "containers from before the agent are not new"
     with_new = (*pods, pod("new", cores=1.0))
     ramping, state = run(sizes, with_new, EIGHT, state, at_s=101.0)
     assert cpus(ramping) == {"/old": "1-2", "/db": "0", "/new": "1-7"}
@@ -208,7 +208,9 @@ def test_dedicated_has_whole_cores_for_itself_and_sidecars_follow() -> None:
     assert placement.mems["/db"] == placement.mems["/db-proxy"] == (0,)
     assert state.machine_state[0].allocated_cpuset == "0-2,24-26"
     assert state.machine_state[0].default_cpuset == "3-11,27-35"
-    assert placement.reasons["/db"].text.startswith("default/db asked for 6 CPUs and has 6 of NUMA node 0 for itself;")
+    assert placement.reasons["/db"].text.startswith(
+        "default/db requests 6 CPUs and has 6 exclusive CPUs of NUMA node 0;"
+    )
 
 
 @pytest.mark.parametrize(("hint", "nodes"), [("spreading", "0 1 0 1"), ("packing", "0 0 0 1")])
@@ -218,7 +220,7 @@ def test_dedicated_pods_spread_or_pack(hint: str, nodes: str) -> None:
     assert " ".join(str(placement.mems[f"/{name}"][0]) for name in "abcd") == nodes
 
 
-def test_exclusive_takes_the_node_but_the_reserve_and_what_is_lent_there_is_its_own() -> None:
+def test_an_exclusive_pod_owns_its_node_except_the_reserve_and_overlaps_reclaim() -> None:
     config = CpuPlacementConfig(reserved_cpus=2)
     pods = (dedicated("db", 2.0, numa_exclusive=True), pod("web", cores=1.0), reclaimed("batch"))
     sizes = (size("share", 1), size("reclaim", 2), size("reclaim", 1, 0))
@@ -241,26 +243,28 @@ def test_a_dedicated_pod_keeps_its_size_when_its_request_changes_in_place() -> N
     assert placement.rejected == {}
 
 
-def test_a_dedicated_pods_lost_cpu_is_replaced_near_by_and_comes_back_to_whoever_needs_it() -> None:
+def test_a_lost_cpu_of_a_dedicated_pod_is_replaced_near_by() -> None:
     pods = (dedicated("db", 3.0), pod("web", cores=4.0))
     first, state = run((), pods, TWO)
     assert cpus(first)["/db"] == "0-2"
     second, state = run((), pods, offline(TWO, 1), state)
     assert cpus(second)["/db"] == "0,2-3"
     third, state = run((), pods, offline(TWO, 0, 1, 2, 3), state)
-    assert cpus(third)["/db"] == "4,6-7", "the whole node went: it moves to the other, next to what the pool has"
+    assert cpus(third)["/db"] == "4,6-7", (
+        "the whole NUMA node went offline: the pod moves to the other, next to the pool"
+    )
     assert cpus(third)["/web"] == "5"
     back, _ = run((), pods, TWO, state)
-    assert cpus(back) == {"/db": "4,6-7", "/web": "0-1,5"}, "its four but for what reclaim keeps of each node"
+    assert cpus(back) == {"/db": "4,6-7", "/web": "0-1,5"}, "its four CPUs but those that reclaim keeps on each node"
 
 
-def test_a_dedicated_pod_with_too_few_cpus_left_keeps_those_and_says_so() -> None:
+def test_a_dedicated_pod_keeps_too_few_cpus_with_a_reason() -> None:
     pods = (dedicated("db", 4.0), dedicated("other", 4.0))
     _, state = run((), pods, TWO)
     placement, state = run((), pods, offline(TWO, 1, 2), state)
     assert cpus(placement) == {"/db": "0,3", "/other": "4-7"}
     assert placement.reasons["/db"].rule == "dedicated_short"
-    assert "asked for 4 CPUs and has 2 of NUMA node 0" in placement.reasons["/db"].text
+    assert "requests 4 CPUs and has 2 exclusive CPUs of NUMA node 0" in placement.reasons["/db"].text
     back, _ = run((), pods, TWO, state)
     assert cpus(back) == {"/db": "0-3", "/other": "4-7"}
 
@@ -268,7 +272,7 @@ def test_a_dedicated_pod_with_too_few_cpus_left_keeps_those_and_says_so() -> Non
 @pytest.mark.parametrize(
     "name", ["reclaim", "reserve", "interrupt", "fallback", "dedicated", "isolation-x", "system-x", "dedicated-x"]
 )
-def test_names_of_pools_that_nobody_may_choose(name: str) -> None:
+def test_pool_names_that_pods_may_not_choose(name: str) -> None:
     placement, _ = run((), (pod("web", cores=2.0, wants=Enhancements(cpuset_pool=name)),), EIGHT)
     assert pools(placement) == {"share": "0-1", "fallback": "0-1", "reclaim": "2-7"}
 
@@ -282,7 +286,7 @@ def test_pool_cpus_that_vanish_are_replaced_and_those_that_come_back_are_used() 
     assert pools(back) == {"share": "0,2,6", "fallback": "0,2,6", "reclaim": "1,3-5,7"}
 
 
-def test_shared_binding_is_kept_in_the_state_and_moves_nobody() -> None:
+def test_a_shared_binding_is_in_the_state() -> None:
     pods = (bound("a", 2.0), bound("b", 1.0))
     first, state = run((), pods, TWO)
     assert {pool: held for pool, held in pools(first).items() if "NUMA" in pool} == {
@@ -297,7 +301,7 @@ def test_shared_binding_is_kept_in_the_state_and_moves_nobody() -> None:
     assert second.rejected == {}
     third, _ = run((), (*full, bound("e", 0.5)), TWO, after)
     assert third.rejected["default/e"].text == (
-        "default/e asks for 0.5 CPUs, no NUMA nodes have them (left on node 0: 0, 1: 0)."
+        "default/e requests 0.5 CPUs; no NUMA nodes have them (left on node 0: 0, 1: 0)."
     )
 
 
@@ -319,14 +323,14 @@ def test_shared_binding_needs_one_node_that_the_others_can_spare(
     assert with_numa_bindings((near,), state)[0].bound_numa == (near.bound_numa or ((0,) if rule is None else ()))
 
 
-def test_on_one_numa_node_bound_pods_have_what_the_others_leave() -> None:
+def test_on_one_numa_node_bound_pods_get_what_the_others_leave() -> None:
     placement, _ = run((), (bound("a", 3.0), pod("b", cores=5.0)), EIGHT)
     assert placement.rejected == {}
     placement, _ = run((), (bound("a", 3.5), pod("b", cores=5.0)), EIGHT)
     assert "default/a" in placement.rejected
 
 
-def test_a_pod_that_shares_its_node_with_no_other_bound_one() -> None:
+def test_without_numa_share_a_node_holds_one_bound_pod() -> None:
     pods = (bound("a", 1.0, numa_share=False), bound("b", 1.0), bound("c", 1.0))
     placement, _ = run((), pods, TWO)
     assert [placement.mems[f"/{name}"] for name in "abc"] == [(0,), (1,), (1,)]
@@ -342,17 +346,17 @@ def test_reclaimed_binding_needs_headroom_that_is_known() -> None:
     placement, state = run((), pods, TWO, headroom, config)
     assert cpus(placement) == {"/a": "4-7", "/b": "4-7", "/c": "0-3", "/d": "0-3"}
     assert placement.rejected.keys() == {"default/c"}
-    assert "left to bind to on node: 1: 0.5" in placement.rejected["default/c"].text
+    assert "CPUs left by node: 1: 0.5" in placement.rejected["default/c"].text
     assert placement.mems["/a"] == (1,)
-    gone = msgspec.structs.replace(state, numa_headroom={})
-    placement, _ = run((), pods, TWO, gone, config)
-    assert cpus(placement)["/a"] == "4-7", "who is bound stays so while headroom is unknown"
+    without_headroom = msgspec.structs.replace(state, numa_headroom={})
+    placement, _ = run((), pods, TWO, without_headroom, config)
+    assert cpus(placement)["/a"] == "4-7", "a bound pod stays bound while headroom is unknown"
     off, _ = run((), pods, TWO, headroom)
     assert set(cpus(off).values()) == {"0-7"}
     assert off.rejected == {}
 
 
-def test_more_than_there_is_is_said_of_the_last_to_come() -> None:
+def test_excess_requests_are_rejected_for_the_newest_pods() -> None:
     _, state = run((), (pod("z", cores=6.0),), EIGHT, at_s=1.0)
     placement, _ = run((), (pod("a", cores=3.0), pod("z", cores=6.0)), EIGHT, state, at_s=2.0)
     assert placement.rejected.keys() == {"default/a"}
@@ -360,7 +364,7 @@ def test_more_than_there_is_is_said_of_the_last_to_come() -> None:
     assert placement.cpus["/a"]
 
 
-def test_what_a_pod_had_is_kept_while_it_may_come_back() -> None:
+def test_cpus_of_an_unlisted_pod_are_retained_until_it_expires() -> None:
     db, web = dedicated("db", 2.0), pod("web", cores=2.0)
     _, state = run((), (db, web), EIGHT)
     without, state = run((), (web, dedicated("other", 2.0)), EIGHT, state, at_s=10.0)
@@ -368,11 +372,11 @@ def test_what_a_pod_had_is_kept_while_it_may_come_back() -> None:
     back, _ = run((), (web, db), EIGHT, state, at_s=20.0)
     assert cpus(back)["/db"] == "0-1"
     late = 10.0 + CpuPlacementConfig().residual_s
-    gone, _ = run((), (web, dedicated("other", 2.0), dedicated("new", 1.0)), EIGHT, state, at_s=late)
-    assert cpus(gone)["/new"] in ("0", "1")
+    expired, _ = run((), (web, dedicated("other", 2.0), dedicated("new", 1.0)), EIGHT, state, at_s=late)
+    assert cpus(expired)["/new"] in ("0", "1")
 
 
-def test_two_numbers_of_a_node_that_is_not_there_any_more() -> None:
+def test_sizes_of_offline_numa_nodes_move_to_the_others() -> None:
     placement, _ = run((size("share-NUMA1", 2, 1), size("reclaim", 2, 1)), (), machine(1, 1, 1, 4, 1))
     assert pools(placement) == {"share-NUMA1": "0-1", "reclaim": "2-3", "fallback": "0-1"}
 
@@ -388,74 +392,78 @@ def test_two_numbers_of_a_node_that_is_not_there_any_more() -> None:
         Enhancements(numa_binding=True, numa_share=True),
     ],
 )
-def test_a_pod_between_two_starts_keeps_what_it_had_and_one_without_a_container_yet_has_nothing(
+def test_a_restarting_pod_keeps_its_cpus_and_one_that_never_started_has_none(
     qos: QoSLevel, wants: Enhancements, policy: str
 ) -> None:
     node, config = machine(1, 2, 1, 4, 1), CpuPlacementConfig(policy=policy, ramp_up_s=0)  # type: ignore[arg-type]
-    there = pod("db", qos, 2, wants)
-    waiting = down_(there, "c")
+    running = pod("db", qos, 2, wants)
+    waiting = without_running(running, "c")
     first, state = allocate_cpusets((), [waiting, pod("web", cores=1)], node, CpusetState(), config, 0)
     assert "/db" not in first.cpus
-    _, state = allocate_cpusets((), [there, pod("web", cores=1)], node, state, config, S)
-    had = {name: entry.cpus for name, entry in state.pod(there.uid).items()}
+    _, state = allocate_cpusets((), [running, pod("web", cores=1)], node, state, config, S)
+    had = {name: entry.cpus for name, entry in state.pod(running.uid).items()}
     _, down = allocate_cpusets((), [waiting, pod("web", cores=1)], node, state, config, 2 * S)
-    assert {name: entry.cpus for name, entry in down.pod(there.uid).items()} == had
+    assert {name: entry.cpus for name, entry in down.pod(running.uid).items()} == had
     late = (3 + round(config.residual_s)) * S
     placement, down = allocate_cpusets((), [waiting, pod("web", cores=1)], node, down, config, late)
     assert placement.cpus.keys() == placement.mems.keys() == placement.reasons.keys() == {"/web"}
-    assert {name: entry.cpus for name, entry in down.pod(there.uid).items()} == had, "however long that takes"
-    _, gone = allocate_cpusets((), [pod("web", cores=1)], node, down, config, late)
-    _, gone = allocate_cpusets((), [pod("web", cores=1)], node, gone, config, 2 * late)
-    assert not gone.pod(there.uid), "its pod has ended"
+    assert {name: entry.cpus for name, entry in down.pod(running.uid).items()} == had, (
+        "for as long as the restart takes"
+    )
+    _, ended = allocate_cpusets((), [pod("web", cores=1)], node, down, config, late)
+    _, ended = allocate_cpusets((), [pod("web", cores=1)], node, ended, config, 2 * late)
+    assert not ended.pod(running.uid), "its pod has ended"
 
 
-def down_(there: Pod, *names: str) -> Pod:
-    """The pod while these containers of it do not run."""
-    waiting = tuple(msgspec.structs.replace(one, cgroup="") for one in there.containers if one.name in names)
-    running = tuple(one for one in there.containers if one.name not in names)
-    return msgspec.structs.replace(there, containers=running, waiting=waiting)
+def without_running(original: Pod, *names: str) -> Pod:
+    """Return the pod while these containers of it do not run."""
+    waiting = tuple(
+        msgspec.structs.replace(container, cgroup="") for container in original.containers if container.name in names
+    )
+    running = tuple(container for container in original.containers if container.name not in names)
+    return msgspec.structs.replace(original, containers=running, waiting=waiting)
 
 
-def with_another(there: Pod, *, sidecar: bool, **asks: float | int) -> Pod:
-    """The same pod with one container more, called `s`."""
-    asks = {"cpu_request_cores": 1.0, **asks}
-    more = msgspec.structs.replace(Container(name="s", cgroup=f"/{there.name}-s", sidecar=sidecar), **asks)
-    return msgspec.structs.replace(there, containers=(*there.containers, more))
+def with_sidecar(original: Pod, **resources: float) -> Pod:
+    """Return the pod with a sidecar `s`."""
+    resources = {"cpu_request_cores": 1.0, **resources}
+    sidecar = msgspec.structs.replace(Container(name="s", cgroup=f"/{original.name}-s", sidecar=True), **resources)
+    return msgspec.structs.replace(original, containers=(*original.containers, sidecar))
 
 
-def test_a_dedicated_pod_keeps_its_cpus_while_one_of_its_containers_is_between_two_lives() -> None:
-    db, web = with_another(dedicated("db", 3.0), sidecar=True), pod("web", cores=1.0)
+def test_a_dedicated_pod_keeps_its_cpus_while_a_container_restarts() -> None:
+    db, web = with_sidecar(dedicated("db", 3.0)), pod("web", cores=1.0)
     placement, state = run((), (db, web), EIGHT)
     assert (cpus(placement)["/db"], cpus(placement)["/db-s"]) == ("0-2", "0-2")
     late = dedicated("a-late", 2.0)
-    placement, state = run((), (down_(db, "c"), web, late), EIGHT, state, at_s=1.0)
+    placement, state = run((), (without_running(db, "c"), web, late), EIGHT, state, at_s=1.0)
     assert cpus(placement) == {"/db-s": "0-2", "/web": "3", "/a-late": "4-5"}
-    placement, state = run((), (down_(db, "s"), web, late), EIGHT, state, at_s=2.0)
+    placement, state = run((), (without_running(db, "s"), web, late), EIGHT, state, at_s=2.0)
     assert (cpus(placement)["/db"], cpus(placement)["/a-late"]) == ("0-2", "4-5")
 
 
-def test_a_dedicated_pod_whose_sidecar_begins_first_has_the_cpus_of_its_main_container_from_then_on() -> None:
-    db = with_another(dedicated("db", 3.0), sidecar=True)
-    placement, state = run((), (down_(db, "c"),), EIGHT)
+def test_a_sidecar_that_starts_first_reserves_the_cpus_of_the_main_container() -> None:
+    db = with_sidecar(dedicated("db", 3.0))
+    placement, state = run((), (without_running(db, "c"),), EIGHT)
     assert cpus(placement) == {"/db-s": "0-2"}
     placement, _ = run((), (db, dedicated("a-late", 2.0)), EIGHT, state, at_s=1.0)
     assert (cpus(placement)["/db"], cpus(placement)["/db-s"]) == ("0-2", "0-2")
 
 
-def test_the_native_policy_keeps_cpus_of_a_container_that_is_down_and_knows_a_pod_by_all_of_its_containers() -> None:
+def test_the_native_policy_counts_containers_that_are_restarting() -> None:
     config = CpuPlacementConfig(policy="native")
-    whole = {"cpu_limit_cores": 2.0, "memory_request_bytes": 1 << 20, "memory_limit_bytes": 1 << 20}
-    db = with_another(pod("db", cores=2.0), sidecar=True, cpu_request_cores=2.0, **whole)
-    alike = tuple(msgspec.structs.replace(one, **whole) for one in db.containers)
+    guaranteed = {"cpu_limit_cores": 2.0, "memory_request_bytes": 1 << 20, "memory_limit_bytes": 1 << 20}
+    db = with_sidecar(pod("db", cores=2.0), cpu_request_cores=2.0, **guaranteed)
+    alike = tuple(msgspec.structs.replace(container, **guaranteed) for container in db.containers)
     db = msgspec.structs.replace(db, containers=alike)
     placement, state = run((), (db,), EIGHT, config=config)
     assert cpus(placement) == {"/db": "0-1", "/db-s": "2-3"}
     other = msgspec.structs.replace(
         db, uid="u-a", name="a", containers=(msgspec.structs.replace(alike[0], cgroup="/a"),)
     )
-    placement, state = run((), (down_(db, "c"), other), EIGHT, state, config, 1.0)
+    placement, state = run((), (without_running(db, "c"), other), EIGHT, state, config, 1.0)
     assert cpus(placement) == {"/db-s": "2-3", "/a": "4-5"}
-    # A container that asks for nothing makes it no Guaranteed pod, whether it runs or not.
-    beside = msgspec.structs.replace(with_another(other, sidecar=True, cpu_request_cores=0.0), uid="u-b", name="b")
-    placement, _ = run((), (down_(beside, "s"),), EIGHT, config=config)
+    # With a container without requests the pod is not Guaranteed, whether that container runs or not.
+    renamed = msgspec.structs.replace(with_sidecar(other, cpu_request_cores=0.0), uid="u-b", name="b")
+    placement, _ = run((), (without_running(renamed, "s"),), EIGHT, config=config)
     assert cpus(placement) == {"/a": "0-7"}

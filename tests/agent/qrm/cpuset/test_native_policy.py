@@ -1,4 +1,4 @@
-"""The kubelet's static policy: who has CPUs of his own, which, and what everybody else shares."""
+"""The kubelet's static policy: containers with exclusive CPUs, the selected CPUs, and the shared rest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 from agent.config.qrm import CpuPlacementConfig, NativeConfig
 from agent.qrm.cpuset.state import CpusetState
 from api.pod import Container, Pod
-from api.qos import QoSLevel
 from tests.agent.qrm.cpuset.builders import cpus, dedicated, machine, pod, pools, run
 
 NODE = machine(2, 1, 1, 4, 2)
@@ -16,11 +15,7 @@ NODE = machine(2, 1, 1, 4, 2)
 
 
 def guaranteed(name: str, cores: float) -> Pod:
-    container = Container(
-        name="c", cgroup=f"/{name}", cpu_request_cores=cores, cpu_limit_cores=cores,
-        memory_request_bytes=1 << 30, memory_limit_bytes=1 << 30,
-    )  # fmt: skip
-    return Pod(uid=f"u-{name}", namespace="default", name=name, qos=QoSLevel.SHARED, containers=(container,))
+    return pod(name, cores=cores, cpu_limit=cores, memory_request=1 << 30, memory_limit=1 << 30)
 
 
 def native(*, reserved: int = 0, **fields: object) -> CpuPlacementConfig:
@@ -81,25 +76,31 @@ def test_packed_distributed_and_whole_cores(fields: dict[str, object], cores: fl
 @pytest.mark.parametrize(
     ("fields", "cores", "reason"),
     [
-        ({"full_physical_cores": True}, 3.0, "asks for 3 CPUs, which is no multiple of the 2 of a physical core"),
-        ({}, 17.0, "asks for 17 CPUs for itself, 16 are left"),
-        ({"reserved": 4}, 13.0, "asks for 13 CPUs for itself, 12 are left"),
-        ({"reserved": 1, "full_physical_cores": True}, 16.0, "asks for 16 CPUs for itself, 14 are left"),
+        (
+            {"full_physical_cores": True},
+            3.0,
+            "requests 3 CPUs, which is no multiple of the 2 threads of a physical core",
+        ),
+        ({}, 17.0, "requests 17 exclusive CPUs, 16 are left"),
+        ({"reserved": 4}, 13.0, "requests 13 exclusive CPUs, 12 are left"),
+        ({"reserved": 1, "full_physical_cores": True}, 16.0, "requests 16 exclusive CPUs, 14 are left"),
     ],
 )
-def test_what_does_not_fit_is_rejected_and_shares(fields: dict[str, object], cores: float, reason: str) -> None:
+def test_a_request_without_room_is_rejected_and_the_container_shares(
+    fields: dict[str, object], cores: float, reason: str
+) -> None:
     placement, _ = run((), (guaranteed("a", cores),), NODE, config=native(**fields))
     assert placement.rejected["default/a"].text == f"default/a: c {reason}."
     assert cpus(placement)["/a"] == "0-15"
 
 
-def test_reserved_cpus_are_shared_and_nobodys_own() -> None:
+def test_reserved_cpus_are_shared_and_never_exclusive() -> None:
     placement, _ = run((), (guaranteed("a", 12.0), pod("b")), NODE, config=native(reserved=4))
     assert pools(placement) == {"reserve": "0-1,4-5", "share": "0-1,4-5"}
     assert cpus(placement)["/b"] == "0-1,4-5"
 
 
-def test_who_has_cpus_keeps_them_and_they_are_kept_for_who_is_gone_for_a_moment() -> None:
+def test_exclusive_cpus_are_retained_while_a_container_restarts() -> None:
     config = native()
     a, b = guaranteed("b", 2.0), guaranteed("a", 2.0)
     _, state = run((), (a,), NODE, config=config)

@@ -1,4 +1,4 @@
-"""What holds of every placement, whatever the machine, the pods, the sizes and the past."""
+"""Properties of every allocation, for any machine, pods, pool sizes and previous state."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ def sets(placement: CpusetAllocation) -> dict[str, set[int]]:
 
 
 def check(placement: CpusetAllocation, pods: tuple[Pod, ...], topology: Topology) -> None:
-    """Inside the node, nobody without a CPU, nobody on reserved, interrupt or other people's CPUs."""
+    """Check that every container has CPUs of the node, and none that are reserved, for interrupts or exclusive to others."""
     pools, online = sets(placement), set(topology.ids)
     containers = {container.cgroup for pod in pods for container in pod.containers}
     assert placement.cpus.keys() == placement.mems.keys() == placement.reasons.keys() == containers
     assert all(pools.values())
     assert all(given and set(given) <= online for given in placement.cpus.values())
     assert all(given and set(given) <= set(topology.numa_nodes) for given in placement.mems.values())
-    kept = {name: pools.pop(name, set()) for name in ("reserve", "interrupt")}
-    assert not kept["reserve"] & kept["interrupt"]
+    static = {name: pools.pop(name, set()) for name in ("reserve", "interrupt")}
+    assert not static["reserve"] & static["interrupt"]
     for name, cpus in pools.items():
-        assert not cpus & (kept["reserve"] | kept["interrupt"]), name
+        assert not cpus & (static["reserve"] | static["interrupt"]), name
     numa = {cpu.id: cpu.numa for cpu in topology.cpus}
     for cgroup, has in placement.cpus.items():
-        assert not kept["interrupt"].intersection(has), cgroup
+        assert not static["interrupt"].intersection(has), cgroup
         assert {numa[cpu] for cpu in has} <= set(placement.mems[cgroup])
 
 
 @given(some_sizes(), some_pods(), machines(), CONFIGS)
 @MANY
-def test_nobody_is_left_without_cpus_or_on_forbidden_ones(
+def test_every_container_has_cpus_and_none_of_the_reserved_ones(
     sizes: tuple[PoolSize, ...], pods: tuple[Pod, ...], topology: Topology, config: CpuPlacementConfig
 ) -> None:
     placement, state = run(sizes, pods, topology, config=config)
@@ -54,7 +54,7 @@ def test_nobody_is_left_without_cpus_or_on_forbidden_ones(
 
 @given(some_sizes(), some_pods(), machines(), CONFIGS, st.randoms(use_true_random=False))
 @MANY
-def test_nothing_changes_without_a_change_and_no_order_matters(
+def test_equal_inputs_in_any_order_give_equal_allocations(
     sizes: tuple[PoolSize, ...],
     pods: tuple[Pod, ...],
     topology: Topology,
@@ -74,7 +74,7 @@ def test_nothing_changes_without_a_change_and_no_order_matters(
 
 @given(some_pods(), machines(), CONFIGS)
 @MANY
-def test_dedicated_containers_share_with_nobody_but_their_pod_and_reclaim(
+def test_dedicated_containers_share_cpus_only_with_their_pod_and_reclaim(
     pods: tuple[Pod, ...], topology: Topology, config: CpuPlacementConfig
 ) -> None:
     placement, state = run((), pods, topology, config=config)
@@ -99,7 +99,7 @@ def test_dedicated_containers_share_with_nobody_but_their_pod_and_reclaim(
     machines(), st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(0, 40)), min_size=1, max_size=6)
 )
 @MANY
-def test_pools_are_disjoint_and_as_large_as_asked_for_and_move_as_little_as_can_be(
+def test_pools_are_disjoint_have_their_size_and_move_as_little_as_possible(
     topology: Topology, rounds: list[tuple[int, int, int]]
 ) -> None:
     cpus = len(topology.cpus)
@@ -117,9 +117,9 @@ def test_pools_are_disjoint_and_as_large_as_asked_for_and_move_as_little_as_can_
             assert len(pools["reclaim"]) == reclaim
             assert not pools["reclaim"] & (pools["share"] | pools["batch"])
         if before:
-            for name, wanted in (("share", share), ("batch", batch)):
-                assert len(pools[name] & before[name]) == min(wanted, len(before[name])), name
-            # Reclaim gives up only what the others need beyond the CPUs that nobody had.
+            for name, count in (("share", share), ("batch", batch)):
+                assert len(pools[name] & before[name]) == min(count, len(before[name])), name
+            # Reclaim gives up only what the others need beyond the unused CPUs.
             idle = cpus - len(before["share"] | before["batch"] | before["reclaim"])
             released = sum(max(len(before[n]) - w, 0) for n, w in (("share", share), ("batch", batch)))
             needed = sum(max(w - len(before[n]), 0) for n, w in (("share", share), ("batch", batch)))
@@ -131,45 +131,45 @@ def test_pools_are_disjoint_and_as_large_as_asked_for_and_move_as_little_as_can_
 
 @given(some_sizes(), some_pods(), machines(), st.data())
 @MANY
-def test_cpus_that_go_are_replaced_and_all_others_stay(
+def test_offline_cpus_are_replaced_and_all_others_stay(
     sizes: tuple[PoolSize, ...], pods: tuple[Pod, ...], topology: Topology, data: st.DataObject
 ) -> None:
-    """Hotplug: a dedicated pod that loses no CPU keeps what it has, whatever the others have to do."""
+    """After CPU hotplug, a dedicated pod that lost no CPU keeps its CPUs, even if others have to move."""
     config = CpuPlacementConfig(reserved_cpus=data.draw(st.integers(0, 4)))
     first, state = run(sizes, pods, topology, config=config)
-    gone = data.draw(st.sets(st.sampled_from(topology.ids), max_size=len(topology.ids) - 1))
-    less = Topology(cpus=tuple(cpu for cpu in topology.cpus if cpu.id not in gone))
+    offline = data.draw(st.sets(st.sampled_from(topology.ids), max_size=len(topology.ids) - 1))
+    less = Topology(cpus=tuple(cpu for cpu in topology.cpus if cpu.id not in offline))
     smaller, shrunk = run(sizes, pods, less, state, config, at_s=1.0)
     check(smaller, pods, less)
     back, _ = run(sizes, pods, topology, shrunk, config, at_s=2.0)
     check(back, pods, topology)
-    if not gone:
+    if not offline:
         assert smaller.cpus == first.cpus
     reserved = sets(smaller).get("reserve", set())
     for each in pods:
         had = {c.cgroup: set(first.cpus[c.cgroup]) for c in each.containers}
         entries = state.pod(each.uid).values()
         alone = any(e.owner_pool_name == "dedicated" and not e.exclusive for e in entries)
-        if alone and not set().union(*had.values()) & (gone | reserved):
+        if alone and not set().union(*had.values()) & (offline | reserved):
             assert {cgroup: set(smaller.cpus[cgroup]) for cgroup in had} == had
 
 
 @given(machines(), st.integers(1, 20), st.sets(st.integers(0, 255), max_size=12))
 @MANY
-def test_a_pool_keeps_the_cpus_that_are_still_there(topology: Topology, share: int, gone: set[int]) -> None:
+def test_a_pool_keeps_its_online_cpus(topology: Topology, share: int, offline: set[int]) -> None:
     sizes = (size("share", share), size("reclaim", 1))
-    less = Topology(cpus=tuple(cpu for cpu in topology.cpus if cpu.id not in gone))
+    less = Topology(cpus=tuple(cpu for cpu in topology.cpus if cpu.id not in offline))
     if len(less.cpus) <= share:
         return
     first, state = run(sizes, (), topology)
     second, _ = run(sizes, (), less, state)
-    assert sets(first)["share"] - gone <= sets(second)["share"]
+    assert sets(first)["share"] - offline <= sets(second)["share"]
     assert len(sets(second)["share"]) == share
 
 
 @given(some_pods(), machines(), CONFIGS)
 @MANY
-def test_the_native_policy_keeps_the_same_promises(
+def test_the_native_policy_has_the_same_properties(
     pods: tuple[Pod, ...], topology: Topology, config: CpuPlacementConfig
 ) -> None:
     config = msgspec.structs.replace(config, policy="native")
@@ -195,7 +195,7 @@ def test_the_native_policy_keeps_the_same_promises(
     assert other.cpus == placement.cpus
 
 
-def test_time_alone_ends_a_ramp_up_and_a_residual_pod() -> None:
+def test_ramp_up_and_residual_pods_end_by_time() -> None:
     topology = machine(1, 1, 1, 8, 1)
     _, state = run((), (), topology)
     web = pod("web", cores=2.0)

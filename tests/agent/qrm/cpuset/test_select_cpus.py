@@ -1,4 +1,4 @@
-"""Which CPUs are picked: rows of a small machine and what a person would pick by hand."""
+"""Selection of CPUs on a small machine, compared with a selection by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLAIN = layout_of(machine(1, 1, 1, 8, 1))
 
 
 @pytest.mark.parametrize(
-    ("count", "free", "kept", "used", "expected"),
+    ("count", "free", "retained", "used", "expected"),
     [
         (0, "0-15", "", "", ""),
         (2, "0-15", "", "", "0,8"),  # one core, not two halves
@@ -39,14 +39,14 @@ PLAIN = layout_of(machine(1, 1, 1, 8, 1))
         (3, "0-15", "0-1,8-9", "", "0-1,8"),
         (3, "0-15", "0-1,4,8-9", "", "0-1,8"),  # halves of cores go first
         (4, "0-15", "0-1,4,8-9,12", "", "0-1,8-9"),  # then what is away from the rest
-        (2, "0-15", "", "0-3,8-11", "4,12"),  # what nobody used, before what somebody has to give up
+        (2, "0-15", "", "0-3,8-11", "4,12"),  # unused CPUs before those of other pools
         (4, "0-15", "", "0-6,8-14", "6-7,14-15"),  # and what is near it
         (5, "0,3,5", "", "", "0,3,5"),  # there are no more
         (2, "4-7", "0,1", "", "4-5"),  # what it had and cannot have any more
     ],
 )
-def test_pick(count: int, free: str, kept: str, used: str, expected: str) -> None:
-    chosen = select_cpus(SMALL, count, parse_cpu_list(free), parse_cpu_list(kept), parse_cpu_list(used))
+def test_select_cpus(count: int, free: str, retained: str, used: str, expected: str) -> None:
+    chosen = select_cpus(SMALL, count, parse_cpu_list(free), parse_cpu_list(retained), parse_cpu_list(used))
     assert format_cpu_list(chosen) == expected
 
 
@@ -62,7 +62,7 @@ def test_pick(count: int, free: str, kept: str, used: str, expected: str) -> Non
         (2, 1, 2, 1, 9, "0-3"),
     ],
 )
-def test_pick_in_turn(sockets: int, nodes: int, cores: int, threads: int, count: int, expected: str) -> None:
+def test_select_round_robin(sockets: int, nodes: int, cores: int, threads: int, count: int, expected: str) -> None:
     node = layout_of(machine(sockets, nodes, 1, cores, threads))
     assert format_cpu_list(select_round_robin(node, count, node.order)) == expected
 
@@ -79,7 +79,7 @@ def test_spread_evenly(count: int, nodes: tuple[int, ...], free: str, expected: 
     assert format_cpu_list(select_evenly(SMALL, count, parse_cpu_list(free), nodes)) == expected
 
 
-def test_layout_knows_the_groups() -> None:
+def test_layout_groups_cpus_by_core_cache_and_node() -> None:
     assert SMALL.order == (0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15)
     assert SMALL.threads == 2
     assert PLAIN.threads == 1
@@ -90,5 +90,5 @@ def test_layout_knows_the_groups() -> None:
 
 
 @pytest.mark.parametrize(("ceiling", "expected"), [(None, "0-7"), ((2, 3, 9), "2-3"), ((9,), "0-7"), ((), "0-7")])
-def test_a_ceiling_that_leaves_nothing_is_none(ceiling: tuple[int, ...] | None, expected: str) -> None:
+def test_allowed_cpus_that_do_not_exist_are_ignored(ceiling: tuple[int, ...] | None, expected: str) -> None:
     assert format_cpu_list(restrict_topology(PLAIN.topology, ceiling).ids) == expected

@@ -1,20 +1,16 @@
-"""What is remembered, and what can be known without it."""
+"""The cpuset state: rebuilt from cgroups, read back from JSON, and the sizes and reserves next to it."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from agent.advisor.provision.pool_sizes import regulate_pool_sizes
 from agent.config.qrm import CpuPlacementConfig
 from agent.qrm.cpuset.allowed_cpus import reserve_cpus
 from agent.qrm.cpuset.assign_pools import PoolCapacity, fit_pool_sizes, scale_pool_sizes, spread_over_numa
 from agent.qrm.cpuset.state import CpusetState, rebuild_state, with_numa_bindings
 from agent.qrm.cpuset.topology_layout import layout_of
-from api.measurements import CgroupLimits
-from api.snapshot import CgroupSample
+from api.snapshot import CgroupLimits, CgroupSample
 from tests.agent.qrm.cpuset.builders import bound, cpus, dedicated, machine, pod, reclaimed, run, size
 
 NODE = machine(2, 1, 1, 4, 1)
@@ -25,14 +21,14 @@ def samples(sets: dict[str, str | None]) -> dict[str, CgroupSample]:
     return {path: CgroupSample(path=path, id=1, limits=CgroupLimits(cpus=text)) for path, text in sets.items()}
 
 
-def test_the_state_made_from_cpusets_moves_nobody() -> None:
+def test_a_rebuilt_state_moves_no_container() -> None:
     placement, state = run((), PODS, NODE)
-    made = rebuild_state(PODS, samples(dict(cpus(placement))), NODE, "dynamic", 7)
-    after, _ = run((), PODS, NODE, made, at_s=1.0)
+    rebuilt = rebuild_state(PODS, samples(dict(cpus(placement))), NODE, "dynamic", 7)
+    after, _ = run((), PODS, NODE, rebuilt, at_s=1.0)
     assert after.cpus == placement.cpus
-    assert with_numa_bindings(PODS, made) == with_numa_bindings(PODS, state)
-    assert made.pod_entries["u-db"]["c"].since_ns == 7
-    assert not made.pod_entries["u-web"]["c"].ramp_up
+    assert with_numa_bindings(PODS, rebuilt) == with_numa_bindings(PODS, state)
+    assert rebuilt.pod_entries["u-db"]["c"].since_ns == 7
+    assert not rebuilt.pod_entries["u-web"]["c"].ramp_up
 
 
 @pytest.mark.parametrize(
@@ -48,54 +44,38 @@ def test_the_state_made_from_cpusets_moves_nobody() -> None:
         ({}, set()),
     ],
 )
-def test_what_cpusets_say_of_a_pool(sets: dict[str, str | None], share: set[int]) -> None:
+def test_a_pool_is_rebuilt_from_the_cpusets_of_its_containers(sets: dict[str, str | None], share: set[int]) -> None:
     pods = (pod("web"), pod("api"))
     assert rebuild_state(pods, samples(sets), NODE, "dynamic", 0).pool("share") == share
 
 
-def test_a_bound_pod_is_known_by_a_cpuset_within_a_node() -> None:
-    made = rebuild_state((bound("a", 1.0), bound("b", 1.0)), samples({"/a": "4-5", "/b": "3-4"}), NODE, "dynamic", 0)
-    assert made.pod("u-a")["c"].bound_numa == (1,)
-    assert made.pod("u-b")["c"].bound_numa == ()
-    assert made.pool("share-NUMA1") == {4, 5}
+def test_a_binding_is_rebuilt_from_a_cpuset_within_one_node() -> None:
+    rebuilt = rebuild_state((bound("a", 1.0), bound("b", 1.0)), samples({"/a": "4-5", "/b": "3-4"}), NODE, "dynamic", 0)
+    assert rebuilt.pod("u-a")["c"].bound_numa == (1,)
+    assert rebuilt.pod("u-b")["c"].bound_numa == ()
+    assert rebuilt.pool("share-NUMA1") == {4, 5}
 
 
-def test_a_state_of_json_is_the_same() -> None:
+def test_a_state_survives_json() -> None:
     _, state = run((), PODS, NODE)
     assert msgspec.json.decode(msgspec.json.encode(state), type=CpusetState) == state
 
 
 @pytest.mark.parametrize(
     ("available", "expected"),
-    [
-        (12, (1, 2, 3)),
-        (6, (1, 2, 3)),
-        (5, (1, 2, 2)),
-        (4, (1, 1, 2)),
-        (3, (1, 1, 1)),
-        (2, None),
-    ],
+    [(12, (1, 2, 3)), (6, (1, 2, 3)), (5, (1, 2, 2)), (4, (1, 1, 2)), (3, (1, 1, 1)), (2, None)],
 )
 def test_sizes_are_regulated_as_katalysts(available: int, expected: tuple[int, ...] | None) -> None:
-    wanted = {("share", -1): 1, ("batch", -1): 2, ("flink", -1): 3}
-    regulated = scale_pool_sizes(wanted, available)
+    sizes_before = {("share", -1): 1, ("batch", -1): 2, ("flink", -1): 3}
+    regulated = scale_pool_sizes(sizes_before, available)
     assert (None if regulated is None else tuple(regulated.values())) == expected
 
 
-@given(st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 9), min_size=1), st.integers(0, 40))
-def test_qrm_makes_do_with_the_sizes_that_the_advisor_would_have_made(sizes: dict[str, int], available: int) -> None:
-    """Of equals too the same one gives a CPU back: 3 and 3 of 5 are 2 and 3 for both."""
-    made = scale_pool_sizes({(pool, -1): cpus for pool, cpus in sizes.items()}, available)
-    asked = regulate_pool_sizes(sizes, {}, available, expand=False)
-    if len(sizes) > available:
-        assert made is None
-    else:
-        assert made is not None
-        assert {pool: cpus for (pool, _), cpus in made.items()} == asked.sizes
+def test_of_equal_sizes_the_first_gives_a_cpu_back() -> None:
     assert scale_pool_sizes({("a", -1): 3, ("b", -1): 3}, 5) == {("a", -1): 2, ("b", -1): 3}
 
 
-def test_reclaim_gives_way_but_for_one_cpu() -> None:
+def test_reclaim_yields_all_but_one_cpu() -> None:
     room = PoolCapacity(bound={1: 4}, unbound=4)
     wants = fit_pool_sizes((size("near", 4, 1), size("share", 4), size("reclaim", 2, 1), size("reclaim", 0)), room)
     assert [(want.pool, want.numa, want.cpus) for want in wants] == [
@@ -113,18 +93,18 @@ def test_reclaim_gives_way_but_for_one_cpu() -> None:
     ("cpu_count", "nodes", "least", "expected"),
     [(16, 2, 4, 2), (16, 2, 16, 8), (16, 8, 4, 1), (16, 2, None, 2), (8, 2, None, 1), (2, 1, None, 1), (1, 1, None, 1)],
 )
-def test_what_reclaim_keeps_of_each_node(cpu_count: int, nodes: int, least: int | None, expected: int) -> None:
-    kept = CpuPlacementConfig(min_reclaimed_cpus=least).reclaim_reserve(cpu_count, nodes)
-    assert set(spread_over_numa(kept, range(nodes)).values()) == {expected}
+def test_reserve_of_reclaim_on_each_numa_node(cpu_count: int, nodes: int, least: int | None, expected: int) -> None:
+    reserve = CpuPlacementConfig(min_reclaimed_cpus=least).reclaim_reserve(cpu_count, nodes)
+    assert set(spread_over_numa(reserve, range(nodes)).values()) == {expected}
 
 
 @pytest.mark.parametrize("field", ["reserved_cpu_list", "interrupt_cpu_list"])
-def test_a_list_that_is_none_is_refused_with_the_settings(field: str) -> None:
+def test_an_invalid_cpu_list_in_the_settings_is_refused(field: str) -> None:
     with pytest.raises(ValueError, match="neither a number nor a range"):
         CpuPlacementConfig(**{field: "0-3;5"})
 
 
-def test_the_three_static_sets_are_the_node() -> None:
+def test_reserve_interrupt_and_usable_cpus_are_the_whole_node() -> None:
     config = CpuPlacementConfig(reserved_cpus=3, interrupt_cpu_list="0,99")
     static = reserve_cpus(layout_of(NODE), config)
     assert (static.reserve, static.interrupt) == ({1, 2, 4}, {0})

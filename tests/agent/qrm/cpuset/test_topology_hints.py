@@ -1,4 +1,4 @@
-"""NUMA masks by Katalyst's rules, one rule a row, and what is chosen from them."""
+"""NUMA masks by Katalyst's rules, one rule per row, and the hint selected from them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ALL = {0: 8.0, 1: 8.0, 2: 8.0, 3: 8.0}
 
 def masks(cores: float, left: dict[int, float] | None = None, node: CpuLayout = FOUR, **wants: object) -> list[str]:
     """As `01` for nodes 0 and 1; `+` marks preferred ones."""
-    asked = Enhancements(numa_binding=True, **wants)
-    ask = NumaRequest(cores=cores, wants=asked, several=asked.numa_exclusive)
+    enhancements = Enhancements(numa_binding=True, **wants)
+    ask = NumaRequest(cores=cores, enhancements=enhancements, several=enhancements.numa_exclusive)
     available = left or ALL
     free = {cpu for numa in node.numa for cpu in list(node.numa[numa])[: int(available.get(numa, 0))]}
     return ["".join(map(str, hint.nodes)) + "+" * hint.preferred for hint in topology_hints(ask, available, free, node)]
@@ -52,20 +52,22 @@ def masks(cores: float, left: dict[int, float] | None = None, node: CpuLayout = 
         (4, None, {"numa_number": 2, "numa_ids": (3,)}, "3+"),
     ],
 )  # fmt: skip
-def test_masks(cores: float, left: dict[int, float] | None, wants: dict[str, object], expected: str) -> None:
+def test_numa_masks_that_can_hold_a_request(
+    cores: float, left: dict[int, float] | None, wants: dict[str, object], expected: str
+) -> None:
     assert masks(cores, left, **wants) == expected.split()
 
 
 @pytest.mark.parametrize(
     ("cores", "left", "wants", "reason"),
     [
-        (9, None, {}, r"asks for 9 CPUs, more than one NUMA node has"),
-        (33, None, {"numa_exclusive": True}, r"asks for 33 CPUs, the node has 32"),
+        (9, None, {}, r"requests 9 CPUs, more than one NUMA node has"),
+        (33, None, {"numa_exclusive": True}, r"requests 33 CPUs, the node has 32"),
         (4, {0: 3.0, 1: 3.5, 2: 0.0, 3: 0.0}, {}, r"left on node 0: 3, 1: 3.5, 2: 0, 3: 0"),
-        (4, None, {"numa_ids": (5,)}, r"asks for NUMA nodes 5, the node has 0,1,2,3"),
-        (20, None, {"numa_ids": (0, 1)}, r"on nodes 0,1, no NUMA nodes have them"),
-        (20, None, {"numa_number": 2}, r"asks for 20 CPUs on 2 NUMA nodes, which takes 3"),
-        (4, None, {"numa_number": 9}, r"on 9 nodes, no NUMA nodes have them"),
+        (4, None, {"numa_ids": (5,)}, r"requests NUMA nodes 5, the machine has 0,1,2,3"),
+        (20, None, {"numa_ids": (0, 1)}, r"on nodes 0,1; no NUMA nodes have them"),
+        (20, None, {"numa_number": 2}, r"requests 20 CPUs on 2 NUMA nodes, and needs 3"),
+        (4, None, {"numa_number": 9}, r"on 9 nodes; no NUMA nodes have them"),
         (
             3,
             {0: 8.0, 1: 8.0, 2: 8.0, 3: 8.0},
@@ -74,16 +76,18 @@ def test_masks(cores: float, left: dict[int, float] | None, wants: dict[str, obj
         ),
     ],
 )
-def test_no_masks(cores: float, left: dict[int, float] | None, wants: dict[str, object], reason: str) -> None:
+def test_a_request_without_a_mask_has_a_reason(
+    cores: float, left: dict[int, float] | None, wants: dict[str, object], reason: str
+) -> None:
     with pytest.raises(NoTopologyHint, match=reason):
         masks(cores, left, **wants)
 
 
-def test_large_machines_look_at_the_fewest_nodes_and_one_more() -> None:
+def test_large_machines_consider_the_minimum_number_of_nodes_and_one_more() -> None:
     twelve = layout_of(machine(2, 6, 1, 2, 1))
-    found = masks(3, dict.fromkeys(range(12), 2.0), twelve, numa_exclusive=True)
+    hints = masks(3, dict.fromkeys(range(12), 2.0), twelve, numa_exclusive=True)
     # Pairs and triples of six nodes within each of two sockets.
-    assert (len([mask for mask in found if mask.endswith("+")]), len(found)) == (30, 70)
+    assert (len([mask for mask in hints if mask.endswith("+")]), len(hints)) == (30, 70)
 
 
 @pytest.mark.parametrize(
@@ -96,14 +100,12 @@ def test_large_machines_look_at_the_fewest_nodes_and_one_more() -> None:
         ("dynamic-packing", {0: 3.0, 1: 3.5, 2: 3.9, 3: 1.0}, (2,)),  # none has half: the most left
     ],
 )
-def test_the_node_with_the_most_or_the_least_left(
-    prefer: str, left: dict[int, float], expected: tuple[int, ...]
-) -> None:
-    found = [TopologyHint(nodes=(node,), preferred=True) for node in (3, 2, 1, 0)]
-    assert select_hint(found, left, FOUR, CpuPlacementConfig(numa_hint=prefer)).nodes == expected
+def test_hints_spread_or_pack(prefer: str, left: dict[int, float], expected: tuple[int, ...]) -> None:
+    hints = [TopologyHint(nodes=(node,), preferred=True) for node in (3, 2, 1, 0)]
+    assert select_hint(hints, left, FOUR, CpuPlacementConfig(numa_hint=prefer)).nodes == expected
 
 
-def test_preferred_ones_then_few_nodes() -> None:
+def test_preferred_hints_come_first_then_few_nodes() -> None:
     wide, few, good = (
         TopologyHint((0, 1, 2), preferred=False),
         TopologyHint((1, 2), preferred=False),

@@ -1,4 +1,4 @@
-"""What the advisor asks for is what pools get: its own sizes, made from pods that were placed before."""
+"""Pools get the sizes that the advisor computes from pods allocated before."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from api.advice import CpuAdvice
 from api.cpu import Topology
 from api.pod import Pod
 from api.qos import QoSLevel
-from tests.agent.advisor.builders import snapshot
 from tests.agent.qrm.cpuset.builders import S, bound, dedicated, machine, pod, reclaimed, run
+from tests.builders.snapshots import snapshot
 
 CORES = st.sampled_from([0.5, 1.0, 2.0, 3.0])
 
 
 @st.composite
 def pods_that_fit(draw: st.DrawFn) -> tuple[Pod, ...]:
-    """Few enough that each can have what it asks for on a node of 48 CPUs."""
-    made = [pod(f"s{n}", cores=draw(CORES)) for n in range(draw(st.integers(0, 3)))]
-    made += [bound(f"n{n}", draw(CORES)) for n in range(draw(st.integers(0, 2)))]
-    made += [dedicated(f"d{n}", float(draw(st.integers(1, 4)))) for n in range(draw(st.integers(0, 1)))]
-    made += [dedicated(f"x{n}", 4.0, numa_exclusive=True) for n in range(draw(st.integers(0, 1)))]
-    return (*made, reclaimed("batch"))
+    """Draw so few pods that each gets its request on a node of 48 CPUs."""
+    pods = [pod(f"s{n}", cores=draw(CORES)) for n in range(draw(st.integers(0, 3)))]
+    pods += [bound(f"n{n}", draw(CORES)) for n in range(draw(st.integers(0, 2)))]
+    pods += [dedicated(f"d{n}", float(draw(st.integers(1, 4)))) for n in range(draw(st.integers(0, 1)))]
+    pods += [dedicated(f"x{n}", 4.0, numa_exclusive=True) for n in range(draw(st.integers(0, 1)))]
+    return (*pods, reclaimed("batch"))
 
 
 def advise(
@@ -46,7 +46,7 @@ def advise(
     static = reserve_cpus(node, config)
     situation = ProvisionInputs(
         now_ns=100 * S,
-        snapshot=snapshot(100.0, pods, cpus=topology),
+        snapshot=snapshot(100.0, pods, machine=topology),
         reserve=Counter(node.cpu[cpu].numa for cpu in static.reserve),
         forbidden=Counter(node.cpu[cpu].numa for cpu in static.interrupt),
         assigned=placement.cpus,
@@ -55,7 +55,7 @@ def advise(
     return provision_cpus(situation, ProvisionState(), AdvisorConfig(), mode)[0]
 
 
-def wanted(advice: CpuAdvice) -> Mapping[str, int]:
+def sizes_by_pool(advice: CpuAdvice) -> Mapping[str, int]:
     sizes: Counter[str] = Counter()
     for size in advice.sizes:
         sizes[size.pool] += size.cpus + sum(size.overlap.values())
@@ -73,32 +73,32 @@ def test_every_pool_has_the_size_that_the_advisor_gave_it(
     config = CpuPlacementConfig(reserved_cpus=reserved, interrupt_cpu_list=interrupt)
     first, state = run((), pods, topology, CpusetState(), config)
     assume(not first.rejected)
-    known = with_numa_bindings(pods, state)
-    advice = advise(known, topology, first, config, ProvisionConfig(overlap=overlap))
-    second, after = run(advice.sizes, known, topology, state, config, at_s=1.0)
+    bound_pods = with_numa_bindings(pods, state)
+    advice = advise(bound_pods, topology, first, config, ProvisionConfig(overlap=overlap))
+    second, after = run(advice.sizes, bound_pods, topology, state, config, at_s=1.0)
     dedicated_pods = {f"dedicated-{each.key}" for each in pods if each.qos is QoSLevel.DEDICATED}
-    sizes = {name: count for name, count in wanted(advice).items() if name not in dedicated_pods and count}
+    sizes = {name: count for name, count in sizes_by_pool(advice).items() if name not in dedicated_pods and count}
     had = {pool.name: len(pool.cpus) for pool in second.pools}
     assert {name: had.get(name) for name in sizes} == sizes
     for name in dedicated_pods:
         cgroup = f"/{name.rpartition('/')[2]}"
-        assert len(second.cpus[cgroup]) == wanted(advice)[name]
-    third, _ = run(advice.sizes, known, topology, after, config, at_s=2.0)
+        assert len(second.cpus[cgroup]) == sizes_by_pool(advice)[name]
+    third, _ = run(advice.sizes, bound_pods, topology, after, config, at_s=2.0)
     assert third.cpus == second.cpus
 
 
-def test_reclaims_part_of_each_node_is_where_the_advisor_means_it() -> None:
+def test_reclaim_has_the_advised_cpus_on_each_numa_node() -> None:
     topology = machine(2, 2, 1, 6, 2)
     pods = (pod("web", cores=2.0), bound("near", 4.0), dedicated("db", 4.0, numa_ids=(1,)), reclaimed("batch"))
     first, state = run((), pods, topology)
-    known = with_numa_bindings(pods, state)
-    assert [each.bound_numa for each in known] == [(), (0,), (1,), ()]
-    advice = advise(known, topology, first, CpuPlacementConfig(), ProvisionConfig())
-    second, _ = run(advice.sizes, known, topology, state)
-    lent = {size.numa: size.cpus for size in advice.sizes if size.pool == "reclaim"}
+    bound_pods = with_numa_bindings(pods, state)
+    assert [each.bound_numa for each in bound_pods] == [(), (0,), (1,), ()]
+    advice = advise(bound_pods, topology, first, CpuPlacementConfig(), ProvisionConfig())
+    second, _ = run(advice.sizes, bound_pods, topology, state)
+    reclaim_cpus = {size.numa: size.cpus for size in advice.sizes if size.pool == "reclaim"}
     reclaim = next(pool.cpus for pool in second.pools if pool.name == "reclaim")
     numa = {cpu.id: cpu.numa for cpu in topology.cpus}
     there = Counter(numa[cpu] for cpu in reclaim)
-    assert lent.keys() == {-1, 0, 1}
-    assert (there[2] + there[3], there[0], there[1]) == (lent[-1], lent[0], lent[1])
+    assert reclaim_cpus.keys() == {-1, 0, 1}
+    assert (there[2] + there[3], there[0], there[1]) == (reclaim_cpus[-1], reclaim_cpus[0], reclaim_cpus[1])
     assert set(second.mems["/web"]) == {2, 3}

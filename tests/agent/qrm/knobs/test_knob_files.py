@@ -1,4 +1,4 @@
-"""The notation of knobs and its translation to the files of both cgroup versions."""
+"""Canonical notation of knob values and its conversion to the files of both cgroup versions."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from agent.qrm.actuator.restore import KNOB_ORDER
 from agent.qrm.knobs.knob_files import (
     CFS_PERIOD,
     CFS_QUOTA,
+    KNOB_ORDER,
     KNOB_SPECS,
     MEMORY_LIMIT_FILE,
     MEMORY_MIGRATE_FILE,
@@ -42,7 +42,7 @@ VALUES = {
     Knob.IO_MAX: IO.map(format_io),
     Knob.NET_CLASS: st.integers(0, 2**32 - 1).map(str),
 }
-ELSEWHERE = {Knob.WBT, Knob.IO_COST_QOS, Knob.IO_COST_MODEL, Knob.SCHEMATA, Knob.OOM_SCORE_ADJ}
+ELSEWHERE = {Knob.WBT, Knob.IO_COST_QOS, Knob.IO_COST_MODEL, Knob.SCHEMATA, Knob.POWER_LIMIT, Knob.OOM_SCORE_ADJ}
 """Knobs of the node and of processes, which no file of a cgroup has."""
 PLACES = [(knob, place) for knob, row in KNOB_SPECS.items() for place in (*row.v1, *row.v2)]
 HELD = {CFS_QUOTA: "-1\n", CFS_PERIOD: "100000\n", MEMORY_LIMIT_FILE: "8589934592\n"}
@@ -72,7 +72,7 @@ HELD = {CFS_QUOTA: "-1\n", CFS_PERIOD: "100000\n", MEMORY_LIMIT_FILE: "858993459
         (Knob.MIGRATE_PAGES, "0,1 2", "0-1 2"),
     ],
 )
-def test_equal_meanings_have_one_spelling(knob: Knob, text: str, expected: str) -> None:
+def test_equal_values_have_one_canonical_text(knob: Knob, text: str, expected: str) -> None:
     assert canonical(knob, text) == expected
 
 
@@ -103,7 +103,7 @@ def test_equal_meanings_have_one_spelling(knob: Knob, text: str, expected: str) 
         (Knob.MIGRATE_PAGES, "0"),
     ],
 )
-def test_what_means_nothing_is_refused_by_name(knob: Knob, text: str) -> None:
+def test_invalid_values_are_refused_with_the_knob_s_name(knob: Knob, text: str) -> None:
     with pytest.raises(ValueError, match=knob.value):
         canonical(knob, text)
 
@@ -118,10 +118,10 @@ def test_any_text_is_either_canonical_or_a_value_error(knob: Knob, text: str) ->
 
 
 @given(st.data(), st.sampled_from(PLACES))
-def test_what_is_encoded_decodes_to_the_same_value(data: st.DataObject, given: tuple[Knob, KnobCodec]) -> None:
+def test_an_encoded_value_decodes_to_itself(data: st.DataObject, given: tuple[Knob, KnobCodec]) -> None:
     knob, place = given
     value = data.draw(VALUES[knob])
-    held = {file: HELD.get(file, "") for file in (*place.files, *place.beside)}
+    held = {file: HELD.get(file, "") for file in (*place.files, *place.context_files)}
     if knob is Knob.IO_MAX:
         held.update(place.encode(value))
     else:
@@ -133,7 +133,7 @@ def test_what_is_encoded_decodes_to_the_same_value(data: st.DataObject, given: t
 
 @given(IO, IO)
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_disks_get_from_any_limits_to_any_others(
+def test_io_limits_can_change_from_any_to_any_value(
     version: str, old: dict[str, dict[str, int]], new: dict[str, dict[str, int]]
 ) -> None:
     (place,) = getattr(KNOB_SPECS[Knob.IO_MAX], version)
@@ -141,12 +141,12 @@ def test_disks_get_from_any_limits_to_any_others(
     for file, line in place.steps(held, place.encode(format_io(new))):
         # As the kernel does it: one device a write, and what is unlimited is not shown.
         device = line.split()[0]
-        lines = [kept for kept in held[file].splitlines() if kept.split()[0] != device]
+        lines = [other for other in held[file].splitlines() if other.split()[0] != device]
         held[file] = "\n".join([*lines, line])
     assert place.decode(held) == format_io(new)
 
 
-def test_every_setting_has_a_place_or_a_reason_and_a_turn() -> None:
+def test_every_knob_has_a_codec_or_a_reason_and_an_order() -> None:
     assert set(KNOB_SPECS) == set(Knob) - ONE_SHOT_KNOBS - ELSEWHERE == set(KNOB_ORDER)
     assert set(ONE_SHOT_FILES) == ONE_SHOT_KNOBS
     for knob in set(Knob) - ELSEWHERE:
@@ -158,7 +158,7 @@ def test_every_setting_has_a_place_or_a_reason_and_a_turn() -> None:
 @pytest.mark.parametrize(
     ("weight", "shares"), [(1, 10), (2, 20), (39, 399), (100, 1024), (200, 2048), (9999, 102_390), (10_000, 102_400)]
 )
-def test_weights_become_shares_as_in_the_kernel(weight: int, shares: int) -> None:
+def test_weights_convert_to_shares_as_in_the_kernel(weight: int, shares: int) -> None:
     assert weight_to_shares(weight) == shares
     assert shares_to_weight(shares) == weight
 
@@ -167,7 +167,7 @@ def test_weights_become_shares_as_in_the_kernel(weight: int, shares: int) -> Non
     ("shares", "weight"),
     [(2, 0), (3, 0), (5, 0), (6, 1), (102, 10), (512, 50), (1024, 100), (88761, 8668), (262_144, 25_600)],
 )
-def test_shares_read_as_version_two_shows_them(shares: int, weight: int) -> None:
+def test_shares_convert_to_the_weight_of_version_two(shares: int, weight: int) -> None:
     assert shares_to_weight(shares) == weight
 
 
@@ -175,16 +175,16 @@ PAIR = st.tuples(st.integers(1_000, 400_000), st.sampled_from((1_000, 10_000, 50
 
 
 @given(PAIR, PAIR)
-def test_no_ratio_on_the_way_lies_outside_the_old_and_the_new(old: tuple[int, int], new: tuple[int, int]) -> None:
+def test_no_intermediate_quota_ratio_is_outside_old_and_new(old: tuple[int, int], new: tuple[int, int]) -> None:
     assume(old != new)
     held = {CFS_QUOTA: str(old[0]), CFS_PERIOD: str(old[1])}
-    wanted = {CFS_QUOTA: str(new[0]), CFS_PERIOD: str(new[1])}
+    target = {CFS_QUOTA: str(new[0]), CFS_PERIOD: str(new[1])}
     low, high = sorted((old[0] / old[1], new[0] / new[1]))
-    for file, text in KNOB_SPECS[Knob.QUOTA].v1[0].steps(held, wanted):
+    for file, text in KNOB_SPECS[Knob.QUOTA].v1[0].steps(held, target):
         held[file] = text
         ratio = int(held[CFS_QUOTA]) / int(held[CFS_PERIOD])
         assert held[CFS_QUOTA] == "-1" or low <= ratio <= high
-    assert held == wanted
+    assert held == target
 
 
 def test_lifting_a_quota_leaves_the_period_alone() -> None:
@@ -193,7 +193,7 @@ def test_lifting_a_quota_leaves_the_period_alone() -> None:
     assert place.steps(held, place.encode("max 100000")) == ((CFS_QUOTA, "-1"),)
 
 
-def test_memory_follows_before_the_nodes_change_and_until_they_are_back() -> None:
+def test_the_migrate_flag_is_set_before_nodes_change_and_cleared_after_they_are_restored() -> None:
     (place,) = KNOB_SPECS[Knob.MEMS].v1
     first = {MEMS_FILE: "0-1\n", MEMORY_MIGRATE_FILE: "0\n"}
     assert place.steps(first, place.encode("1")) == ((MEMORY_MIGRATE_FILE, "1"), (MEMS_FILE, "1"))

@@ -1,4 +1,4 @@
-"""When files that change slowly are read: each cgroup in its turn, and how old they are is told."""
+"""When slow files are read: each cgroup at its own phase, with the time of the read."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_slow_files_are_as_old_as_the_sample_says_and_limits_older(tmp_path: Pat
     (tmp_path / "memory/web/memory.oom_control").write_text("oom_kill 3\n")
     (tmp_path / "cpu/web/cpu.cfs_quota_us").write_text("-1\n")
     (tmp_path / "cpuacct/web/cpuacct.usage").write_text("9\n")
-    seen = [reader.read(second * S, 100 + second)["/web"] for second in range(1, 16)]
-    assert {sample.cpu_usage_ns for sample in seen} == {9}
-    for second, sample in enumerate(seen, 1):
+    observed = [reader.read(second * S, 100 + second)["/web"] for second in range(1, 16)]
+    assert {sample.cpu_usage_ns for sample in observed} == {9}
+    for second, sample in enumerate(observed, 1):
         assert sample.files_read_at_ns is not None
         fresh = sample.files_read_at_ns > 100
         assert sample.memory_events == {"oom_kill": 3 if fresh else 2}
         assert sample.files_read_at_ns >= 100 + second - 5
-    assert (seen[0].limits.quota_us, seen[-1].limits.quota_us) == (200_000, -1)
+    assert (observed[0].limits.quota_us, observed[-1].limits.quota_us) == (200_000, -1)
     reader.close()
 
 
@@ -126,27 +126,27 @@ def test_how_cpu_time_is_shared_out_is_read_when_its_sum_has_changed(tmp_path: P
     ],
     ids=["version 1", "version 2"],
 )
-def test_who_does_not_run_is_looked_at_with_the_slow_files(
+def test_an_idle_cgroup_is_read_with_the_slow_files(
     tmp_path: Path, version: Callable[[Path, tuple[str, ...]], Hierarchy], clock: str, threads: str, memory: str
 ) -> None:
-    """Threads and memory of a group change though none of its tasks run when others move tasks or reclaim: within 5 s."""
+    """Task migration and reclaim change threads and memory of an idle cgroup: read within 5 s."""
     reader = CgroupReader(version(tmp_path, (".", "web")))
 
-    def seen(now_ns: int) -> tuple[int | None, int | None]:
+    def read_sample(now_ns: int) -> tuple[int | None, int | None]:
         sample = reader.read(now_ns, 0)["/web"]
         return sample.threads, sample.memory_bytes
 
-    before = seen(0)
+    before = read_sample(0)
     (tmp_path / threads).write_text("7\n")
     (tmp_path / memory).write_text("9\n")
-    five = [seen(second * S) for second in range(1, 6)]
+    five = [read_sample(second * S) for second in range(1, 6)]
     assert (five[-1], {*five}) == ((7, 9), {before, (7, 9)})
     (tmp_path / threads).write_text("11\n")
     (tmp_path / memory).write_text("12\n")
     for group in ("", "web/"):
         file = tmp_path / clock.format(group)
         file.write_text(file.read_text().replace("1500", "1600"))
-    assert seen(5 * S + 1) == (11, 12), "somebody ran: at once"
+    assert read_sample(5 * S + 1) == (11, 12), "a task ran: read at once"
     reader.close()
 
 

@@ -9,7 +9,7 @@ from agent.sensors.cgroup.cgroup_reader import CgroupReader
 from tests.agent.sensors import kernel_trees
 
 
-def test_the_limit_strikes_the_deepest_and_is_told(tmp_path: Path) -> None:
+def test_the_limit_leaves_out_the_deepest_and_is_reported(tmp_path: Path) -> None:
     reader = CgroupReader(kernel_trees.v1(tmp_path, ("a/deep/deeper", "b", "c")), limit=4)
     assert reader.read().keys() == {"/", "/a", "/b", "/c"}
     assert reader.skipped == 1
@@ -46,7 +46,7 @@ def test_others_make_room_when_a_pod_is_managed_later(tmp_path: Path) -> None:
     after = reader.read(1, 1)
     assert web in after
     assert len(after) == 6
-    assert after["/slice0"] is before["/slice0"], "what stays is not read anew"
+    assert after["/slice0"] is before["/slice0"], "unchanged cgroups are not read again"
     reader.manage([])
     assert len(reader.read()) == 6
     reader.close()
@@ -54,9 +54,9 @@ def test_others_make_room_when_a_pod_is_managed_later(tmp_path: Path) -> None:
 
 def test_more_managed_cgroups_than_the_limit_are_all_read_and_no_others(tmp_path: Path) -> None:
     reader, _ = managed_last(tmp_path, limit=3)
-    wanted = {f"/slice{i}/other{j}" for i in (0, 2) for j in range(4)}
-    reader.manage(wanted)
-    assert reader.read().keys() == {"/", "/slice0", "/slice2", *wanted}
+    expected = {f"/slice{i}/other{j}" for i in (0, 2) for j in range(4)}
+    reader.manage(expected)
+    assert reader.read().keys() == {"/", "/slice0", "/slice2", *expected}
     assert reader.skipped == 2, "slice1 and slice3"
     reader.close()
 

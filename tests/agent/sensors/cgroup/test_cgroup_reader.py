@@ -15,8 +15,7 @@ from agent.sensors.cgroup.cgroup_files import FIELD_TABLE
 from agent.sensors.cgroup.cgroup_reader import MAX_PAUSE_READS, CgroupReader
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.interfaces import Unavailable
-from api.measurements import CgroupLimits
-from api.snapshot import CgroupSample
+from api.snapshot import CgroupLimits, CgroupSample
 from tests.agent.sensors import kernel_trees
 from tests.agent.sensors.expected_fields import FIELDS, STALLED, V1, V2, values
 
@@ -89,7 +88,7 @@ def test_controllers_and_groups_that_come_later_are_found(tmp_path: Path) -> Non
     reader.close()
 
 
-def test_numbers_are_read_anew_each_time_and_garbage_is_none(tmp_path: Path) -> None:
+def test_numbers_are_read_each_time_and_malformed_ones_are_none(tmp_path: Path) -> None:
     reader = CgroupReader(kernel_trees.v1(tmp_path, ("web",)))
     before = reader.read(0, 0)["/web"]
     assert reader.read(1, 1)["/web"] is before, "what has not changed is not built again"
@@ -135,7 +134,7 @@ def test_names_of_any_bytes_are_read_and_shown(tmp_path: Path) -> None:
     assert {sample.periods for sample in samples.values()} == {40}
 
 
-def test_files_of_version_2_are_not_looked_for_beside_a_controller_of_version_1(tmp_path: Path) -> None:
+def test_version_2_files_are_not_read_if_version_1_has_the_controller(tmp_path: Path) -> None:
     reader = CgroupReader(kernel_trees.hybrid(tmp_path, ("web",), ("web",)))
     sample = reader.read()["/web"]
     assert sample.limits.memory_high_bytes is None
@@ -162,7 +161,7 @@ def test_no_descriptor_is_left_behind(tmp_path: Path) -> None:
     assert kernel_trees.open_files() == before
 
 
-def test_a_hierarchy_that_is_not_there_costs_its_fields_and_is_told(tmp_path: Path) -> None:
+def test_a_missing_hierarchy_costs_its_fields_and_is_reported(tmp_path: Path) -> None:
     hierarchy = kernel_trees.v1(tmp_path, ("web",))
     shutil.rmtree(tmp_path / "memory")
     reader = CgroupReader(hierarchy)
@@ -175,15 +174,15 @@ def test_a_hierarchy_that_is_not_there_costs_its_fields_and_is_told(tmp_path: Pa
     reader.close()
 
 
-def test_a_machine_without_the_tree_is_told(tmp_path: Path) -> None:
+def test_a_machine_without_the_tree_is_reported(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="No such file or directory"):
         CgroupReader(Hierarchy(v1={}, v2=tmp_path / "none"))
 
 
-def as_nobody(look: Callable[[], str]) -> str:
-    """What `look` returns in a child without privileges. Skips where we have none to give up."""
+def without_privileges(look: Callable[[], str]) -> str:
+    """Return the result of `look` in a child without privileges. Skips without root."""
     if os.geteuid() != 0:
-        pytest.skip("needs root, to become somebody without privileges")
+        pytest.skip("needs root, to drop privileges")
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -191,16 +190,16 @@ def as_nobody(look: Callable[[], str]) -> str:
         os.setgid(65534)
         os.setuid(65534)
         try:
-            told = look()
-        except BaseException as error:  # noqa: BLE001 - told to the parent, which judges
-            told = f"{type(error).__name__}: {error}"
-        os.write(writing, told.encode())
+            reported = look()
+        except BaseException as error:  # noqa: BLE001 - reported to the parent, which asserts
+            reported = f"{type(error).__name__}: {error}"
+        os.write(writing, reported.encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        told = pipe.read().decode()
+        reported = pipe.read().decode()
     os.waitpid(child, 0)
-    return told
+    return reported
 
 
 @pytest.fixture
@@ -221,16 +220,16 @@ def test_without_privileges_fields_are_none_and_one_line_tells(open_path: Path) 
         reader.read()
         samples = reader.read()
         (problem,) = reader.problems()
-        told = [
+        reported = [
             sorted(samples),
             sorted(values(samples["/web"])),
             sorted(values(samples["/shut"])),
             problem.error,
             problem.remedy,
         ]
-        return repr(told)
+        return repr(reported)
 
-    paths, web, shut, error, remedy = ast.literal_eval(as_nobody(look))
+    paths, web, shut, error, remedy = ast.literal_eval(without_privileges(look))
     assert paths == ["/", "/shut", "/web"]
     assert web == sorted(V1.keys() - {"memory_bytes"})
     assert shut == [], "the same group in the other hierarchies is not there"
@@ -242,8 +241,8 @@ def test_without_privileges_fields_are_none_and_one_line_tells(open_path: Path) 
 def test_without_the_root_there_is_no_reading(open_path: Path) -> None:
     hierarchy = kernel_trees.v2(open_path, ("a",))
     (open_path / "unified").chmod(0o700)
-    told = as_nobody(lambda: str(CgroupReader(hierarchy).read()))
-    assert told.startswith("Unavailable: the root of the cgroup tree cannot be read")
+    reported = without_privileges(lambda: str(CgroupReader(hierarchy).read()))
+    assert reported.startswith("Unavailable: the root of the cgroup tree cannot be read")
 
 
 def test_every_field_of_a_sample_is_in_the_table() -> None:

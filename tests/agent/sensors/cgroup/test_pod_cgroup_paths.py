@@ -44,13 +44,9 @@ BURST = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UNDER}
         ),
         (PodCgroupIdentity(UID, "Guaranteed"), CgroupDriver.CGROUPFS, f"/kubepods/pod{UID}"),
         (PodCgroupIdentity(UID, "Burstable"), CgroupDriver.CGROUPFS, f"/kubepods/burstable/pod{UID}"),
-        (
-            PodCgroupIdentity(UID, "BestEffort", "/a/b-c/"),
-            CgroupDriver.CGROUPFS,
-            f"/a/b-c/kubepods/besteffort/pod{UID}",
-        ),
+        (PodCgroupIdentity(UID, "BestEffort", "/a/b-c/"), CgroupDriver.CGROUPFS, f"/a/b-c/kubepods/besteffort/pod{UID}"),
     ],
-)
+)  # fmt: skip
 def test_pods(home: PodCgroupIdentity, driver: CgroupDriver, path: str) -> None:
     assert pod_cgroup_path(home, driver) == path
 
@@ -71,20 +67,20 @@ def test_containers(runtime: str, driver: CgroupDriver, name: str) -> None:
 
 
 @pytest.mark.parametrize("uid", ["", "..", "a/b", "../../etc", "a b", "x" * 254, "a\n", "é"])
-def test_what_is_no_uid_makes_no_path(uid: str) -> None:
-    with pytest.raises(ValueError, match="no uid of a pod"):
+def test_an_invalid_uid_has_no_path(uid: str) -> None:
+    with pytest.raises(ValueError, match="not a pod uid"):
         pod_cgroup_path(PodCgroupIdentity(uid, "Guaranteed"), CgroupDriver.CGROUPFS)
-    with pytest.raises(ValueError, match="no id of a container"):
+    with pytest.raises(ValueError, match="not a container id"):
         container_cgroup_path(PodCgroupIdentity(UID, "Guaranteed"), "containerd", uid, CgroupDriver.CGROUPFS)
 
 
-def test_an_unknown_class_is_none() -> None:
-    with pytest.raises(ValueError, match="'Best' is no QoS class"):
+def test_an_unknown_qos_class_is_rejected() -> None:
+    with pytest.raises(ValueError, match="'Best' is not a QoS class"):
         pod_cgroup_path(PodCgroupIdentity(UID, "Best"), CgroupDriver.CGROUPFS)
 
 
 @pytest.mark.parametrize(
-    ("told", "path"),
+    ("reported", "path"),
     [
         (f"kubepods-burstable-pod{UNDER}.slice:cri-containerd:{ID}", f"{BURST}/cri-containerd-{ID}.scope"),
         (f"kubepods-pod{UNDER}.slice:crio:{ID}", f"/kubepods.slice/kubepods-pod{UNDER}.slice/crio-{ID}.scope"),
@@ -95,26 +91,28 @@ def test_an_unknown_class_is_none() -> None:
         (f"/k8s.io/{ID}", f"/k8s.io/{ID}"),
     ],
 )
-def test_what_runtimes_tell(told: str, path: str) -> None:
-    assert parse_cgroups_path(told) == path
+def test_cgroups_paths_of_runtimes(reported: str, path: str) -> None:
+    assert parse_cgroups_path(reported) == path
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         "", "/", "kubepods/x", "/a/../b", "/a//b", "/a/", "/a\x00b", "a--b.slice:crio:x", "a/b.slice:crio:x",
         "a.slice:crio:../x", "a.slice:cr/io:x", "a:b:c", "a.slice:crio:", "/" + "x" * 5000,
     ],
 )  # fmt: skip
-def test_what_leads_nowhere_is_refused(told: str) -> None:
-    with pytest.raises(ValueError, match=r"no path|no name of a slice|name no scope"):
-        parse_cgroups_path(told)
+def test_an_invalid_cgroups_path_is_rejected(reported: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"not a cgroup path|not an absolute cgroup path|not a slice name|are not a scope name"
+    ):
+        parse_cgroups_path(reported)
 
 
 @given(st.text(max_size=60))
-def test_nothing_that_is_told_leads_out_of_the_tree(told: str) -> None:
+def test_no_reported_path_leads_out_of_the_tree(reported: str) -> None:
     try:
-        path = parse_cgroups_path(told)
+        path = parse_cgroups_path(reported)
     except ValueError:
         return
     assert path.startswith("/")
@@ -126,10 +124,10 @@ def test_a_slice_is_below_all_that_its_name_begins_with(names: list[str]) -> Non
     path = expand_slice("-".join(names) + ".slice")
     parts = path.split("/")[1:]
     assert len(parts) == len(names)
-    assert all(later.startswith(f"{one.removesuffix('.slice')}-") for one, later in pairwise(parts))
+    assert all(later.startswith(f"{item.removesuffix('.slice')}-") for item, later in pairwise(parts))
 
 
-def test_the_driver_is_seen_by_what_exists(tmp_path: Path) -> None:
+def test_the_driver_is_detected_by_existing_cgroups(tmp_path: Path) -> None:
     home = PodCgroupIdentity(UID, "Burstable")
 
     def exists(path: str) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from agent.sensors.cgroup.schedstat import SchedstatRunqLatency
 from api.interfaces import Unavailable
-from api.measurements import RunqLatency
+from api.snapshot import RunqLatency
 from tests.agent.sensors import kernel_trees
 
 LIVE = {101: "/web", 102: "/batch"}
@@ -136,7 +136,7 @@ def test_a_cgroup_without_threads_has_waited_zero_times(host: Host) -> None:
     assert host.source.read(LIVE, {101}) == {101: RunqLatency(sum_ns=0, count=0)}
 
 
-def test_another_cgroup_at_the_same_path_starts_anew(host: Host) -> None:
+def test_another_cgroup_at_the_same_path_starts_at_zero(host: Host) -> None:
     host.thread(11, 5_000, 2)
     host.members("/web", 11)
     host.read()
@@ -145,7 +145,7 @@ def test_another_cgroup_at_the_same_path_starts_anew(host: Host) -> None:
 
 
 @pytest.mark.parametrize("own", [None, "0 0 0\n", "garbage\n"])
-def test_a_kernel_that_does_not_count_is_told_each_time(tmp_path: Path, own: str | None) -> None:
+def test_a_kernel_that_does_not_count_is_reported_each_time(tmp_path: Path, own: str | None) -> None:
     if own is not None:
         kernel_trees.make(tmp_path, {"self/schedstat": own})
     source = SchedstatRunqLatency(tmp_path, kernel_trees.v1(tmp_path, ("web",)))
@@ -155,7 +155,7 @@ def test_a_kernel_that_does_not_count_is_told_each_time(tmp_path: Path, own: str
         assert "CONFIG_SCHED_INFO" in caught.value.remedy
 
 
-def test_threads_of_another_pid_namespace_are_told(host: Host) -> None:
+def test_threads_of_another_pid_namespace_are_reported(host: Host) -> None:
     host.members("/web", 0, 0)
     with pytest.raises(Unavailable, match="PID namespace") as caught:
         host.read()

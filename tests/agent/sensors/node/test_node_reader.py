@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.sensors.node.node_reader import NodeReader, _boot_id
-from api.measurements import Disk, Interface, L3Monitor, Machine, MemoryZone, NumaNode
-from api.snapshot import NodeSample
+from api.snapshot import Disk, Interface, L3Monitor, Machine, MemoryZone, NodeSample, NumaNode
 from tests.agent.sensors import kernel_trees
 from tests.agent.sensors.machine_texts import MORE_PROC, PROC, SYS
 
@@ -60,10 +59,10 @@ def test_however_many_groups_are_monitored_those_that_have_all_traffic_are_read(
         data.mkdir(parents=True, exist_ok=True)
         for name in ("mbm_total_bytes", "mbm_local_bytes"):
             (data / name).write_text("5\n")
-    found = [monitor.group for monitor in reader.read().l3]
+    result = [monitor.group for monitor in reader.read().l3]
     reader.close()
-    assert found[:2] == ["", "batch"]
-    assert len(found) == 64
+    assert result[:2] == ["", "batch"]
+    assert len(result) == 64
 
 
 def test_memory_by_node_and_zone(tmp_path: Path) -> None:
@@ -196,19 +195,19 @@ def test_a_boot_id_that_is_none_is_not_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(PROC.keys() - {"sys/kernel/random/boot_id"}))
 def test_a_file_that_fails_costs_its_own_fields_alone(tmp_path: Path, name: str) -> None:
-    whole = machine(tmp_path).read(wall_time_ns=1)
+    complete = machine(tmp_path).read(wall_time_ns=1)
     (tmp_path / "proc" / name).unlink()
     (tmp_path / "proc" / name).mkdir()
     reader = NodeReader(tmp_path / "proc", tmp_path / "sys", live=False)
     sample = reader.read(wall_time_ns=1)
-    lost = {field for field in NodeSample.__struct_fields__ if getattr(sample, field) != getattr(whole, field)}
+    lost = {field for field in NodeSample.__struct_fields__ if getattr(sample, field) != getattr(complete, field)}
     assert lost
     assert len(lost) <= 4, lost
     (problem,) = reader.problems()
     assert problem.error == f"{name}: Is a directory"
 
 
-def test_what_only_some_machines_have_is_no_problem_but_can_be_asked_for(tmp_path: Path) -> None:
+def test_missing_optional_hardware_is_no_problem_but_is_listed(tmp_path: Path) -> None:
     kernel_trees.make(tmp_path / "proc", PROC)
     reader = NodeReader(tmp_path / "proc", tmp_path / "sys", live=False)
     reader.read()
@@ -242,7 +241,7 @@ def test_garbage_is_named_and_does_not_raise(tmp_path: Path, garbage: str) -> No
     assert (sample.cpu, sample.per_cpu, sample.cpu_pressure, sample.memory_total_bytes) == (None, {}, None, None)
     assert (sample.zones, sample.disks, sample.interfaces, sample.interrupts) == ((), {}, {}, {})
     for name in ("stat", "meminfo", "loadavg", "pressure/io", "zoneinfo", "diskstats", "net/dev"):
-        assert f"{name} is not what it should be" in reader.problems()[0].error
+        assert f"{name} has an unexpected format" in reader.problems()[0].error
     reader.close()
 
 
@@ -260,10 +259,10 @@ def test_no_descriptor_is_left_behind(tmp_path: Path) -> None:
     reader = machine(tmp_path)
     for second in range(12):
         reader.read(second * S)
-    kept = kernel_trees.open_files()
+    open_count = kernel_trees.open_files()
     for second in range(12, 40):
         reader.read(second * S)
-    assert kernel_trees.open_files() == kept
+    assert kernel_trees.open_files() == open_count
     reader.close()
     reader.close()
     assert kernel_trees.open_files() == before
@@ -292,7 +291,7 @@ def test_this_machine_adds_up() -> None:
 
 
 def test_every_field_of_a_node_has_a_source(tmp_path: Path) -> None:
-    """All that is not a probe's is given by the declared machine, or asked of the kernel."""
+    """Every field that no probe gives comes from the files or the kernel."""
     sample = machine(tmp_path).read()
     fields = NodeSample.__struct_fields__
     of_files = fields[: fields.index("files_read_at_ns") + 1]

@@ -1,4 +1,4 @@
-"""What a machine lacks to answer power alerts, told by a source."""
+"""A source reports what a machine lacks to answer power alerts."""
 
 from __future__ import annotations
 
@@ -7,32 +7,28 @@ from pathlib import Path
 import pytest
 
 from agent.sensors.node.rapl import PowerCapSupport
-from api.interfaces import Unavailable
 from tests.agent.sensors.kernel_trees import make
 
 METER = "class/powercap/intel-rapl:0/energy_uj"
 LIMIT = "class/powercap/intel-rapl:0/constraint_0_power_limit_uw"
-CPUFREQ = "devices/system/cpu/cpufreq/policy0/scaling_max_freq"
 
 
 @pytest.mark.parametrize(
-    ("files", "form", "lacks"),
+    ("files", "capping", "form", "lacks"),
     [
-        ((), "none", "/sys/class/powercap/intel-rapl:*/energy_uj"),
-        ((LIMIT, CPUFREQ), "RAPL power limit and frequency limit of cpufreq", "cannot be metered"),
-        ((METER,), "none", "no /sys/devices/system/cpu/cpufreq/policy*/scaling_max_freq"),
-        ((METER, LIMIT), "RAPL power limit", ""),
-        ((METER, CPUFREQ), "frequency limit of cpufreq", ""),
+        ((), True, "none", "/sys/class/powercap/intel-rapl:*/energy_uj"),
+        ((LIMIT,), True, "RAPL power limit", "cannot be measured"),
+        ((METER,), True, "none", "no /sys/class/powercap/intel-rapl:*/constraint_0_power_limit_uw"),
+        ((METER,), False, "none", ""),
+        ((METER, LIMIT), True, "RAPL power limit", ""),
     ],
 )
-def test_what_is_missing_is_named(tmp_path: Path, files: tuple[str, ...], form: str, lacks: str) -> None:
+def test_what_is_missing_is_named(tmp_path: Path, files: tuple[str, ...], capping: bool, form: str, lacks: str) -> None:
     make(tmp_path, dict.fromkeys(files, "1\n"))
-    caps = PowerCapSupport(tmp_path)
+    caps = PowerCapSupport(tmp_path, capping=capping)
     assert caps.form == form
-    if not lacks:
-        assert caps.read({}).node == {}
-        return
-    with pytest.raises(Unavailable) as raised:
-        caps.read({})
-    assert lacks in raised.value.reason
-    assert "power" in raised.value.remedy
+    problem = caps.problem()
+    assert (problem is None) is (not lacks)
+    if problem is not None:
+        assert lacks in problem.reason
+        assert "power" in problem.remedy

@@ -1,4 +1,4 @@
-"""The container runtime over a real socket: who runs, in which cgroup, and who is not to be believed."""
+"""The container runtime over a real socket: running containers, their cgroups, and invalid answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Containerd:
         self.containers: dict[str, wire.Container] = {}
         self.sandboxes: dict[str, wire.PodSandbox] = {}
         self.specs: dict[str, str] = {}
-        self.asked: list[str] = []
+        self.status_requests: list[str] = []
         self.events: asyncio.Queue[str] = asyncio.Queue()
         self.hangs = False
 
@@ -62,7 +62,7 @@ class Containerd:
         return wire.ListContainersResponse(containers=list(self.containers.values()))
 
     async def _status(self, request: Any, _words: Mapping[str, str]) -> wire.ContainerStatusResponse:
-        self.asked.append(request.container_id)
+        self.status_requests.append(request.container_id)
         if request.container_id not in self.containers:
             raise HandlerRefusal("not found")
         assert request.verbose
@@ -77,39 +77,39 @@ class Containerd:
             )
 
 
-async def test_what_runs_is_told_with_its_cgroup_which_is_asked_for_once(tmp_path: Path) -> None:
+async def test_running_containers_have_their_cgroup_which_is_requested_once(tmp_path: Path) -> None:
     containerd = Containerd()
     containerd.run("web", "main", "aa")
     containerd.run("web", "mesh", "bb")
     containerd.specs |= {"aa": "kubepods-poduid_web.slice:cri-containerd:aa", "bb": "/kubepods/poduid-web/bb"}
     server = await containerd.serve(tmp_path / "c.sock")
     runtime = ContainerRuntimeClient(tmp_path / "c.sock", 5)
-    looked = await runtime.look()
-    assert {key: (one.pod, one.id, one.cgroup) for key, one in looked.running.items()} == {
+    looked = await runtime.list_running()
+    assert {key: (item.pod, item.id, item.cgroup) for key, item in looked.running.items()} == {
         ("uid-web", "main"): ("shop/web", "aa", "/kubepods.slice/kubepods-poduid_web.slice/cri-containerd-aa.scope"),
         ("uid-web", "mesh"): ("shop/web", "bb", "/kubepods/poduid-web/bb"),
     }
     assert looked.sandboxes == {"uid-web"}
     containerd.run("db", "main", "cc")
-    again = await runtime.look()
+    again = await runtime.list_running()
     assert again.pods() == {"uid-web": "shop/web", "uid-db": "shop/db"}
     assert again.running["uid-db", "main"].cgroup == "", "it tells none of that one"
-    await runtime.look()
-    assert sorted(containerd.asked) == ["aa", "bb", "cc"]
+    await runtime.list_running()
+    assert sorted(containerd.status_requests) == ["aa", "bb", "cc"]
     await runtime.close()
     await server.stop()
 
 
-async def test_a_thousand_containers_are_asked_about_by_and_by(tmp_path: Path) -> None:
+async def test_cgroups_of_a_thousand_containers_are_requested_in_several_polls(tmp_path: Path) -> None:
     containerd = Containerd()
     for number in range(1000):
         containerd.run(f"p{number}", "main", f"c{number:04}")
     server = await containerd.serve(tmp_path / "c.sock")
     runtime = ContainerRuntimeClient(tmp_path / "c.sock", 5)
-    assert len((await runtime.look()).running) == 1000
-    assert len(containerd.asked) == MAX_STATUS_REQUESTS
-    await runtime.look()
-    assert len(set(containerd.asked)) == 2 * MAX_STATUS_REQUESTS
+    assert len((await runtime.list_running()).running) == 1000
+    assert len(containerd.status_requests) == MAX_STATUS_REQUESTS
+    await runtime.list_running()
+    assert len(set(containerd.status_requests)) == 2 * MAX_STATUS_REQUESTS
     await runtime.close()
     await server.stop()
 
@@ -118,13 +118,13 @@ async def test_a_runtime_that_is_restarted_is_found_again_and_one_that_hangs_cos
     containerd = Containerd()
     containerd.run("web", "main", "aa")
     runtime = ContainerRuntimeClient(tmp_path / "c.sock", 0.5)
-    with pytest.raises(Unavailable, match=r"c\.sock: RuntimeService\.\w+: nobody answers"):
-        await runtime.look()
+    with pytest.raises(Unavailable, match=r"c\.sock: RuntimeService\.\w+: no server answers"):
+        await runtime.list_running()
     for _restart in range(2):
         server = await containerd.serve(tmp_path / "c.sock")
         for _attempt in range(100):
             try:
-                assert len((await runtime.look()).running) == 1
+                assert len((await runtime.list_running()).running) == 1
                 break
             except Unavailable:
                 await asyncio.sleep(0.1)
@@ -135,7 +135,7 @@ async def test_a_runtime_that_is_restarted_is_found_again_and_one_that_hangs_cos
     containerd.hangs = True
     slow = ContainerRuntimeClient(tmp_path / "c.sock", 0.3)
     with pytest.raises(Unavailable, match=r"did not answer within 0\.3 s"):
-        await slow.look()
+        await slow.list_running()
     await slow.close()
     await runtime.close()
     await server.stop()
@@ -147,12 +147,12 @@ async def test_events_come_as_they_happen(tmp_path: Path) -> None:
     runtime = ContainerRuntimeClient(tmp_path / "c.sock", 5)
     for container_id in ("aa", "bb", ""):
         containerd.events.put_nowait(container_id)
-    assert [one async for one in runtime.events()] == ["aa", "bb"]
+    assert [item async for item in runtime.events()] == ["aa", "bb"]
     await runtime.close()
     await server.stop()
 
 
-def test_of_two_of_one_name_the_newer_counts_and_who_belongs_to_no_pod_does_not() -> None:
+def test_the_newer_of_two_containers_with_one_name_counts_and_one_without_pod_does_not() -> None:
     containerd = Containerd()
     containerd.run("web", "main", "new", created_at=2)
     containerd.run("web", "main", "old", created_at=1)
@@ -163,7 +163,7 @@ def test_of_two_of_one_name_the_newer_counts_and_who_belongs_to_no_pod_does_not(
     boxes = wire.ListPodSandboxResponse(items=list(containerd.sandboxes.values()))
     orphan = wire.Container(id="o", pod_sandbox_id="nobody", state=wire.CONTAINER_RUNNING)
     containers = wire.ListContainersResponse(containers=[*containerd.containers.values(), orphan])
-    assert {key: one.id for key, one in join_runtime_lists(boxes, containers).running.items()} == {
+    assert {key: item.id for key, item in join_runtime_lists(boxes, containers).running.items()} == {
         ("uid-web", "main"): "new"
     }
 
@@ -196,8 +196,8 @@ def test_numbers_of_fields_are_those_of_the_published_protocol() -> None:
     box = wire.PodSandbox(id="a", state=wire.SANDBOX_NOTREADY)
     box.metadata.uid, box.metadata.namespace = "u", "n"
     assert box.SerializeToString().hex() == "0a0161" + "1206" + "120175" + "1a016e" + "1801"
-    asked = wire.ContainerStatusRequest(container_id="a", verbose=True)
-    assert asked.SerializeToString().hex() == "0a0161" + "1001"
+    requests = wire.ContainerStatusRequest(container_id="a", verbose=True)
+    assert requests.SerializeToString().hex() == "0a0161" + "1001"
     event = wire.ContainerEventResponse(container_id="a", container_event_type=wire.CONTAINER_STOPPED_EVENT)
     assert event.SerializeToString().hex() == "0a0161" + "1002"
     assert SERVICE.full_name == "runtime.v1.RuntimeService"

@@ -41,8 +41,8 @@ def parsed(
         "labels": ({CLASS: name} if name else {}) | (labels or {}),
         "containers": [{"cgroup": "/a", "resources": {"requests": requests or {}, "limits": limits or {}}}],
     }
-    (found,) = parse_pods(json.dumps({"pods": [pod | fields]}), "f")
-    return found
+    (result,) = parse_pods(json.dumps({"pods": [pod | fields]}), "f")
+    return result
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,10 @@ def parsed(
 def test_classes_are_levels(name: str, level: QoSLevel, priority: int, binding: bool) -> None:
     pod = parsed(name)
     assert (pod.qos, pod.priority, pod.enhancements.numa_binding) == (level, priority, binding)
-    lent = (f"label {CLASS}: CPU that an LSE pod leaves idle may be lent here; there is no counterpart to never",)
-    assert pod.problems == (lent if name == "LSE" else ())
+    reclaimable = (
+        f"label {CLASS}: idle CPU of an LSE pod is reclaimable here, which Koordinator never allows; use LSR",
+    )
+    assert pod.problems == (reclaimable if name == "LSE" else ())
 
 
 @pytest.mark.parametrize(
@@ -106,12 +108,12 @@ def test_katalysts_own_annotations_count_more() -> None:
 
 
 def test_a_class_that_is_none_is_an_error_unless_katalyst_says_the_level() -> None:
-    told = f"label {CLASS}: 'best' is not a QoS class; use one of LSE, LSR, LS, BE, SYSTEM"
+    reported = f"label {CLASS}: 'best' is not a QoS class; use one of LSE, LSR, LS, BE, SYSTEM"
     with pytest.raises(PodsError) as caught:
         parsed("best")
-    assert str(caught.value) == f"f: pods[0].{told.replace('label ', 'labels: ')} (pod 'a')"
+    assert str(caught.value) == f"f: pods[0].{reported.replace('label ', 'labels: ')} (pod 'a')"
     pod = parsed("best", annotations={QOS_LEVEL_KEY: "reclaimed_cores"})
-    assert (pod.qos, pod.problems) == (QoSLevel.RECLAIMED, (told,))
+    assert (pod.qos, pod.problems) == (QoSLevel.RECLAIMED, (reported,))
 
 
 NUMBERS = ("reclaimed_cpu_cores", "reclaimed_memory_bytes", "cpu_request_cores", "cpu_limit_cores", "memory_request_bytes",
@@ -187,26 +189,26 @@ def test_the_numa_nodes_that_its_scheduler_chose() -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "problem"),
     [
-        ("BE", {"priorityClassName": "koord-prod"}, f"label {CLASS}: BE does not go with koord-prod; it is taken as BE all"),
-        ("BE", {"priority": 9001}, f"label {CLASS}: BE does not go with koord-prod"),
-        ("LSR", {"priority": 7999}, f"label {CLASS}: LSR does not go with koord-mid"),
-        ("LSR", {"priority": 3000}, f"label {CLASS}: LSR does not go with koord-free"),
-        ("LSR", {"requests": {"cpu": "1500m"}}, f"label {CLASS}: LSR pods get whole CPUs, and this one requests a fraction"),
+        ("BE", {"priorityClassName": "koord-prod"}, f"label {CLASS}: BE is not allowed with koord-prod; it is treated as BE"),
+        ("BE", {"priority": 9001}, f"label {CLASS}: BE is not allowed with koord-prod"),
+        ("LSR", {"priority": 7999}, f"label {CLASS}: LSR is not allowed with koord-mid"),
+        ("LSR", {"priority": 3000}, f"label {CLASS}: LSR is not allowed with koord-free"),
+        ("LSR", {"requests": {"cpu": "1500m"}}, f"label {CLASS}: LSR pods get whole CPUs and this one requests a fraction"),
         ("LS", {"requests": {BATCH_CPU: 5}}, f"container a: resource {BATCH_CPU}: is for QoS class BE only, this pod has shar"),
-        ("LS", {"labels": {"koordinator.sh/priority-class": "gold"}}, "label koordinator.sh/priority-class: 'gold' is no pri"),
+        ("LS", {"labels": {"koordinator.sh/priority-class": "gold"}}, "label koordinator.sh/priority-class: 'gold' is not a"),
         ("LS", {"labels": {"koordinator.sh/priority": "5"}}, "label koordinator.sh/priority: has no counterpart here and is i"),
         ("LS", {"annotations": {"koordinator.sh/networkQOS": "{}"}}, "annotation koordinator.sh/networkQOS: has no counterpa"),
         ("LS", {"annotations": {"koordinator.sh/oom-score-adj": "5"}}, "annotation koordinator.sh/oom-score-adj: has no count"),
         ("LS", {"annotations": {MEMORY_QOS: '{"policy": "auto"}'}}, f"annotation {MEMORY_QOS}: has no counterpart here"),
         ("LS", {"annotations": {MEMORY_QOS: '{"lowLimitPercent": 5}'}}, f"annotation {MEMORY_QOS}: has no counterpart here"),
-        ("LS", {"annotations": {BURST: '{"policy": "fast"}'}}, f"annotation {BURST}: policy: 'fast' is none; use one of none"),
-        ("LS", {"annotations": {BURST: '{"policy": ["none"]}'}}, f"annotation {BURST}: policy: ['none'] is none; use one of"),
+        ("LS", {"annotations": {BURST: '{"policy": "fast"}'}}, f"annotation {BURST}: policy: 'fast' is invalid; use one"),
+        ("LS", {"annotations": {BURST: '{"policy": ["none"]}'}}, f"annotation {BURST}: policy: ['none'] is invalid; use one"),
         ("LS", {"annotations": {BURST: '{"policy": "auto", "cfsQuotaBurstPercent": 300}'}},
          f"annotation {BURST}: cfsQuotaBurstPercent: is set for the whole node here, and ignored; remove it"),
         ("LS", {"annotations": {BURST: '{"policy": "auto", "cpuBurstPercent": -1}'}},
-         f"annotation {BURST}: cpuBurstPercent: -1 is no percentage; write 0 to 10000"),
-        ("LS", {"annotations": {BURST: "auto"}}, f"annotation {BURST}: 'auto' is no JSON object and is ignored; write it"),
-        ("LS", {"annotations": {SPEC: "[]"}}, f"annotation {SPEC}: '[]' is no JSON object and is ignored"),
+         f"annotation {BURST}: cpuBurstPercent: -1 is not a percentage; write 0 to 10000"),
+        ("LS", {"annotations": {BURST: "auto"}}, f"annotation {BURST}: 'auto' is not a JSON object and is ignored; write it"),
+        ("LS", {"annotations": {SPEC: "[]"}}, f"annotation {SPEC}: '[]' is not a JSON object and is ignored"),
         ("LS", {"annotations": {SPEC: '{"preferredCPUBindPolicy": "SpreadByPCPUs"}'}},
          f"annotation {SPEC}: preferredCPUBindPolicy: 'SpreadByPCPUs' has no counterpart here and is ignored; there are Def"),
         ("LS", {"annotations": {SPEC: '{"preferredCPUExclusivePolicy": "NUMANodeLevel"}'}},
@@ -219,10 +221,10 @@ def test_the_numa_nodes_that_its_scheduler_chose() -> None:
         ("LS", {"annotations": {STATUS: '{"numaNodeResources": 1}'}}, f"annotation {STATUS}: numaNodeResources: names no NUMA"),
         ("BE", {"annotations": {EXTENDED: '{"containers": 5}'}}, f"annotation {EXTENDED}: cannot be read and is ignored: Exp"),
         ("BE", {"annotations": {EXTENDED: json.dumps({"containers": {"a": {"requests": {BATCH_CPU: "5m"}}}})}},
-         f"annotation {EXTENDED}: cannot be read and is ignored: {BATCH_CPU} is no whole number; write one"),
+         f"annotation {EXTENDED}: cannot be read and is ignored: {BATCH_CPU} is not a whole number; write one"),
     ],
 )  # fmt: skip
-def test_what_has_no_counterpart_is_told(name: str, fields: dict[str, Any], problem: str) -> None:
+def test_keys_without_counterpart_are_reported(name: str, fields: dict[str, Any], problem: str) -> None:
     pod = parsed(name, **fields)
     assert pod.qos is koordinator_labels.LEVELS_BY_QOS_CLASS[name]
     assert len(pod.problems) == 1

@@ -57,10 +57,10 @@ def settings(url: str, **changes: Any) -> KubeletConfig:
     return msgspec.convert({"url": url, "tokenFile": "", "caFile": "", **changes}, KubeletConfig)
 
 
-def answering(status: int, text: str, seen: list[web.Request] | None = None) -> Handler:
+def answering(status: int, text: str, observed: list[web.Request] | None = None) -> Handler:
     async def handler(request: web.Request) -> web.Response:
-        if seen is not None:
-            seen.append(request)
+        if observed is not None:
+            observed.append(request)
         return web.Response(status=status, text=text)
 
     return handler
@@ -73,16 +73,16 @@ async def refusal(config: KubeletConfig) -> Unavailable:
     return failed.value
 
 
-async def test_the_token_goes_over_tls_and_is_read_anew_when_the_kubelet_no_longer_knows_it(
+async def test_the_token_is_sent_over_tls_and_reread_when_the_kubelet_rejects_it(
     authority: Authority, tmp_path: Path
 ) -> None:
     token = tmp_path / "token"
     token.write_text("first\n")
-    seen: list[str] = []
+    observed: list[str] = []
 
     async def handler(request: web.Request) -> web.Response:
         assert request.path == "/pods"
-        seen.append(request.headers["Authorization"])
+        observed.append(request.headers["Authorization"])
         good = request.headers["Authorization"] == "Bearer second"
         return web.Response(status=200 if good else 401, text="{}" if good else "Unauthorized")
 
@@ -95,20 +95,20 @@ async def test_the_token_goes_over_tls_and_is_read_anew_when_the_kubelet_no_long
             token.with_suffix(".new").write_text("second\n")
             token.with_suffix(".new").replace(token)
             assert await kubelet.ask() == b"{}"
-    assert seen == ["Bearer first", "Bearer second"]
+    assert observed == ["Bearer first", "Bearer second"]
 
 
 async def test_over_plain_http_no_token_is_shown_to_anybody(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret")
-    seen: list[web.Request] = []
+    observed: list[web.Request] = []
     async with (
-        serving(answering(200, "{}", seen)) as url,
+        serving(answering(200, "{}", observed)) as url,
         KubeletClient(settings(url, tokenFile=str(token))) as kubelet,
     ):
         assert await kubelet.ask() == b"{}"
-    assert "Authorization" not in seen[0].headers
-    assert seen[0].headers["Accept-Encoding"] == "identity"
+    assert "Authorization" not in observed[0].headers
+    assert observed[0].headers["Accept-Encoding"] == "identity"
 
 
 async def test_a_client_certificate_is_shown(authority: Authority) -> None:
@@ -119,8 +119,8 @@ async def test_a_client_certificate_is_shown(authority: Authority) -> None:
 
     certificate, key = authority.issue("me")
     async with serving(handler, server_side(authority, clients=True)) as url:
-        ours = {"certificateFile": str(certificate), "keyFile": str(key)}
-        async with KubeletClient(settings(url, caFile=str(authority.certificate), **ours)) as kubelet:
+        own_key = {"certificateFile": str(certificate), "keyFile": str(key)}
+        async with KubeletClient(settings(url, caFile=str(authority.certificate), **own_key)) as kubelet:
             assert await kubelet.ask() == b"me"
 
 
@@ -128,13 +128,13 @@ async def test_a_certificate_of_another_authority_or_name_is_not_believed(author
     other = Authority(tmp_path, "other")
     async with serving(answering(200, "{}"), server_side(authority)) as url:
         stranger = await refusal(settings(url, caFile=str(other.certificate)))
-        assert "certificate is not believed" in stranger.reason
+        assert "certificate was rejected" in stranger.reason
         assert "kubelet.caFile" in stranger.remedy
-        ours = str(authority.certificate)
-        misnamed = await refusal(settings(url, caFile=ours, serverName="worker-3"))
+        own_key = str(authority.certificate)
+        misnamed = await refusal(settings(url, caFile=own_key, serverName="worker-3"))
         assert "worker-3" in misnamed.reason
         assert "kubelet.serverName" in misnamed.remedy
-        for more in ({"serverName": "localhost", "caFile": ours}, {"verify": False, "serverName": "worker-3"}):
+        for more in ({"serverName": "localhost", "caFile": own_key}, {"verify": False, "serverName": "worker-3"}):
             async with KubeletClient(settings(url, **more)) as kubelet:
                 assert await kubelet.ask() == b"{}"
 
@@ -157,12 +157,12 @@ async def test_each_refusal_says_what_to_do(status: int, remedy: str) -> None:
     assert remedy in failed.remedy
 
 
-async def test_nobody_there_and_no_token_say_so(tmp_path: Path, authority: Authority) -> None:
+async def test_a_refused_connection_and_a_missing_token_are_reported(tmp_path: Path, authority: Authority) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         refused = await refusal(settings(url))
-        assert refused.reason == f"{url}/pods: nobody listens there"
+        assert refused.reason == f"{url}/pods: connection refused"
         assert "readOnlyPort" in refused.remedy
     missing = await refusal(settings("https://127.0.0.1:1", verify=False, tokenFile=str(tmp_path / "token")))
     assert missing.reason == f"kubelet.tokenFile: {tmp_path}/token: cannot be read: No such file or directory"
@@ -194,7 +194,7 @@ async def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch)
     assert failed.reason == f"{url}/pods answered with more than 1 MiB"
 
 
-async def test_a_connection_that_breaks_and_one_that_speaks_otherwise_are_told(authority: Authority) -> None:
+async def test_a_broken_connection_and_another_protocol_are_reported(authority: Authority) -> None:
     async def rude(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
         await writer.drain()
@@ -218,14 +218,14 @@ async def test_a_token_that_goes_away_leaves_the_last_one_in_force(
     monkeypatch.setattr(credentials, "FILE_CHECK_INTERVAL_S", 0.0)
     token = tmp_path / "token"
     token.write_text("first")
-    seen: list[web.Request] = []
-    async with serving(answering(200, "{}", seen), server_side(authority)) as url:
+    observed: list[web.Request] = []
+    async with serving(answering(200, "{}", observed), server_side(authority)) as url:
         kubelet = KubeletClient(settings(url, tokenFile=str(token), verify=False))
         async with kubelet:
             await kubelet.ask()
             token.unlink()
             await kubelet.ask()
-    assert [request.headers["Authorization"] for request in seen] == ["Bearer first", "Bearer first"]
+    assert [request.headers["Authorization"] for request in observed] == ["Bearer first", "Bearer first"]
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,13 @@ from tests.agent.sensors.pods.kubelet_objects import container, listing, pod, st
 NOTHING = KubeletPodList()
 
 
-def one(**changes: Any) -> KubeletPod:
+def decode_one(**changes: Any) -> KubeletPod:
     (item,) = decode_pod_list(listing(pod("web", **changes)), NOTHING).items.values()
     return item.pod
 
 
-def test_a_pod_is_read_without_what_nobody_needs() -> None:
-    found = one(
+def test_unneeded_fields_of_a_pod_are_skipped() -> None:
+    result = decode_one(
         initContainers=[container("setup"), container("mesh", restartPolicy="Always")],
         initContainerStatuses=[
             status_of("setup", "containerd://s", "terminated"),
@@ -34,8 +34,13 @@ def test_a_pod_is_read_without_what_nobody_needs() -> None:
         ephemeralContainerStatuses=[status_of("debugger", "containerd://d")],
         priority=7,
     )
-    assert (found.uid, found.metadata.namespace, found.spec.priority, found.from_api) == ("uid-web", "shop", 7, True)
-    assert found.running() == {"main": "containerd://web-main", "mesh": "containerd://m", "debugger": "containerd://d"}
+    assert (result.uid, result.metadata.namespace, result.spec.priority, result.from_api) == (
+        "uid-web",
+        "shop",
+        7,
+        True,
+    )
+    assert result.running() == {"main": "containerd://web-main", "mesh": "containerd://m", "debugger": "containerd://d"}
 
 
 def test_an_empty_list_is_null() -> None:
@@ -66,10 +71,10 @@ def test_a_static_pod_is_known_by_the_hash_of_its_file_and_its_mirror_is_the_sam
 
 
 def test_a_pod_that_names_another_as_its_mirror_does_not_take_its_place() -> None:
-    found = decode_pod_list(
+    result = decode_pod_list(
         listing(pod("evil", annotations={"kubernetes.io/config.mirror": "uid-web"}), pod("web")), NOTHING
     )
-    assert {uid: item.pod.metadata.name for uid, item in found.items.items()} == {"uid-web": "web"}
+    assert {uid: item.pod.metadata.name for uid, item in result.items.items()} == {"uid-web": "web"}
 
 
 @pytest.mark.parametrize(
@@ -88,27 +93,27 @@ def test_a_pod_that_names_another_as_its_mirror_does_not_take_its_place() -> Non
 )
 def test_the_class_of_a_pod_whose_status_has_none(resources: list[dict[str, Any]], expected: str) -> None:
     containers = [{"name": f"c{index}", "resources": each} for index, each in enumerate(resources)]
-    assert qos_class(one(containers=containers, qosClass=None)) == expected
+    assert qos_class(decode_one(containers=containers, qosClass=None)) == expected
 
 
 def test_the_class_counts_init_containers_and_not_ephemeral_ones_and_the_whole_pod_first() -> None:
     sure = {"name": "a", "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}
-    assert qos_class(one(containers=[sure], qosClass="", initContainers=[{"name": "i"}])) == "Burstable"
-    assert qos_class(one(containers=[sure], qosClass="", ephemeralContainers=[{"name": "e"}])) == "Guaranteed"
-    whole = {"limits": {"cpu": "2", "memory": "2Gi"}}
-    assert qos_class(one(containers=[{"name": "a"}], qosClass="", resources=whole)) == "Guaranteed"
-    assert qos_class(one(containers=[{"name": "a"}], qosClass="BestEffort", resources=whole)) == "BestEffort"
+    assert qos_class(decode_one(containers=[sure], qosClass="", initContainers=[{"name": "i"}])) == "Burstable"
+    assert qos_class(decode_one(containers=[sure], qosClass="", ephemeralContainers=[{"name": "e"}])) == "Guaranteed"
+    complete = {"limits": {"cpu": "2", "memory": "2Gi"}}
+    assert qos_class(decode_one(containers=[{"name": "a"}], qosClass="", resources=complete)) == "Guaranteed"
+    assert qos_class(decode_one(containers=[{"name": "a"}], qosClass="BestEffort", resources=complete)) == "BestEffort"
 
 
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (b"", "no list of pods"),
-        (b"<html>", "no list of pods"),
+        (b"", "not a list of pods"),
+        (b"<html>", "not a list of pods"),
         (b'{"items": {}}', r"Expected `array \| null`, got `object` - at `\$.items`"),
         (b'{"kind": "Status"}', "missing required field `items`"),
-        (b'{"items": [' + b"[" * 100_000 + b"]" * 100_000 + b"]}", "no list of pods"),
-        (b'{"items": [' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"]}", "no list of pods"),
+        (b'{"items": [' + b"[" * 100_000 + b"]" * 100_000 + b"]}", "not a list of pods"),
+        (b'{"items": [' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"]}", "not a list of pods"),
         (b'{"items": [' + b"{}," * 4096 + b"{}]}", r"Expected `array` of at most length 4096"),
     ],
 )
@@ -126,7 +131,7 @@ def test_a_list_beyond_all_bounds_is_refused_before_it_is_read(monkeypatch: pyte
 def test_a_list_that_goes_on_and_on_costs_no_more_than_one_that_is_full() -> None:
     """Ten million numbers were 750 MiB of objects, and four seconds, before they were counted."""
     body = b'{"items":[' + b"0," * 10_000_000 + b"0]}"
-    decode_pod_list(b'{"items":[]}', NOTHING)  # what the first one alone costs
+    decode_pod_list(b'{"items":[]}', NOTHING)  # what the first decode_one alone costs
     tracemalloc.start()
     try:
         with pytest.raises(InvalidPodList, match="of at most length 4096"):
@@ -137,41 +142,39 @@ def test_a_list_that_goes_on_and_on_costs_no_more_than_one_that_is_full() -> Non
 
 
 def test_as_many_as_are_taken_are_all_taken() -> None:
-    found = decode_pod_list(listing(*(pod(f"p{number}") for number in range(4096))), NOTHING)
-    assert len(found.items) == 4096
-    assert found.problems == ()
+    result = decode_pod_list(listing(*(pod(f"p{number}") for number in range(4096))), NOTHING)
+    assert len(result.items) == 4096
+    assert result.problems == ()
 
 
 def test_a_pod_beyond_what_the_api_server_has_is_left_out_alone() -> None:
-    found = decode_pod_list(listing(pod("a", labels={"x": "y" * (4 << 20)}), pod("b")), NOTHING)
-    assert (list(found.items), found.problems) == (["uid-b"], ("items[0]: it has more than 4 MiB",))
+    result = decode_pod_list(listing(pod("a", labels={"x": "y" * (4 << 20)}), pod("b")), NOTHING)
+    assert (list(result.items), result.problems) == (["uid-b"], ("items[0]: it has more than 4 MiB",))
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
         ({"priority": "high"}, "items[1].spec.priority: Expected `int | null`, got `str`"),
-        ({"containers": []}, "items[1].spec.containers: there are none"),
+        ({"containers": []}, "items[1].spec.containers: is empty"),
         ({"labels": {"a": 1}}, "items[1].metadata.labels[...]: Expected `str`, got `int`"),
         ({"containerStatuses": "x"}, "items[1].status.containerStatuses: Expected `array | null`, got `str`"),
         (
             {"annotations": {"kubernetes.io/config.mirror": "../../system.slice"}},
-            "items[1].metadata.uid: '../../system.slice' is no uid",
+            "items[1].metadata.uid: '../../system.slice' is not a uid",
         ),
     ],
 )
-def test_a_pod_that_cannot_be_read_is_told_by_its_field_and_leaves_the_others(
-    changes: dict[str, Any], problem: str
-) -> None:
-    found = decode_pod_list(listing(pod("a"), pod("b", **changes), pod("c")), NOTHING)
-    assert set(found.items) == {"uid-a", "uid-c"}
-    assert found.problems == (problem,)
+def test_an_unreadable_pod_is_reported_by_its_field_and_the_others_stay(changes: dict[str, Any], problem: str) -> None:
+    result = decode_pod_list(listing(pod("a"), pod("b", **changes), pod("c")), NOTHING)
+    assert set(result.items) == {"uid-a", "uid-c"}
+    assert result.problems == (problem,)
 
 
-def test_of_many_problems_three_are_told() -> None:
-    found = decode_pod_list(listing(*(pod(f"p{n}", priority="x") for n in range(9))), NOTHING)
-    assert len(found.problems) == 4
-    assert found.problems[-1] == "and 6 more"
+def test_three_of_many_problems_are_shown() -> None:
+    result = decode_pod_list(listing(*(pod(f"p{n}", priority="x") for n in range(9))), NOTHING)
+    assert len(result.problems) == 4
+    assert result.problems[-1] == "and 6 more"
 
 
 JSON = st.recursive(
@@ -196,10 +199,10 @@ def test_whatever_stands_in_a_field_the_other_pods_are_read(path: tuple[Any, ...
     for step in path[:-1]:
         at = at[step]
     at[path[-1]] = value
-    found = decode_pod_list(listing(pod("web"), strange), NOTHING)
-    assert "uid-web" in found.items
-    assert len(found.items) + len(found.problems) == 2
-    for item in found.items.values():
+    result = decode_pod_list(listing(pod("web"), strange), NOTHING)
+    assert "uid-web" in result.items
+    assert len(result.items) + len(result.problems) == 2
+    for item in result.items.values():
         assert qos_class(item.pod) in ("Guaranteed", "Burstable", "BestEffort")
         item.pod.running()
 
@@ -217,9 +220,9 @@ def test_a_thousand_pods_keep_little_memory() -> None:
     body = listing(*(pod(f"p{n}", conditions=long, labels={"app": "x" * 40}) for n in range(1000)))
     assert len(body) > 12_000_000
     tracemalloc.start()
-    found = decode_pod_list(body, NOTHING)
-    kept, most = tracemalloc.get_traced_memory()
+    result = decode_pod_list(body, NOTHING)
+    open_count, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(found.items) == 1000
-    assert kept < 8 << 20
+    assert len(result.items) == 1000
+    assert open_count < 8 << 20
     assert most < 16 << 20, "decoding copies no list whole"

@@ -1,4 +1,4 @@
-"""The source of pods as a whole: a kubelet and a runtime on real sockets that come and go, and what the rounds are told."""
+"""The source of pods: a kubelet and a runtime on real sockets that come and go, and what a cycle reads."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Lab:
         self.pods: list[dict[str, Any]] = []
         self.status = 200
         self.body: bytes | None = None
-        self.asked = 0
+        self.requests = 0
         self.now_s = 100.0
         self.containerd = Containerd()
         self.source: KubeletPodSource
         self.served: Any = None
 
     async def kubelet(self, _request: web.Request) -> web.Response:
-        self.asked += 1
+        self.requests += 1
         return web.Response(status=self.status, body=listing(*self.pods) if self.body is None else self.body)
 
     def start(self, name: str, **changes: Any) -> str:
@@ -46,10 +46,10 @@ class Lab:
         self.containerd.run(name, "main", f"{name}-main")
         return self.cgroups.make(f"uid-{name}", f"{name}-main")
 
-    async def look(self) -> None:
-        """So late that the kubelet is asked too, whatever runs."""
+    async def poll(self) -> None:
+        """Poll so late that the kubelet is polled too, whatever runs."""
         self.now_s += 5
-        await self.source.run_cycle()
+        await self.source.poll()
 
     def keys(self) -> list[str]:
         return [each.key for each in self.source.read()]
@@ -69,7 +69,7 @@ async def lab_of(tmp_path: Path, *, runtime: bool = True, **changes: Any) -> Asy
         if runtime:
             lab.served = await lab.containerd.serve(tmp_path / "c.sock")
             peer = ContainerRuntimeClient(tmp_path / "c.sock", 1)
-        node = PodJoinContext(door=PodParsingContext(), exists=lab.cgroups.exists)
+        node = PodJoinContext(parsing=PodParsingContext(), exists=lab.cgroups.exists)
         try:
             async with KubeletClient(config) as kubelet:
                 lab.source = KubeletPodSource(kubelet, peer, node, config, lambda: lab.now_s)
@@ -82,53 +82,53 @@ async def lab_of(tmp_path: Path, *, runtime: bool = True, **changes: Any) -> Asy
 
 async def test_before_the_first_list_there_is_none(tmp_path: Path) -> None:
     async with lab_of(tmp_path) as lab:
-        with pytest.raises(Unavailable, match="was not asked yet"):
+        with pytest.raises(Unavailable, match="was not polled yet"):
             lab.source.read()
         lab.status = 403
-        await lab.look()
+        await lab.poll()
         with pytest.raises(Unavailable, match="answered 403") as refused:
             lab.source.read()
         assert "nodes/proxy" in refused.value.remedy
         lab.status = 200
         web_ = lab.start("web")
-        await lab.look()
-        (found,) = lab.source.read()
-        assert [each.cgroup for each in found.containers] == [web_]
+        await lab.poll()
+        (result,) = lab.source.read()
+        assert [each.cgroup for each in result.containers] == [web_]
         assert lab.source.read() is lab.source.read()
 
 
 async def test_a_new_pod_is_seen_with_the_next_look_and_nothing_new_makes_nothing_new(tmp_path: Path) -> None:
     async with lab_of(tmp_path) as lab:
         lab.start("web")
-        await lab.source.run_cycle()
+        await lab.source.poll()
         before = lab.source.read()
         lab.pods.reverse()
-        await lab.look()
+        await lab.poll()
         assert lab.source.read() is before
         lab.start("batch")
-        await lab.source.run_cycle()
+        await lab.source.poll()
         assert lab.keys() == ["shop/batch", "shop/web"]
 
 
 async def test_the_kubelet_rests_while_the_runtime_has_nothing_new(tmp_path: Path) -> None:
     async with lab_of(tmp_path) as lab:
         lab.start("web")
-        asked = []
+        requests = []
         for _second in range(12):
-            await lab.source.run_cycle()
-            asked.append(lab.asked)
+            await lab.source.poll()
+            requests.append(lab.requests)
             lab.now_s += 1
-        assert asked == [1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3]
+        assert requests == [1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3]
         lab.start("batch")
-        await lab.source.run_cycle()
-        assert (lab.asked, lab.keys()) == (4, ["shop/batch", "shop/web"])
+        await lab.source.poll()
+        assert (lab.requests, lab.keys()) == (4, ["shop/batch", "shop/web"])
         lab.containerd.run("web", "main", "again", created_at=9)
         new = lab.cgroups.make("uid-web", "again")
-        await lab.source.run_cycle()
-        assert (lab.asked, lab.source.read()[1].containers[0].cgroup) == (5, new)
+        await lab.source.poll()
+        assert (lab.requests, lab.source.read()[1].containers[0].cgroup) == (5, new)
 
 
-async def test_a_runtime_that_knows_no_events_is_told_and_asked_all_the_same(tmp_path: Path) -> None:
+async def test_a_runtime_without_events_is_reported_and_polled_anyway(tmp_path: Path) -> None:
     async with lab_of(tmp_path, intervalS=0.2, events=True) as lab:
         lab.start("web")
         await lab.served.stop()
@@ -146,71 +146,74 @@ async def test_a_runtime_that_knows_no_events_is_told_and_asked_all_the_same(tmp
 async def test_while_the_kubelet_is_away_its_last_list_counts_and_then_no_more(tmp_path: Path) -> None:
     async with lab_of(tmp_path, staleS=30) as lab:
         lab.start("web")
-        await lab.source.run_cycle()
+        await lab.source.poll()
         lab.status = 500
         lab.now_s += 12
-        await lab.source.run_cycle()
+        await lab.source.poll()
         assert lab.keys() == ["shop/web"]
         assert lab.problem().endswith("(the list of pods is 12 s old)")
         lab.now_s += 19
         with pytest.raises(Unavailable, match=r"answered 500.* \(the list of pods is 31 s old\)"):
             lab.source.read()
         lab.status = 200
-        await lab.source.run_cycle()
+        await lab.source.poll()
         assert (lab.keys(), lab.problem()) == (["shop/web"], "")
 
 
-async def test_a_kubelet_that_was_just_started_takes_nobody_away(tmp_path: Path) -> None:
-    """It lists nobody, then the pods of its files, and the others once the API server has told it."""
+async def test_a_restarted_kubelet_removes_no_pod(tmp_path: Path) -> None:
+    """It lists no pods, then those of its files, and the others once the API server lists them."""
     async with lab_of(tmp_path, staleS=30) as lab:
         lab.start("web")
         static = {"annotations": {"kubernetes.io/config.source": "file"}}
         lab.start("etcd", **static)
-        whole = lab.pods
-        await lab.look()
-        for some in ([], whole[1:], whole):
+        complete = lab.pods
+        await lab.poll()
+        for some in ([], complete[1:], complete):
             lab.pods = some
-            await lab.look()
+            await lab.poll()
             assert (lab.keys(), lab.problem()) == (["shop/etcd", "shop/web"], "")
 
 
 async def test_an_agent_and_a_kubelet_that_start_together_wait_for_the_list(tmp_path: Path) -> None:
     async with lab_of(tmp_path, staleS=30) as lab:
         lab.start("web")
-        whole, lab.pods = lab.pods, []
-        await lab.look()
+        complete, lab.pods = lab.pods, []
+        await lab.poll()
         with pytest.raises(
-            Unavailable, match=r"lists no pod of the API server, and 1 run .* such as shop/web"
+            Unavailable, match=r"lists no pod of the API server, and does not list 1 running pods such as shop/web"
         ) as waiting:
             lab.source.read()
-        assert "just started" in waiting.value.remedy
-        lab.pods = whole
-        await lab.look()
+        assert "restarted kubelet" in waiting.value.remedy
+        lab.pods = complete
+        await lab.poll()
         assert lab.keys() == ["shop/web"]
 
 
 async def test_an_empty_node_is_no_kubelet_that_was_just_started(tmp_path: Path) -> None:
     async with lab_of(tmp_path) as lab:
-        await lab.look()
+        await lab.poll()
         assert (lab.keys(), lab.problem()) == ([], "")
 
 
-async def test_who_runs_and_is_not_listed_is_told_at_the_second_look(tmp_path: Path) -> None:
+async def test_a_running_pod_that_is_not_listed_is_reported_at_the_second_poll(tmp_path: Path) -> None:
     async with lab_of(tmp_path) as lab:
         lab.start("web")
         lab.containerd.run("orphan", "main", "o")
-        await lab.look()
+        await lab.poll()
         assert lab.problem() == ""
-        await lab.look()
-        assert (lab.keys(), lab.problem()) == (["shop/web"], "pods run that the kubelet does not list: shop/orphan")
+        await lab.poll()
+        assert (lab.keys(), lab.problem()) == (
+            ["shop/web"],
+            "the kubelet does not list these running pods: shop/orphan",
+        )
 
 
-async def test_containers_whose_cgroup_is_elsewhere_are_told_with_the_setting(tmp_path: Path) -> None:
+async def test_containers_with_another_cgroup_root_are_reported_with_the_setting(tmp_path: Path) -> None:
     async with lab_of(tmp_path) as lab:
         lab.cgroups.remove(lab.start("web"))
-        await lab.look()
-        await lab.look()
-        assert lab.problem() == "no cgroup was found of shop/web/main"
+        await lab.poll()
+        await lab.poll()
+        assert lab.problem() == "no cgroup of shop/web/main"
         problem = lab.source.kubelet.problem()
         assert problem is not None
         assert "kubelet.cgroupRoot" in problem.remedy
@@ -219,25 +222,25 @@ async def test_containers_whose_cgroup_is_elsewhere_are_told_with_the_setting(tm
 async def test_a_runtime_that_is_away_is_a_source_that_failed_and_statuses_go_on(tmp_path: Path) -> None:
     async with lab_of(tmp_path, staleS=30) as lab:
         first = lab.start("web")
-        await lab.source.run_cycle()
+        await lab.source.poll()
         await lab.served.stop()
         lab.now_s += 31
         second = lab.cgroups.make("uid-batch", "batch-main")
         lab.pods.append(pod("batch"))
-        await lab.source.run_cycle()
+        await lab.source.poll()
         problem = lab.source.runtime.problem()
         assert problem is not None
         assert problem.reason.endswith("(the list of containers is 31 s old)")
-        assert [each.cgroup for one in lab.source.read() for each in one.containers] == [second, first]
-        assert [probe.name for probe in lab.source.probes()] == ["kubelet", "container-runtime"]
+        assert [each.cgroup for item in lab.source.read() for each in item.containers] == [second, first]
+        assert [probe.name for probe in lab.source.reporters()] == ["kubelet", "container-runtime"]
 
 
 async def test_without_a_runtime_the_kubelet_alone_is_a_source(tmp_path: Path) -> None:
     async with lab_of(tmp_path, runtime=False) as lab:
         path = lab.start("web")
-        await lab.look()
+        await lab.poll()
         assert [each.cgroup for each in lab.source.read()[0].containers] == [path]
-        assert [(probe.name, probe.form, probe.problem()) for probe in lab.source.probes()] == [
+        assert [(probe.name, probe.form, probe.problem()) for probe in lab.source.reporters()] == [
             ("kubelet", "http", None)
         ]
 
@@ -246,18 +249,18 @@ async def test_without_a_runtime_the_kubelet_alone_is_a_source(tmp_path: Path) -
 async def test_an_answer_that_is_no_list_leaves_the_last_one_in_force(tmp_path: Path, body: bytes) -> None:
     async with lab_of(tmp_path) as lab:
         lab.start("web")
-        await lab.look()
+        await lab.poll()
         lab.body = body
-        await lab.look()
+        await lab.poll()
         assert lab.keys() == ["shop/web"]
-        assert "no list of pods" in lab.problem()
+        assert "not a list of pods" in lab.problem()
 
 
-async def test_a_pod_that_cannot_be_read_is_told_and_the_others_are_there(tmp_path: Path) -> None:
+async def test_an_unreadable_pod_is_reported_and_the_others_are_listed(tmp_path: Path) -> None:
     async with lab_of(tmp_path) as lab:
         lab.start("web")
         lab.pods.append(pod("odd", priority="high"))
-        await lab.look()
+        await lab.poll()
         assert lab.keys() == ["shop/web"]
         assert lab.problem() == ("some pods cannot be read: items[1].spec.priority: Expected `int | null`, got `str`")
 
@@ -269,7 +272,7 @@ async def test_it_looks_every_interval_and_at_once_on_an_event(tmp_path: Path) -
             lab.start(f"p{number}")
             lab.containerd.events.put_nowait("new")
             async with asyncio.timeout(20):
-                while len(lab.source.probes()) and (not lab.asked or len(lab.source._pods) < number):
+                while len(lab.source.reporters()) and (not lab.requests or len(lab.source._pods) < number):
                     await asyncio.sleep(0.02)
         assert lab.keys() == ["shop/p1", "shop/p2", "shop/p3"]
         running.cancel()
@@ -282,9 +285,9 @@ async def test_it_goes_on_after_a_look_that_failed_unforeseen(tmp_path: Path, ca
         broken, lab.cgroups.root = lab.cgroups.root, None  # type: ignore[assignment]
         running = asyncio.create_task(lab.source.run())
         async with asyncio.timeout(20):
-            while lab.asked < 4:
+            while lab.requests < 4:
                 await asyncio.sleep(0.02)
-            assert caplog.text.count("a look at the pods failed") == 1
+            assert caplog.text.count("polling the pods failed") == 1
             assert lab.problem().startswith("TypeError: ")
             lab.cgroups.root = broken
             while not lab.source._pods:

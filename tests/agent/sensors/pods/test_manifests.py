@@ -56,7 +56,7 @@ def test_a_pod_is_read_with_the_cgroups_that_its_annotations_name() -> None:
     assert (proxy.cgroup, proxy.sidecar, pod.problems) == ("/kubepods/proxy", True, ())
 
 
-def test_it_is_asked_at_its_own_address_and_on_loopback_where_it_has_none() -> None:
+def test_a_manifest_pod_is_scraped_at_its_address_or_on_loopback_without_one() -> None:
     its, hosts, nobodys = (
         parse_pods(json.dumps(manifest() | {"spec": {"containers": [{"name": "a"}], **spec}, "status": status}), "f")[0]
         for spec, status in (
@@ -78,18 +78,18 @@ def test_a_list_is_read_without_the_pods_that_have_ended(kind: str) -> None:
     ("document", "message"),
     [
         ({"kind": "List", "items": [manifest(), manifest(annotations={})]},
-         "items[1].metadata.annotations['cgroup.dioptase.io/a']: is missing; write the path of that container's cgroup"),
-        ({"kind": "Service"}, "kind: 'Service' is no Pod; leave Pods only"),
-        ({"kind": ["Pod"]}, "kind: ['Pod'] is no Pod; leave Pods only"),
-        ({"kind": "List", "items": [7]}, "items[0].kind: 'int' is no Pod"),
-        ({"kind": "List", "items": 7}, "items: is no list; write `items: []` where there are no pods"),
-        ({"kind": "List"}, "items: is no list"),
+         "items[1].metadata.annotations['cgroup.dioptase.io/a']: is missing; set it to the path of that container's cgroup"),
+        ({"kind": "Service"}, "kind: 'Service' is not a Pod; remove it"),
+        ({"kind": ["Pod"]}, "kind: ['Pod'] is not a Pod; remove it"),
+        ({"kind": "List", "items": [7]}, "items[0].kind: 'int' is not a Pod"),
+        ({"kind": "List", "items": 7}, "items: is not a list; write `items: []` without pods"),
+        ({"kind": "List"}, "items: is not a list"),
         ({"kind": "Pod", "metadata": {"name": "a"}}, "spec: is missing; write it"),
         ({"kind": "List", "items": [{"metadata": {"name": "a"}}]}, "items[0].spec: is missing; write it"),
         ({"kind": "List", "items": [manifest(name=7)]}, "items[0].metadata.name: is not text; write it in quotes"),
         (manifest(labels={"a": 1}), "metadata.labels['a']: 1 is not text; write it in quotes"),
         (manifest(annotations={"cgroup.dioptase.io/a": "a"}), "spec.containers[0].cgroup: 'a' must begin with /"),
-        ({"kind": "List", "items": [manifest(), manifest()]}, "items[1].metadata.name: default/web is items[0].metadata alr"),
+        ({"kind": "List", "items": [manifest(), manifest()]}, "items[1].metadata.name: default/web is already items[0].meta"),
         (manifest() | {"spec": {"containers": []}}, "spec.containers: is empty; list at least one"),
         (manifest() | {"spec": {"containers": [{"name": "a", "resources": {"requests": {"cpu": "x"}}}]}},
          "spec.containers[0].resources.requests.cpu: 'x' is not a quantity"),
@@ -115,7 +115,7 @@ values = st.recursive(
 @given(st.dictionaries(st.sampled_from(("metadata", "spec", "items")), values), st.sampled_from(("Pod", "List")))
 def test_no_object_raises_anything_but_the_named_error(document: dict[str, Any], kind: str) -> None:
     try:
-        told = repr(parse_pods(json.dumps(document | {"kind": kind}), "f"))
+        reported = repr(parse_pods(json.dumps(document | {"kind": kind}), "f"))
     except PodsError as error:
-        told = str(error)
-    assert told.startswith(("f: ", "(Pod(")) or told == "()"
+        reported = str(error)
+    assert reported.startswith(("f: ", "(Pod(")) or reported == "()"

@@ -101,11 +101,11 @@ def test_a_port_that_is_none_names_the_annotation(port: str) -> None:
 @pytest.mark.parametrize("port", ["8080", "metrics", ""])
 def test_annotations_that_are_meant_for_prometheus_alone_are_none_of_ours(port: str) -> None:
     annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": port}
-    asked = Pod(uid="u", namespace="n", name="x", qos=QoSLevel.SHARED, containers=(), annotations=annotations)
-    assert scrape_target(asked) is None
+    requests = Pod(uid="u", namespace="n", name="x", qos=QoSLevel.SHARED, containers=(), annotations=annotations)
+    assert scrape_target(requests) is None
 
 
-def test_a_pod_without_annotations_is_not_asked() -> None:
+def test_a_pod_without_annotations_is_not_scraped() -> None:
     assert scrape_target(Pod(uid="u", namespace="n", name="x", qos=QoSLevel.SHARED, containers=())) is None
 
 
@@ -113,24 +113,24 @@ def test_a_pod_without_annotations_is_not_asked() -> None:
     ("address", "url"),
     [("10.88.0.7", "http://10.88.0.7:8080/stats"), ("fd00::7", "http://[fd00::7]:8080/stats")],
 )
-def test_a_pod_is_asked_at_its_own_address(address: str, url: str) -> None:
-    asked = msgspec.structs.replace(pod(8080, **{"prometheus.io_path": "/stats"}), address=address)
-    assert scrape_target(asked) == (url, "lat_seconds")
+def test_a_pod_is_scraped_at_its_own_address(address: str, url: str) -> None:
+    requests = msgspec.structs.replace(pod(8080, **{"prometheus.io_path": "/stats"}), address=address)
+    assert scrape_target(requests) == (url, "lat_seconds")
 
 
-async def test_a_pod_with_a_network_of_its_own_makes_the_agent_ask_nobody_on_loopback() -> None:
+async def test_a_pod_with_its_own_network_is_never_scraped_on_loopback() -> None:
     """Its annotations name any port and path: that would be a way to every service that listens to the node alone."""
-    asked = []
+    requests = []
 
     async def secret(request: web.Request) -> web.Response:
-        asked.append(request.path)
+        requests.append(request.path)
         return web.Response(text=GOOD)
 
     async with endpoint(secret) as port:
         elsewhere = await ask(port, lambda i: bool(i.errors()), "127.0.0.2")
         unknown = await ask(port, lambda i: bool(i.errors()), None)
-    assert (asked, elsewhere.latest(), unknown.latest()) == ([], {}, {})
-    assert "nobody says what IP address it has" in unknown.errors()["n/web"]
+    assert (requests, elsewhere.latest(), unknown.latest()) == ([], {}, {})
+    assert "its IP address is unknown" in unknown.errors()["n/web"]
 
 
 @asynccontextmanager
@@ -151,8 +151,8 @@ async def ask(
     port: int, until: Callable[[PodIndicatorScraper], bool], address: str | None = "127.0.0.1"
 ) -> PodIndicatorScraper:
     indicators = PodIndicatorScraper()
-    asked = msgspec.structs.replace(pod(port), address=address)
-    task = asyncio.create_task(indicators.run(lambda: (asked,)))
+    requests = msgspec.structs.replace(pod(port), address=address)
+    task = asyncio.create_task(indicators.run(lambda: (requests,)))
     try:
         async with asyncio.timeout(10):
             while not until(indicators):
@@ -215,20 +215,20 @@ async def test_huge_slow_redirecting_and_failing_endpoints_are_errors_of_their_p
         request.transport.close()
         return response
 
-    seen = {}
+    observed = {}
     for name, handler in (
         ("huge", huge), ("slow", slow), ("elsewhere", elsewhere), ("broken", broken), ("bomb", bomb), ("cut", cut),
     ):  # fmt: skip
         async with endpoint(handler) as port:
             indicators = await ask(port, lambda i: bool(i.errors()))
         assert indicators.latest() == {}
-        seen[name] = indicators.errors()["n/web"]
-    assert "more than 1048576 bytes" in seen["huge"]
-    assert "status 302" in seen["elsewhere"]
-    assert "no histogram lat_seconds" in seen["broken"]
-    assert "no answer within 0.5 s" in seen["slow"]
-    assert "encoding 'gzip'" in seen["bomb"]
-    assert "payload" in seen["cut"].lower()
+        observed[name] = indicators.errors()["n/web"]
+    assert "more than 1048576 bytes" in observed["huge"]
+    assert "status 302" in observed["elsewhere"]
+    assert "no histogram lat_seconds" in observed["broken"]
+    assert "no answer within 0.5 s" in observed["slow"]
+    assert "encoding 'gzip'" in observed["bomb"]
+    assert "payload" in observed["cut"].lower()
 
 
 async def test_an_old_answer_keeps_its_time_and_leaves_with_its_annotation() -> None:
@@ -255,6 +255,6 @@ async def test_an_old_answer_keeps_its_time_and_leaves_with_its_annotation() -> 
         task.cancel()
 
 
-async def test_nobody_listening_is_an_error_of_the_pod() -> None:
+async def test_a_refused_connection_is_an_error_of_the_pod() -> None:
     indicators = await ask(1, lambda i: bool(i.errors()))
     assert indicators.latest() == {}

@@ -1,4 +1,4 @@
-"""What kubelet and runtime say, made one: who is a pod, with which containers, and for how long."""
+"""Answers of kubelet and runtime joined: which pods exist, with which containers, and for how long."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cgroups(tmp_path: Path) -> Cgroups:
 
 
 def node_of(cgroups: Cgroups) -> PodJoinContext:
-    return PodJoinContext(door=PodParsingContext(), exists=cgroups.exists)
+    return PodJoinContext(parsing=PodParsingContext(), exists=cgroups.exists)
 
 
 def runs(*containers: tuple[str, str, str]) -> RuntimeContainers:
@@ -45,7 +45,7 @@ def runs(*containers: tuple[str, str, str]) -> RuntimeContainers:
         RunningContainer(pod_uid=uid, pod=f"shop/{uid.removeprefix('uid-')}", name=name, id=id_, created_at_ns=1)
         for uid, name, id_ in containers
     ]
-    return RuntimeContainers(running={(one.pod_uid, one.name): one for one in listed})
+    return RuntimeContainers(running={(item.pod_uid, item.name): item for item in listed})
 
 
 def joined(
@@ -54,18 +54,18 @@ def joined(
     looked: RuntimeContainers | None = None,
     before: NodePods | None = None,
 ) -> NodePods:
-    known = before.entries if before is not None else {}
-    return join_pods(decode_pod_list(listing(*pods), KubeletPodList()), looked, known, node_of(cgroups))
+    previous = before.entries if before is not None else {}
+    return join_pods(decode_pod_list(listing(*pods), KubeletPodList()), looked, previous, node_of(cgroups))
 
 
-def homes(found: NodePods) -> dict[str, dict[str, str]]:
-    return {pod.key: {each.name: each.cgroup for each in pod.containers} for pod in found.pods()}
+def homes(result: NodePods) -> dict[str, dict[str, str]]:
+    return {pod.key: {each.name: each.cgroup for each in pod.containers} for pod in result.pods()}
 
 
 def test_a_pod_has_the_containers_that_run_and_what_they_ask_for(cgroups: Cgroups) -> None:
     main = cgroups.make("uid-web", "web-main")
-    found = joined(cgroups, [pod("web", annotations=RECLAIMED, labels={"app": "web"}, priority=5)])
-    (web,) = found.pods()
+    result = joined(cgroups, [pod("web", annotations=RECLAIMED, labels={"app": "web"}, priority=5)])
+    (web,) = result.pods()
     assert (web.uid, web.key, web.qos, web.priority) == ("uid-web", "shop/web", QoSLevel.RECLAIMED, 5)
     assert (web.labels, web.problems) == ({"app": "web"}, ())
     (only,) = web.containers
@@ -78,15 +78,15 @@ def test_a_pod_has_the_containers_that_run_and_what_they_ask_for(cgroups: Cgroup
 
 
 @pytest.mark.parametrize(("given_s", "grace_s"), [(5, 5.0), (3600, 3600.0), (0, 0.0), (None, 90.0)])
-def test_whoever_tells_a_pod_to_end_says_how_long_it_has(cgroups: Cgroups, given_s: int | None, grace_s: float) -> None:
+def test_the_deletion_sets_the_grace_period(cgroups: Cgroups, given_s: int | None, grace_s: float) -> None:
     cgroups.make("uid-web", "web-main")
-    told = {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": given_s}
-    (web,) = joined(cgroups, [pod("web", terminationGracePeriodSeconds=90, **told)]).pods()
+    reported = {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": given_s}
+    (web,) = joined(cgroups, [pod("web", terminationGracePeriodSeconds=90, **reported)]).pods()
     assert (web.terminating, web.grace_s) == (True, grace_s)
 
 
 @pytest.mark.parametrize(
-    ("said", "address"),
+    ("answer", "address"),
     [
         ({"podIP": "10.88.0.7"}, "10.88.0.7"),
         ({"podIP": "fd00::7"}, "fd00::7"),
@@ -100,10 +100,10 @@ def test_whoever_tells_a_pod_to_end_says_how_long_it_has(cgroups: Cgroups, given
     ],
 )
 def test_its_address_is_what_the_kubelet_says_and_no_loopback_that_is_not_its_own(
-    cgroups: Cgroups, said: dict[str, Any], address: str | None
+    cgroups: Cgroups, answer: dict[str, Any], address: str | None
 ) -> None:
     cgroups.make("uid-web", "web-main")
-    (web,) = joined(cgroups, [pod("web", **said)]).pods()
+    (web,) = joined(cgroups, [pod("web", **answer)]).pods()
     assert web.address == address
 
 
@@ -117,7 +117,7 @@ def test_a_new_pod_is_there_before_its_containers(cgroups: Cgroups) -> None:
 
 
 def test_init_sidecar_and_ephemeral_containers_are_there_while_they_run(cgroups: Cgroups) -> None:
-    whole = pod(
+    complete = pod(
         "web",
         containers=[container("main"), container("helper")],
         initContainers=[container("setup"), container("mesh", restartPolicy="Always")],
@@ -125,10 +125,10 @@ def test_init_sidecar_and_ephemeral_containers_are_there_while_they_run(cgroups:
     )
     names = ("main", "helper", "setup", "mesh", "debugger")
     paths = {name: cgroups.make("uid-web", name) for name in names}
-    started = joined(cgroups, [whole], runs(*(("uid-web", name, name) for name in ("setup", "mesh"))))
+    started = joined(cgroups, [complete], runs(*(("uid-web", name, name) for name in ("setup", "mesh"))))
     assert homes(started) == {"shop/web": {"mesh": paths["mesh"], "setup": paths["setup"]}}
     assert [each.sidecar for each in started.pods()[0].containers] == [True, True], "the main one is yet to come"
-    working = joined(cgroups, [whole], runs(*(("uid-web", name, name) for name in names if name != "setup")))
+    working = joined(cgroups, [complete], runs(*(("uid-web", name, name) for name in names if name != "setup")))
     (web,) = working.pods()
     assert [(each.name, each.sidecar) for each in web.containers] == [
         ("main", False), ("helper", True), ("mesh", True), ("debugger", True),
@@ -147,10 +147,10 @@ def test_a_restarted_container_is_followed_to_its_new_cgroup(cgroups: Cgroups) -
 def test_the_runtimes_word_on_a_cgroup_comes_first(cgroups: Cgroups, tmp_path: Path) -> None:
     cgroups.make("uid-web", "web-main")
     (tmp_path / "elsewhere").mkdir()
-    told = RunningContainer(
+    reported = RunningContainer(
         pod_uid="uid-web", pod="shop/web", name="main", id="web-main", created_at_ns=1, cgroup="/elsewhere"
     )
-    assert homes(joined(cgroups, [pod("web")], RuntimeContainers(running={("uid-web", "main"): told}))) == {
+    assert homes(joined(cgroups, [pod("web")], RuntimeContainers(running={("uid-web", "main"): reported}))) == {
         "shop/web": {"main": "/elsewhere"}
     }
 
@@ -164,11 +164,11 @@ def test_a_pod_stays_the_same_object_while_nothing_of_it_changes(cgroups: Cgroup
     assert second.entries["uid-b"].pod.priority == 3
 
 
-def test_a_kubelet_that_lists_nobody_takes_away_nobody_who_runs(cgroups: Cgroups) -> None:
-    web, gone = cgroups.make("uid-web", "web-main"), cgroups.make("uid-gone", "gone-main")
+def test_an_empty_pod_list_removes_no_running_pod(cgroups: Cgroups) -> None:
+    web, removed = cgroups.make("uid-web", "web-main"), cgroups.make("uid-gone", "gone-main")
     both = runs(("uid-web", "main", "web-main"), ("uid-gone", "main", "gone-main"))
     first = joined(cgroups, [pod("web"), pod("gone")], both)
-    cgroups.remove(gone)
+    cgroups.remove(removed)
     for looked in (runs(("uid-web", "main", "web-main")), None):
         after = joined(cgroups, [], looked, first)
         assert homes(after) == {"shop/web": {"main": web}}
@@ -212,11 +212,11 @@ def test_of_two_pods_with_one_name_the_one_that_stays_counts(cgroups: Cgroups) -
         assert homes(joined(cgroups, listed, both, first)) == {"shop/db-0": {"main": new}}
 
 
-def test_who_runs_and_is_not_listed_and_what_has_no_cgroup_is_told(cgroups: Cgroups) -> None:
-    found = joined(cgroups, [pod("web")], runs(("uid-web", "main", "web-main"), ("uid-orphan", "main", "x")))
-    assert found.unlisted_pods == {"uid-orphan": "shop/orphan"}
-    assert found.containers_without_cgroup == {"shop/web/main"}
-    assert homes(found) == {"shop/web": {}}
+def test_unlisted_running_pods_and_containers_without_cgroup_are_reported(cgroups: Cgroups) -> None:
+    result = joined(cgroups, [pod("web")], runs(("uid-web", "main", "web-main"), ("uid-orphan", "main", "x")))
+    assert result.unlisted_pods == {"uid-orphan": "shop/orphan"}
+    assert result.containers_without_cgroup == {"shop/web/main"}
+    assert homes(result) == {"shop/web": {}}
 
 
 @pytest.mark.parametrize(
@@ -229,10 +229,10 @@ def test_who_runs_and_is_not_listed_and_what_has_no_cgroup_is_told(cgroups: Cgro
 )
 def test_hostile_annotations_cost_no_pod_its_place(cgroups: Cgroups, annotations: dict[str, str], problem: str) -> None:
     path = cgroups.make("uid-web", "web-main")
-    found = joined(cgroups, [pod("web", annotations=annotations)])
-    assert homes(found) == {"shop/web": {"main": path}}
-    (web,) = found.pods()
-    assert web.qos is QoSLevel.SHARED, "who cannot be understood is protected"
+    result = joined(cgroups, [pod("web", annotations=annotations)])
+    assert homes(result) == {"shop/web": {"main": path}}
+    (web,) = result.pods()
+    assert web.qos is QoSLevel.SHARED, "a pod with invalid annotations is protected"
     assert problem in " ".join(web.problems)
 
 
@@ -245,67 +245,67 @@ def test_hostile_annotations_cost_no_pod_its_place(cgroups: Cgroups, annotations
         ({"labels": {"keep": "me"}}, True),
     ],
 )
-def test_who_cannot_be_understood_is_spared_as_others_are(
+def test_a_pod_with_invalid_annotations_keeps_its_labels(
     cgroups: Cgroups, changes: dict[str, dict[str, str]], safe: bool
 ) -> None:
     """A static pod, and those with a key that the settings name, are never evicted, whatever else they say."""
     cgroups.make("uid-web", "web-main")
-    said = {**changes, "annotations": {QOS: "best_cores", **changes.get("annotations", {})}}
-    (web,) = joined(cgroups, [pod("web", **said)]).pods()
+    answer = {**changes, "annotations": {QOS: "best_cores", **changes.get("annotations", {})}}
+    (web,) = joined(cgroups, [pod("web", **answer)]).pods()
     assert "best_cores" in " ".join(web.problems)
     assert is_protected(web, EvictionConfig(skipped_annotations=("keep",), skipped_labels=("keep",))) is safe
 
 
-def test_an_amount_that_cannot_be_is_told_and_counts_for_nothing(cgroups: Cgroups) -> None:
+def test_an_invalid_quantity_is_reported_and_ignored(cgroups: Cgroups) -> None:
     cgroups.make("uid-web", "web-main")
     strange = container("main", resources={"requests": {"cpu": "many", "memory": "1Gi"}})
     (web,) = joined(cgroups, [pod("web", containers=[strange], qosClass="Burstable")]).pods()
     assert web.containers[0].memory_request_bytes is None
     (problem,) = web.problems
     assert problem.startswith("container main: resources.requests.cpu: 'many' is not a quantity; write a number")
-    assert problem.endswith("; until then it asks for nothing")
+    assert problem.endswith("; until then its requests are ignored")
 
 
 @pytest.mark.parametrize(
-    ("whole", "cores", "memory"),
+    ("complete", "cores", "memory"),
     [
-        # Of what is asked for together, the sidecar has what it asks for itself.
+        # Of the pod-level request, the sidecar has its own request.
         ({"requests": {"cpu": "2", "memory": "1Gi"}}, {"main": 1.75, "log": 0.25}, {"main": 1 << 30, "log": 0}),
         # Kubernetes takes a limit alone for the request too.
         ({"limits": {"cpu": "1"}}, {"main": 0.75, "log": 0.25}, {"main": None, "log": None}),
-        # It refuses less than the containers ask for: nobody is taken anything away.
+        # The pod-level request is below the containers': none of theirs is cut.
         ({"requests": {"cpu": "100m"}}, {"main": 0.0, "log": 0.25}, {"main": None, "log": None}),
         ({"requests": {"cpu": "lots", "memory": "1Gi"}}, {"main": None, "log": 0.25}, {"main": None, "log": None}),
         (None, {"main": None, "log": 0.25}, {"main": None, "log": None}),
     ],
 )
-def test_what_a_pod_asks_for_as_a_whole_is_asked_for_by_its_containers_together(
-    cgroups: Cgroups, whole: Any, cores: dict[str, float | None], memory: dict[str, int | None]
+def test_pod_level_requests_are_split_among_the_containers(
+    cgroups: Cgroups, complete: Any, cores: dict[str, float | None], memory: dict[str, int | None]
 ) -> None:
     spec = {
         "containers": [container("main", resources={}), container("log", resources={"requests": {"cpu": "250m"}})],
-        # It is there for a while, and nothing that is asked for together is for it.
+        # A transient container has no part in the pod-level request.
         "initContainers": [container("before", resources={"requests": {"cpu": "1"}})],
-        "resources": whole,
+        "resources": complete,
     }
     for name in ("log", "before"):
         cgroups.make("uid-web", name)
-    found = joined(cgroups, [pod("web", **spec)], runs(("uid-web", "log", "log"), ("uid-web", "before", "before")))
-    (web,) = found.pods()
-    assert [one.name for one in web.waiting] == ["main"]
-    staying = {one.name: one for one in (*web.containers, *web.waiting) if one.name != "before"}
-    assert {name: one.cpu_request_cores for name, one in staying.items()} == cores
-    assert {name: one.memory_request_bytes for name, one in staying.items()} == memory
-    assert {one.cpu_limit_cores for one in staying.values()} == {None}, "the limit is that of the pod's own cgroup"
-    assert next(one.cpu_request_cores for one in web.containers if one.name == "before") == 1.0
-    assert bool(web.problems) is (whole is not None and "lots" in str(whole))
+    result = joined(cgroups, [pod("web", **spec)], runs(("uid-web", "log", "log"), ("uid-web", "before", "before")))
+    (web,) = result.pods()
+    assert [item.name for item in web.waiting] == ["main"]
+    staying = {item.name: item for item in (*web.containers, *web.waiting) if item.name != "before"}
+    assert {name: item.cpu_request_cores for name, item in staying.items()} == cores
+    assert {name: item.memory_request_bytes for name, item in staying.items()} == memory
+    assert {item.cpu_limit_cores for item in staying.values()} == {None}, "the limit is that of the pod's own cgroup"
+    assert next(item.cpu_request_cores for item in web.containers if item.name == "before") == 1.0
+    assert bool(web.problems) is (complete is not None and "lots" in str(complete))
 
 
-def test_a_pod_whose_name_is_none_is_told_and_left_out(cgroups: Cgroups) -> None:
-    found = joined(cgroups, [pod("a b", "uid-1"), pod("web")])
-    assert list(homes(found)) == ["shop/web"]
-    assert found.problems == (
-        "shop/a b: metadata.name: 'a b' is no name; use letters, digits, '-', '.' and '_', at most 253",
+def test_a_pod_with_an_invalid_name_is_reported_and_left_out(cgroups: Cgroups) -> None:
+    result = joined(cgroups, [pod("a b", "uid-1"), pod("web")])
+    assert list(homes(result)) == ["shop/web"]
+    assert result.problems == (
+        "shop/a b: metadata.name: 'a b' is not a name; use letters, digits, '-', '.' and '_', at most 253",
     )
 
 
@@ -326,20 +326,20 @@ def test_statuses_say_what_runs_where_no_runtime_does(cgroups: Cgroups) -> None:
         max_size=5,
     )
 )
-def test_whatever_labels_and_annotations_say_it_is_a_pod(said: dict[str, str]) -> None:
-    said.pop("kubernetes.io/config.mirror", None)
-    (item,) = decode_pod_list(listing(pod("web", annotations=said, labels=said)), KubeletPodList()).items.values()
-    found = pod_from_kubelet(item.pod, {"main": "/web"}, PodParsingContext())
-    assert isinstance(found, Pod)
-    assert [each.cgroup for each in found.containers] == ["/web"]
-    assert PodEntry(b"", {}, item.pod, found).pod.uid == "uid-web"
+def test_whatever_labels_and_annotations_say_it_is_a_pod(answer: dict[str, str]) -> None:
+    answer.pop("kubernetes.io/config.mirror", None)
+    (item,) = decode_pod_list(listing(pod("web", annotations=answer, labels=answer)), KubeletPodList()).items.values()
+    result = pod_from_kubelet(item.pod, {"main": "/web"}, PodParsingContext())
+    assert isinstance(result, Pod)
+    assert [each.cgroup for each in result.containers] == ["/web"]
+    assert PodEntry(b"", {}, item.pod, result).pod.uid == "uid-web"
 
 
 NAMES = st.sampled_from(["a", "b", "c"])
 STEPS = st.lists(
     st.tuples(
-        st.sets(NAMES),  # whom the kubelet lists; it may have been restarted, or be wrong
-        st.sets(NAMES),  # who runs
+        st.sets(NAMES),  # listed by the kubelet, which may have been restarted or be wrong
+        st.sets(NAMES),  # running
         st.booleans(),  # whether the runtime answers
     ),
     max_size=8,
@@ -348,18 +348,20 @@ STEPS = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(STEPS)
-def test_whoever_was_listed_once_is_there_for_as_long_as_he_runs(steps: list[tuple[set[str], set[str], bool]]) -> None:
+def test_a_pod_that_was_listed_once_stays_while_it_runs(steps: list[tuple[set[str], set[str], bool]]) -> None:
     there: set[str] = set()
-    node = PodJoinContext(door=PodParsingContext(), exists=lambda path: path == "/kubepods" or path in there)
-    found, known = NodePods(), set[str]()
+    node = PodJoinContext(parsing=PodParsingContext(), exists=lambda path: path == "/kubepods" or path in there)
+    result, previous = NodePods(), set[str]()
     for listed, running, answers in steps:
         there = {f"/kubepods/burstable/poduid-{name}/{name}-main" for name in running}
         looked = runs(*((f"uid-{name}", "main", f"{name}-main") for name in sorted(running))) if answers else None
         pods = decode_pod_list(listing(*(pod(name) for name in sorted(listed))), KubeletPodList())
-        found = join_pods(pods, looked, found.entries, node)
-        known = (known & running) | listed
-        assert {each.name for each in found.pods()} == known
-        assert {c.cgroup for each in found.pods() for c in each.containers} == {
-            path for path in there if path.rpartition("/")[2].removesuffix("-main") in known
+        result = join_pods(pods, looked, result.entries, node)
+        previous = (previous & running) | listed
+        assert {each.name for each in result.pods()} == previous
+        assert {c.cgroup for each in result.pods() for c in each.containers} == {
+            path for path in there if path.rpartition("/")[2].removesuffix("-main") in previous
         }
-        assert set(found.unlisted_pods.values()) == ({f"shop/{name}" for name in running - known} if answers else set())
+        assert set(result.unlisted_pods.values()) == (
+            {f"shop/{name}" for name in running - previous} if answers else set()
+        )

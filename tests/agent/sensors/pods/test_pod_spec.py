@@ -20,10 +20,10 @@ WEB = "pods[0].containers[0]"
 MILLICPU, MEMORY = (f"resource.katalyst.kubewharf.io/reclaimed_{kind}" for kind in ("millicpu", "memory"))
 
 
-def parsed(door: PodParsingContext | None = None, **fields: object) -> Pod:
+def parsed(context: PodParsingContext | None = None, **fields: object) -> Pod:
     pod = {"name": "web", "containers": [{"cgroup": "/web"}], **fields}
-    (found,) = parse_pods(json.dumps({"pods": [pod]}), "f", door or PodParsingContext())
-    return found
+    (result,) = parse_pods(json.dumps({"pods": [pod]}), "f", context or PodParsingContext())
+    return result
 
 
 def asking(requests: dict[str, object] | None = None, limits: dict[str, object] | None = None) -> Container:
@@ -51,7 +51,7 @@ def test_a_pod_has_everything_that_was_written_down() -> None:
     assert (pod.enhancements.numa_exclusive, pod.enhancements.oom_priority, pod.problems) == (True, 100, ())
 
 
-def test_what_an_annotation_gets_wrong_is_told_and_the_pod_is_one_all_the_same() -> None:
+def test_an_invalid_annotation_is_reported_and_the_pod_stays() -> None:
     pod = parsed(annotations={MEMORY_KEY: '{"oom_priority": 5}', "katalyst.kubewharf.io/numa_bind_result": "x"})
     assert pod.enhancements.oom_priority == 0
     assert [problem.partition(": ")[0] for problem in pod.problems] == [
@@ -61,17 +61,17 @@ def test_what_an_annotation_gets_wrong_is_told_and_the_pod_is_one_all_the_same()
 
 
 def test_the_door_knows_the_dialect_of_the_cluster_and_the_nodes_of_the_machine() -> None:
-    door = PodParsingContext(
+    context = PodParsingContext(
         dialect=AnnotationMapping(selectors={QoSLevel.RECLAIMED: {"tier": "offline"}}, numa_ids_key="corp/nodes"),
         numa_nodes=(0,),
     )
-    pod = parsed(door, annotations={"tier": "offline", "numa_binding": "true", "corp/nodes": "3"})
+    pod = parsed(context, annotations={"tier": "offline", "numa_binding": "true", "corp/nodes": "3"})
     assert (pod.qos, pod.enhancements.numa_ids) == (QoSLevel.RECLAIMED, (3,))
     assert pod.problems == ("annotation corp/nodes: this machine has no NUMA node 3; name others",)
     with pytest.raises(
         PodsError, match=r"f: pods\[0\]\.annotations: katalyst.*'shared_cores' contradicts tier, which.*; remove"
     ):
-        parsed(door, annotations={"tier": "offline", QOS_LEVEL_KEY: "shared_cores"})
+        parsed(context, annotations={"tier": "offline", QOS_LEVEL_KEY: "shared_cores"})
 
 
 @pytest.mark.parametrize(
@@ -88,23 +88,27 @@ def test_the_door_knows_the_dialect_of_the_cluster_and_the_nodes_of_the_machine(
 def test_reclaimed_resources(
     requests: dict[str, object], limits: dict[str, object], cores: float | None, memory: int | None
 ) -> None:
-    found = asking(requests, limits)
-    assert (found.reclaimed_cpu_cores, found.reclaimed_memory_bytes) == (cores, memory)
-    assert found.cpu_limit_cores is None
+    result = asking(requests, limits)
+    assert (result.reclaimed_cpu_cores, result.reclaimed_memory_bytes) == (cores, memory)
+    assert result.cpu_limit_cores is None
 
 
 def test_network_bandwidth_is_in_megabits() -> None:
-    found = [asking({NET_BANDWIDTH: "1k"}, {}), asking({}, {NET_BANDWIDTH: 25}), asking({}, {})]
-    assert [container.net_bandwidth_mbit for container in found] == [1000, 25, None]
+    result = [asking({NET_BANDWIDTH: "1k"}, {}), asking({}, {NET_BANDWIDTH: 25}), asking({}, {})]
+    assert [container.net_bandwidth_mbit for container in result] == [1000, 25, None]
 
 
 @pytest.mark.parametrize(
     ("requests", "limits", "message"),
     [
-        ({MILLICPU: "500m"}, {}, f".requests.{MILLICPU}: '500m' is no whole number of thousandths of a CPU; write one"),
-        ({NET_BANDWIDTH: 0.5}, {}, f".requests.{NET_BANDWIDTH}: 0.5 is no whole number of Mbit/s; write one"),
-        ({MEMORY: 0.5}, {}, f".requests.{MEMORY}: 0.5 is no whole number of bytes; write one"),
-        ({MILLICPU: "1k"}, {MILLICPU: "2k"}, f".requests.{MILLICPU}: 1000 is not the limit, 2000; write the same"),
+        (
+            {MILLICPU: "500m"},
+            {},
+            f".requests.{MILLICPU}: '500m' is not a whole number of thousandths of a CPU; write one",
+        ),
+        ({NET_BANDWIDTH: 0.5}, {}, f".requests.{NET_BANDWIDTH}: 0.5 is not a whole number of Mbit/s; write one"),
+        ({MEMORY: 0.5}, {}, f".requests.{MEMORY}: 0.5 is not a whole number of bytes; write one"),
+        ({MILLICPU: "1k"}, {MILLICPU: "2k"}, f".requests.{MILLICPU}: 1000 differs from the limit 2000; set both"),
         ({"cpu": True}, {}, ".requests.cpu: True is not a quantity; write a number such as"),
         ({"cpu": [1]}, {}, ".requests.cpu: [1] is not a quantity"),
         (
@@ -114,7 +118,7 @@ def test_network_bandwidth_is_in_megabits() -> None:
         ),
         ({MEMORY: "999999999999999999Pi"}, {}, f".requests.{MEMORY}: 999999999999999999Pi is more than any machine"),
     ],
-)
+)  # fmt: skip
 def test_resources_that_cannot_hold_are_refused(
     requests: dict[str, object], limits: dict[str, object], message: str
 ) -> None:
@@ -137,7 +141,7 @@ def test_the_first_container_or_the_one_that_is_named_is_main_and_all_others_go_
 
 
 @pytest.mark.parametrize("name", ["c", "log"])
-def test_a_main_container_that_is_none_is_told(name: str) -> None:
+def test_an_unknown_main_container_is_reported(name: str) -> None:
     init = [{"name": "log", "cgroup": "/log", "restartPolicy": "Always"}]
     pod = parsed(
         containers=[{"name": "a", "cgroup": "/a"}], initContainers=init, annotations={MAIN_CONTAINER_KEY: name}
@@ -156,13 +160,9 @@ def test_a_main_container_that_is_none_is_told(name: str) -> None:
         ({"priority": -5}, -5, ""),
         ({"priorityClassName": "system-node-critical"}, 2_000_001_000, ""),
         ({"priorityClassName": "gold", "priority": 9}, 9, ""),
-        (
-            {"priorityClassName": "gold"},
-            0,
-            "priorityClassName: 'gold' is a number in the cluster alone; write priority too",
-        ),
+        ({"priorityClassName": "gold"}, 0, "priorityClassName: 'gold' is known to the cluster only; set priority too"),
     ],
-)
+)  # fmt: skip
 def test_priority(fields: dict[str, object], priority: int, problem: str) -> None:
     pod = parsed(**fields)  # type: ignore[arg-type]
     assert pod.priority == priority
@@ -179,12 +179,12 @@ def test_priority(fields: dict[str, object], priority: int, problem: str) -> Non
         ({"priority": 1 << 31}, "pods[0].priority: expected `int` <= 2147483647"),
         ({"initContainers": [{"name": "a", "cgroup": "/a"}]}, "pods[0].containers[0].name: is missing; a pod of several"),
         ({"containers": [{"name": "a", "cgroup": "/a", "restartPolicy": "Always"}]},
-         f"{WEB}.restartPolicy: is for init containers that stay, with the value Always; others end before"),
+         f"{WEB}.restartPolicy: is for sidecars among the init containers, with the value Always; other init"),
         ({"containers": [{"name": "a", "cgroup": "/a"}], "initContainers": [{"name": "b", "cgroup": "/b"}]},
-         "pods[0].initContainers[0].restartPolicy: is for init containers that stay"),
+         "pods[0].initContainers[0].restartPolicy: is for sidecars among the init containers"),
         ({"containers": [{"name": "a", "cgroup": "/a"}],
           "initContainers": [{"name": "b", "cgroup": "/a", "restartPolicy": "Always"}]},
-         "pods[0].initContainers[0].cgroup: /a is that of pods[0].containers[0] already"),
+         "pods[0].initContainers[0].cgroup: /a is already that of pods[0].containers[0]"),
         ({"initContainer": []}, "pods[0]: object contains unknown field `initContainer`"),
         ({"annotations": {"koordinator.sh/x": 1}}, "pods[0].annotations['koordinator.sh/x']: 1 is not text"),
         ({"labels": {"koordinator.sh/qosClass": "best"}},
@@ -197,9 +197,9 @@ def test_what_cannot_hold_is_refused_with_field_and_remedy(fields: dict[str, obj
 
 def test_the_documented_file_is_one() -> None:
     document = (Path(__file__).parents[4] / "docs/operations.md").read_text()
-    found = re.search(r"## pods\.yaml\n\n```yaml\n(.*?)```", document, re.DOTALL)
-    assert found is not None
-    web, batch = parse_pods(found[1], "docs")
+    result = re.search(r"## pods\.yaml\n\n```yaml\n(.*?)```", document, re.DOTALL)
+    assert result is not None
+    web, batch = parse_pods(result[1], "docs")
     assert (web.problems, batch.problems) == ((), ())
     assert batch.containers[0].reclaimed_cpu_cores == 2.0
 
@@ -228,7 +228,7 @@ containers = st.lists(
 )
 def test_no_pod_raises_anything_but_the_named_error(pod: dict[str, Any], more: dict[str, Any]) -> None:
     try:
-        told = [repr(found) for found in parse_pods(json.dumps({"pods": [more | pod]}), "f")]
+        reported = [repr(result) for result in parse_pods(json.dumps({"pods": [more | pod]}), "f")]
     except PodsError as error:
-        told = [str(error)]
-    assert told[0].startswith(("f: ", "Pod("))
+        reported = [str(error)]
+    assert reported[0].startswith(("f: ", "Pod("))

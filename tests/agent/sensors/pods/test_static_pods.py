@@ -34,7 +34,7 @@ pods:
 """
 
 
-def one(container: str = "{cgroup: /web}", **fields: str) -> str:
+def one_pod(container: str = "{cgroup: /web}", **fields: str) -> str:
     more = "".join(f", {key}: {value}" for key, value in fields.items())
     return f"pods: [{{name: web, containers: [{container}]{more}}}]"
 
@@ -82,36 +82,36 @@ C0, C1 = "pods[0].containers[0]", "pods[0].containers[1]"
 
 def asks(resources: str) -> str:
     """A container with these resources."""
-    return one(f"{{cgroup: /a, resources: {{{resources}}}}}")
+    return one_pod(f"{{cgroup: /a, resources: {{{resources}}}}}")
 
 
 def noted(annotations: str) -> str:
     """A pod with these annotations."""
-    return one(annotations=f"{{{annotations}}}")
+    return one_pod(annotations=f"{{{annotations}}}")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (one("{cgroup: web}"), f"{C0}.cgroup: 'web' must begin with / and name a cgroup"),
-        (one("{cgroup: /}"), f"{C0}.cgroup: '/' must begin with / and name a cgroup below the root"),
-        (one("{cgroup: /a/../b}"), f"{C0}.cgroup: '/a/../b' has an empty part, '.' or '..'"),
-        (one("{cgroup: /..}"), f"{C0}.cgroup: '/..'"),
-        (one("{cgroup: /a/./b}"), f"{C0}.cgroup: '/a/./b'"),
-        (one("{cgroup: /a//b}"), f"{C0}.cgroup: '/a//b'"),
-        (one("{cgroup: /a/}"), f"{C0}.cgroup: '/a/'"),
-        (one("{cgroup: //}"), f"{C0}.cgroup: '//'"),
-        (one('{cgroup: "/a\\0"}'), f"{C0}.cgroup: '/a\\x00' holds control characters"),
-        (one('{cgroup: "/a\\nb"}'), f"{C0}.cgroup: '/a\\nb' holds control characters"),
-        (one("{cgroup: /%s}" % ("x" * 5000)), f"{C0}.cgroup: '/xxx"),
-        (one("{cgroup: 7}"), f"{C0}.cgroup: is not text; write it in quotes"),
-        (one("{cgroup: ~}"), f"{C0}.cgroup: expected `str`, got `null`"),
-        (one("{name: x}"), f"{C0}.cgroup: is missing"),
-        (one("{cgroup: /a}, {cgroup: /b}"), f"{C0}.name: is missing; a pod of several containers"),
-        (one("{cgroup: /a, name: a}, {cgroup: /b, name: a}"), f"{C1}.name: 'a' is the name of another"),
-        (one("{cgroup: /a, name: a}, {cgroup: /a, name: b}"), f"{C1}.cgroup: /a is that of {C0}"),
-        (one("{cgroup: /a/b/c, name: a}, {cgroup: /a, name: b}"), f"{C0}.cgroup: /a/b/c is inside that of {C1}"),
-        (one("{cgroup: /a, image: x}"), f"{C0}: object contains unknown field `image`"),
+        (one_pod("{cgroup: web}"), f"{C0}.cgroup: 'web' must begin with / and name a cgroup"),
+        (one_pod("{cgroup: /}"), f"{C0}.cgroup: '/' must begin with / and name a cgroup below the root"),
+        (one_pod("{cgroup: /a/../b}"), f"{C0}.cgroup: '/a/../b' has an empty part, '.' or '..'"),
+        (one_pod("{cgroup: /..}"), f"{C0}.cgroup: '/..'"),
+        (one_pod("{cgroup: /a/./b}"), f"{C0}.cgroup: '/a/./b'"),
+        (one_pod("{cgroup: /a//b}"), f"{C0}.cgroup: '/a//b'"),
+        (one_pod("{cgroup: /a/}"), f"{C0}.cgroup: '/a/'"),
+        (one_pod("{cgroup: //}"), f"{C0}.cgroup: '//'"),
+        (one_pod('{cgroup: "/a\\0"}'), f"{C0}.cgroup: '/a\\x00' holds control characters"),
+        (one_pod('{cgroup: "/a\\nb"}'), f"{C0}.cgroup: '/a\\nb' holds control characters"),
+        (one_pod("{cgroup: /%s}" % ("x" * 5000)), f"{C0}.cgroup: '/xxx"),
+        (one_pod("{cgroup: 7}"), f"{C0}.cgroup: is not text; write it in quotes"),
+        (one_pod("{cgroup: ~}"), f"{C0}.cgroup: expected `str`, got `null`"),
+        (one_pod("{name: x}"), f"{C0}.cgroup: is missing"),
+        (one_pod("{cgroup: /a}, {cgroup: /b}"), f"{C0}.name: is missing; a pod of several containers"),
+        (one_pod("{cgroup: /a, name: a}, {cgroup: /b, name: a}"), f"{C1}.name: 'a' is the name of another"),
+        (one_pod("{cgroup: /a, name: a}, {cgroup: /a, name: b}"), f"{C1}.cgroup: /a is already that of {C0}"),
+        (one_pod("{cgroup: /a/b/c, name: a}, {cgroup: /a, name: b}"), f"{C0}.cgroup: /a/b/c is inside the cgroup of {C1}"),
+        (one_pod("{cgroup: /a, image: x}"), f"{C0}: object contains unknown field `image`"),
         (asks("requests: {gpu: 1}"), f"{C0}.resources.requests: object contains unknown field `gpu`"),
         (asks("requests: {cpu: -1}"), f"{C0}.resources.requests.cpu: '-1' is not a quantity"),
         (asks("limits: {memory: 1GB}"), f"{C0}.resources.limits.memory: '1GB' is not a quantity"),
@@ -119,13 +119,13 @@ def noted(annotations: str) -> str:
         (asks("limits: {cpu: .inf}"), f"{C0}.resources.limits.cpu: 'inf' is not a quantity"),
         (asks("limits: {cpu: 0}"), f"{C0}.resources.limits.cpu: is 0"),
         (asks("requests: {cpu: 2}, limits: {cpu: 1500m}"), f"{C0}.resources.requests.cpu: 2 is more than the limit 1.5"),
-        (one(namespace="a/b"), "pods[0].namespace: 'a/b' is no name; use letters"),
-        (one(namespace='""'), "pods[0].namespace: '' is no name"),
-        (one(hostname="x"), "pods[0]: object contains unknown field `hostname`"),
+        (one_pod(namespace="a/b"), "pods[0].namespace: 'a/b' is not a name; use letters"),
+        (one_pod(namespace='""'), "pods[0].namespace: '' is not a name"),
+        (one_pod(hostname="x"), "pods[0]: object contains unknown field `hostname`"),
         (noted("prometheus.io/scrape: true"), f"{NOTES}['prometheus.io/scrape']: True is not text; write it in quotes"),
         (noted("a: {b: c}"), "pods[0].annotations['a']: {'b': 'c'} is not text; write it in quotes"),
         (noted(f"{QOS_LEVEL_KEY}: best"), f"{NOTES}: {QOS_LEVEL_KEY}: 'best' is not a QoS level; use one of shared_cores"),
-        (one(""), "pods[0].containers: is empty; list at least one"),
+        (one_pod(""), "pods[0].containers: is empty; list at least one"),
         ("pods: [{containers: [{cgroup: /a}]}]", "pods[0].name: is missing"),
         ("pods: [{name: a}]", "pods[0].containers: is missing"),
         ("pods: [7]", "pods[0]: expected `object`, got `int`"),
@@ -134,18 +134,19 @@ def noted(annotations: str) -> str:
         ("[]", "top level: expected `object`, got `array`"),
         ("pods", "top level: expected `object`, got `str`"),
         ("pods: []\nnodes: []", "top level: object contains unknown field `nodes`"),
-        (GOOD.replace("name: batch\n  namespace: jobs", "name: web"), "pods[1].name: default/web is pods[0] already"),
-        (GOOD.replace("/batch/mapper", "/kubepods/web"), f"pods[1].containers[1].cgroup: /kubepods/web is that of {C0}"),
+        (GOOD.replace("name: batch\n  namespace: jobs", "name: web"), "pods[1].name: default/web is already pods[0]"),
+        (GOOD.replace("/batch/mapper", "/kubepods/web"),
+         f"pods[1].containers[1].cgroup: /kubepods/web is already that of {C0}"),
         ("pods: []\npods: []", "line 2: key 'pods' is there twice"),
-        (one("{cgroup: /a, cgroup: /b}"), "line 1: key 'cgroup' is there twice"),
+        (one_pod("{cgroup: /a, cgroup: /b}"), "line 1: key 'cgroup' is there twice"),
         ("pods: [", "line 2: not YAML"),
         ("pods:\n\t- x", "line 2: not YAML"),
         ("pods: []\n---\npods: []", "line 2: a second document begins"),
-        ("pods: [&a {name: a}, *a]", "line 1: anchors and aliases (& and *) are not taken: write the values out"),
+        ("pods: [&a {name: a}, *a]", "line 1: anchors and aliases (& and *) are not supported: write the values out"),
         ("pods: [2024-99-99]", "a value cannot be read: month must be in 1..12"),
         ("pods: [%s]" % ("9" * 5000), "a value cannot be read"),
-        ("pods: [!!python/object/apply:os.getpid []]", "line 1: tags such as !!int are not taken"),
-        ("pods: !!int ''", "line 1: tags such as !!int are not taken"),
+        ("pods: [!!python/object/apply:os.getpid []]", "line 1: tags such as !!int are not supported: write the plain value"),
+        ("pods: !!int ''", "line 1: tags such as !!int are not supported: write the plain value"),
         ("? [pods]\n: []", "line 1: a key must be a plain word"),
         ("pods: \0", "not YAML: unacceptable character"),
         ("pods: \ud800", "not text: surrogates not allowed"),
@@ -181,17 +182,17 @@ def test_bombs_are_refused_before_they_grow(name: str) -> None:
 @given(st.text(max_size=200) | st.text("pods:[]{}-?&*!|>'\"%@` \n\tname,cgroup/", max_size=80))
 def test_any_text_is_refused_or_means_pods(text: str) -> None:
     try:
-        told = repr(parse_pods(text, "f"))
+        reported = repr(parse_pods(text, "f"))
     except PodsError as error:
-        told = str(error)
-    assert told.startswith("f: ") or told == "()"
+        reported = str(error)
+    assert reported.startswith("f: ") or reported == "()"
 
 
 @given(st.text(max_size=40))
 def test_no_path_leads_out_of_the_hierarchy(path: str) -> None:
     quoted = path.encode("unicode_escape").decode().replace('"', '\\"')
     try:
-        (pod,) = parse_pods(one(f'{{cgroup: "{quoted}"}}'), "f")
+        (pod,) = parse_pods(one_pod(f'{{cgroup: "{quoted}"}}'), "f")
     except PodsError:
         return
     (container,) = pod.containers
@@ -215,16 +216,16 @@ def test_the_file_is_read_again_when_it_changes_and_only_then(tmp_path: Path) ->
     first = pods.read()
     assert [pod.key for pod in first] == ["default/web", "jobs/batch"]
     assert pods.read() is first
-    write(path, one())
+    write(path, one_pod())
     assert [pod.key for pod in pods.read()] == ["default/web"]
-    path.write_text(one().replace("name: web", "name: now"))
-    path.write_text(one().replace("name: web", "name: new"))
+    path.write_text(one_pod().replace("name: web", "name: now"))
+    path.write_text(one_pod().replace("name: web", "name: new"))
     assert [pod.key for pod in pods.read()] == ["default/new"], "written a moment ago, twice, with the same size"
-    path.write_text(one().replace("name: web", "name: end"))
+    path.write_text(one_pod().replace("name: web", "name: end"))
     assert [pod.key for pod in pods.read()] == ["default/end"]
 
 
-def test_a_file_that_becomes_bad_is_refused_until_it_is_mended(tmp_path: Path) -> None:
+def test_a_file_that_becomes_invalid_is_rejected_until_it_is_corrected(tmp_path: Path) -> None:
     path = tmp_path / "pods.yaml"
     write(path, GOOD)
     pods = StaticPods(path)

@@ -1,0 +1,78 @@
+"""Writes the power limits of processor packages (RAPL, `class/powercap` below /sys) and restores them after an alert.
+The originals are journalled with those of disks. A cap only lowers limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent.qrm.actuator.disk_settings import DiskSettings
+from agent.qrm.knobs.io import SysfsSetting
+from api.advice import NodeAdvice, PowerCap
+from api.decision import Outcome
+from api.interfaces import Unavailable
+from api.knobs import Knob, Reason
+
+POWERCAP_ROOT = "class/powercap"
+_PACKAGE_PREFIX = "package"
+_UW_PER_W = 1_000_000
+Problem = tuple[str, str]
+"""Reason and remedy."""
+
+
+class PowerLimits:
+    """Limits of all processor packages of the node."""
+
+    def __init__(self, files: DiskSettings) -> None:
+        self._files = files
+
+    def apply(self, advice: NodeAdvice, *, dry: bool) -> tuple[tuple[Outcome, ...], list[Problem]]:
+        """Write the cap in force, or restore all limits when there is no alert; return what could not be done."""
+        if advice.power_cap is not None:
+            return self._cap(advice.power_cap, dry=dry)
+        if not advice.releases_power_cap or dry:
+            return (), []
+        try:
+            return self._files.restore(knobs=(Knob.POWER_LIMIT,)), []
+        except Unavailable as error:
+            return (), [(error.reason, error.remedy)]
+
+    def _cap(self, cap: PowerCap, *, dry: bool) -> tuple[tuple[Outcome, ...], list[Problem]]:
+        settings = tuple(self._settings(cap)) if cap.package_watts else ()
+        if not settings:
+            reason = f"power cannot be capped to {cap.target_watts} W: no package has a limit in /sys/{POWERCAP_ROOT}"
+            return (), [(reason, "use a machine with RAPL power limits, or set power-internal-op: 2 in alerts")]
+        outcomes = self._files.apply(settings, dry=dry)
+        problems = [
+            (f"the power limit of a processor package cannot be set: {outcome.error}", "evict pods instead")
+            for outcome in outcomes
+            if outcome.error
+        ]
+        return outcomes, problems
+
+    def _settings(self, cap: PowerCap) -> Iterator[SysfsSetting]:
+        limit_uw = cap.package_watts * _UW_PER_W
+        text = f"{cap.reason.text} Limit of each processor package: {cap.package_watts} W."
+        reason = Reason(rule=cap.reason.rule, text=text, threshold=cap.reason.threshold, inputs=cap.reason.inputs)
+        for path in _limit_files(self._files.sys):
+            original = self._files.original(path)
+            # A limit that the owner set lower stays; 0 and unreadable text are no limits.
+            lower = original.isdigit() and 0 < int(original) < limit_uw
+            yield SysfsSetting(path=path, line=original if lower else str(limit_uw), reason=reason)
+
+
+def _limit_files(sys: Path) -> Iterator[str]:
+    """Yield the long-term limit of each package, below /sys; the kernel numbers it 0 (drivers/powercap)."""
+    root = sys / POWERCAP_ROOT
+    for zone in sorted(root.glob("intel-rapl:*")):
+        file = zone / Knob.POWER_LIMIT.value
+        if zone.name.count(":") == 1 and file.exists() and _zone_name(zone).startswith(_PACKAGE_PREFIX):
+            yield f"{POWERCAP_ROOT}/{zone.name}/{Knob.POWER_LIMIT.value}"
+
+
+def _zone_name(zone: Path) -> str:
+    try:
+        return (zone / "name").read_text()
+    except OSError:
+        return ""

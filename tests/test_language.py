@@ -1,0 +1,43 @@
+"""The vocabulary of the field is kept: no denied word, full-sentence docstrings, names that exist once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import language
+
+
+@pytest.mark.parametrize("path", language.files(), ids=lambda path: str(path.relative_to(language.ROOT)))
+def test_names_and_prose_are_the_field_s_words(path: Path) -> None:
+    assert [str(violation) for violation in language.violations(path)] == []
+
+
+def test_public_classes_and_file_names_exist_once() -> None:
+    assert language.twins() == []
+
+
+@pytest.mark.parametrize(
+    ("source", "violations"),
+    [
+        ("told = 1", ["identifier: told"]),
+        ("def f(whom): ...", ["identifier: whom"]),
+        ("def test_nobody_waits(): ...", ["identifier: test_nobody_waits"]),
+        ("class JudgedPods: ...", ["identifier: JudgedPods"]),
+        ('"""returns the limit"""', ["docstring: returns the limit"]),
+        ('"""Return the limit"""', ["docstring: Return the limit"]),
+        ('raise ValueError("the pod whom it kills")', ["word: whom"]),
+        ("limit = 1  # nobody reads it", ["word: nobody"]),
+        ('"""Return the limit, in bytes."""\nlimit = f("`whom` is quoted code")', []),
+        ("NOT_FOUND = withdrawn(household)", []),
+    ],
+)
+def test_the_checker_finds_each_kind_of_violation(source: str, violations: list[str]) -> None:
+    found = language.python_violations("x.py", source)
+    assert [f"{each.rule}: {each.text}" for each in found] == violations
+
+
+def test_documents_are_checked_outside_of_code_blocks() -> None:
+    text = "The pod who waits.\n```\nwho\n```\nRun `who`.\n"
+    assert [(each.line, each.text) for each in language.document_violations("x.md", text)] == [(1, "who")]
