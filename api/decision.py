@@ -1,5 +1,6 @@
 """Decisions, their outcomes, and the Cycle: one run of sense, advise, act that exporters and journals receive.
-Field names are part of the decision journal, of `/api/v1` and of recordings.
+Encoded names are part of the decision journal, of `/api/v1` and of recordings. Where a field has another name in code, its
+encoded name is given by `name=`: `reason` is `verdict` there, `reclaimable_cores` is `lent_cores`.
 """
 
 from __future__ import annotations

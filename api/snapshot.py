@@ -110,9 +110,9 @@ class ThreadStates(msgspec.Struct, frozen=True, kw_only=True):
     runnable: int
     """Running or waiting for a CPU."""
     uninterruptible: int
-    """In uninterruptible sleep for reasons other than a disk."""
+    """In uninterruptible sleep (state D), those of `iowait` included."""
     iowait: int | None
-    """In uninterruptible sleep for a disk; None if only /proc is read, which does not distinguish it."""
+    """Those of `uninterruptible` that wait for a disk; None if only /proc is read, which does not distinguish it."""
     sleeping: int
 
 

@@ -328,7 +328,7 @@ PluginName = Literal[
 ]
 PLUGIN_NAMES: tuple[str, ...] = get_args(PluginName)
 DEFAULT_PLUGINS = frozenset(PLUGIN_NAMES[:4])
-"""The plugins of `*`: those that Katalyst enables by default."""
+"""The plugins of `*`: those that Katalyst enables by default. Add new names at the end."""
 
 EvictionMethodName = Literal["eviction-api-killer", "deletion-api-killer", "container-killer", "signals"]
 EvictableLevel = Literal["shared_cores", "dedicated_cores", "reclaimed_cores"]

@@ -40,7 +40,7 @@ class EvictionFinding(msgspec.Struct, frozen=True, kw_only=True):
     forced: bool = False
     """Whether all candidates of a direct finding are evicted (Katalyst's ForceEvict), not one per node and cycle."""
     kind: str = ""
-    """`memory` or `cpu`: after level and priority, pods evicted for CPU come first, as in Katalyst (EvictionScope)."""
+    """`memory`, `cpu` or empty: after level and priority, pods evicted for CPU come first, as in Katalyst (EvictionScope)."""
     cool_down_s: float = 0.0
     """Minimum time between two victims of this plugin."""
     waits: bool = False
@@ -49,10 +49,10 @@ class EvictionFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 def not_met_finding(plugin: str, rule: str, text: str, scope: str = "", subject: str = "") -> EvictionFinding:
     """Returns a finding that is not met, with the reason."""
-    verdict = Reason(rule=rule, text=text)
+    reason = Reason(rule=rule, text=text)
     return EvictionFinding(
         threshold=EvictionThreshold(
-            plugin=plugin, met=ThresholdMet.NOT_MET, scope=scope, subject=subject, reason=verdict
+            plugin=plugin, met=ThresholdMet.NOT_MET, scope=scope, subject=subject, reason=reason
         )
     )
 

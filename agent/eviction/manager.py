@@ -140,9 +140,9 @@ def _evaluate_plugins(
     retained: dict[str, object] = {}
     for name in enabled:
         plugin = _PLUGINS[name]
-        arguments = [getattr(states, plugin.state)] if plugin.state else []
-        arguments += [getattr(config, plugin.config)] if plugin.config else []
         try:
+            arguments = [getattr(states, plugin.state)] if plugin.state else []
+            arguments += [getattr(config, plugin.config)] if plugin.config else []
             result = plugin.evaluate(inputs, *arguments)
             if plugin.state:
                 result, retained[plugin.state] = result

@@ -129,7 +129,7 @@ def offload_inputs(done: list[Cycle], group: TestCgroup) -> list[dict[str, float
     for each in done:
         stat = each.snapshot.cgroups[group.path].memory_stat
         for verdict in each.memory.reasons if each.memory is not None else ():
-            if verdict.rule == "memory_offload" and f" {group.path} " in verdict.text:
+            if verdict.rule == "memory_offload" and f" {group.path};" in verdict.text:
                 inputs = {name: float(value or 0) for name, value in verdict.inputs.items()}
                 results.append({**inputs, "inactive": stat["inactive_anon"] + stat["inactive_file"]})
     return results

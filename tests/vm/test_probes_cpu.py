@@ -128,7 +128,7 @@ def test_each_is_to_blame_for_the_others_waits(pair: Pair) -> None:
     """The parts add up to the waits exactly, in both forms that know them."""
     for form in ("tp_btf", "raw_tp"):
         waits = pair.probes[form].read(pair.live)
-        blames = pair.probes[form].blames(pair.live)
+        blames = pair.probes[form].read_blame(pair.live)
         for group, other in (pair.groups, pair.groups[::-1]):
             blame, wait = blames[group.id], waits[group.id]
             assert isinstance(blame, Blame)
