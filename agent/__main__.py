@@ -135,7 +135,7 @@ def main(options: AgentOptions) -> int:
         options.config, registry.PROBE_NAMES, PROC if options.kubelet else None
     )
     check_node = _open_node_check() if options.config is not None or options.node else _fits_every_node
-    if mismatch := check_node(config):
+    if options.config is not None and (mismatch := check_node(config)):
         raise ConfigError(f"{options.config}: {mismatch}")
     if config.exporters.token_review and not options.node:
         raise ConfigError(
@@ -257,7 +257,8 @@ async def _open_parts(
     config, cluster_warnings = cluster.open(file, config, check_node)
     act, act_warnings = _effective_act(options.act, files, originals, pods, config)
     latencies, probes, latency_warnings = _open_probes(config, hierarchy, stack, watching=isinstance(pods, NoPods))
-    node_knobs, knob_warnings = components.open_node_knobs(config, act, hierarchy, state, SYS)
+    # By the settings file: an object of the cluster may disable power now and enable it later.
+    node_knobs, knob_warnings = components.open_node_knobs(settings[1], act, hierarchy, state, SYS)
     return _Parts(
         config=config,
         act=act,

@@ -347,7 +347,8 @@ class ClusterConnection:
             )
             opened.add_sink(cnr)
         opened.add_sink(EvictionEventWriter(client, node))
-        if config.power.enable or config.overcommit.enable:
+        # By the settings file: an object of the cluster may disable power now and enable it later.
+        if self._config.power.enable or self._config.overcommit.enable:
             from agent.dynamic_config.node_annotations import NodeAnnotations  # noqa: PLC0415 - few nodes enable either
 
             followed = NodeAnnotations(client, node, config)

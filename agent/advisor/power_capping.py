@@ -285,8 +285,8 @@ def _parse_watts(annotations: Mapping[str, str], key: str) -> float:
         value = float(text)
     except ValueError:
         value = float("nan")
-    if not isfinite(value) or value < 0:
-        raise ValueError(f"annotation {key}: {text!r:.80} is not a number of watts")
+    if not isfinite(value) or value <= 0:
+        raise ValueError(f"annotation {key}: {text!r:.80} is not a number of watts above 0")
     return value
 
 

@@ -31,6 +31,7 @@ REFRESH_S = 60.0
 """Time between two lists of the budgets that built-in plugins need."""
 MAX_BUDGET_AGE_S = 5.0
 """Maximum age of the budgets that external plugins receive."""
+LIST_REMEDY = "give the agent's role list of poddisruptionbudgets.policy, or see the API server's log"
 LIST_TIMEOUT_S = 1.0
 """Deadline of a list, a part of the time that an external plugin has for all its calls."""
 COUNTED = (EvictionEventReason.CREATED, EvictionEventReason.STOPPED)
@@ -190,25 +191,31 @@ class EvictionRecords:
     async def load(self, pods: Iterable[Pod]) -> Mapping[str, PodEvictionRecord]:
         """Return the records of these pods by uid, without pods whose budgets cannot be listed. Never raises for an error of
         the API server: `problem` reports it."""
-        listed = list(pods)
-        now_s, budgets, problem = self._clock(), dict[str, tuple[float, Sequence[DisruptionBudget]]](), None
-        for namespace in sorted({pod.namespace for pod in listed}):
-            at_s, listed_before = self._budgets.get(namespace, (-MAX_BUDGET_AGE_S, ()))
-            if now_s - at_s < MAX_BUDGET_AGE_S:
-                budgets[namespace] = at_s, listed_before
-                continue
-            try:
-                async with asyncio.timeout(LIST_TIMEOUT_S):
-                    answer = await self._client.list(DISRUPTION_BUDGETS, ListScope(namespace=namespace))
-            except (ApiError, ApiUnreachable, TimeoutError) as error:
-                text = str(error) or f"the API server did not answer within {LIST_TIMEOUT_S:g} s"
-                remedy = "give the agent's role list of poddisruptionbudgets.policy, or see the API server's log"
-                problem = Unavailable(f"disruption budgets of namespace {namespace}: {text}", remedy)
-                break
-            budgets[namespace] = now_s, tuple(answer.objects.values())
+        listed, now_s = list(pods), self._clock()
+        # Pruned by age, so that calls for other namespaces share what is recent.
+        self._budgets = {name: each for name, each in self._budgets.items() if now_s - each[0] < MAX_BUDGET_AGE_S}
+        missing = sorted({pod.namespace for pod in listed} - self._budgets.keys())
+        problems: list[Unavailable] = []
+        try:
+            # One deadline for all: a caller waits no longer with many namespaces.
+            async with asyncio.timeout(LIST_TIMEOUT_S):
+                await asyncio.gather(*(self._list(namespace, now_s, problems) for namespace in missing))
+        except TimeoutError:
+            text = f"the API server did not answer within {LIST_TIMEOUT_S:g} s"
+            late = next(namespace for namespace in missing if namespace not in self._budgets)
+            problems.append(Unavailable(f"disruption budgets of namespace {late}: {text}", LIST_REMEDY))
         if listed:
-            self._budgets, self._problem, self._failed_at_s = budgets, problem, now_s
+            self._problem, self._failed_at_s = next(iter(problems), None), now_s
+        budgets = self._budgets
         return {pod.uid: self._record(pod, budgets[pod.namespace][1]) for pod in listed if pod.namespace in budgets}
+
+    async def _list(self, namespace: str, now_s: float, problems: list[Unavailable]) -> None:
+        try:
+            answer = await self._client.list(DISRUPTION_BUDGETS, ListScope(namespace=namespace))
+        except (ApiError, ApiUnreachable) as error:
+            problems.append(Unavailable(f"disruption budgets of namespace {namespace}: {error}", LIST_REMEDY))
+        else:
+            self._budgets[namespace] = now_s, tuple(answer.objects.values())
 
     def _record(self, pod: Pod, budgets: Iterable[DisruptionBudget]) -> PodEvictionRecord:
         """Return the record of one pod. Of several budgets the one that allows the fewest disruptions counts; the API server

@@ -176,6 +176,8 @@ class EvictionRunner:
     def _build_inputs(
         self, snapshot: Snapshot, advice: Advice | None, policy_state: PolicyState, now_ns: int
     ) -> EvictionInputs:
+        # Before the pods under eviction: one that is accepted in between then counts as terminating.
+        held = frozenset() if self.pod_evictor is None else frozenset(self.pod_evictor.blocked)
         usable = restrict_to_allowed(snapshot, policy_state.allowed_cpus)
         layers = self.rootfs()
         pools = {} if advice is None else {pool.name: pool.cpus for pool in advice.pools}
@@ -196,7 +198,7 @@ class EvictionRunner:
             power=None if policy_state.node is None else policy_state.node.last_action,
             terminating=terminating,
             stuck=stuck,
-            held=frozenset() if self.pod_evictor is None else frozenset(self.pod_evictor.blocked),
+            held=held,
         )
 
     def _cancel(self, evictor: PodEvictor, reasons: Mapping[str, str]) -> None:

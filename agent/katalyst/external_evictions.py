@@ -107,7 +107,8 @@ class EvictionPluginClients:
 
     def token(self, name: str) -> str:
         """Return the token of a plugin; empty without one."""
-        return self._latest[name].token if name in self._latest else ""
+        latest = self._latest.get(name)
+        return "" if latest is None else latest.token
 
     async def _poll(self, plugin: DiscoveredPlugin, active: Sequence[Any], by_uid: Mapping[str, Pod]) -> None:
         at_ns = self._now_ns()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
+from errno import EACCES, EPERM, EROFS
 from pathlib import Path
 
 from msgspec import Struct
@@ -51,7 +52,7 @@ class DiskSettings:
             state_dir / FILE_NAME,
             boot_id,
             json_codec(JournalBody[SysfsOriginal], lambda entry: (entry.path, entry.device)),
-            damage_remedy="compare the disks it names with their defaults, then delete it",
+            damage_remedy="compare the disks and processor packages it names with their defaults, then delete it",
         )
         for key in [key for key in self._journal.by_key if not _is_allowed(key[0])]:
             del self._journal.by_key[key]
@@ -72,12 +73,16 @@ class DiskSettings:
         )
 
     def original(self, path: str) -> str:
-        """Return the journalled original of a file, else its content; empty if it cannot be read."""
+        """Return the journalled original of a file, its content if there is none or if it was modified externally; empty if
+        it cannot be read."""
         entry = self._journal.by_key.get((path, ""))
         try:
-            return self._read(path, "") if entry is None else entry.text
+            text = self._read(path, "")
         except OSError:
             return ""
+        if entry is None or (entry.left and text not in (entry.left, entry.text)):
+            return text
+        return entry.text
 
     def restore(self, keep: Sequence[SysfsSetting] = (), knobs: Collection[Knob] = _SYSFS_KNOBS) -> tuple[Outcome, ...]:
         """Restore the originals of these knobs in all files but those of `keep`; refused ones stay in the journal."""
@@ -97,8 +102,9 @@ class DiskSettings:
 
     def _record(self, key: SettingKey, before: str) -> None:
         entry = self._journal.by_key.get(key)
-        # A value that was modified externally becomes the new original.
-        if entry is None or before not in (entry.left, entry.text):
+        # A value that was modified externally becomes the new original. Without `left`, an agent was killed between write
+        # and save: the value may be the agent's, and the journalled original stays.
+        if entry is None or (entry.left and before not in (entry.left, entry.text)):
             entry = SysfsOriginal(path=key[0], device=key[1], text=before)
         # An agent killed between write and save must not take its own value for an external one: left is empty.
         self._journal.by_key[key] = replace(entry, left="")
@@ -167,11 +173,11 @@ def _contains_words(text: str, line: str) -> bool:
 
 
 def _refused(decision: Decision, path: str, error: OSError) -> Outcome:
-    # Limits that the firmware locks are refused (drivers/powercap/intel_rapl_common.c).
-    hint = (
-        "unlock it in the firmware"
-        if _knob_of(path) == Knob.POWER_LIMIT
-        else "see whether this kernel and this disk have it"
-    )
+    # Limits that the firmware locks are refused with EACCES (drivers/powercap/intel_rapl_common.c).
+    hint = "see whether this kernel and this device have it"
+    if error.errno == EROFS:
+        hint = "make /sys writable for the agent"
+    elif _knob_of(path) == Knob.POWER_LIMIT and error.errno in (EACCES, EPERM):
+        hint = "unlock it in the firmware"
     text = f"{path}: {error.strerror}: {hint}"
     return Outcome(decision=decision, status=OutcomeStatus.REFUSED, error=text)

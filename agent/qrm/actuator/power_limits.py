@@ -1,5 +1,6 @@
 """Writes the power limits of processor packages (RAPL, `class/powercap` below /sys) and restores them after an alert.
-The originals are journalled with those of disks. A cap only lowers limits.
+The originals are journalled with those of disks. A cap only lowers limits, and to a quarter of the original at least: a
+mistyped budget must not stop the node.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from api.knobs import Knob, Reason
 POWERCAP_ROOT = "class/powercap"
 _PACKAGE_PREFIX = "package"
 _UW_PER_W = 1_000_000
+MIN_LIMIT_RATIO = 0.25
+"""Minimum of a limit, as a share of the original."""
 Problem = tuple[str, str]
 """Reason and remedy."""
 
@@ -52,14 +55,16 @@ class PowerLimits:
         return outcomes, problems
 
     def _settings(self, cap: PowerCap) -> Iterator[SysfsSetting]:
-        limit_uw = cap.package_watts * _UW_PER_W
-        text = f"{cap.reason.text} Limit of each processor package: {cap.package_watts} W."
-        reason = Reason(rule=cap.reason.rule, text=text, threshold=cap.reason.threshold, inputs=cap.reason.inputs)
         for path in _limit_files(self._files.sys):
             original = self._files.original(path)
-            # A limit that the owner set lower stays; 0 and unreadable text are no limits.
-            lower = original.isdigit() and 0 < int(original) < limit_uw
-            yield SysfsSetting(path=path, line=original if lower else str(limit_uw), reason=reason)
+            # 0 and unreadable text are no limits.
+            original_uw = int(original) if original.isdigit() else 0
+            limit_uw = max(cap.package_watts * _UW_PER_W, round(original_uw * MIN_LIMIT_RATIO))
+            # A limit that the owner set lower stays.
+            limit_uw = min(limit_uw, original_uw or limit_uw)
+            text = f"{cap.reason.text} Limit of this processor package: {limit_uw / _UW_PER_W:g} W."
+            reason = Reason(rule=cap.reason.rule, text=text, threshold=cap.reason.threshold, inputs=cap.reason.inputs)
+            yield SysfsSetting(path=path, line=str(limit_uw), reason=reason)
 
 
 def _limit_files(sys: Path) -> Iterator[str]:

@@ -207,6 +207,7 @@ def test_the_alert_is_read_from_annotations() -> None:
     [
         ("power-budget", "much"),
         ("power-budget", "nan"),
+        ("power-budget", "0"),
         ("power-budget", "-4"),
         ("power-alert-time", "yesterday"),
         ("power-alert-time", "2023-11-14T22:13:20"),  # whose time?

@@ -60,7 +60,7 @@ async def test_an_invalid_alert_is_reported_with_its_annotation() -> None:
         problem = source.problem()
         assert problem is not None
         assert problem.reason == (
-            "Node n1: annotation x.io/power-budget: 'much' is not a number of watts: the power alert changes nothing"
+            "Node n1: annotation x.io/power-budget: 'much' is not a number of watts above 0: the power alert changes nothing"
         )
         server.put(NODE, node(ALERT))
         await until_async(lambda: source.problem() is None)

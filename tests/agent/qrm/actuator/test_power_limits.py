@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -94,7 +95,7 @@ def test_a_cap_limits_every_package_and_ends_with_the_alert(node: PowerNode) -> 
         (f"/sys/class/powercap/intel-rapl:{number}", Knob.POWER_LIMIT, OutcomeStatus.APPLIED, "205000000", "70000000")
         for number in (0, 1)
     ]
-    assert outcomes[0].decision.reason.text == f"{REASON.text} Limit of each processor package: 70 W."
+    assert outcomes[0].decision.reason.text == f"{REASON.text} Limit of this processor package: 70 W."
     assert (problems, node.limits()) == ({}, CAPPED)
     assert node.cycle(cap(70)) == ((), {}), "the same cap is checked every five seconds"
     assert node.cycle(UNKNOWN)[0] == ()
@@ -122,6 +123,35 @@ def test_after_a_kill_limits_wait_until_the_alert_is_known_to_be_over(
     node.restart()
     node.cycle(OVER)
     assert node.limits() == ORIGINAL
+
+
+def test_another_cap_after_a_kill_between_write_and_save_keeps_the_original(node: PowerNode) -> None:
+    node.cycle(cap(100))
+    journal = node.state / FILE_NAME
+    entries = msgspec.json.decode(journal.read_bytes())
+    for entry in entries["entries"]:
+        entry["left"] = ""
+    journal.write_bytes(msgspec.json.encode(entries))
+    node.restart()
+    node.cycle(cap(80))
+    assert node.limits() == {**ORIGINAL, "intel-rapl:0": 80, "intel-rapl:1": 80}
+    node.cycle(OVER)
+    assert node.limits() == ORIGINAL
+
+
+def test_a_cap_leaves_a_quarter_of_each_original_limit(node: PowerNode) -> None:
+    outcomes, _ = node.cycle(cap(1))
+    assert [outcome.after for outcome in outcomes] == ["51250000", "51250000"]
+    assert outcomes[0].decision.reason.text.endswith("Limit of this processor package: 51.25 W.")
+
+
+def test_a_limit_that_is_lowered_externally_during_a_cap_is_not_raised(node: PowerNode) -> None:
+    node.cycle(cap(100))
+    node.file("intel-rapl:0").write_text("60000000\n")
+    node.cycle(cap(90))
+    assert node.limits() == {**ORIGINAL, "intel-rapl:0": 60, "intel-rapl:1": 90}
+    node.cycle(OVER)
+    assert node.limits() == {**ORIGINAL, "intel-rapl:0": 60}
 
 
 def test_the_end_of_the_agent_restores_limits(node: PowerNode) -> None:
@@ -157,7 +187,7 @@ def test_limits_that_cannot_be_written_are_reported(node: PowerNode) -> None:
     assert [o.status for o in outcomes] == [OutcomeStatus.APPLIED, OutcomeStatus.REFUSED]
     assert problems == {
         POWER: "the power limit of a processor package cannot be set: "
-        f"class/powercap/intel-rapl:1/{LIMIT}: Is a directory: unlock it in the firmware"
+        f"class/powercap/intel-rapl:1/{LIMIT}: Is a directory: see whether this kernel and this device have it"
     }
 
 
