@@ -259,6 +259,7 @@ class Loop:
             startup_warnings=self._startup_warnings,
         )
         finished.share_rates(draft.rates)
+        finished.share_evaluated_latency({} if result is None else result.evaluated_latency)
         self._previous, self._latest = draft.snapshot, finished
         self._publish_to(self._thread_sinks, finished)
         return finished

@@ -14,10 +14,10 @@ from api.advice import CpuAdvice, Headroom, MemoryAdvice, NicBandwidth, NodeAdvi
 from api.eviction import EvictionEvent, EvictionResult
 from api.forecast import Forecast
 from api.knobs import Knob, Reason
-from api.rates import Rates, rates_since
-from api.snapshot import Snapshot
+from api.rates import Rates, online_runq_latency, rates_since
+from api.snapshot import RunqLatency, Snapshot
 
-_RATES = "rates"
+_RATES, _EVALUATED = "rates", "evaluated"
 
 
 class ActMode(StrEnum):
@@ -161,6 +161,21 @@ class Cycle(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def share_rates(self, rates: Rates | None) -> None:
         """Takes the rates that the control loop has computed from the same two snapshots."""
         self.__dict__[_RATES] = (self.previous, self.snapshot, rates)
+
+    @property
+    def evaluated_latency(self) -> Mapping[str, RunqLatency | None]:
+        """Run-queue latency by online container's cgroup as the policy evaluated it, None where it is not measured. Of a
+        recorded cycle, which does not contain it, that of a policy that may use all CPUs."""
+        snapshot, shared = self.__dict__.get(_EVALUATED, (None, {}))
+        if snapshot is not self.snapshot:
+            shared = online_runq_latency(self.snapshot, self.rates, self.previous)
+            self.share_evaluated_latency(shared)
+        evaluated: Mapping[str, RunqLatency | None] = shared
+        return evaluated
+
+    def share_evaluated_latency(self, latency: Mapping[str, RunqLatency | None]) -> None:
+        """Takes the latency that the policy of this cycle evaluated; empty if it evaluates none."""
+        self.__dict__[_EVALUATED] = (self.snapshot, latency)
 
     @property
     def done(self) -> tuple[Outcome, ...]:

@@ -13,7 +13,7 @@ from api.advice import PoolSize
 from api.annotations import IndicatorTarget
 from api.forecast import Forecast
 from api.rates import Rates
-from api.snapshot import RequestLatency, Snapshot
+from api.snapshot import RequestLatency, RunqLatency, Snapshot
 
 NS_PER_S = 1_000_000_000
 
@@ -144,6 +144,8 @@ class AdvisorState(msgspec.Struct, frozen=True, kw_only=True):
     """Smoothed over a second, because cycles can be milliseconds apart."""
     harmful_cores: float | None = None
     """CPU use of reclaimed pods at the last breach: growth slows down around it."""
+    evaluated_latency: Mapping[str, RunqLatency | None] = {}
+    """By online container: run-queue latency that the policy evaluated in this cycle; empty with policies that use none."""
     baseline_latency_ns: Mapping[str, float] = {}
     """By online container: the quantile that remained while reclaimed pods were at their minimum."""
     minimum_since_ns: int | None = None

@@ -5,7 +5,7 @@ external advisor replaces the computed advice, while the state of the computed a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -54,7 +54,7 @@ from agent.qrm.cpuset.state import (
     with_pending_containers,
 )
 from agent.qrm.decisions.cpu import PolicyResult
-from agent.qrm.decisions.knob_requests import KnobRequestState, build_knob_requests
+from agent.qrm.decisions.knob_requests import KnobRequests, KnobRequestState, build_knob_requests
 from api.advice import NOT_NUMA_BOUND, CpuAdvice, Headroom, MemoryAdvice, NodeAdvice, PoolSize
 from api.cpu import Topology
 from api.decision import Advice
@@ -85,7 +85,7 @@ def advise_cpu(
     those since `state.previous`; without them they are computed.
     """
     change = rates_since(state.previous, snapshot, rates)
-    state = replace(state, containers=update_demand(snapshot, change, state, config))
+    state = replace(state, containers=update_demand(snapshot, change, state, config), evaluated_latency={})
     need = estimate_online_cores(snapshot, state, config)
     if config.policy == "none":
         advice = None
@@ -130,6 +130,7 @@ def _advise_by_latency(
         weights=weights,
         reclaimed_use_cores=inputs.reclaimed_use_cores,
         harmful_cores=result.harmful_cores,
+        evaluated_latency=inputs.waits,
         baseline_latency_ns=result.baseline_latency_ns,
         minimum_since_ns=result.minimum_since_ns,
         last_breach_ns=result.last_breach_ns,
@@ -342,10 +343,7 @@ def evaluate_policy(
     advice, reporter = _report(advice, memory, snapshot, state.reporter, config, now_ns)
     if advice is not None and advice.reported_headroom is not None:
         advisor = replace(advisor, reported_by_numa=advice.reported_headroom.cores_by_numa)
-    restricted_rates = with_busy_limit(rates, len(restricted.topology.cpus))
-    knob_requests, knob_state = build_knob_requests(
-        restricted, restricted_rates, config.knobs, state.knob_requests, _excluded_cpus(snapshot, config)
-    )
+    knob_requests, knob_state = _request_knobs(restricted, snapshot, rates, config, state.knob_requests)
     if advice is not None:
         # A pod shows one reason: the missing CPUs take precedence over the missing bandwidth.
         rejected = {**knob_requests.bandwidth.rejected, **advice.rejected}
@@ -362,6 +360,7 @@ def evaluate_policy(
         forecasts=forecasts.forecasts,
         allowed_cpus=allowed,
         reclaim_roots=memory_inputs.roots,
+        evaluated_latency=advisor.evaluated_latency,
     )
     return result, PolicyState(
         advisor=advisor,
@@ -375,10 +374,14 @@ def evaluate_policy(
     )
 
 
-def _excluded_cpus(snapshot: Snapshot, config: AgentConfig) -> Collection[int]:
-    """Return the CPUs that suppression of reclaimed pods must not use."""
+def _request_knobs(
+    restricted: Snapshot, snapshot: Snapshot, rates: Rates | None, config: AgentConfig, state: KnobRequestState
+) -> tuple[KnobRequests, KnobRequestState]:
+    """Return the knob requests of the CPUs that pods may use; `snapshot` lacks those that the kubelet made exclusive."""
     # Only with the advisor's policy `none`, which assigns no CPUs, may cpusets be suppressed.
-    return unshareable_cpus(snapshot, config.placing) if config.knobs.suppress.policy == "cpuset" else ()
+    excluded = unshareable_cpus(snapshot, config.placing) if config.knobs.suppress.policy == "cpuset" else ()
+    limited = with_busy_limit(rates, len(restricted.topology.cpus))
+    return build_knob_requests(restricted, limited, config.knobs, state, excluded)
 
 
 def _advise_allocated_pods(

@@ -13,10 +13,10 @@ from mmap import PAGESIZE
 from typing import NamedTuple
 
 from api.cpu import parse_cpu_list
+from api.decision import Cycle
 from api.histogram import quantile_ns
 from api.metrics import AGENT_METRICS_BY_NAME, NS_PER_S, RUNQ_LATENCY_BOUNDS_S
-from api.rates import Rates, online_runq_latency
-from api.snapshot import UNLIMITED, Blame, CgroupLimits, CgroupSample, Durations, Snapshot, SocketTraffic
+from api.snapshot import UNLIMITED, Blame, CgroupLimits, CgroupSample, Durations, RunqLatency, Snapshot, SocketTraffic
 from api.text import printable
 from exporters.prometheus.metric_family import (
     Exemplar,
@@ -77,16 +77,13 @@ class CgroupSeries(NamedTuple):
 
 
 def cgroup_families(
-    snapshot: Snapshot,
-    previous: Snapshot | None,
-    rates: Rates | None,
-    trace: tuple[tuple[str, str], ...],
-    max_cgroups: int,
+    snapshot: Snapshot, finished: Cycle, trace: tuple[tuple[str, str], ...], max_cgroups: int
 ) -> Iterator[MetricFamily]:
-    """Yield every cgroup family; those without a number are empty.
+    """Yield every cgroup family of a snapshot of this cycle; those without a number are empty.
 
-    `rates` are those since `previous`; `trace` has the labels of this cycle's exemplars.
+    `trace` has the labels of the cycle's exemplars.
     """
+    previous = finished.previous
     shown = select_cgroups(snapshot, max_cgroups)
     for name, scalar in CGROUP_SCALARS:
         points = (MetricPoint(owner, (), value) for owner, sample in shown if (value := scalar(sample)) is not None)
@@ -100,7 +97,7 @@ def cgroup_families(
         )
         yield MetricFamily(AGENT_METRICS_BY_NAME[name], points=tuple(points))
     yield _runq_latency(shown, previous, trace, snapshot.wall_time_ns)
-    yield _evaluated_latency(snapshot, previous, rates, shown)
+    yield _evaluated_latency(finished.evaluated_latency, shown)
     yield _blame(snapshot, previous, shown)
     yield _distribution_family("dioptase_cgroup_throttle_seconds", shown, _throttles)
     yield _distribution_family("dioptase_cgroup_reclaim_seconds", shown, _reclaim)
@@ -167,10 +164,7 @@ def _runq_latency(
     return MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_runq_wait_seconds"], distributions=distributions)
 
 
-def _evaluated_latency(
-    snapshot: Snapshot, previous: Snapshot | None, rates: Rates | None, shown: list[CgroupSeries]
-) -> MetricFamily:
-    latencies = online_runq_latency(snapshot, rates, previous)
+def _evaluated_latency(latencies: Mapping[str, RunqLatency | None], shown: list[CgroupSeries]) -> MetricFamily:
     points = [
         MetricPoint(owner, (percentile,), value / NS_PER_S)
         for owner, sample in shown

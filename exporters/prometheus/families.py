@@ -197,7 +197,7 @@ def _every_family(observed: MetricsState) -> Iterator[MetricFamily]:
         trace = exemplar_labels(snapshot, traced=about.traced)
         yield from node_families(snapshot)
         in_force = with_limits_read_back(finished)
-        yield from cgroup_families(in_force, finished.previous, finished.rates, trace, about.max_cgroups)
+        yield from cgroup_families(in_force, finished, trace, about.max_cgroups)
         yield _indicators(snapshot)
         yield from _advice_totals(finished)
         yield from advice_families(finished)

@@ -24,7 +24,6 @@ from api.rates import (
     Rates,
     cgroups_by_container,
     delta,
-    online_runq_latency,
     runq_latency_delta,
     sum_runq_latencies,
 )
@@ -408,18 +407,18 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     bounds_us: tuple[int, ...] = BOUNDS_US
 
 
-def _container_views(snapshot: Snapshot, previous: Snapshot | None, change: Rates | None) -> tuple[ContainerView, ...]:
+def _container_views(finished: Cycle) -> tuple[ContainerView, ...]:
+    snapshot, previous, change = finished.snapshot, finished.previous, finished.rates
     rate_of = change.cgroups if change else {}
     parts = cgroups_by_container(
         snapshot.cgroups, [container.cgroup for pod in snapshot.pods for container in pod.containers]
     )
-    evaluated = online_runq_latency(snapshot, change, previous)
     return tuple(
         with_evaluated_latency(
             container_view(
                 pod, container, snapshot, previous, rate_of.get(container.cgroup), parts.get(container.cgroup, ())
             ),
-            evaluated.get(container.cgroup),
+            finished.evaluated_latency.get(container.cgroup),
         )
         for pod in snapshot.pods
         for container in pod.containers
@@ -430,7 +429,7 @@ def build_view(finished: Cycle) -> View:
     """Return the view of a cycle; rates are absent in the first one."""
     snapshot, previous, advice = finished.snapshot, finished.previous, finished.advice
     change = finished.rates
-    containers = _container_views(snapshot, previous, change)
+    containers = _container_views(finished)
     reclaimed = [c.cpu_cores for c in containers if c.qos == "reclaimed_cores" and c.cpu_cores is not None]
     listed = {c.cgroup for c in containers}
     reclaims = _reclaims(snapshot, previous, change) if previous and change else {}

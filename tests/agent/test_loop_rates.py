@@ -121,3 +121,28 @@ def test_busy_cores_are_at_most_the_cpus_that_count(busy_cores: float | None, cp
     result = with_busy_limit(Rates(node=NodeRates(interval_ns=S, busy_cores=busy_cores), cgroups={}), cpus)
     assert result is not None
     assert result.node.busy_cores == limited
+
+
+def test_sinks_show_the_latency_that_the_policy_evaluated() -> None:
+    """Of a container with exclusive CPUs of the kubelet none is evaluated, and without a policy none at all."""
+
+    def with_exclusive_cpus(seq: int) -> Snapshot:
+        snapshot = busy_snapshot(seq)
+        uid = next(pod.uid for pod in snapshot.pods if pod.qos is not QoSLevel.RECLAIMED)
+        exclusive = KubeletManagers(cpu="static", memory="none", exclusive={uid: {"web": (3,)}})
+        return msgspec.structs.replace(snapshot, node=msgspec.structs.replace(snapshot.node, kubelet=exclusive))
+
+    shown = {}
+    for name, see, policy in (
+        ("all", busy_snapshot, "latency"),
+        ("exclusive", with_exclusive_cpus, "latency"),
+        ("none", busy_snapshot, "none"),
+    ):
+        config = msgspec.convert({"advisor": {"policy": policy}}, AgentConfig)
+        loop = loop_over(Scripted(see), config)
+        loop.run_cycle("tick")
+        finished = loop.run_cycle("tick")
+        view = build_view(finished)
+        shown[name] = {each.cgroup for each in view.containers if each.evaluated_wait is not None}
+        assert shown[name] == {path for path, wait in finished.evaluated_latency.items() if wait is not None}
+    assert shown == {"all": {"/web"}, "exclusive": set(), "none": set()}

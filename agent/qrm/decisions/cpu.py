@@ -26,7 +26,7 @@ from api.forecast import Forecast
 from api.knobs import Knob, Reason
 from api.pod import Container, Pod, request_weight
 from api.qos import QoSLevel
-from api.snapshot import KubeletManagers, Snapshot, reclaimed_containers
+from api.snapshot import KubeletManagers, RunqLatency, Snapshot, reclaimed_containers
 
 
 def numa_quota_cores(sizes: Sequence[PoolSize]) -> dict[int, float]:
@@ -239,6 +239,8 @@ class PolicyResult(msgspec.Struct, frozen=True, kw_only=True):
     allowed_cpus: AllowedCpus | None = None
     reclaim_roots: tuple[str, ...] = ()
     """Cgroups that contain listed reclaimed pods and no other listed pods, of the node or of one NUMA node."""
+    evaluated_latency: Mapping[str, RunqLatency | None] = {}
+    """Run-queue latency by online container's cgroup, as the policy evaluated it."""
 
 
 def compose_decisions(
