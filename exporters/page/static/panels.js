@@ -61,7 +61,7 @@ export function showTiles(view, row, targetUs) {
   say(byId("lent"), cores(view.lent_cores));
   say(byId("lent-of"), `of ${cpus} cores`);
   bar("lent-bar", view.lent_cores, cpus);
-  say(byId("lent-note"), view.lent_cores !== null && view.lent_cores >= cpus ? "all idle cores, without a quota" : view.headroom === null || view.headroom.cores === null ? "" : `headroom ${cores(view.headroom.cores)}, use included`);
+  say(byId("lent-note"), view.lent_cores !== null && view.lent_cores >= cpus ? "all idle cores" : view.headroom === null || view.headroom.cores === null ? "" : `headroom ${cores(view.headroom.cores)}, use included`);
   const reported = view.advertised === null ? null : view.advertised.cores;
   say(byId("reported-note"), reported === null ? "" : `reported ${cores(reported)}`);
   say(byId("used"), cores(view.reclaimed_cores));
