@@ -138,9 +138,7 @@ def main(options: AgentOptions) -> int:
     if options.config is not None and (mismatch := check_node(config)):
         raise ConfigError(f"{options.config}: {mismatch}")
     if config.exporters.token_review and not options.node:
-        raise ConfigError(
-            f"{options.config}: exporters.tokenReview: it is the API server that knows tokens; give --node too"
-        )
+        raise ConfigError(f"{options.config}: exporters.tokenReview: the API server reviews the tokens; add --node")
     # A pods file that is not valid is refused before anything else.
     return asyncio.run(_run(options, document, config, _static_pods(options.pods, config), check_node))
 
@@ -235,7 +233,7 @@ async def _run(
                     parts.originals, parts.files, parts.node_knobs, loop.latest, journals[0], created
                 )
             elif options.act is ActMode.ON:
-                log.warning("--act on was requested, and nothing was written. %s", " ".join(parts.act_warnings))
+                log.warning("--act on was requested, but nothing was written. %s", " ".join(parts.act_warnings))
     return 1 if unrestored else 0
 
 

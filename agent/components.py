@@ -559,7 +559,7 @@ def _open_eviction_methods(evictor: EvictorByQosLevel, config: AgentConfig, clie
             socket = find_runtime_socket(config.kubelet.runtime_socket)
             if socket is None:
                 raise Unavailable(
-                    f"eviction.killer: {CONTAINER_METHOD}: no container runtime is there", "set kubelet.runtimeSocket"
+                    f"eviction.killer: {CONTAINER_METHOD}: there is no container runtime", "set kubelet.runtimeSocket"
                 )
             evictor.eviction_methods[name] = CriEvictor(socket, config.kubelet.timeout_s)
 

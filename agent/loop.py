@@ -383,7 +383,7 @@ class Loop:
         try:
             outcomes, failed = self._node_knobs.run_cycle(draft.snapshot, draft.now_ns, draft.node_advice)
         except Exception as error:
-            log.exception("the knobs of the node failed; they stay as they are")
+            log.exception("writing the node's knobs failed; they keep their values")
             draft.report(_bug_health("node-knobs", error))
             return
         draft.outcomes += tuple(outcomes)
@@ -469,7 +469,7 @@ class Loop:
             except Exception:
                 # The next cycle reads the same source in its guard and shows the reason; here one line is enough.
                 if not failed:
-                    log.exception("run-queue latency cannot be watched between cycles")
+                    log.exception("run-queue latency cannot be read between cycles")
                 failed, before = True, {}
                 continue
             failed, before = False, after

@@ -24,26 +24,26 @@ from exporters import DEFAULT_RECORDING_MIB, MIN_RECORDING_MIB
 @click.option(
     "--pods",
     type=click.Path(path_type=Path),
-    help="The pods of this node (YAML); without it and --kubelet every cgroup is watched and nothing is decided.",
+    help="The pods of this node (YAML). Without --pods and --kubelet the agent measures every cgroup and decides nothing.",
 )
-@click.option("--kubelet", is_flag=True, help="The pods are those that the kubelet and the container runtime list.")
+@click.option("--kubelet", is_flag=True, help="Read the pods from the kubelet and the container runtime.")
 @click.option(
     "--act", type=click.Choice([act.value for act in ActMode]), show_default="dry-run with pods, off without",
-    help="off: watch. dry-run: decide and write nothing. on: write.",
+    help="off: only measure. dry-run: decide, but write nothing. on: write to cgroups.",
 )  # fmt: skip
 @click.option(
     "--node", default="", metavar="NAME",
-        help="This node's name in the cluster: report to its API server, and apply the configuration set there.",
+        help="Name of this node in the cluster. The agent reports to the API server and applies the node's configuration.",
 )  # fmt: skip
-@click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Where page, API and metrics are served.")
+@click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Address of page, API and metrics.")
 @click.option(
     "--state-dir", type=click.Path(path_type=Path), default=default_state_dir, show_default="/var/lib/dioptase as root",
-        help="Directory of the decision journal and of the originals of changed values.",
+        help="Directory of the decision journal and of the original values.",
 )  # fmt: skip
 @click.option("--config", type=click.Path(path_type=Path), help="Settings (YAML), see docs/settings.md.")
 @click.option(
     "--web-config", type=click.Path(path_type=Path),
-    help="TLS and passwords of the server (YAML), as Prometheus' exporters have it.",
+    help="TLS and passwords of the HTTP server (YAML), in the format of Prometheus' exporters.",
 )  # fmt: skip
 @click.option("--record", type=click.Path(path_type=Path), help="Record every cycle into this directory.")
 @click.option(

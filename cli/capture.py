@@ -62,7 +62,7 @@ def _validate_output(ctx: click.Context, param: click.Parameter, value: str | No
     "--output",
     type=click.Path(dir_okay=False),
     callback=_validate_output,
-    help="The archive, `-` for standard output; an existing file is replaced, a pipe or device is written into."
+    help="File of the archive, `-` for standard output; an existing file is replaced."
     "  [default: dioptase-capture-TIME.tar.gz]",
 )
 @click.option(

@@ -33,10 +33,13 @@ DEFAULT_CONTROLLER_LISTEN = "127.0.0.1:9316"
 )
 @click.option(
     "--web-config", type=click.Path(path_type=Path),
-    help="TLS of that server (YAML), in the format of Prometheus' exporters.",
+    help="TLS of the HTTP server (YAML), in the format of Prometheus' exporters.",
 )  # fmt: skip
 def controller(config: Path | None, listen: str, web_config: Path | None) -> None:
-    """Run the cluster's controllers until a signal ends them. The API server is found as kubectl finds it."""
+    """Run the cluster's controllers until a signal ends them.
+
+    The API server is that of KUBECONFIG, of the service account, or of ~/.kube/config.
+    """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     host, port = parse_listen(listen)
     try:
@@ -53,10 +56,10 @@ WITHDRAW_TIMEOUT_S = 240.0
 @click.command()
 @click.option(
     "--stop", multiple=True, metavar="KIND/NAMESPACE/NAME",
-    help="Delete this daemonset or deployment first and wait for its pods, which would write again. Repeatable.",
+    help="First delete this daemonset or deployment and wait for its pods, because they would write again. Repeatable.",
 )  # fmt: skip
 @click.option(
-    "--timeout", default=WITHDRAW_TIMEOUT_S, show_default=True, type=Seconds(), help="How long to wait for these pods."
+    "--timeout", default=WITHDRAW_TIMEOUT_S, show_default=True, type=Seconds(), help="Seconds to wait for these pods."
 )
 def withdraw(stop: tuple[str, ...], timeout: float) -> None:
     """Remove what agents and controller wrote to the API server: finalizers, taints and reported resources of nodes.
@@ -76,7 +79,7 @@ def withdraw(stop: tuple[str, ...], timeout: float) -> None:
     for problem in remaining:
         click.echo(f"dioptase withdraw: {problem}", err=True)
     if remaining:
-        click.echo("  remedy: fix what is named, then run this again; that is safe", err=True)
+        click.echo("  remedy: correct these problems and run the command again; it can be repeated", err=True)
         sys.exit(1)
 
 

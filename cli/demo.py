@@ -387,12 +387,12 @@ def _log_tail(path: Path, lines: int = 20) -> str:
 @click.option("--duration", type=Seconds(min=0, min_open=True), help="End after this many seconds.")
 @click.option(
     "--act", type=click.Choice([act.value for act in ActMode]), default=ActMode.ON.value, show_default=True,
-    help="off: watch. dry-run: decide and write nothing. on: write.",
+    help="off: only measure. dry-run: decide, but write nothing. on: write to cgroups.",
 )  # fmt: skip
-@click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Where page, API and metrics are served.")
+@click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Address of page, API and metrics.")
 @click.option(
     "--config", type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Settings of the agent (YAML), see docs/operations.md; docs/eviction.md has some to try.",
+    help="Settings of the agent (YAML), see docs/settings.md; docs/eviction.md has an example.",
 )  # fmt: skip
 @click.option("--record", type=click.Path(path_type=Path, file_okay=False, resolve_path=True),
     help="Record the agent's cycles into this directory, for `dioptase replay`.")  # fmt: skip

@@ -21,21 +21,21 @@ from probes.registry import PROBE_NAMES
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON list instead of a table.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list instead of a table.")
 @click.option(
     "--state-dir", type=click.Path(path_type=Path), default=default_state_dir, help="The agent's state directory."
 )
+@click.option("--kubelet", is_flag=True, help="Also check the connections to the kubelet and the container runtime.")
 @click.option(
-    "--kubelet", is_flag=True, help="Check the kubelet and the container runtime too, as the agent uses them."
-)
-@click.option(
-    "--config", type=click.Path(path_type=Path), help="The agent's settings, with the addresses of these two."
+    "--config",
+    type=click.Path(path_type=Path),
+    help="The agent's settings (YAML), such as the addresses for --kubelet.",
 )
 @click.option(
     "--pods",
     "file",
     type=click.Path(path_type=Path),
-    help="The pods of this node, whose cgroups are checked for knobs.",
+    help="The pods of this node (YAML); their cgroups are checked for knobs.",
 )
 def doctor(*, as_json: bool, state_dir: Path, kubelet: bool, config: Path | None, file: Path | None) -> None:
     """List what this node supports and lacks, each with the remedy. Exit status 1 if something required is missing.

@@ -69,10 +69,10 @@ def main() -> None:
     type=click.Choice(["name", "cpu", "lent", "memory", "wait", "harm"]),
     default="name",
     show_default=True,
-    help="The largest first; lent applies to nodes, memory to pods.",
+    help="Show the largest first; lent sorts nodes only, memory pods only.",
 )
 def top(what: str, names: tuple[str, ...], server: ApiServerOptions, sort_by: str) -> None:
-    """Show what every node lends and uses, the run-queue latency of online pods and what the agents do; or the same of pods.
+    """Show reclaimable and used CPU, run-queue latency of online pods and state of the agent for every node, or for every pod.
 
     HARM is the time that online tasks wait for a CPU held by reclaimed pods, in milliseconds a second. The NAME of a pod
     may be prefixed with its namespace and a slash.
@@ -133,9 +133,9 @@ async def _fetch_agent_data(proxy: AgentProxy, member: AgentEndpoint) -> Explain
 @kubectl.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @api_server_options
-@click.option("--differing", is_flag=True, help="Only settings that are not the same on all nodes.")
+@click.option("--differing", is_flag=True, help="Show only settings that differ between nodes.")
 def config(names: tuple[str, ...], server: ApiServerOptions, *, differing: bool) -> None:
-    """Show every setting, its value and its source; where nodes differ, each value with its nodes.
+    """Show every setting, its value and its source; if nodes differ, each value with its nodes.
 
     A NAME is a setting or a group of settings, such as advisor.headroom.
     """

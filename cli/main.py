@@ -17,19 +17,19 @@ from cli.options import SuggestingGroup
 
 COMMANDS = {
     "agent": "run the node agent",
-    "demo": "see it work: an online service and a batch job on this machine, with the agent between them",
+    "demo": "run an online service, a batch job and the agent on this machine",
     "top": "watch a running agent in the terminal",
-    "explain": "say why a knob, pod or pool is what it is",
-    "config": "show every setting of a running agent, where it came from and since when",
-    "doctor": "say what this node can and cannot do, with remedies",
+    "explain": "explain why a knob, pod or pool has its value",
+    "config": "show every setting of a running agent, its source and since when it applies",
+    "doctor": "list what this node supports and lacks, with remedies",
     "reset": "restore every cgroup value that an agent changed",
     "probe": "run one probe alone",
-    "replay": "evaluate a recording again, by several policies side by side",
-    "simulate": "run policies on a generated node under generated load",
-    "controller": "run the cluster's controllers: node configuration, and cleanup of nodes that have no agent",
+    "replay": "evaluate a recording again and compare policies",
+    "simulate": "compare policies on a simulated node",
+    "controller": "run the cluster's controllers: configuration of nodes, and handling of nodes without an agent",
     "withdraw": "remove what agents and controller wrote to a cluster's API server, before they are uninstalled",
-    "kubectl": "all agents of a cluster at once, through its API server; also as kubectl dioptase",
-    "capture": "write an archive of what the agent reads on this machine, for a problem report",
+    "kubectl": "query all agents of a cluster through its API server; the same as kubectl dioptase",
+    "capture": "write an archive of the files that the agent reads, for a problem report",
 }
 MODULES = {
     "top": "cli.top.live",

@@ -42,8 +42,8 @@ HORIZON_S = 600.0
 @click.option("--policy", "policies", multiple=True, metavar="NAME|FILE", help=
     "A policy by name, or a settings file; repeatable. Default: every named policy.")  # fmt: skip
 @click.option("--horizon", type=Seconds(min=1), default=HORIZON_S, show_default=True,
-    help="Seconds over which the reported headroom is compared with the CPU that online pods used.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="The scores and lines as one JSON object.")
+    help="Compare the reported headroom with the CPU that online pods used in this many seconds afterwards.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print scores and lines as one JSON object.")
 def replay(recording: Path, policies: tuple[str, ...], horizon: float, *, as_json: bool) -> None:
     """Evaluate the cycles of RECORDING (a directory that `dioptase agent --record` wrote, or one of its files) again.
 
@@ -76,7 +76,7 @@ def replay(recording: Path, policies: tuple[str, ...], horizon: float, *, as_jso
     if not cpus:
         raise click.ClickException(f"{recording}: fewer than two cycles can be read; record for longer")
     if damaged:
-        click.echo(f"{damaged} damaged places were skipped", err=True)
+        click.echo(f"{damaged} damaged records were skipped", err=True)
     print_scores(tracks, cpus, horizon, as_json=as_json, recorded=True)
 
 
@@ -144,14 +144,14 @@ PROGRESS_TTY_S, PROGRESS_LOG_S = 0.5, 10.0
     "--numa", type=click.IntRange(1, workloads.MAX_NUMA_NODES), default=1, show_default=True, help="NUMA nodes."
 )
 @click.option("--load", "kinds", type=click.Choice(sorted(LOAD_KINDS)), multiple=True, default=("diurnal",), show_default=True,
-    help="Load of the online services over time; several take turns.")  # fmt: skip
+    help="Load of the online services over time; several values alternate.")  # fmt: skip
 @click.option("--services", type=click.IntRange(1, 1000), default=4, show_default=True, help="Online services.")
 @click.option("--hours", type=click.FloatRange(0.01, 24 * 31), default=24.0, show_default=True, help="Simulated time.")
 @click.option("--interval", type=Seconds(min=0.2), default=5.0, show_default=True, help="Seconds between two cycles.")
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--horizon", type=Seconds(min=1), default=HORIZON_S, show_default=True,
-    help="Seconds over which the reported headroom is compared with the CPU that online pods used.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="The scores and lines as one JSON object.")
+    help="Compare the reported headroom with the CPU that online pods used in this many seconds afterwards.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print scores and lines as one JSON object.")
 def simulate(policies: tuple[str, ...], kinds: tuple[str, ...], *, horizon: float, as_json: bool, **how: float) -> None:
     """Run policies on a generated node: each by itself, on the same load; decisions take effect in the next cycle.
 

@@ -52,7 +52,7 @@ def parse_listen(value: str, option: str = "--listen") -> tuple[str, int]:
     if not separator or not host or not (port.isascii() and port.isdigit()):
         raise click.BadParameter(f"{value!r} is not HOST:PORT, for example {DEFAULT_LISTEN}", param_hint=option)
     if len(port) > 5 or int(port) > 65535:
-        raise click.BadParameter(f"{value!r}: there is no port above 65535; 0 takes a free one", param_hint=option)
+        raise click.BadParameter(f"{value!r}: there is no port above 65535; 0 selects a free one", param_hint=option)
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -74,7 +74,7 @@ def validate_url(_context: click.Context, _parameter: click.Parameter, value: st
 def url_option(command: Callable[..., None]) -> Callable[..., None]:
     """Add --url, the address of a running agent, to a command."""
     return click.option(
-        "--url", default=DEFAULT_URL, show_default=True, callback=validate_url, help="Where the agent listens."
+        "--url", default=DEFAULT_URL, show_default=True, callback=validate_url, help="Address of the agent."
     )(command)
 
 

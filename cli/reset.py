@@ -36,7 +36,7 @@ RESET_STATUS_TEXT = {
 @click.option(
     "--state-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory of the agent's journal. Default: /var/lib/dioptase for root, else ~/.local/state/dioptase; and the demo's.",
+    help="The agent's state directory. Default: /var/lib/dioptase for root, else ~/.local/state/dioptase; and the demo's.",
 )
 @click.pass_context
 def reset(context: click.Context, state_dir: Path | None) -> None:

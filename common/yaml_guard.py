@@ -84,7 +84,7 @@ class _OpenCollection:
         if not isinstance(event, yaml.ScalarEvent):
             raise YamlDocumentError(f"{where}a key must be a plain word")
         if event.value in self._keys:
-            raise YamlDocumentError(f"{where}key {event.value[:80]!r} is there twice: remove one")
+            raise YamlDocumentError(f"{where}key {event.value[:80]!r} occurs twice: remove one")
         self._keys.add(event.value)
 
 

@@ -215,7 +215,7 @@ class CpuUtilBasedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """[cpuHeadroomConfig.utilBasedConfig] More headroom while reclaimed pods use little of their CPU."""
 
     enable: bool = False
-    """[enable] Turn it on."""
+    """[enable] Enables this."""
     target: Fraction = 0.6
     """[targetReclaimedCoreUtilization] Use of reclaimed CPU below which headroom exceeds the supply."""
     maximum: Fraction = 0.0
@@ -287,7 +287,7 @@ class OvercommitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Ratios by which the node may be overcommitted, from the use of its pods."""
 
     enable: bool = False
-    """[overcommit_aware among the sysadvisor plugins] Turn it on."""
+    """[overcommit_aware among the sysadvisor plugins] Compute the ratios."""
     period_s: Seconds = 10.0
     """[SyncPeriod] Time between evaluations."""
     target_cpu: Ratio = 0.6
@@ -304,15 +304,15 @@ class PowerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Reaction to a power alert of the node."""
 
     enable: bool = False
-    """[power_aware among the sysadvisor plugins] Turn it on."""
+    """[power_aware among the sysadvisor plugins] React to alerts."""
     annotation_prefix: str = ""
     """[AnnotationKeyPrefix] Prefix of the node's annotations, without the slash."""
     period_s: Seconds = 9.0
     """Time between actions; a cap takes effect in 6 to 8 s."""
     voluntary_cpu_ratio: Fraction = 0.45
-    """Minimum CPU use of the node for lower frequencies at p0."""
+    """At p0 power is lowered only while the node's CPU use is above this share."""
     voluntary_percent: Annotated[int, Meta(ge=0, le=100)] = 10
-    """Maximum total frequency reduction below s0, until the alert ends."""
+    """Maximum total reduction of power by alerts below s0, until the alert ends."""
     capping: bool = True
     """[DisablePowerCapping, inverted] Write the power limits of the processor packages (RAPL)."""
 

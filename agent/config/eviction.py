@@ -161,7 +161,8 @@ class NumaMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     any_rounds: Cycles = 12
     """[numaFreeBelowWatermarkTimesThreshold] Cycles below the low watermark before any pod may be evicted."""
     fast_wait_rounds: Cycles = 1
-    """[numaFreeConstraintFastEvictionWaitCycle] Cycles below the minimum, after the first, with the same effect."""
+    """[numaFreeConstraintFastEvictionWaitCycle] Cycles below the minimum, after the first, before any pod may be
+    evicted."""
     victim_ratio: Fraction = 0.001
     """[numaVictimMinimumUtilizationThreshold] Minimum share of the NUMA node that a victim uses."""
     reclaimed_grace_s: GraceSeconds | None = 1.0

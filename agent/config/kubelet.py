@@ -47,8 +47,8 @@ class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     nri_patience_s: Annotated[float, Meta(ge=0.01, le=1.5)] = 0.5
     """Maximum delay of a container's creation by NRI. The runtime drops a plugin after 2 s."""
     writer: Literal["files", "cri"] = "files"
-    """Writes containers' CPU and NUMA lists, weight, quota and memory limit: `files` the agent, `cri` the runtime; see
-    docs/acting.md."""
+    """`files`: the agent writes containers' CPU and NUMA lists, weight, quota and memory limit. `cri`: the runtime writes
+    them. See docs/acting.md."""
     cgroup_root: CgroupRoot = "/"
     """The kubelet's `cgroupRoot`. Its `cgroupDriver` is detected."""
     root_dir: str = "/var/lib/kubelet"

@@ -23,7 +23,7 @@ class UtilBasedMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     """[memoryHeadroomConfig.utilBasedConfig] Count free memory as headroom, not only the estimated rest."""
 
     enable: bool = False
-    """[enable] Turn it on for policy `canonical`."""
+    """[enable] Enables this for policy `canonical`."""
     free_based_ratio: Fraction = 0.6
     """[freeBasedRatio] Share of free memory that counts."""
     static_based_capacity_bytes: Bytes | None = None
@@ -60,7 +60,7 @@ class CacheReaperConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """[cache-reaper] Drops page cache of reclaimed pods when memory is short."""
 
     enable: bool = False
-    """Turn it on."""
+    """Enables this."""
     min_cache_ratio: Fraction = 0.005
     """[MinCacheUtilizationThreshold] Containers with less cache, as a share of memory, are skipped."""
     interval_s: Seconds = 30.0
@@ -161,9 +161,9 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """[MinCriticalWatermark] Free memory of a NUMA node below which cache is dropped. Unset: 4 GiB, a sixteenth below
     64 GiB."""
     reclaim_root: str = ""
-    """[reclaim-relative-root-cgroup-path] Cgroup above all reclaimed pods, which the guard limits, as
-    `/kubepods/besteffort-0` for pods bound to NUMA node 0. Policy `latency` gives it the least priority, unless it
-    holds other processes. Unset: with `--kubelet` the BestEffort cgroup. Empty: none."""
+    """[reclaim-relative-root-cgroup-path] Cgroup above all reclaimed pods; the guard limits it. With
+    `-0` appended, the one above pods bound to NUMA node 0. Policy `latency` gives it the lowest priority, unless it
+    contains other processes. Unset: with `--kubelet` the BestEffort cgroup. Empty: none."""
     usage_margin: Annotated[float, Meta(ge=1, le=10)] = 1.1
     """Estimated need / use of an online container."""
     fallback_bytes: Bytes | None = None

@@ -66,7 +66,7 @@ class QosConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         keys = (self.numa_number_key, self.numa_ids_key, self.numa_bind_result_key, *self.enhancement_keys.values())
         for key in keys:
             if keys.count(key) > 1:
-                raise ValueError(f"annotation {key[:80]!r} stands for two things; give each its own")
+                raise ValueError(f"annotation {key[:80]!r} is set for two settings; use a different one for each")
 
     def dialect(self) -> AnnotationMapping:
         """Return the annotation mapping of these settings."""

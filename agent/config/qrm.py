@@ -199,8 +199,8 @@ class ResctrlLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if self.cat_start_percent >= self.cat_end_percent:
             raise ValueError(
-                f"catStartPercent {self.cat_start_percent:g} is not below catEndPercent {self.cat_end_percent:g}: no way of "
-                "the caches would be left; lower it"
+                f"catStartPercent {self.cat_start_percent:g} is not below catEndPercent {self.cat_end_percent:g}: no cache way "
+                "would be left; lower it"
             )
 
 

@@ -252,7 +252,7 @@ class CustomNodeConfigFollower:
             kube_kind = ResourceType(GROUP, VERSION, resource, kind.kind, UnstructuredObject, namespaced="/" in key)
             fetched = await self._client.get(kube_kind, key)
             if has_other_content(fetched, content):
-                raise ValueError(f"its content is no longer the {content:.40} of this node's CustomNodeConfig")
+                raise ValueError(f"its content no longer has the hash {content:.40} of this node's CustomNodeConfig")
             body = {"spec": fetched.spec} if kind.root[0] == "spec" else {"status": fetched.status}
         return ConfigObject(resource=resource, key=key, hash=content, since_wall_ns=time.time_ns(), body=body)
 

@@ -56,7 +56,7 @@ class NodeAnnotations:
                 "check that the API server is reachable and the agent's role allows list and watch of nodes",
             )
         if age_s is not None and self._latest is None:
-            return Unavailable(f"there is no Node {self._node}", "check the name that --node gives")
+            return Unavailable(f"there is no Node {self._node}", "correct the name in --node")
         if self._checks_alert and (invalid := check_power_annotations(self._latest or {}, self._prefix)):
             return Unavailable(
                 f"Node {self._node}: {invalid}: the power alert changes nothing", "correct the annotation"

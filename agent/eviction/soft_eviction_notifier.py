@@ -95,7 +95,11 @@ class SoftEvictionNotifier:
                     if path.name not in here and path.is_dir() and not path.is_symlink():
                         shutil.rmtree(path, ignore_errors=True)
         except OSError as error:
-            log.warning("%s cannot be maintained: %s; pods are notified of soft thresholds by events only", root, error)
+            log.warning(
+                "notices below %s cannot be written: %s; pods are notified of soft thresholds by events only",
+                root,
+                error,
+            )
 
 
 def _folder_name(pod: str) -> str:

@@ -59,9 +59,9 @@ class CycleLog:
     def _log_rejected(self, rejected: Mapping[str, Reason]) -> None:
         reasons = frozenset(rejected)
         for pod in sorted(reasons - self._rejected):
-            log.warning("request of %s is not fulfilled: %s", pod, rejected[pod].text)
+            log.warning("request of pod %s cannot be satisfied: %s", pod, rejected[pod].text)
         for pod in sorted(self._rejected - reasons):
-            log.info("request of %s is fulfilled, or the pod is gone", pod)
+            log.info("request of pod %s is satisfied, or the pod has ended", pod)
         self._rejected = reasons
 
     def _log_outcome(self, outcome: Outcome) -> None:

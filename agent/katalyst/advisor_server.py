@@ -111,7 +111,7 @@ class AdvisorServer:
             if not _supports_get_advice(metadata):
                 if len(self._containers[kind]) >= MAX_ENTRIES:
                     raise HandlerRefusal(
-                        f"{MAX_ENTRIES} containers were added and none removed; remove pods that are gone"
+                        f"{MAX_ENTRIES} containers were added and none removed; remove containers of deleted pods"
                     )
                 self._containers[kind][request.pod_uid, request.container_name] = request
             return svc.AddContainerResponse()
@@ -177,7 +177,7 @@ class AdvisorServer:
     def _advise_memory(self, request: Any) -> Any:
         cycle, advice = self._latest()
         if cycle.memory is None:
-            raise HandlerRefusal("memory is not evaluated; switch act to dry-run or on")
+            raise HandlerRefusal("memory is not evaluated; set --act to dry-run or on")
         headroom = advice.reported_headroom or advice.headroom
         return memory_advice_codec.encode_memory_advice(request, cycle.memory, cycle.snapshot.pods, headroom)
 
@@ -219,11 +219,9 @@ class AdvisorServer:
         if age_s > MAX_CYCLE_AGE_S:
             raise HandlerRefusal(f"the latest cycle is {age_s:.0f} s old; see the log of dioptase")
         if cycle.advice is None:
-            raise HandlerRefusal(
-                "there is no advice; switch act to dry-run or on, and choose a policy that sizes pools"
-            )
+            raise HandlerRefusal("there is no advice; set --act to dry-run or on, and select a policy with pools")
         if not cycle.advice.cpu.sizes:
-            raise HandlerRefusal(f"policy {cycle.advice.policy} sizes no pools; choose policy canonical")
+            raise HandlerRefusal(f"policy {cycle.advice.policy} has no pools; set advisor.policy: canonical")
         return cycle, cycle.advice
 
 

@@ -110,7 +110,7 @@ def decode_balance(text: str, field: str) -> NumaBalance:
         raise UnusableMessage(f"{field}: {text!r:.80} ({error})") from None
     for node in (balance.source, *balance.to, *(node for moved in balance.moved for node in moved.to)):
         if not 0 <= node < 1024:
-            raise UnusableMessage(f"{field}: {node} is no NUMA node")
+            raise UnusableMessage(f"{field}: {node} is not a NUMA node")
     return balance
 
 
@@ -293,7 +293,7 @@ def _decode_group(
     knobs = decode_knobs(values, field)
     cgroup = path.removeprefix(CGROUP_MOUNT)
     if (knobs or DYING_KEY in values) and (not cgroup.startswith("/") or ".." in cgroup.split("/")):
-        raise UnusableMessage(f"{field}.cgroup_path: {path!r:.80} is no absolute path of a cgroup")
+        raise UnusableMessage(f"{field}.cgroup_path: {path!r:.80} is not an absolute cgroup path")
     requests = _knob_requests(cgroup, knobs)
     if DYING_KEY in values and parse_bool(values[DYING_KEY], f"{field} {DYING_KEY}"):
         size = _reclaim_value(Knob.MEMORY_RECLAIM, reclaimable.get(cgroup, 0))

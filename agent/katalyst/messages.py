@@ -45,7 +45,7 @@ def parse_numbers_by_numa(text: str, field: str) -> dict[int, float]:
     try:
         numbers = msgspec.json.decode(text, type=dict[int, float])
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise UnusableMessage(f"{field}: {text!r:.80} is no map of NUMA nodes to numbers ({error})") from None
+        raise UnusableMessage(f"{field}: {text!r:.80} is not a map of NUMA nodes to numbers ({error})") from None
     for node, value in numbers.items():
         if node < 0 or not math.isfinite(value) or value < 0:
             raise UnusableMessage(f"{field}: {value!r:.40} of NUMA node {node} is out of range")
@@ -61,7 +61,7 @@ def parse_int64(text: str, field: str) -> int:
     """Parse an integer like Go's ParseInt. Raises UnusableMessage."""
     digits = text[1:] if text[:1] in ("-", "+") else text
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 19:
-        raise UnusableMessage(f"{field}: {text!r:.80} is no integer")
+        raise UnusableMessage(f"{field}: {text!r:.80} is not an integer")
     value = int(text)
     if not -(1 << 63) <= value < 1 << 63:
         raise UnusableMessage(f"{field}: {text!r:.80} is out of range")

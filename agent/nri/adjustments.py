@@ -58,7 +58,7 @@ def pod_of_request(request: Any, cgroup: str, listed: ListedPod, parsing: PodPar
     priority and with no resources but CPU and memory. Raises ValueError for an invalid uid or an empty name."""
     sandbox, container = request.pod, request.container
     if not is_valid_id(sandbox.uid) or not container.name:
-        raise ValueError(f"{sandbox.uid[:80]!r} is no uid of a pod, or its container has no name")
+        raise ValueError(f"{sandbox.uid[:80]!r} is not a pod uid, or its container has no name")
     kube = listed(sandbox.uid)
     if kube is None or container.name not in _container_names(kube):
         amounts = _resource_amounts(container.linux.resources)

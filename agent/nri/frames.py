@@ -55,7 +55,7 @@ class FrameReader:
         while len(self._rest) >= _PIECE_HEADER.size:
             conversation, length = _PIECE_HEADER.unpack_from(self._rest)
             if length > _MAX_RECEIVED_PIECE:
-                raise NriProtocolError(f"a piece of {length} bytes, more than {_MAX_RECEIVED_PIECE}")
+                raise NriProtocolError(f"received a fragment of {length} bytes, more than {_MAX_RECEIVED_PIECE}")
             end = _PIECE_HEADER.size + length
             if len(self._rest) < end:
                 return
@@ -76,7 +76,7 @@ def _decode_messages(conversation: int, buffer: bytearray) -> Iterator[NriMessag
         try:
             kind = MessageKind(number)
         except ValueError:
-            raise NriProtocolError(f"a message of kind {number}") from None
+            raise NriProtocolError(f"received a message of unknown type {number}") from None
         end = _MESSAGE_HEADER.size + length
         if len(buffer) < end:
             return

@@ -155,7 +155,7 @@ def _decode_message(kind: Any, data: bytes, method: str) -> Any:
     try:
         return kind.FromString(data)
     except Exception as error:  # noqa: BLE001 - as above
-        raise NriProtocolError(f"the response to {method} is no message: {error}") from None
+        raise NriProtocolError(f"the response to {method} cannot be decoded: {error}") from None
 
 
 def _error_response(code: int, text: str) -> rpc.Response:

@@ -54,7 +54,7 @@ class SignedAnnotations:
         try:
             signed = msgspec.json.decode(text, type=_SignedPairs)
         except RecursionError:
-            raise ValueError("its lists are too deep") from None
+            raise ValueError("it is nested too deeply") from None
         if not hmac.compare_digest(self._seal(container_id, bytes(signed.knobs)).encode(), signed.seal.encode()):
             raise ValueError("its signature is not that of this node's agent")
         return _PAIRS_DECODER.decode(signed.knobs)

@@ -102,7 +102,7 @@ class CnrWriter(DesiredStateWriter):
             more = f" and {len(conflicts) - _MAX_LISTED_FIELDS} more" if len(conflicts) > _MAX_LISTED_FIELDS else ""
             return Unavailable(
                 f"CustomNodeResource {self._node}: fields of other managers were overwritten by this agent: {fields}{more}",
-                "make one of the two leave these fields alone; they are checked again within 8 minutes",
+                "configure one of the two writers not to write these fields; they are checked again within 8 minutes",
             )
         return Unavailable(self._rejected[0], "fix or remove that plugin") if self._rejected else None
 
@@ -159,7 +159,9 @@ class CnrWriter(DesiredStateWriter):
                 raise
             if not self._reports_reclaimable:
                 log.info(
-                    "CustomNodeResource %s is left to manager %s: act is not on", self._node, error.claims[0].manager
+                    "CustomNodeResource %s was not written, because manager %s owns fields of it and the agent runs dry",
+                    self._node,
+                    error.claims[0].manager,
                 )
                 return
             conflicts = error.claims

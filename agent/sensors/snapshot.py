@@ -331,7 +331,7 @@ def _read_probe(probe: Probe, live: Mapping[int, str], complete: bool) -> ProbeR
     reading = probe.read(live, complete=complete)
     names = {name for values in reading.cgroups.values() for name in values}
     if unknown := sorted((names - CGROUP_FIELDS) | (reading.node.keys() - NODE_FIELDS)):
-        raise ValueError(f"it gives {', '.join(unknown)}, which no sample has")
+        raise ValueError(f"it returned {', '.join(unknown)}, which no sample has a field for")
     return reading
 
 

@@ -323,10 +323,10 @@ class ApiServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 _OPTIONS = (
     click.option("-n", "--namespace", help="Namespace of the agents. Default: all."),
     click.option("--context", help="Context of the kubeconfig."),
-    click.option("--kubeconfig", type=click.Path(path_type=Path), help="Replaces KUBECONFIG and ~/.kube/config."),
+    click.option("--kubeconfig", type=click.Path(path_type=Path), help="Instead of KUBECONFIG and ~/.kube/config."),
     click.option("-l", "--selector", help="Only nodes with these labels, in kubectl's syntax."),
     click.option("--node", "nodes", multiple=True, help="Only this node; may be given several times."),
-    click.option("--account", help=f"Account whose token is sent to agents that require one. Default: {READER_ACCOUNT}."),
+    click.option("--account", help=f"Service account whose token agents get if they require one. Default: {READER_ACCOUNT}."),
     click.option(
         "--request-timeout", "timeout_s", type=Seconds(min=0.1),
         help=f"Seconds for each agent. Default: {DEFAULT_REQUEST_TIMEOUT_S:g}."

@@ -80,7 +80,7 @@ def validate_cgroup_prefix(_context: click.Context, _parameter: click.Parameter,
         raise click.BadParameter(f"no cgroup begins with {prefix!r}: paths begin with /, such as /{prefix}")
     paths = cgroup_paths().values()
     if paths and prefix.startswith("/") and not any(path.startswith(prefix) for path in paths):
-        click.echo(f"no cgroup begins with {prefix}; nothing is shown until there is one", err=True)
+        click.echo(f"no cgroup begins with {prefix}; waiting for one", err=True)
     return prefix
 
 
@@ -107,11 +107,11 @@ _OPTIONS = (
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object per interval."),
     click.option("--interval", type=Seconds(min=0.05), default=1.0, show_default=True, help="Seconds per interval."),
     click.option(
-        "--duration", "duration_s", type=Seconds(min=0), help="End after this many seconds; default: at Ctrl-C."
+        "--duration", "duration_s", type=Seconds(min=0), help="End after this many seconds. Default: run until Ctrl-C."
     ),
     click.option(
         "--cgroup", "prefix", default="/", show_default=True, callback=validate_cgroup_prefix,
-        help="Only cgroups whose path begins with this.",
+        help="Show only cgroups whose path begins with this text.",
     ),
 )  # fmt: skip
 
@@ -143,7 +143,7 @@ def open_or_exit(opener: Callable[[], T]) -> T:
     try:
         return opener()
     except Unavailable as error:
-        raise click.ClickException(f"{error.reason}\nWhat to do: {error.remedy}") from error
+        raise click.ClickException(f"{error.reason}\nremedy: {error.remedy}") from error
 
 
 def show_intervals(
@@ -282,7 +282,7 @@ def _list_probes() -> None:
             try:
                 opened = opener()
             except Unavailable as error:
-                click.echo(f"{name:<12} {'no':<8} {text}\n{'':<21} {error.reason}\n{'':<21} what to do: {error.remedy}")
+                click.echo(f"{name:<12} {'no':<8} {text}\n{'':<21} {error.reason}\n{'':<21} remedy: {error.remedy}")
                 continue
             if opened.form == ONE_NODE:
                 click.echo(f"{name:<12} {'-':<8} {text}\n{'':<21} not needed: {ONE_NODE}")

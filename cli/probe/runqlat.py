@@ -57,10 +57,10 @@ class RunqlatInterval(msgspec.Struct, frozen=True, kw_only=True):
     type=click.Choice(["auto", *probe_runqlat.FORMS]),
     default="auto",
     show_default=True,
-    help="How to measure; auto takes the cheapest form that the kernel allows.",
+    help="Form of the probe; auto selects the cheapest that the kernel supports.",
 )
 def runqlat(*, as_json: bool, interval: float, duration_s: float | None, form: str, prefix: str) -> None:
-    """Show how long tasks wait for a CPU, as a histogram per cgroup: every task, every switch."""
+    """Show run-queue latency as a histogram per cgroup; every context switch of every task counts."""
     forms = probe_runqlat.FORMS if form == "auto" else (form,)
     with closing(open_or_exit(lambda: probe_runqlat.open_runqlat(forms=forms, blame=False))) as source:
         for refusal in source.refused:

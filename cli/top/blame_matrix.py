@@ -104,7 +104,7 @@ def blame_summary(victims: Sequence[BlameRow], names: Mapping[str, str]) -> str:
         if aggressor != v.cgroup and ms >= MIN_SHOWN_MS
     ]
     if not pairs:
-        return "No cgroup waits for another one; they wait for their own tasks, or for the causes on the right."
+        return "No cgroup waits for another cgroup. The columns on the right have the other causes."
     ms, victim, aggressor = max(pairs, key=lambda amount: amount[0])
     own = victim.by_cgroup.get(victim.cgroup, 0.0)
     cause_ms, cause = max(
@@ -116,7 +116,8 @@ def blame_summary(victims: Sequence[BlameRow], names: Mapping[str, str]) -> str:
     if cause_ms <= ms:
         return f"{victim_name} waits most for {aggressor_name}: {amount} of its waits."
     share = formats.percent(cause_ms / victim.total)
-    return f"{victim_name} waits most for {cause}, {share} of its waits; of its neighbours most for {aggressor_name}: {amount}."
+    most = f"{victim_name} waits most for {cause}, {share} of its waits"
+    return f"{most}; among other cgroups most for {aggressor_name}: {amount}."
 
 
 def _worst_aggressors(victims: Sequence[BlameRow]) -> list[str]:

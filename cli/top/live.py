@@ -193,9 +193,11 @@ VIEW_KEYS = {screen.short: screen.key for screen in SCREENS.values()} | {key: ke
 
 @click.command()
 @url_option
-@click.option("--once", "one_frame", is_flag=True, help="Print one frame and end; exit status 1 if there is none.")
 @click.option(
-    "--view", type=click.Choice(list(VIEW_KEYS)), default=OVERVIEW.short, show_default=True, help="What to show first."
+    "--once", "one_frame", is_flag=True, help="Print one frame and end; exit status 1 if the agent has no data."
+)
+@click.option(
+    "--view", type=click.Choice(list(VIEW_KEYS)), default=OVERVIEW.short, show_default=True, help="The first screen."
 )
 def top(url: str, one_frame: bool, view: str) -> None:
     """Watch a running agent: reclaimable and used CPU, waits, throttling, and each change of a cgroup with its reason.

@@ -99,15 +99,15 @@ IO = TopScreen("5", "i/o", "disk and network", (
 ))  # fmt: skip
 SCREENS = {screen.key: screen for screen in (OVERVIEW, RUNQ_LATENCY, MEMORY, THREADS, IO)}
 HELP_LINES = (
-    "1 overview              lent and used CPU, waits, decisions",
+    "1 overview              reclaimable and used CPU, waits, decisions",
     "2 interference          ms of wait a second, by the cgroup that held the CPU",
     "3 memory and reclaim    use, limits, reclaim (ms a second), refaults, OOM kills",
     "4 threads and pressure  threads by state, load, share of time stalled (PSI)",
     "5 disk and network      bytes a second, p99 of disk requests, TCP retransmits",
     "",
-    "s S                     sort the table by the next column, by the one before",
-    "n                       sort it by name",
-    "? h                     this help, and back",
+    "s S                     sort the table by the next or previous column",
+    "n                       sort the table by name",
+    "? h                     show or hide this help",
     "q                       quit; so does Ctrl-C",
     "",
     "headroom                CPU for all reclaimed pods together,",

@@ -207,7 +207,7 @@ def test_tokens_are_not_reviewed_without_a_cluster(tmp_path: Path) -> None:
     run = f"from cli.main import main; main(['agent', '--config', '{path}', '--state-dir', '{tmp_path / 'state'}'])"
     done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert f"{path}: exporters.tokenReview: it is the API server that knows tokens; give --node too" in done.stderr
+    assert f"{path}: exporters.tokenReview: the API server reviews the tokens; add --node" in done.stderr
     assert not (tmp_path / "state").exists()
 
 

@@ -137,7 +137,7 @@ async def test_without_a_runtime_containers_cannot_be_stopped(monkeypatch: pytes
     settings_config = config(killer=STOP)
     async with AsyncExitStack() as stack:
         killer = open_pod_evictor(settings_config.eviction, HERE, node="", kubelet=True)
-        with pytest.raises(Unavailable, match="no container runtime is there"):
+        with pytest.raises(Unavailable, match="there is no container runtime"):
             open_eviction_components(
                 EvictionRunner(settings_config, killer), settings_config, None, "", stack, kubelet=True
             )

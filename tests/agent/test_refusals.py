@@ -82,7 +82,7 @@ WRONG = {
     "eviction: {plugins: ['*'], dryRun: [oomd-pressure]}": "eviction: dryRun: oomd-pressure does not run; name it in plugins "
     "too, or remove it here",
     "knobs: {resctrl: {levels: {shared_cores: {catStartPercent: 60, catEndPercent: 40}}}}": "knobs.resctrl.levels.shared_cores"
-    ": catStartPercent 60 is not below catEndPercent 40: no way of the caches would be left; lower it",
+    ": catStartPercent 60 is not below catEndPercent 40: no cache way would be left; lower it",
     "knobs: {io: {max: {reclaimed_cores: sda wbps=1}}}": "knobs.io.max.reclaimed_cores: 'sda' is not the number of a device "
     "such as 8:16",
     "knobs: {io: {max: {reclaimed_cores: '8:0 wbps=1M'}}}": "knobs.io.max.reclaimed_cores: '1M' is not a whole number of",

@@ -39,7 +39,7 @@ def test_the_interference_matrix_can_be_computed_by_hand(browser: Browser, agent
     )
     assert page.text("#blame-top") == (
         "lab/batch train waits most for its own tasks, 56 % of its waits; "
-        f"of its neighbours most for {BUILD}: 300 ms a second, 33 %."
+        f"among other cgroups most for {BUILD}: 300 ms a second, 33 %."
     )
     selfs = page.eval("[...document.querySelectorAll('#blame .self')].map(c => c.textContent)")
     assert selfs == ["500", "20", "15"], "a cgroup's own tasks are marked"
@@ -193,7 +193,7 @@ def test_two_hundred_containers(browser: Browser, agent: AgentServer) -> None:
     agent.show(interference_node.interference_cycles(30, pods=many, more=200, waves=True))
     page = opened(browser, agent)
     assert len(heat_rows(page)) == 40
-    assert page.text("#heat .note") == "and 163 more that wait less; the filter finds them"
+    assert page.text("#heat .note") == "163 more cgroups have lower values: use the filter"
     assert len(rows(page, "#blame")) == 17
     assert len(rows(page, "#workloads")) == 1 + 200 + 4, "the root too"
     assert len(rows(page, "#threads")) == 13

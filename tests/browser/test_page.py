@@ -148,7 +148,7 @@ def test_act_mode_is_always_said(browser: Browser, agent: AgentServer, act: ActM
     assert set(entries) == ({"dry-run"} if act is ActMode.DRY_RUN else set())
     if act is ActMode.OFF:
         assert page.text("#reason") == "Decisions are switched off (--act off)."
-        assert page.text("#no-entries") == "No cgroup was changed yet."
+        assert page.text("#no-entries") == "No cgroup has been changed yet."
         assert page.text("#lent") == formats.ABSENT
 
 
@@ -179,7 +179,7 @@ def test_a_source_that_knows_sums_only(browser: Browser, agent: AgentServer, rep
     assert wait.p99_us is None
     assert page.text("#wait-name") == "Run-queue latency, mean"
     assert f"{page.text('#wait')} {page.text('#wait-unit')}" == formats.duration(wait.mean_us)
-    assert "sum of waits only" in page.text("#waits-chart .empty")
+    assert "Only sums of waits" in page.text("#waits-chart .empty")
     assert rows(page, "#workloads tbody")[0][9] == f"mean {formats.duration(wait.mean_us)}"
 
 

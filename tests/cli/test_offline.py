@@ -133,7 +133,7 @@ def test_damaged_places_are_counted_and_skipped(tmp_path: Path) -> None:
     file.write_bytes(bytes(text))
     done = CliRunner().invoke(main, ["replay", str(tmp_path), "--policy", "none", "--json"])
     assert done.exit_code == 0
-    assert "1 damaged places" in done.stderr
+    assert "1 damaged records" in done.stderr
 
 
 def test_simulations_are_the_same_again() -> None:

@@ -44,7 +44,7 @@ from kube.work_queue import WorkQueue
         ("health: {nodeSelector: a>b}", "health: nodeSelector: 'a>b' is no part of a selector"),
         ("health: {agents: {mine: 'a b'}}", "health: agents.mine: 'a b' is no part of a selector"),
         ("health: {agents: {mine: ''}}", "health: agents.mine: it is empty and would match every pod"),
-        ("a: 1\na: 2", "line 2: key 'a' is there twice: remove one"),
+        ("a: 1\na: 2", "line 2: key 'a' occurs twice: remove one"),
         ("- 1", "top level: Expected `object`, got `array`"),
     ],
 )  # fmt: skip

@@ -113,7 +113,7 @@ def test_a_full_disk_leaves_the_knobs_alone_and_still_lets_originals_back(
         weighted = batch.texts()
         (idle,) = actuator.apply([batch.decide(Knob.IDLE, "1")])
         assert idle.status is OutcomeStatus.REFUSED
-        assert "No space left on device: make room in" in idle.error
+        assert "No space left on device: free space in" in idle.error
         assert batch.texts() == weighted
         assert not (state / "originals.json.tmp").exists()
         # A knob whose original is on disk already may still move.

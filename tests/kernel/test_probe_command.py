@@ -97,5 +97,5 @@ def test_without_privileges_it_says_what_is_missing() -> None:
     assert run.returncode == 1
     assert run.stderr.splitlines() == [
         "Error: bpf(BPF_MAP_CREATE): Operation not permitted",
-        "What to do: run as root, or with the capabilities BPF and PERFMON (in a pod: securityContext.capabilities.add)",
+        "remedy: run as root, or with the capabilities BPF and PERFMON (in a pod: securityContext.capabilities.add)",
     ]

@@ -393,7 +393,7 @@ def test_where_cgroups_are_read_only_decisions_run_dry(
         assert any("read-only" in line for line in view["banner"])
         assert Knob.IDLE.value in {change["knob"] for change in view["changes"]}
         assert agent.end() == 0
-    assert "--act on was requested, and nothing was written. Decisions run dry: " in agent.lines[-1]
+    assert "--act on was requested, but nothing was written. Decisions run dry: " in agent.lines[-1]
     assert knobs(groups[1]) == before
     request = ("unshare", "--mount", "sh", "-ec", script, "sh", DIOPTASE, "doctor", "--json", *options[2:])
     doctor = subprocess.run(request, capture_output=True, text=True, check=False, timeout=60)

@@ -403,5 +403,5 @@ class Actuator:
 def _requested_value(decision: Decision) -> str:
     """Return the canonical value. Raises ValueError if it is invalid, Unavailable for the root cgroup."""
     if decision.cgroup == "/":
-        raise Unavailable("/ is the root cgroup, which the agent never changes", "decide on cgroups of pods only")
+        raise Unavailable("/ is the root cgroup, which the agent never changes", "list only cgroups of pods")
     return canonical(decision.knob, decision.value)

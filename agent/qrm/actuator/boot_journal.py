@@ -151,5 +151,5 @@ class BootJournal(Generic[KeyT, EntryT]):
         except OSError as error:
             raise Unavailable(
                 f"original values cannot be journalled in {self.path}: {error.strerror}",
-                f"make room in {self.path.parent} and make it writable, or choose another with --state-dir",
+                f"free space in {self.path.parent} and make it writable, or choose another with --state-dir",
             ) from None

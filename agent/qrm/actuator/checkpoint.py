@@ -85,7 +85,7 @@ class CpusetCheckpoint:
         except OSError as error:
             raise Unavailable(
                 f"the CPU state cannot be written to {self.path}: {error.strerror}",
-                f"make room in {self.path.parent} and make it writable, or choose another with --state-dir",
+                f"free space in {self.path.parent} and make it writable, or choose another with --state-dir",
             ) from None
         self._saved = worth
         return True

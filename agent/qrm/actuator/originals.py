@@ -115,7 +115,7 @@ def decode_journal(data: bytes) -> tuple[str, tuple[OriginalValue, ...]]:
     try:
         version = msgspec.json.decode(data, type=_AnyVersion).version
         if version != VERSION:
-            raise StateFileDamaged(f"it has layout version {version}, this program knows {VERSION}")
+            raise StateFileDamaged(f"it has layout version {version}, this program reads version {VERSION}")
         file = msgspec.json.decode(data, type=_File)
         if hashlib.sha256(file.body).hexdigest() != file.checksum:
             raise StateFileDamaged("its checksum does not match its content")

@@ -97,7 +97,7 @@ def open_cgroup(mount: Path, cgroup: str) -> int:
             os.close(fd)
         reason = f"{cgroup}: cannot open it below {mount}: {error.strerror}"
         if error.errno in GONE_ERRNOS:
-            raise CgroupAbsent(reason, f"make the cgroup there too: mkdir -p {mount}{cgroup}") from None
+            raise CgroupAbsent(reason, f"create the cgroup there too: mkdir -p {mount}{cgroup}") from None
         raise open_refusal(error, reason, mount) from None
     return fd
 
@@ -201,7 +201,7 @@ class KnobWriter:
         except (ValueError, KeyError):
             held = " and ".join(f"{file} holds {text[:60]!r}" for file, text in raw.texts.items())
             raise Unavailable(
-                f"{cgroup}: {held}, which is no {knob.value}", "see whether that file system is a real cgroup one"
+                f"{cgroup}: {held}, which is no {knob.value}", "check that a cgroup file system is mounted there"
             ) from None
 
     def read_raw(self, cgroup: str, cgroup_id: int, knob: Knob, directory_id: int | None = None) -> RawValue:
@@ -226,7 +226,7 @@ class KnobWriter:
                 raise
             raise Vanished(error.reason) from None
         if directory_id not in (None, raw.directory_id):
-            raise Vanished(f"{cgroup} is another cgroup now below {mount}")
+            raise Vanished(f"{cgroup} was replaced by another cgroup below {mount}")
         texts = {file: raw.texts[file] for file in codec.files}
         # A text in an unknown format stays as it is; decoding it reports the error.
         with suppress(ValueError):
@@ -256,7 +256,7 @@ class KnobWriter:
         if not set(texts) <= set(codec.files):
             raise Unavailable(
                 f"{cgroup}: {knob.value} has other files here than {' and '.join(texts)}",
-                "do it where cgroups are mounted as they were when these texts were read",
+                "mount the cgroup hierarchies as they were when the originals were read",
             )
         mount = self._mount(codec.controller)
         context: Mapping[str, str] = {}
@@ -450,7 +450,9 @@ class KnobWriter:
         if error.errno in GONE_ERRNOS:
             self._forget(mount, cgroup, cgroup_id)
             self._directory(mount, cgroup, cgroup_id)
-            return Unavailable(reason, f"the kernel must offer it and {mount} must have its controller enabled there")
+            return Unavailable(
+                reason, f"use a kernel that has it, and enable its controller for this cgroup below {mount}"
+            )
         return open_refusal(error, reason, mount)
 
     def _directory(self, mount: Path, cgroup: str, cgroup_id: int) -> _Directory:

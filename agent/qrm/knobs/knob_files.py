@@ -471,7 +471,7 @@ def _list_clamp(what: str) -> Callable[[str, KnobLimits], str]:
         inside = set(parse_cpu_list(value)) & set(allowed)
         if not inside:
             listed = format_cpu_list(allowed)
-            raise ValueError(f"none of the {what} {value} is among those of the cgroup above, {listed}")
+            raise ValueError(f"none of the {what} {value} is available in the parent cgroup, which has {listed}")
         return format_cpu_list(inside)
 
     def clamp(value: str, limits: KnobLimits) -> str:

@@ -115,7 +115,7 @@ def parse_io(text: str) -> dict[str, dict[str, int]]:
         device, *pairs = line.split()
         name = _canonical_device(device)
         if name in limits_by_device:
-            raise ValueError(f"{device!r} is there twice")
+            raise ValueError(f"{device!r} is listed twice")
         limits_by_device[name] = limits = {}
         for pair in pairs:
             key, _, value = pair.partition("=")

@@ -49,7 +49,7 @@ class SchedstatRunqLatency:
         Once read, a cgroup's sums are retained while it exists. A request for all cgroups reads every thread.
         """
         if not self._counting:
-            raise Unavailable(f"{self._proc}/self/schedstat holds no counts", "use a kernel with CONFIG_SCHED_INFO")
+            raise Unavailable(f"{self._proc}/self/schedstat has no counts", "use a kernel with CONFIG_SCHED_INFO")
         for cgroup_id in self._groups.keys() - live.keys():
             self._groups.pop(cgroup_id).close()
         waits: dict[int, RunqLatency] = {}

@@ -311,7 +311,7 @@ def _extended_resources(annotations: Mapping[str, str], problems: list[str]) -> 
 def _whole_quantities(listed: Mapping[str, str | int]) -> dict[str, Decimal]:
     quantities = {name: convert_quantity(value) for name, value in listed.items() if name in KOORDINATOR_RESOURCES}
     if fractions := [name for name, value in quantities.items() if not is_whole(value)]:
-        raise ValueError(f"{fractions[0]} is not a whole number; write one")
+        raise ValueError(f"{fractions[0]} is not a whole number; use one")
     return quantities
 
 

@@ -185,7 +185,7 @@ def _spec_containers(raw: RawPod, place: PodFieldPaths) -> list[PodContainer]:
             path = f"{place.spec}.{kind}[{index}]"
             name = container.name if container.name is not None else (raw.name if is_only_one else None)
             if name is None:
-                raise PodFieldError(f"{path}.name", "is missing; a pod of several containers names each")
+                raise PodFieldError(f"{path}.name", "is missing; name each container of a pod with several")
             init = kind == "initContainers"
             if (container.restart_policy == SIDECAR_POLICY) is not init and (
                 init or container.restart_policy is not None
@@ -302,13 +302,13 @@ def _check_texts(entries: dict[str, Any], where: str) -> dict[str, str]:
 def _check_cgroup_path(path: str, where: str) -> str:
     shown = repr(path[:80])
     if not path.startswith("/") or path == "/":
-        raise PodFieldError(where, f"{shown} must begin with / and name a cgroup below the root, like /web")
+        raise PodFieldError(where, f"{shown} must begin with / and be a cgroup below the root, such as /web")
     if any(part in ("", ".", "..") for part in path.split("/")[1:]):
         raise PodFieldError(
             where, f"{shown} has an empty part, '.' or '..', or ends in /; write it plainly, like /web/app"
         )
     if not path.isprintable() or len(path.encode(errors="replace")) > MAX_PATH_BYTES:
-        raise PodFieldError(where, f"{shown} holds control characters or is too long; write a plain path, like /web")
+        raise PodFieldError(where, f"{shown} contains control characters or is too long; use a plain path, like /web")
     return path
 
 

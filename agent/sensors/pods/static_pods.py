@@ -112,7 +112,7 @@ def parse_pods(text: str, source: str, context: PodParsingContext = _DEFAULT_CON
         # PyYAML builds dates and numbers, and does not wrap their errors (yaml/constructor.py).
         raise PodsError(f"{source}: a value cannot be read: {' '.join(str(error).split())}") from None
     if document is None:
-        raise PodsError(f"{source}: empty; write `pods: []` where there are none")
+        raise PodsError(f"{source}: the file is empty; write `pods: []` for no pods")
     try:
         return _parse_manifest(document, context) if is_manifest(document) else _parse_pods_file(document, context)
     except msgspec.ValidationError as error:
@@ -178,11 +178,13 @@ def _check_unique(pods: Sequence[Pod], places: Sequence[PodFieldPaths], raws: Se
             field = f"{place.spec}.{listed}"
             if container.name in names:
                 raise PodFieldError(
-                    f"{field}.name", f"{container.name!r} is the name of another container; name each once"
+                    f"{field}.name", f"{container.name!r} is also the name of another container; use a unique name"
                 )
             names.add(container.name)
             if other := cgroups.get(container.cgroup):
-                raise PodFieldError(f"{field}.cgroup", f"{container.cgroup} is already that of {other}; list it once")
+                raise PodFieldError(
+                    f"{field}.cgroup", f"{container.cgroup} is already the cgroup of {other}; list it once"
+                )
             cgroups[container.cgroup] = field
     for path, field in cgroups.items():
         for ancestor in _ancestors(path):

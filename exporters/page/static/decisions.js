@@ -42,7 +42,7 @@ function build(entry) {
       el("dl", {},
         ...fact("rule", verdict.rule), ...fact("threshold", verdict.threshold), ...fact("cgroup", decision.cgroup),
         ...fact("written", `${raw(outcome.before)} → ${raw(decision.value)}`), ...fact("read back", outcome.after),
-        ...fact("bounded from", outcome.clamped_from), ...fact("cycle", `${entry.round_seq} (${entry.trigger})`), ...fact("policy", entry.policy),
+        ...fact("requested value", outcome.clamped_from), ...fact("cycle", `${entry.round_seq} (${entry.trigger})`), ...fact("policy", entry.policy),
         ...Object.entries(verdict.inputs).flatMap(([name, value]) => fact(name, value ?? "unknown")))),
   );
 }
@@ -113,6 +113,6 @@ export class Decisions {
     const empty = byId("no-entries");
     empty.hidden = shown > 0;
     this.list.hidden = shown === 0;
-    say(empty, all ? "No decision matches this filter." : "No cgroup was changed yet.");
+    say(empty, all ? "No decision matches this filter." : "No cgroup has been changed yet.");
   }
 }

@@ -126,7 +126,7 @@ export class HeatMap {
     this.empty.hidden = lines.length > 0;
     this.body.hidden = this.axis.hidden = lines.length === 0;
     this.details.hidden = lines.length === 0;
-    say(this.note, this.#more > 0 ? `and ${this.#more} more that wait less; the filter finds them` : "");
+    say(this.note, this.#more > 0 ? `${this.#more} more cgroups have lower values: use the filter` : "");
     if (lines.length === 0 || this.#width < 60) return;
     each(this.names, lines, () => el("li"), (node, line) => {
       say(node, line.name);

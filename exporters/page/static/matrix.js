@@ -156,11 +156,11 @@ function verdict(victims, names) {
       if (culprit !== victim.cgroup && ms >= LEAST_MS && (worst === null || ms > worst.ms)) worst = { victim, culprit, ms };
     }
   }
-  if (worst === null) return "No cgroup waits for another one; they wait for themselves, or for what stands apart.";
+  if (worst === null) return "No cgroup waits for another cgroup. The columns on the right have the other causes.";
   const { victim, culprit, ms } = worst;
   const causes = [[victim.by.get(victim.cgroup) ?? 0, "its own tasks"], ...Object.values(victim.apart).map((cause, i) => [cause, CAUSES[i]])];
   const [most, cause] = causes.reduce((a, b) => (b[0] > a[0] ? b : a));
   const share = percent(ms / victim.total);
   if (most <= ms) return `${names(victim.cgroup)} waits most for ${names(culprit)}: ${rate(ms)} ms a second, ${share} of its waits.`;
-  return `${names(victim.cgroup)} waits most for ${cause}, ${percent(most / victim.total)} of its waits; of its neighbours most for ${names(culprit)}: ${rate(ms)} ms a second, ${share}.`;
+  return `${names(victim.cgroup)} waits most for ${cause}, ${percent(most / victim.total)} of its waits; among other cgroups most for ${names(culprit)}: ${rate(ms)} ms a second, ${share}.`;
 }

@@ -61,7 +61,7 @@ export function showTiles(view, row, targetUs) {
   say(byId("lent"), cores(view.lent_cores));
   say(byId("lent-of"), `of ${cpus} cores`);
   bar("lent-bar", view.lent_cores, cpus);
-  say(byId("lent-note"), view.lent_cores !== null && view.lent_cores >= cpus ? "all cores that are idle" : view.headroom === null || view.headroom.cores === null ? "" : `headroom ${cores(view.headroom.cores)}, use included`);
+  say(byId("lent-note"), view.lent_cores !== null && view.lent_cores >= cpus ? "all idle cores" : view.headroom === null || view.headroom.cores === null ? "" : `headroom ${cores(view.headroom.cores)}, use included`);
   const reported = view.advertised === null ? null : view.advertised.cores;
   say(byId("reported-note"), reported === null ? "" : `reported ${cores(reported)}`);
   say(byId("used"), cores(view.reclaimed_cores));
@@ -162,7 +162,7 @@ export function showAway({ failure, view, silentMs, stalledMs }) {
   if (state === "live") return;
   const when = view ? `The numbers below are of ${clock(view.wall_time_ms)}.` : "";
   if (state === "stuck") {
-    say(alert, `The agent answers, but finishes no cycle. ${when} Check its log.`);
+    say(alert, `The agent answers, but completes no cycle. ${when} Check its log.`);
   } else if (failure instanceof TypeError || failure.name === "TimeoutError") {
     say(alert, `The agent at ${location.host} does not answer. ${when} Retrying every second; start it with dioptase agent.`);
   } else {

@@ -140,7 +140,7 @@ export class Workloads {
     this.empty.hidden = cgroups.length > 0;
     const more = hidden > 0 ? `${integer(hidden)} more with lower values, see /metrics` : "";
     say(this.empty, all.length ? `No cgroup matches this filter${more && `; ${more}`}.` : "No cgroup runs, waits, reclaims or holds memory.");
-    say(byId("workloads-note"), more ? `since the previous cycle; ${integer(hidden)} more cgroups with lower values` : "since the previous cycle");
+    say(byId("workloads-note"), more ? `since the previous cycle; ${integer(hidden)} more cgroups have lower values` : "since the previous cycle");
     each(body, cgroups, () => line(columns.length - 1), (row, c) => {
       row.className = kind(c.qos);
       write(row, columns.map(({ text }) => text(c)));

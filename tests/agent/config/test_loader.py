@@ -37,7 +37,7 @@ def test_fields_are_camel_case() -> None:
         ("[" * 5000, "f.yaml: line 1: nested deeper than 32 levels"),
         ("&a {advisor: *a}", "f.yaml: line 1: anchors and aliases"),
         ("interval" + chr(0), "f.yaml: not YAML"),
-        ("advisor: {policy: none, policy: canonical}", "f.yaml: line 1: key 'policy' is there twice: remove one"),
+        ("advisor: {policy: none, policy: canonical}", "f.yaml: line 1: key 'policy' occurs twice: remove one"),
         ("intervalS: 1\n---\nintervalS: 2", "f.yaml: line 2: a second document begins"),
         ("intervalS: 2026-13-45", "f.yaml: a value cannot be read: month must be in 1..12"),
         ("#" * (2 << 20), "f.yaml: larger than 1048576 bytes"),

@@ -36,7 +36,7 @@ def test_settings_become_an_annotation_mapping() -> None:
         ({"enhancementDefaults": {"numa_binding": "yes"}}, "enhancementDefaults: numa_binding: 'yes' counts as"),
         ({"enhancementDefaults": {"x": "y"}}, "enhancementDefaults: x: there is no such enhancement; choose from"),
         ({"enhancementKeys": {"cpu": "y"}}, "enhancementKeys: 'cpu' is none of katalyst.kubewharf.io/memory_enh"),
-        ({"numaIdsKey": "katalyst.kubewharf.io/numa_number"}, "stands for two things; give each its own"),
+        ({"numaIdsKey": "katalyst.kubewharf.io/numa_number"}, "is set for two settings; use a different one for each"),
         ({"numaIdsKey": ""}, "Expected `str` of length >= 1"),
         ({"selector": {}}, "unknown field `selector`"),
     ],

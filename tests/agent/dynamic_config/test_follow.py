@@ -189,7 +189,7 @@ async def test_a_node_without_saved_configuration_does_not_apply_a_canarys_conte
     cluster.name_hashes("h1")
     async with following(cluster, rules(tmp_path)) as (follower, configs):
         await until(lambda: follower.problem() is not None, "it says so")
-        assert "its content is no longer the h1 of this node's CustomNodeConfig" in reason(follower)
+        assert "its content no longer has the hash h1 of this node's CustomNodeConfig" in reason(follower)
         assert configs == [], "nothing of it is applied"
         cluster.name_hashes("h2")
         await until(lambda: configs, "its turn comes")

@@ -95,6 +95,6 @@ def test_an_unfulfilled_request_and_its_end_are_logged_once(caplog: pytest.LogCa
     wrong = msgspec.structs.replace(finished(), advice=msgspec.structs.replace(advice(), rejected=rejected))
     right = msgspec.structs.replace(finished(), advice=advice())
     assert logged(caplog, right, wrong, wrong, right)[1:] == [
-        "WARNING request of default/db is not fulfilled: db requested 2 CPUs, and now 4.",
-        "INFO request of default/db is fulfilled, or the pod is gone",
+        "WARNING request of pod default/db cannot be satisfied: db requested 2 CPUs, and now 4.",
+        "INFO request of pod default/db is satisfied, or the pod has ended",
     ]

@@ -102,8 +102,8 @@ UNSIZED = msgspec.structs.replace(
 UNUSABLE = {
     "too old": (31.0, CYCLE, "the latest cycle is 31 s old"),
     "none": (1.0, None, "no cycle has finished yet"),
-    "nothing evaluated": (1.0, msgspec.structs.replace(CYCLE, advice=None), "switch act to dry-run or on"),
-    "no sizes": (1.0, UNSIZED, "policy canonical sizes no pools"),
+    "nothing evaluated": (1.0, msgspec.structs.replace(CYCLE, advice=None), "set --act to dry-run or on"),
+    "no sizes": (1.0, UNSIZED, "policy canonical has no pools"),
 }
 
 

@@ -323,7 +323,7 @@ INVALID = {
         extra_value("cpu_numa_headroom", '{"0":-1}'),
         r"cpu_numa_headroom: -1\.0 of NUMA node 0 is out of range",
     ),
-    "headroom of words": (extra_value("cpu_numa_headroom", '{"a":1}'), r"is no map of NUMA nodes to numbers"),
+    "headroom of words": (extra_value("cpu_numa_headroom", '{"a":1}'), r"is not a map of NUMA nodes to numbers"),
 }
 
 

@@ -161,18 +161,22 @@ INVALID_ANSWERS = {
     "a limit of words": (
         "",
         {"memory_limit_in_bytes": "1Gi"},
-        r"extra_entries\[0\] memory_limit_in_bytes: '1Gi' is no integer",
+        r"extra_entries\[0\] memory_limit_in_bytes: '1Gi' is not an integer",
     ),
     "a limit beyond numbers": ("/a", {"memory_limit_in_bytes": "9" * 19}, r"is out of range"),
     "a path that climbs": (
         "/a/../../etc",
         {"memory_high": "1"},
-        r"cgroup_path: .* is no absolute path of a cgroup",
+        r"cgroup_path: .* is not an absolute cgroup path",
     ),
     "a path from nowhere": ("a", {"memory_high": "1"}, r"cgroup_path: 'a'"),
     "no truth": ("/a", {"dying_memcg_reclaim": "maybe"}, r"dying_memcg_reclaim: 'maybe' is neither true nor false"),
     "no nodes": ("/a", {"cpuset_mems": ""}, r"cpuset_mems: names no NUMA node"),
-    "a node beyond all": ("", {"balance_numa_memory": '{"sourceNuma":-1}'}, r"balance_numa_memory: -1 is no NUMA node"),
+    "a node beyond all": (
+        "",
+        {"balance_numa_memory": '{"sourceNuma":-1}'},
+        r"balance_numa_memory: -1 is not a NUMA node",
+    ),
     "moves of words": ("", {"balance_numa_memory": "[]"}, r"balance_numa_memory: '\[\]'"),
     "headroom that is no number": ("", {"memory_numa_headroom": '{"0":1e999}'}, r"memory_numa_headroom"),
 }

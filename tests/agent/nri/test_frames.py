@@ -68,9 +68,9 @@ def test_pieces_of_two_conversations_do_not_mix() -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", "a piece of 790644820 bytes"),
+        (b"GET / HTTP/1.1\r\n\r\n", "a fragment of 790644820 bytes"),
         (bytes.fromhex("00000001 0000000a 00400001 00000001 01 00"), "a message of 4194305 bytes"),
-        (bytes.fromhex("00000001 0000000a 00000000 00000001 09 00"), "a message of kind 9"),
+        (bytes.fromhex("00000001 0000000a 00000000 00000001 09 00"), "a message of unknown type 9"),
         (
             b"".join(bytes([0, 0, 0, number, 0, 0, 0, 0]) for number in range(9)),
             "conversation 8 in addition to 8 others",

@@ -510,7 +510,7 @@ async def test_the_plugin_reconnects_after_invalid_bytes_and_after_a_restart(
         else:
             runtime.hang_up()
         await until_async(lambda: plugin.source.problem() is not None)
-        assert ("a piece of 4294967295 bytes" in str(plugin.source.problem())) is (hurt == "garbage")
+        assert ("a fragment of 4294967295 bytes" in str(plugin.source.problem())) is (hurt == "garbage")
         await runtime.plugin()
         assert runtime.connections == 2
         await runtime.ask("Synchronize", wire.SynchronizeRequest())
@@ -525,7 +525,7 @@ async def test_an_invalid_response_of_the_runtime_is_reported(
     agent = Agent(tmp_path, inputs_of(CANONICAL))
     runtime.garbles = garbles
     with agent.plugin(runtime.path) as plugin:
-        await until_async(lambda: "the response to RegisterPlugin is no message" in str(plugin.source.problem()))
+        await until_async(lambda: "the response to RegisterPlugin cannot be decoded" in str(plugin.source.problem()))
         runtime.garbles = None
         await runtime.plugin()
         await runtime.create(a_container())

@@ -113,6 +113,6 @@ def test_a_field_that_no_sample_has_is_the_probes_error(
     sensor = machine.sensor(probes=(ScriptedProbe("strange", lambda _: observed(machine.web_id)),))
     snapshot = sensor.snapshot(1, 1, 1)
     strange = status(snapshot, "strange")
-    assert (strange.ok, strange.error) == (False, f"ValueError: it gives {named}, which no sample has")
+    assert (strange.ok, strange.error) == (False, f"ValueError: it returned {named}, which no sample has a field for")
     web = snapshot.cgroups["/web"]
     assert (web.path, web.oom_kills, web.wait) == ("/web", None, RunqLatency(sum_ns=5, count=1))

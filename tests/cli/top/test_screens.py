@@ -67,15 +67,15 @@ def test_the_interference_matrix_can_be_computed_by_hand() -> None:
     [
         ({"/y": 71.0, "/x": 5.0}, (12.0, 6.0, 6.0), "/x waits most for /y: 71 ms a second, 71 % of its waits."),
         ({"/y": 12.0, "/x": 5.0}, (71.0, 6.0, 6.0), ("/x waits most for its own quota, 71 % of its waits; "
-         "of its neighbours most for /y: 12 ms a second, 12 %.")),
+         "among other cgroups most for /y: 12 ms a second, 12 %.")),
         ({"/y": 12.0, "/x": 71.0}, (5.0, 6.0, 6.0), ("/x waits most for its own tasks, 71 % of its waits; "
-         "of its neighbours most for /y: 12 ms a second, 12 %.")),
+         "among other cgroups most for /y: 12 ms a second, 12 %.")),
         ({"/y": 4.0}, (0.0, 6.0, 0.0), ("/x waits most for real-time tasks, 60 % of its waits; "
-         "of its neighbours most for /y: 4.0 ms a second, 40 %.")),
+         "among other cgroups most for /y: 4.0 ms a second, 40 %.")),
         ({"/y": 4.0}, (0.0, 0.0, 6.0), ("/x waits most for other causes, 60 % of its waits; "
-         "of its neighbours most for /y: 4.0 ms a second, 40 %.")),
-        ({"/x": 4.0}, (6.0, 0.0, 0.0), ("No cgroup waits for another one; they wait for their own tasks, "
-         "or for the causes on the right.")),
+         "among other cgroups most for /y: 4.0 ms a second, 40 %.")),
+        ({"/x": 4.0}, (6.0, 0.0, 0.0), ("No cgroup waits for another cgroup. The columns on the right "
+         "have the other causes.")),
     ],
 )  # fmt: skip
 def test_the_summary_names_the_largest_cause_first(

@@ -267,7 +267,7 @@ async def test_an_unknown_user_takes_as_long_as_an_existing_one() -> None:
         ("basic_auth_users: {a: secret}", "basic_auth_users: a: not a bcrypt hash; make one with htpasswd"),
         (f"basic_auth_users: {{'a:b': {HASHED}}}", "'a:b' is no user name"),
         (f"basic_auth_users: {{a: {HASHED.replace('$04$', '$31$')}}}", "a cost of 31; use 4 to 16"),
-        (f"basic_auth_users:\n  a: {HASHED}\n  a: {HASHED}\n", "line 3: key 'a' is there twice"),
+        (f"basic_auth_users:\n  a: {HASHED}\n  a: {HASHED}\n", "line 3: key 'a' occurs twice"),
         ("basic_auth_users: [", "not YAML"),
         ("- 1", "top level: Expected `object`, got `array`"),
         ("[]", "top level: Expected `object`, got `array`"),

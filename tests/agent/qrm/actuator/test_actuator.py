@@ -62,7 +62,7 @@ def test_clamped_values_are_applied_and_report_the_requested_value(bench: Bench)
 @pytest.mark.parametrize(
     ("knob", "value", "error"),
     [
-        (Knob.CPUSET, "6-7", "none of the CPUs 6-7 is among those of the cgroup above, 0-3"),
+        (Knob.CPUSET, "6-7", "none of the CPUs 6-7 is available in the parent cgroup, which has 0-3"),
         (Knob.WEIGHT, "high", "cpu.weight: 'high' is not a whole number of at least 0"),
         (Knob.QUOTA, "a 100000", "cpu.max: 'a' is not a whole number"),
         (Knob.IDLE, "yes", "cpu.idle: 'yes' is neither 0 nor 1"),

@@ -94,7 +94,7 @@ def test_other_bytes_are_detected(data: bytes) -> None:
 
 
 def test_another_layout_version_is_named() -> None:
-    with pytest.raises(StateFileDamaged, match="layout version 2, this program knows 1"):
+    with pytest.raises(StateFileDamaged, match="layout version 2, this program reads version 1"):
         decode_journal(FILE.replace(b'"version":1', b'"version":2'))
 
 

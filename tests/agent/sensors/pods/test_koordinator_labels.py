@@ -221,7 +221,7 @@ def test_the_numa_nodes_that_its_scheduler_chose() -> None:
         ("LS", {"annotations": {STATUS: '{"numaNodeResources": 1}'}}, f"annotation {STATUS}: numaNodeResources: names no NUMA"),
         ("BE", {"annotations": {EXTENDED: '{"containers": 5}'}}, f"annotation {EXTENDED}: cannot be read and is ignored: Exp"),
         ("BE", {"annotations": {EXTENDED: json.dumps({"containers": {"a": {"requests": {BATCH_CPU: "5m"}}}})}},
-         f"annotation {EXTENDED}: cannot be read and is ignored: {BATCH_CPU} is not a whole number; write one"),
+         f"annotation {EXTENDED}: cannot be read and is ignored: {BATCH_CPU} is not a whole number; use one"),
     ],
 )  # fmt: skip
 def test_keys_without_counterpart_are_reported(name: str, fields: dict[str, Any], problem: str) -> None:

@@ -72,7 +72,7 @@ def test_pods_mean() -> None:
 
 def test_no_pods_are_written_down() -> None:
     assert parse_pods("pods: []", "pods.yaml") == ()
-    assert refusal("") == "pods.yaml: empty; write `pods: []` where there are none"
+    assert refusal("") == "pods.yaml: the file is empty; write `pods: []` for no pods"
     assert "pods: is missing" in refusal("{}")
 
 
@@ -93,23 +93,23 @@ def noted(annotations: str) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (one_pod("{cgroup: web}"), f"{C0}.cgroup: 'web' must begin with / and name a cgroup"),
-        (one_pod("{cgroup: /}"), f"{C0}.cgroup: '/' must begin with / and name a cgroup below the root"),
+        (one_pod("{cgroup: web}"), f"{C0}.cgroup: 'web' must begin with / and be a cgroup"),
+        (one_pod("{cgroup: /}"), f"{C0}.cgroup: '/' must begin with / and be a cgroup below the root"),
         (one_pod("{cgroup: /a/../b}"), f"{C0}.cgroup: '/a/../b' has an empty part, '.' or '..'"),
         (one_pod("{cgroup: /..}"), f"{C0}.cgroup: '/..'"),
         (one_pod("{cgroup: /a/./b}"), f"{C0}.cgroup: '/a/./b'"),
         (one_pod("{cgroup: /a//b}"), f"{C0}.cgroup: '/a//b'"),
         (one_pod("{cgroup: /a/}"), f"{C0}.cgroup: '/a/'"),
         (one_pod("{cgroup: //}"), f"{C0}.cgroup: '//'"),
-        (one_pod('{cgroup: "/a\\0"}'), f"{C0}.cgroup: '/a\\x00' holds control characters"),
-        (one_pod('{cgroup: "/a\\nb"}'), f"{C0}.cgroup: '/a\\nb' holds control characters"),
+        (one_pod('{cgroup: "/a\\0"}'), f"{C0}.cgroup: '/a\\x00' contains control characters"),
+        (one_pod('{cgroup: "/a\\nb"}'), f"{C0}.cgroup: '/a\\nb' contains control characters"),
         (one_pod("{cgroup: /%s}" % ("x" * 5000)), f"{C0}.cgroup: '/xxx"),
         (one_pod("{cgroup: 7}"), f"{C0}.cgroup: is not text; write it in quotes"),
         (one_pod("{cgroup: ~}"), f"{C0}.cgroup: expected `str`, got `null`"),
         (one_pod("{name: x}"), f"{C0}.cgroup: is missing"),
-        (one_pod("{cgroup: /a}, {cgroup: /b}"), f"{C0}.name: is missing; a pod of several containers"),
-        (one_pod("{cgroup: /a, name: a}, {cgroup: /b, name: a}"), f"{C1}.name: 'a' is the name of another"),
-        (one_pod("{cgroup: /a, name: a}, {cgroup: /a, name: b}"), f"{C1}.cgroup: /a is already that of {C0}"),
+        (one_pod("{cgroup: /a}, {cgroup: /b}"), f"{C0}.name: is missing; name each container"),
+        (one_pod("{cgroup: /a, name: a}, {cgroup: /b, name: a}"), f"{C1}.name: 'a' is also the name of another"),
+        (one_pod("{cgroup: /a, name: a}, {cgroup: /a, name: b}"), f"{C1}.cgroup: /a is already the cgroup of {C0}"),
         (one_pod("{cgroup: /a/b/c, name: a}, {cgroup: /a, name: b}"), f"{C0}.cgroup: /a/b/c is inside the cgroup of {C1}"),
         (one_pod("{cgroup: /a, image: x}"), f"{C0}: object contains unknown field `image`"),
         (asks("requests: {gpu: 1}"), f"{C0}.resources.requests: object contains unknown field `gpu`"),
@@ -136,9 +136,9 @@ def noted(annotations: str) -> str:
         ("pods: []\nnodes: []", "top level: object contains unknown field `nodes`"),
         (GOOD.replace("name: batch\n  namespace: jobs", "name: web"), "pods[1].name: default/web is already pods[0]"),
         (GOOD.replace("/batch/mapper", "/kubepods/web"),
-         f"pods[1].containers[1].cgroup: /kubepods/web is already that of {C0}"),
-        ("pods: []\npods: []", "line 2: key 'pods' is there twice"),
-        (one_pod("{cgroup: /a, cgroup: /b}"), "line 1: key 'cgroup' is there twice"),
+         f"pods[1].containers[1].cgroup: /kubepods/web is already the cgroup of {C0}"),
+        ("pods: []\npods: []", "line 2: key 'pods' occurs twice"),
+        (one_pod("{cgroup: /a, cgroup: /b}"), "line 1: key 'cgroup' occurs twice"),
         ("pods: [", "line 2: not YAML"),
         ("pods:\n\t- x", "line 2: not YAML"),
         ("pods: []\n---\npods: []", "line 2: a second document begins"),
