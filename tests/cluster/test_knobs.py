@@ -371,7 +371,7 @@ def test_doctor_says_what_can_be_talked_to(pods: Pods, tmp_path: Path) -> None:
     }
     assert "containers start with their limits" in by_name["optional: NRI"]["detail"]
     for manager in ("CPU", "memory"):
-        assert by_name[f"kubelet's {manager} manager"]["detail"].startswith("none, as ")
+        assert by_name[f"kubelet's {manager} manager"]["detail"].startswith("none, by ")
 
 
 def _update(pods: Pods, name: str, **linux: object) -> tuple[str, ...]:

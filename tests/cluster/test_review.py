@@ -89,5 +89,5 @@ async def test_an_account_without_the_right_gets_the_missing_right(
 
 async def test_an_unreachable_server_is_reported() -> None:
     async with KubeClient(ApiAccess("http://127.0.0.1:1", ApiCredentials()), "dioptase-tests") as client:
-        with pytest.raises(Unavailable, match="the API server is not there"):
+        with pytest.raises(Unavailable, match="the API server is not reachable"):
             await review_token(client, "token", "/metrics")

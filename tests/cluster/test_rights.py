@@ -84,7 +84,7 @@ def test_without_any_one_of_its_rights_the_request_is_refused(
 ) -> None:
     """For each right: an account with all other rights, and the request that needs it."""
     expected = sorted(rights[component])
-    assert len(expected) == {"agent": 20, "controller": 68}[component]
+    assert len(expected) == {"agent": 21, "controller": 68}[component]
     users = {missing: f"less-{component}-{number}" for number, missing in enumerate(expected)}
     items = [part for missing, user in users.items() for part in role_of(user, component, set(expected) - {missing})]
     own_cluster.kubectl("create", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
