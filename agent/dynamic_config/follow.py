@@ -125,6 +125,15 @@ def has_other_content(fetched: UnstructuredObject, content: str) -> bool:
     return bool(status["currentHash"] != content or outdated or invalid)
 
 
+def describe_stale_watch(informer: Informer[Any], started_s: float) -> str:
+    """Return when the object of a watch was received; empty while that is recent. `started_s` is CLOCK_MONOTONIC."""
+    now_s = time.monotonic()
+    age_s = informer.age_s(now_s)
+    if age_s is None:
+        return "never received" if now_s - started_s > STARTUP_GRACE_S else ""
+    return f"last received {age_s:.0f} s ago" if age_s > WATCH_STALE_S else ""
+
+
 class CustomNodeConfigFollower:
     """Follows one node's CustomNodeConfig; also a HealthReporter."""
 
@@ -173,12 +182,9 @@ class CustomNodeConfigFollower:
             )
         if self._failure:
             return Unavailable(self._failure, f"{_STAYS}; the agent retries")
-        now_s = time.monotonic()
-        age_s = self._informer.age_s(now_s)
-        if now_s - self._started_s > STARTUP_GRACE_S if age_s is None else age_s > WATCH_STALE_S:
-            received = "was never received" if age_s is None else f"was last received {age_s:.0f} s ago"
+        if received := describe_stale_watch(self._informer, self._started_s):
             return Unavailable(
-                f"CustomNodeConfig {self._node} {received}",
+                f"CustomNodeConfig {self._node} was {received}",
                 f"{_STAYS}; check that the API server is reachable and the agent's role allows watch",
             )
         return self._dynamic.save_error

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from agent.advisor.node_advice import CPU_RATIO_KEY, MEMORY_RATIO_KEY
 from agent.advisor.power_capping import check_power_annotations, power_annotation_keys
 from agent.config.config import AgentConfig
-from agent.dynamic_config.follow import STARTUP_GRACE_S, WATCH_STALE_S
+from agent.dynamic_config.follow import describe_stale_watch
 from api.interfaces import Unavailable
 from kube.client import KubeClient, ListScope
 from kube.informer import Informer
@@ -47,15 +47,12 @@ class NodeAnnotations:
 
     def problem(self) -> Unavailable | None:
         """Return why the annotations are unknown, old or invalid; None otherwise."""
-        now_s = time.monotonic()
-        age_s = self._informer.age_s(now_s)
-        if now_s - self._started_s > STARTUP_GRACE_S if age_s is None else age_s > WATCH_STALE_S:
-            received = "were never received" if age_s is None else f"were last received {age_s:.0f} s ago"
+        if received := describe_stale_watch(self._informer, self._started_s):
             return Unavailable(
-                f"the annotations of Node {self._node} {received}: power alerts and overcommit ratios may be out of date",
+                f"the annotations of Node {self._node} were {received}: power alerts and overcommit ratios may be out of date",
                 "check that the API server is reachable and the agent's role allows list and watch of nodes",
             )
-        if age_s is not None and self._latest is None:
+        if self._latest is None and self._informer.age_s(time.monotonic()) is not None:
             return Unavailable(f"there is no Node {self._node}", "correct the name in --node")
         if self._checks_alert and (invalid := check_power_annotations(self._latest or {}, self._prefix)):
             return Unavailable(

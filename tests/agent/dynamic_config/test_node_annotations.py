@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from agent.config.config import AgentConfig
-from agent.dynamic_config import node_annotations
+from agent.dynamic_config import follow
 from agent.dynamic_config.node_annotations import NodeAnnotations
 from tests.builders.api_server import FakeApiServer
 from tests.builders.waiting import until_async
@@ -67,7 +67,7 @@ async def test_an_invalid_alert_is_reported_with_its_annotation() -> None:
 
 
 async def test_without_permission_the_annotations_stay_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_annotations, "STARTUP_GRACE_S", -1.0)
+    monkeypatch.setattr(follow, "STARTUP_GRACE_S", -1.0)
     server = FakeApiServer({NODE: node(ALERT)})
     server.refuse["/api/v1/nodes"] = 403
     async with following(server) as source:
