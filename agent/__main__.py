@@ -417,7 +417,7 @@ class _Exporters(msgspec.Struct):
     sinks: list[CycleSink]
     """Sinks that use objects of the event loop."""
     thread_sinks: list[CycleSink]
-    """Sinks that write files or have a thread, published in the cycle thread, before `sinks`."""
+    """Sinks that write files or compute for milliseconds, published in the cycle thread, before `sinks`."""
     reporters: list[HealthReporter]
 
 
@@ -467,8 +467,8 @@ async def _open_exporters(
     stack.push_async_callback(server.stop)
     host = f"[{options.host}]" if ":" in options.host else options.host
     log.info("page, API and metrics on http%s://%s:%d", "s" if server.encrypted else "", host, port)
-    thread_sinks = (journal, evictions, CycleLog(), spans, recorder)
-    return _Exporters([server], [sink for sink in thread_sinks if sink is not None], reporters)
+    thread_sinks = (journal, evictions, CycleLog(), spans, recorder, server)
+    return _Exporters([], [sink for sink in thread_sinks if sink is not None], reporters)
 
 
 def _open_otel(about: Callable[[], AgentInfo], reporters: list[HealthReporter]) -> OtelSink | None:

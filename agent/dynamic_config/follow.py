@@ -92,7 +92,7 @@ class DynamicConfig:
             self.save_error = error
 
     def object_states(self) -> Mapping[tuple[str, ...], bool]:
-        """Return by kind, key and hash whether an object is applied (True) or was rejected (False)."""
+        """Return by kind, key and hash whether an object is applied (True) or was rejected (False). Any thread may call it."""
         rejected = {_object_labels(each): False for each in self.desired.values()}
         return rejected | {_object_labels(each): True for each in self.resolved.applied.values()}
 

@@ -1,8 +1,8 @@
 """Serves the page, `/metrics`, health and the JSON API of the agent over HTTP, read only.
 It binds loopback by default and then accepts only loopback Host headers, against DNS rebinding. TLS and passwords
-come from a web configuration file that is polled for changes. `publish` never raises; expensive work runs in a
-thread. Views of the last five minutes are kept compressed, at most 1 MiB; the findings of `dioptase doctor` are
-cached for a minute.
+come from a web configuration file that is polled for changes. `publish` never raises, and any thread may call it:
+building and compressing a view takes milliseconds. Views of the last five minutes are kept compressed, at most 1 MiB;
+the findings of `dioptase doctor` are cached for a minute.
 """
 
 from __future__ import annotations
@@ -41,58 +41,15 @@ from exporters.prometheus.exposition import PrometheusExporter
 from exporters.prometheus.families import AgentInfo
 from exporters.view import cycle_view
 
+log = logging.getLogger(__name__)
+
 HISTORY_CYCLES = 300
 """Five minutes of cycles."""
 HISTORY_MAX_BYTES = 1 << 20
 HISTORY_ZLIB_LEVEL = 6
 """A quarter smaller than level 1, for 1 ms more with 200 containers."""
-
-
-class ViewHistory:
-    """Compressed views of the latest cycles. Reading while a view is added returns the state before or after it."""
-
-    def __init__(self, cycles: int = HISTORY_CYCLES, max_bytes: int = HISTORY_MAX_BYTES) -> None:
-        self._views: deque[tuple[int, bytes]] = deque()
-        self._cycles, self._max_bytes = cycles, max_bytes
-        self._bytes = 0
-
-    def add(self, seq: int, view_json: bytes) -> None:
-        """Add a view and drop the oldest ones beyond the bounds; the newest is kept whatever its size."""
-        packed = zlib.compress(view_json, HISTORY_ZLIB_LEVEL)
-        self._views.append((seq, packed))
-        self._bytes += len(packed)
-        while len(self._views) > 1 and (len(self._views) > self._cycles or self._bytes > self._max_bytes):
-            self._bytes -= len(self._views.popleft()[1])
-
-    def after(self, seq: int) -> Iterator[bytes]:
-        """Yield the JSON of every stored View with a greater seq, oldest first."""
-        return (zlib.decompress(packed) for number, packed in tuple(self._views) if number > seq)
-
-
 FINDINGS_TTL_S = 60.0
 """Maximum age of cached findings."""
-
-
-class CachedFindings:
-    """Findings of the doctor as JSON, computed on request."""
-
-    def __init__(self, version: str, checks: Callable[[], tuple[DoctorCheck, ...]]) -> None:
-        self._version, self._checks = version, checks
-        self._lock = asyncio.Lock()
-        self._text, self._until_s = b"", 0.0
-
-    async def findings_json(self) -> bytes:
-        """Return a DoctorReport as JSON, at most FINDINGS_TTL_S old. Concurrent requests share one computation."""
-        async with self._lock:
-            if time.monotonic() >= self._until_s:
-                checks = await asyncio.to_thread(self._checks)
-                self._text = to_json(DoctorReport(version=self._version, checks=checks))
-                self._until_s = time.monotonic() + FINDINGS_TTL_S
-        return self._text
-
-
-log = logging.getLogger(__name__)
-
 PAGE_DIRECTORY = Path(__file__).parent / "static"
 MAX_ENTRIES = 2000
 DECISION_FILTERS: Mapping[str, Callable[[JournalEntry], str]] = {
@@ -124,6 +81,45 @@ EXTRA_HEADERS = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
+
+
+class ViewHistory:
+    """Compressed views of the latest cycles. Reading while a view is added returns the state before or after it."""
+
+    def __init__(self, cycles: int = HISTORY_CYCLES, max_bytes: int = HISTORY_MAX_BYTES) -> None:
+        self._views: deque[tuple[int, bytes]] = deque()
+        self._cycles, self._max_bytes = cycles, max_bytes
+        self._bytes = 0
+
+    def add(self, seq: int, view_json: bytes) -> None:
+        """Add a view and drop the oldest ones beyond the bounds; the newest is kept whatever its size."""
+        packed = zlib.compress(view_json, HISTORY_ZLIB_LEVEL)
+        self._views.append((seq, packed))
+        self._bytes += len(packed)
+        while len(self._views) > 1 and (len(self._views) > self._cycles or self._bytes > self._max_bytes):
+            self._bytes -= len(self._views.popleft()[1])
+
+    def after(self, seq: int) -> Iterator[bytes]:
+        """Yield the JSON of every stored View with a greater seq, oldest first."""
+        return (zlib.decompress(packed) for number, packed in tuple(self._views) if number > seq)
+
+
+class CachedFindings:
+    """Findings of the doctor as JSON, computed on request."""
+
+    def __init__(self, version: str, checks: Callable[[], tuple[DoctorCheck, ...]]) -> None:
+        self._version, self._checks = version, checks
+        self._lock = asyncio.Lock()
+        self._text, self._until_s = b"", 0.0
+
+    async def findings_json(self) -> bytes:
+        """Return a DoctorReport as JSON, at most FINDINGS_TTL_S old. Concurrent requests share one computation."""
+        async with self._lock:
+            if time.monotonic() >= self._until_s:
+                checks = await asyncio.to_thread(self._checks)
+                self._text = to_json(DoctorReport(version=self._version, checks=checks))
+                self._until_s = time.monotonic() + FINDINGS_TTL_S
+        return self._text
 
 
 class EntryRecord(Protocol[E_co]):
