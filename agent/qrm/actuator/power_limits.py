@@ -44,8 +44,9 @@ class PowerLimits:
     def _cap(self, cap: PowerCap, *, dry: bool) -> tuple[tuple[Outcome, ...], list[Problem]]:
         settings = tuple(self._settings(cap)) if cap.package_watts else ()
         if not settings:
-            reason = f"power cannot be capped to {cap.target_watts} W: no package has a limit in /sys/{POWERCAP_ROOT}"
-            return (), [(reason, "use a machine with RAPL power limits, or set power-internal-op: 2 in alerts")]
+            reason = f"power cannot be capped to {cap.target_watts} W: no package has a limit in force in /sys/{POWERCAP_ROOT}"
+            remedy = "use a machine with RAPL power limits, write 1 to `enabled` of its packages"
+            return (), [(reason, f"{remedy}, or set power-internal-op: 2 in alerts")]
         outcomes = self._files.apply(settings, dry=dry)
         problems = [
             (f"the power limit of a processor package cannot be set: {outcome.error}", "evict pods instead")
@@ -68,16 +69,22 @@ class PowerLimits:
 
 
 def _limit_files(sys: Path) -> Iterator[str]:
-    """Yield the long-term limit of each package, below /sys; the kernel numbers it 0 (drivers/powercap)."""
+    """Yield the long-term limit of each package, below /sys; the kernel numbers it 0 (drivers/powercap).
+
+    The processor ignores the limits of a zone whose `enabled` is 0 (Documentation/power/powercap/powercap.rst). Its owner
+    disabled it, so it stays disabled.
+    """
     root = sys / POWERCAP_ROOT
     for zone in sorted(root.glob("intel-rapl:*")):
         file = zone / Knob.POWER_LIMIT.value
-        if zone.name.count(":") == 1 and file.exists() and _zone_name(zone).startswith(_PACKAGE_PREFIX):
+        if zone.name.count(":") != 1 or not file.exists() or not _attribute(zone, "name").startswith(_PACKAGE_PREFIX):
+            continue
+        if _attribute(zone, "enabled").strip() != "0":
             yield f"{POWERCAP_ROOT}/{zone.name}/{Knob.POWER_LIMIT.value}"
 
 
-def _zone_name(zone: Path) -> str:
+def _attribute(zone: Path, name: str) -> str:
     try:
-        return (zone / "name").read_text()
+        return (zone / name).read_text()
     except OSError:
         return ""

@@ -47,6 +47,13 @@ _POWER_LIMITS = "class/powercap/intel-rapl:*/constraint_0_power_limit_uw"
 _EVICT_ONLY = "or set power-internal-op: 2 in alerts, to evict only"
 
 
+def _is_enabled(zone: Path) -> bool:
+    try:
+        return (zone / "enabled").read_text().strip() != "0"
+    except OSError:
+        return True
+
+
 class PowerCapSupport:
     """Reports every cycle what is missing to cap power; hardware is checked once, because it does not change."""
 
@@ -55,7 +62,7 @@ class PowerCapSupport:
 
     def __init__(self, sys: Path, *, capping: bool) -> None:
         """`capping` says whether power limits are to be written."""
-        limits = list(sys.glob(_POWER_LIMITS))
+        limits = [limit for limit in sys.glob(_POWER_LIMITS) if _is_enabled(limit.parent)]
         self.form = "RAPL power limit" if limits else "none"
         self._problem: Unavailable | None = None
         if not any(sys.glob(_ENERGY_COUNTERS)):
@@ -67,8 +74,8 @@ class PowerCapSupport:
             return
         elif not limits:
             self._problem = Unavailable(
-                f"power cannot be capped: there is no /sys/{_POWER_LIMITS}",
-                f"use a machine with RAPL power limits, {_EVICT_ONLY}",
+                f"power cannot be capped: there is no /sys/{_POWER_LIMITS} beside which `enabled` is 1",
+                f"use a machine with RAPL power limits, write 1 to `enabled` of its packages, {_EVICT_ONLY}",
             )
         elif not any(os.access(limit, os.W_OK) for limit in limits):
             self._problem = Unavailable(

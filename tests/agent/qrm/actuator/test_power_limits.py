@@ -230,4 +230,16 @@ def test_a_machine_without_limits_reports_that_power_is_not_capped(tmp_path: Pat
             node.file(zone).unlink()
     outcomes, problems = node.cycle(cap(watts))
     assert outcomes == ()
-    assert problems == {POWER: "power cannot be capped to 160 W: no package has a limit in /sys/class/powercap"}
+    assert problems == {
+        POWER: "power cannot be capped to 160 W: no package has a limit in force in /sys/class/powercap"
+    }
+
+
+def test_a_package_that_its_owner_disabled_keeps_its_limit(tmp_path: Path) -> None:
+    node = PowerNode(tmp_path)
+    node.file("intel-rapl:0").with_name("enabled").write_text("0\n")
+    node.file("intel-rapl:1").with_name("enabled").write_text("1\n")
+    outcomes, problems = node.cycle(cap(70))
+    assert ([outcome.decision.value for outcome in outcomes], problems) == (["70000000"], {})
+    assert (node.limits()["intel-rapl:0"], node.limits()["intel-rapl:1"]) == (205, 70)
+    assert node.file("intel-rapl:0").with_name("enabled").read_text() == "0\n"

@@ -10,6 +10,7 @@ from agent.sensors.node.rapl import PowerCapSupport
 from tests.agent.sensors.kernel_trees import make
 
 METER = "class/powercap/intel-rapl:0/energy_uj"
+OFF = "class/powercap/intel-rapl:0/enabled"
 LIMIT = "class/powercap/intel-rapl:0/constraint_0_power_limit_uw"
 
 
@@ -21,10 +22,11 @@ LIMIT = "class/powercap/intel-rapl:0/constraint_0_power_limit_uw"
         ((METER,), True, "none", "no /sys/class/powercap/intel-rapl:*/constraint_0_power_limit_uw"),
         ((METER,), False, "none", ""),
         ((METER, LIMIT), True, "RAPL power limit", ""),
+        ((METER, LIMIT, OFF), True, "none", "`enabled` is 1"),
     ],
 )
 def test_what_is_missing_is_named(tmp_path: Path, files: tuple[str, ...], capping: bool, form: str, lacks: str) -> None:
-    make(tmp_path, dict.fromkeys(files, "1\n"))
+    make(tmp_path, dict.fromkeys(files, "1\n") | {OFF: "0\n"} if OFF in files else dict.fromkeys(files, "1\n"))
     caps = PowerCapSupport(tmp_path, capping=capping)
     assert caps.form == form
     problem = caps.problem()
