@@ -37,6 +37,7 @@ from api import VERSION
 from api.decision import ActMode
 from api.diagnostics import DoctorCheck, EffectiveConfiguration
 from api.interfaces import CycleSink, HealthReporter, PodSource, Probe, Unavailable
+from api.units import NS_PER_S
 from common.grpc_calls import CALL_COUNTS
 from common.supervised_tasks import SupervisedTasks
 
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from api.node_resources import ReportedField
     from kube.client import KubeClient
 
-NS_PER_S = 1_000_000_000
 EXECUTED_BY_PEER = ("advisor", "resource-plugins")
 """Sockets whose peer carries out the decisions of this agent, also in a dry run."""
 StateLocation = tuple[Path, str]

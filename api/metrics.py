@@ -7,6 +7,7 @@ from __future__ import annotations
 import msgspec
 
 from api.histogram import BOUNDS_NS, COARSE_SLOTS
+from api.units import NS_PER_S
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -30,8 +31,6 @@ class Metric(msgspec.Struct, frozen=True):
         return stem.replace("_", ".")
 
 
-NS_PER_S = 1_000_000_000
-US_PER_S = 1_000_000
 CGROUP_LABELS = ("cgroup", "namespace", "pod", "container", "qos")
 """Labels of all cgroup metrics; the last four are empty if no listed pod owns the cgroup."""
 HELP_INCLUDES_DESCENDANTS = " Includes descendants."

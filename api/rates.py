@@ -15,8 +15,7 @@ import msgspec
 from api.cpu import Cpu
 from api.histogram import BOUNDS_NS, slot_of
 from api.snapshot import CgroupSample, CpuTimes, Pressure, RunqLatency, Snapshot
-
-NS_PER_US = 1000
+from api.units import NS_PER_MS, NS_PER_US
 
 
 class CgroupRates(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,9 +195,6 @@ def _pressure_ratio(before: Pressure | None, after: Pressure | None, interval_ns
         return None
     stalled_us = delta(before.some_us, after.some_us)
     return None if stalled_us is None else stalled_us * NS_PER_US / interval_ns
-
-
-NS_PER_MS = 1_000_000
 
 
 def exclude_throttling(

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from agent.sensors.cgroup.hierarchy import detect_hierarchy
+from api.units import NS_PER_MS
 from bench.machine import (
     bench_parser,
     cpu_ns_of,
@@ -33,7 +34,7 @@ from tests.cluster.service_accounts import Account
 
 PODS = "/api/v1/namespaces/default/pods"
 LEVELS = ("shared_cores", "reclaimed_cores")
-NS_PER_MS, KIB_PER_MIB = 1_000_000, 1024
+KIB_PER_MIB = 1024
 
 
 class ProgramCost(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from api.decision import JournalEntry, OutcomeStatus
 from api.histogram import quantile_ns
 from api.rates import runq_latency_delta
 from api.snapshot import RunqLatency
+from api.units import NS_PER_MS, NS_PER_S
 from bench.colocation_modes import BATCH, ONLINE, ColocationMode, ModeKnobs, Scenario
 from bench.machine import TICKS_PER_S, NodeTimes, children_of, cpu_ns_of, node_times, wait_until_ready
 from cli.agent_process import AgentExited, AgentProcess, free_port
@@ -26,8 +27,6 @@ from demo.schedule import Schedule
 from demo.workloads import DemoWorkloads, WorkloadSize
 from exporters.view.cycle_view import View
 
-NS_PER_S = 1_000_000_000
-NS_PER_MS = 1_000_000
 WARMUP_S = 2.0
 AGENT_WARMUP_S = 12.0
 """After a breach the agent grows the reclaimable CPU by 10 % of the node a second; the steady state is measured."""

@@ -137,7 +137,6 @@ def real_cgroups(hierarchy: Hierarchy, parent: str, count: int) -> Iterator[Sequ
         yield paths
 
 
-NS_PER_S = 1_000_000_000
 NODES = ((200, 64, 2, 20.0), (500, 256, 8, 100.0))
 """Pods, CPUs, NUMA nodes, and the goal in milliseconds."""
 POLICIES = ("latency", SCALING_STAGES, "canonical")

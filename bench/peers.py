@@ -19,6 +19,7 @@ import msgspec
 
 from agent.sensors.cgroup.hierarchy import detect_hierarchy, unescape_mount
 from api.interfaces import Unavailable
+from api.units import NS_PER_S
 from bench.exporter_processes import EXPORTERS, PARENT, ExporterProcess, ExporterVariant, count_series, missing_reason
 from bench.machine import bench_parser, end_cleanly_on_sigterm, name_list, this_machine, write_results
 from bench.peers_report import ExporterRow, PeersResults, layout, markdown, peers_goal_lines
@@ -137,7 +138,6 @@ OTHERS = 1000
 BUSY_EVERY = 10
 BUSY = "import time\nwhile True:\n    time.sleep(0.25)\n    sum(range(20000))"
 """One of ten cgroups computes for half a millisecond, four times a second."""
-NS_PER_S = 1_000_000_000
 TEXT = (
     "{rounds} rounds of {seconds:g} s after {warmup:g} s of warming up; medians. Each cgroup is in every tree and has a "
     "process that sleeps; in one of ten it computes for half a millisecond four times a second. *Side by side*: that "

@@ -12,13 +12,13 @@ import msgspec
 
 from agent.advisor.forecast.baselines import METHODS, ForecastMethod
 from api.forecast import ForecastResource
+from api.units import NS_PER_S
 from bench.machine import bench_parser, end_cleanly_on_sigterm, this_machine, write_results
 from bench.predictors_report import PredictorRow, PredictorScore, PredictorsResults, goal_lines, heading, markdown
 from bench.traces import FAMILIES, Trace, generate, nodes_of, read_machines
 
 CORES = 64.0
 EVERY_S, HORIZON_S = 300, 3600
-NS_PER_S = 1_000_000_000
 START_NS = 7 * NS_PER_S
 """No trace begins on the boundary of a minute or an hour."""
 DAY_S = 86_400

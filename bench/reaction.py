@@ -15,6 +15,7 @@ import msgspec
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import JournalEntry, OutcomeStatus
 from api.knobs import Knob
+from api.units import NS_PER_MS, NS_PER_S
 from bench.colocation_cell import CellSetup, running_cell, warmup_s
 from bench.colocation_modes import BATCH, ONLINE, ColocationMode, Scenario
 from bench.colocation_report import Reaction
@@ -22,7 +23,6 @@ from demo.cgroups import DemoCgroups
 from demo.counters import ClientCell
 from demo.schedule import RateBursts, random_bursts
 
-NS_PER_S, NS_PER_MS = 1_000_000_000, 1_000_000
 CALM_SHARE, STEP_SHARE = 0.1, 0.9
 """Shares of the node; a step takes nearly all CPU of the batch job."""
 PERIOD_S, STEP_S, FIRST_S = 3.5, 1.2, 2.0

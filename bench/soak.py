@@ -14,6 +14,7 @@ import msgspec
 
 from agent.sensors.cgroup.hierarchy import Hierarchy, detect_hierarchy
 from api.interfaces import Unavailable
+from api.units import NS_PER_MS
 from bench.machine import (
     bench_parser,
     cpu_ns_of,
@@ -27,7 +28,6 @@ from cli.agent_process import AgentExited, AgentProcess, free_port
 from exporters.view.cycle_view import View
 
 PARENT = "dioptase-bench-soak"
-NS_PER_MS = 1_000_000
 MOST_GROWTH_MIB, MOST_GROWTH_FDS = 4.0, 16
 """Limits of growth between the halves of the churn; they allow for allocator noise and cgroups in transition."""
 EXPECTED = ("open-files",)

@@ -24,7 +24,7 @@ from agent.sensors.cgroup.hierarchy import detect_hierarchy
 from api.decision import ActMode, JournalEntry, OutcomeStatus
 from api.eviction import EvictionEntry
 from api.interfaces import Unavailable
-from api.metrics import NS_PER_S
+from api.units import NS_PER_S
 from cli.agent_process import AGENT_COMMAND, AgentExited, AgentProcess, free_port, is_port_free
 from cli.formats import decision_line
 from cli.options import DEFAULT_LISTEN, Seconds, parse_listen

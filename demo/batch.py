@@ -13,11 +13,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from api.units import MIB
 from demo.counters import SharedCounters
 from demo.launch import supervise
 
 UNIT_BYTES = 64 << 10
-MIB = 1 << 20
 ARENA_MIB, FILE_MIB = 96, 192
 READ_EVERY = 4
 """Number of copies for each MiB read from the file."""

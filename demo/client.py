@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from api.units import NS_PER_S
 from demo.counters import CLIENT_CELLS, ClientCell, SharedCounters, bucket_of
 from demo.launch import PR_SET_TIMERSLACK, STOP_SIGNALS, prctl
 from demo.online import deepen_receive_queue
@@ -26,7 +27,6 @@ from demo.schedule import Schedule, arrivals, parse_schedule
 
 SO_TIMESTAMPNS = 35
 """Number of the socket option and of its control message, which Python does not name."""
-NS_PER_S = 1_000_000_000
 MAX_SLEEP_NS = 20_000_000
 """Maximum sleep, so that replies are counted and signals are handled soon also at low rates."""
 SENDS_PER_DRAIN = 32

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from api.units import NS_PER_S, US_PER_S
 from demo.counters import BOUNDS_US, BUCKETS, CLIENT_CELLS, ClientCell, SharedCounters
 from demo.launch import launch_in_cgroups, module_command
 from demo.online import bind_service
@@ -23,8 +24,6 @@ from demo.schedule import RateWave, Schedule
 
 LATENCY_METRIC = "demo_request_duration_seconds"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MICROSECONDS_PER_S = 1_000_000
-NS_PER_S = 1_000_000_000
 
 
 def demo_metrics_text(client: Sequence[int], units: int) -> str:
@@ -38,7 +37,7 @@ def _lines(client: Sequence[int], units: int) -> Iterator[str]:
     below = 0
     for bound_us, count in zip((*BOUNDS_US, None), client[:BUCKETS], strict=True):
         below += count
-        le = "+Inf" if bound_us is None else f"{bound_us / MICROSECONDS_PER_S:.7g}"
+        le = "+Inf" if bound_us is None else f"{bound_us / US_PER_S:.7g}"
         yield f'{LATENCY_METRIC}_bucket{{le="{le}"}} {below}'
     yield f"{LATENCY_METRIC}_sum {client[ClientCell.SUM_NS] / NS_PER_S:.9f}"
     yield f"{LATENCY_METRIC}_count {below}"
@@ -83,7 +82,6 @@ class DemoMetricsServer:
         self._thread.join()
 
 
-US_PER_S = 1_000_000
 SERVICE_US = 500
 MAX_RATE = 4000.0
 """Requests a second that one client in Python sends without being late; on larger nodes requests cost more instead."""

@@ -15,8 +15,6 @@ from api.forecast import Forecast
 from api.rates import Rates
 from api.snapshot import RequestLatency, RunqLatency, Snapshot
 
-NS_PER_S = 1_000_000_000
-
 
 class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     """Smoothed demand of one container's cgroup; the id distinguishes a new cgroup of the same path."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from math import exp
 
-from agent.advisor.advisor_state import NS_PER_S, AdvisorState, ContainerDemand
+from agent.advisor.advisor_state import AdvisorState, ContainerDemand
 from agent.advisor.provision.regions import SHARE_POOL
 from agent.config.advisor import AdvisorConfig
 from api.pod import Container, Pod
 from api.qos import QoSLevel
 from api.rates import CgroupRates, Rates
 from api.snapshot import Snapshot
+from api.units import NS_PER_S
 
 MISSING_CONTAINER_S = 30.0
 """A listed container whose cgroup is missing for this long needs nothing; until then it keeps its demand. If the tree

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.advisor import latency
-from agent.advisor.advisor_state import NS_PER_S, AdvisorState
+from agent.advisor.advisor_state import AdvisorState
 from agent.advisor.cpu_estimate import estimate_online_cores, exponential_average, update_demand
 from agent.advisor.forecast.node_forecast import ForecastState, update_forecasts
 from agent.advisor.headroom.forecast_headroom import FORECAST_POLICY, apply_memory_forecast
@@ -59,8 +59,9 @@ from api.advice import NOT_NUMA_BOUND, CpuAdvice, Headroom, MemoryAdvice, NodeAd
 from api.cpu import Topology
 from api.decision import Advice
 from api.knobs import Reason
-from api.rates import NS_PER_MS, Rates, online_runq_latency, rates_since, with_busy_limit
+from api.rates import Rates, online_runq_latency, rates_since, with_busy_limit
 from api.snapshot import Snapshot
+from api.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     from agent.advisor.node_advice import NodeAdviceState

@@ -18,13 +18,14 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from agent.advisor.advisor_state import NS_PER_S, AdvisorState
+from agent.advisor.advisor_state import AdvisorState
 from agent.advisor.interference import Interference
 from agent.config.advisor import LatencyConfig
 from api.histogram import count_above, quantile_ns
 from api.knobs import Reason, ReasonInputs
-from api.rates import NS_PER_MS, Rates, cgroup_runq_latency, cgroups_by_container, runq_latency_delta
+from api.rates import Rates, cgroup_runq_latency, cgroups_by_container, runq_latency_delta
 from api.snapshot import RunqLatency, Snapshot
+from api.units import NS_PER_MS, NS_PER_S
 
 
 def max_latency(waits: Mapping[str, RunqLatency | None], config: LatencyConfig) -> tuple[str, float, int] | None:

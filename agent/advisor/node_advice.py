@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from agent.advisor.advisor_state import NS_PER_S, AdvisorState, ContainerDemand
+from agent.advisor.advisor_state import AdvisorState, ContainerDemand
 from agent.advisor.pod_usage import pod_cpu_cores, sum_if_all_known, sum_if_any
 from agent.advisor.power_capping import (
     PowerInputs,
@@ -31,6 +31,7 @@ from api.qos import QoSLevel
 from api.quantity import format_bytes, format_cores
 from api.rates import Rates
 from api.snapshot import CgroupSample, Snapshot
+from api.units import NS_PER_S
 
 ANNOTATION_PREFIX = "katalyst.kubewharf.io/"
 CPU_RATIO_KEY = f"{ANNOTATION_PREFIX}cpu_overcommit_ratio"

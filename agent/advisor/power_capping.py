@@ -15,12 +15,12 @@ from math import ceil, e, isfinite
 import msgspec
 from msgspec.structs import replace
 
-from agent.advisor.advisor_state import NS_PER_S
 from agent.config.advisor import PowerConfig
 from api.advice import PowerAction, PowerActionKind, PowerCap
 from api.knobs import Reason
 from api.rates import delta
 from api.snapshot import Snapshot
+from api.units import NS_PER_S
 
 _NS_PER_US = 1000
 _PLATFORM, _DRAM, _PACKAGE = "psys", "dram", "package"

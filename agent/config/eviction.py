@@ -10,8 +10,9 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from agent.config.units import GIB, Fraction, Ratio, Seconds, check_ascending
+from agent.config.units import Fraction, Ratio, Seconds, check_ascending
 from api.qos import QoSLevel
+from api.units import GIB
 
 GraceSeconds = Annotated[float, Meta(ge=0, le=86_400)]
 Samples = Annotated[int, Meta(ge=1, le=1000)]

@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from agent.config.units import GIB, MIB, Fraction, Ratio, Seconds, check_ascending
+from agent.config.units import Fraction, Ratio, Seconds, check_ascending
 from api.qos import QoSLevel
+from api.units import GIB, MIB
 
 Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
 _RESERVE, _RESERVE_PART = 5 * GIB, 8

@@ -9,7 +9,6 @@ from typing import Any
 from agent.config.advisor import AdvisorConfig
 from agent.config.config import AgentConfig
 from agent.config.qrm import CpuPlacementConfig
-from agent.config.units import MIB
 from agent.sensors.cgroup.pod_cgroup_paths import (
     BEST_EFFORT,
     BURSTABLE,
@@ -19,6 +18,7 @@ from agent.sensors.cgroup.pod_cgroup_paths import (
     qos_class_path,
 )
 from api.cpu import Topology, format_cpu_list, parse_cpu_list
+from api.units import MIB
 
 KATALYST_OFFLINE_CGROUPS = "offline-besteffort-*"
 """Katalyst's own cgroups next to those of the kubelet's QoS classes."""

@@ -9,7 +9,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from agent.config.units import GIB, MIB, SMALL_NODE_SHARE, Cores, Seconds
+from agent.config.units import SMALL_NODE_SHARE, Cores, Seconds
+from api.units import GIB, MIB
 
 Mebibytes = Annotated[int, Meta(ge=0, le=1 << 40)]
 SocketDirectory = Annotated[str, Meta(pattern=r"^(/[^\0]*)?$", max_length=80)]

@@ -28,7 +28,3 @@ def check_ascending(lower: str, low: float | None, upper: str, high: float | Non
     """Raise ValueError if the first of two settings exceeds the second; an unset one exceeds nothing."""
     if low is not None and high is not None and low > high:
         raise ValueError(f"{lower} {low:.12g} is above {upper} {high:.12g}; lower it, or raise {upper}")
-
-
-GIB = 1 << 30
-MIB = 1 << 20

@@ -18,10 +18,11 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from agent.eviction.eviction_inputs import DEFAULT_GRACE_S, MAX_GRACE_S, NS_PER_S, termination_wait_s
+from agent.eviction.eviction_inputs import DEFAULT_GRACE_S, MAX_GRACE_S, termination_wait_s
 from api.eviction import EvictionBlock, EvictionEvent, EvictionEventReason
 from api.interfaces import Unavailable
 from api.pod import Pod
+from api.units import NS_PER_S
 from common.backoff import Backoff
 from common.supervised_tasks import is_own_cancellation
 from kube.client import KubeClient

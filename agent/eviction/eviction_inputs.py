@@ -16,8 +16,8 @@ from api.eviction import EvictionVictim
 from api.pod import Container, Pod
 from api.qos import QoSLevel
 from api.snapshot import CgroupSample, Snapshot
+from api.units import NS_PER_S
 
-NS_PER_S = 1_000_000_000
 PAGE_BYTES = mmap.PAGESIZE
 MIN_TERMINATION_WAIT_S, GRACE_FACTOR, DEFAULT_GRACE_S = 10.0, 1.5, 30.0
 """A pod should be gone after 1.5 times its grace, and not before 10 s. Kubernetes' default grace is 30 s."""

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from agent.eviction.eviction_inputs import NS_PER_S, EvictionBucket, PodEvictionRecord
+from agent.eviction.eviction_inputs import EvictionBucket, PodEvictionRecord
 from api.decision import Cycle
 from api.eviction import EvictionEventReason
 from api.interfaces import Unavailable
 from api.pod import Pod
 from api.qos import QoSLevel
+from api.units import NS_PER_S
 from kube.client import KubeClient, ListScope
 from kube.errors import ApiError, ApiUnreachable
 from kube.objects import KubeMetadata, ResourceType

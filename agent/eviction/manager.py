@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from agent.config.eviction import PLUGIN_NAMES, EvictionConfig
-from agent.eviction.eviction_inputs import DEFAULT_GRACE_S, NS_PER_S, EvictionInputs, exclusion_ns, termination_wait_ns
+from agent.eviction.eviction_inputs import DEFAULT_GRACE_S, EvictionInputs, exclusion_ns, termination_wait_ns
 from agent.eviction.finding import PLUGIN_FAILED, EvictionFinding, missing_input_finding, not_met_finding
 from agent.eviction.plugins import (
     cpu_pressure_load,
@@ -44,6 +44,7 @@ from agent.eviction.plugins.oomd_pressure import OomdState
 from agent.eviction.plugins.system_memory_pressure import SystemMemoryPressureState
 from agent.eviction.victims import SentEviction, propose_evictions, select_victims
 from api.eviction import ActiveCondition, EvictionResult, EvictionThreshold, EvictionVictim, ThresholdMet
+from api.units import NS_PER_S
 
 
 class PluginStates(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,6 @@ from agent.advisor.engine import PolicyState
 from agent.config.advisor import AdvisorConfig
 from agent.config.config import AgentConfig
 from agent.eviction.eviction_inputs import (
-    NS_PER_S,
     EvictionInputs,
     PodEvictionRecord,
     RootfsUse,
@@ -33,6 +32,7 @@ from api.decision import Advice
 from api.eviction import EvictionBlock, EvictionEvent, EvictionResult, EvictionVictim
 from api.pod import Pod
 from api.snapshot import ComponentHealth, Interface, Snapshot
+from api.units import NS_PER_S
 
 
 class PodEvictor(Protocol):

@@ -9,9 +9,10 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from agent.eviction.eviction_inputs import NS_PER_S, EvictionInputs
+from agent.eviction.eviction_inputs import EvictionInputs
 from api.pod import Pod
 from api.rates import delta
+from api.units import NS_PER_S
 
 WindowKey = TypeVar("WindowKey", int, str)
 

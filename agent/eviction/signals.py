@@ -14,11 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from agent.eviction.eviction_inputs import NS_PER_S, grace_period_s, termination_wait_ns
+from agent.eviction.eviction_inputs import grace_period_s, termination_wait_ns
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from agent.sensors.parsers import start_ticks
 from api.eviction import EvictionBlock, EvictionEvent, EvictionEventReason
 from api.pod import Pod
+from api.units import NS_PER_S
 
 MAX_KILL_SWEEPS = 8
 """Sweeps of one kill over processes that fork meanwhile; the rest is left for the next call."""

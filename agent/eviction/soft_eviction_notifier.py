@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from agent.eviction.eviction_inputs import NS_PER_S
 from agent.eviction.victims import wants_soft_eviction_notice
 from api.eviction import EvictionEvent, EvictionEventReason, EvictionVictim
 from api.pod import Pod
+from api.units import NS_PER_S
 
 log = logging.getLogger(__name__)
 NOTICE_FILE, FOLDER_SEPARATOR = "soft_eviction_notify", "@@__@@"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from agent.config.eviction import PLUGIN_NAMES, EvictionConfig
-from agent.eviction.eviction_inputs import NS_PER_S, EvictionInputs, exclusion_ns
+from agent.eviction.eviction_inputs import EvictionInputs, exclusion_ns
 from agent.eviction.finding import EvictionCandidate, EvictionFinding
 from api.eviction import (
     EvictionBlock,
@@ -25,6 +25,7 @@ from api.eviction import (
 from api.knobs import Reason
 from api.pod import Pod
 from api.qos import QoSLevel
+from api.units import NS_PER_S
 
 
 class SentEviction(msgspec.Struct, frozen=True, kw_only=True):

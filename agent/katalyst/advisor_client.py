@@ -18,6 +18,7 @@ from agent.katalyst.messages import SUPPORTS_GET_ADVICE, UnusableMessage
 from api.interfaces import Unavailable
 from api.proto import advisor_svc_pb2 as svc
 from api.proto import cpu_advisor_pb2 as cpu
+from api.units import NS_PER_S
 from common.grpc_unix import GrpcClient, GrpcService, MethodNotOffered
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,6 @@ TRUST_TIMEOUT_S = 300.0
 """Time without a usable answer after which an advisor is not trusted."""
 RECOVERY_WINDOW_S = 120.0
 """Time within which two usable answers restore the trust."""
-NS_PER_S = 1_000_000_000
 AdviceT = TypeVar("AdviceT")
 
 

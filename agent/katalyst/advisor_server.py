@@ -23,6 +23,7 @@ from api.decision import Advice, Cycle
 from api.interfaces import Unavailable
 from api.proto import advisor_svc_pb2 as svc
 from api.proto import cpu_advisor_pb2 as cpu
+from api.units import NS_PER_S
 from common.grpc_unix import GrpcClient, GrpcHandler, GrpcService, HandlerRefusal
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,6 @@ PLUGIN_TIMEOUT_S = 60.0
 """Time after the last request when a plugin counts as gone."""
 UNLISTED_GRACE_S = 60.0
 """Time for which an added container is retained while no cycle lists its pod."""
-NS_PER_S = 1_000_000_000
 
 
 class AdvisorServer:

@@ -35,6 +35,7 @@ from api.interfaces import Unavailable
 from api.knobs import Reason
 from api.pod import Pod
 from api.proto import eviction_plugin_pb2 as wire
+from api.units import NS_PER_S
 from common.grpc_unix import GrpcClient, MethodNotOffered
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,6 @@ MAX_SCOPE_CHARS = 128
 """Maximum length of a scope in messages and metric labels."""
 MAX_NAME_CHARS = 128
 MAX_TOKEN_BYTES = 64 << 10
-NS_PER_S = 1_000_000_000
 _NO_FINDING_RULES = (INPUT_MISSING, PLUGIN_FAILED)
 _SERVICE = wire.DESCRIPTOR.services_by_name["EvictionPlugin"]
 _MET = {wire.NOT_MET: ThresholdMet.NOT_MET, wire.SOFT_MET: ThresholdMet.SOFT, wire.HARD_MET: ThresholdMet.HARD}

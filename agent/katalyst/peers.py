@@ -37,9 +37,9 @@ from api.interfaces import CycleSink, HealthReporter, Unavailable
 from api.proto import advisor_svc_pb2 as svc
 from api.proto import cpu_advisor_pb2 as cpu
 from api.snapshot import Snapshot
+from api.units import NS_PER_S
 from common.supervised_tasks import SupervisedTasks
 
-NS_PER_S = 1_000_000_000
 _CPU_ADVISOR = cpu.DESCRIPTOR.services_by_name["CPUAdvisor"]
 _MEMORY_ADVISOR = svc.DESCRIPTOR.services_by_name["AdvisorService"]
 

@@ -16,6 +16,7 @@ import msgspec
 
 from api.interfaces import Unavailable
 from api.proto import plugin_registration_pb2 as wire
+from api.units import NS_PER_S
 from common.grpc_unix import GrpcClient
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,6 @@ MAX_SOCKETS = 64
 ANSWER_TIMEOUT_S = 2.0
 MIN_RETRY_S = 5.0
 MAX_RETRY_S = 300.0
-NS_PER_S = 1_000_000_000
 _REGISTRATION = wire.DESCRIPTOR.services_by_name["Registration"]
 
 

@@ -19,6 +19,7 @@ from agent.katalyst.plugin_watcher import DiscoveredPlugin, PluginWatcher
 from api.interfaces import Unavailable
 from api.node_resources import ObjectSection, ReportedField
 from api.proto import reporter_plugin_pb2 as wire
+from api.units import NS_PER_S
 from common.grpc_unix import GrpcClient, MethodNotOffered
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,6 @@ RETENTION_S = 60.0
 """Time for which fields of a removed plugin are retained, because it may only be restarting."""
 MAX_FIELDS = 1000
 MAX_BYTES = 4 << 20
-NS_PER_S = 1_000_000_000
 _SERVICE = wire.DESCRIPTOR.services_by_name["ReporterPlugin"]
 _PARTS = {wire.Spec: ObjectSection.SPEC, wire.Status: ObjectSection.STATUS, wire.Metadata: ObjectSection.METADATA}
 _GO_FIELD_NAME = re.compile(r"[A-Z][A-Za-z0-9]{0,99}", re.ASCII)

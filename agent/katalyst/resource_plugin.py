@@ -33,10 +33,10 @@ from api.cpu import format_cpu_list, parse_cpu_list
 from api.pod import Pod
 from api.proto import resource_plugin_pb2 as plugin
 from api.qos import AnnotationMapping
+from api.units import NS_PER_S
 from common.grpc_unix import GrpcHandler, GrpcService, HandlerRefusal
 
 log = logging.getLogger(__name__)
-NS_PER_S = 1_000_000_000
 OCI_PROPERTIES = {CPU: "CpusetCpus", MEMORY: "CpusetMems"}
 OPTIONS = plugin.ResourcePluginOptions(with_topology_alignment=True, need_reconcile=True)
 _ECHOED_FIELDS = (

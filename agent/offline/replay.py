@@ -24,11 +24,11 @@ from api.histogram import SLOT_COUNT, quantile_ns
 from api.knobs import Knob
 from api.rates import Rates, cgroups_by_container, compute_rates
 from api.snapshot import Snapshot
+from api.units import NS_PER_S
 
 if TYPE_CHECKING:
     from agent.eviction.runner import EvictionRunner
 
-NS_PER_S = 1_000_000_000
 SATURATED_RATIO = 0.95
 """Batch work that used this part of its reclaimable CPU would have used more."""
 

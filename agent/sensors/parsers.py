@@ -11,12 +11,10 @@ from functools import lru_cache
 import msgspec
 
 from api.snapshot import CpuTimes, Pressure
+from api.units import KIB, NS_PER_S
 
 MAX_COUNTER = (1 << 64) - 1
 """Kernel counters are unsigned and have 64 bits."""
-NS_PER_S = 1_000_000_000
-NS_PER_US = 1000
-KIB = 1024
 SAFE_DIGITS = 20
 """Digits of MAX_COUNTER: any number with fewer fits."""
 _MAX_DIGITS = SAFE_DIGITS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from api.snapshot import UNLIMITED, IoStat
+from api.units import NS_PER_US
 from exporters.malachite.cgroup_documents import (
     CgroupGroups,
     CgroupInputs,
@@ -18,7 +19,6 @@ from exporters.malachite.cgroup_documents import (
 )
 from exporters.malachite.cgroup_v1 import DEFAULT_PERIOD_US, DeviceCounters
 from exporters.malachite.wire import (
-    NS_PER_US,
     LoadFields,
     MalachiteStruct,
     PressureFile,

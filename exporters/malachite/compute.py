@@ -12,9 +12,9 @@ import msgspec
 from api.cpu import parse_cpu_list
 from api.rates import delta
 from api.snapshot import CpuCounters, CpuTimes, L3Monitor, NodeSample, Snapshot
+from api.units import NS_PER_MS
 from exporters.malachite.history import CounterFrame, MalachiteHistory
 from exporters.malachite.wire import (
-    NS_PER_MS,
     LoadFields,
     MalachiteStruct,
     PressureFile,

@@ -11,18 +11,9 @@ from collections.abc import Mapping
 from api.interfaces import Unavailable
 from api.rates import delta
 from api.snapshot import Disk, Interface, Snapshot
+from api.units import NS_PER_MS, NS_PER_US
 from exporters.malachite.history import RETRANSMITTED_SEGMENTS, SENT_SEGMENTS, MalachiteHistory, node_read_at_ns
-from exporters.malachite.wire import (
-    NS_PER_MS,
-    NS_PER_US,
-    MalachiteStruct,
-    finite,
-    i64,
-    in_unit,
-    known_values,
-    u64,
-    unix_seconds,
-)
+from exporters.malachite.wire import MalachiteStruct, finite, i64, in_unit, known_values, u64, unix_seconds
 
 _PARTITION = re.compile(r"(?:(?P<numbered>.*\d)p|(?P<lettered>(?:sd|vd|xvd|hd)[a-z]+))\d+$")
 """Names of partitions: vda1 belongs to vda, nvme0n1p2 to nvme0n1 (p after a digit), sdp1 to sdp."""

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import msgspec
 
-from api.metrics import NS_PER_S
 from api.snapshot import CgroupSample, CpuCounters, CpuTimes, IoStat, NodeSample, RunqLatency, Snapshot, SocketTraffic
+from api.units import NS_PER_S
 
 CLIENT_INTERVAL_NS = 5 * NS_PER_S
 TOLERANCE_NS = NS_PER_S // 2

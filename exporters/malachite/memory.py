@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from api.cpu import format_cpu_list
 from api.snapshot import MemoryZone, NodeSample, NumaNode, Snapshot
+from api.units import KIB
 from exporters.malachite.history import MalachiteHistory, node_read_at_ns
-from exporters.malachite.wire import KIB, MalachiteStruct, NumberList, finite, in_unit, is_identifier, u64, unix_seconds
+from exporters.malachite.wire import MalachiteStruct, NumberList, finite, in_unit, is_identifier, u64, unix_seconds
 
 PAGE_BYTES = mmap.PAGESIZE
 COSTLY_ORDER = 3

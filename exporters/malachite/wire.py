@@ -12,12 +12,10 @@ from typing import Any
 import msgspec
 
 from api.cpu import parse_cpu_list
-from api.metrics import NS_PER_S
 from api.snapshot import LoadAverages, Pressure
 from api.text import printable, to_json
+from api.units import NS_PER_S
 
-KIB = 1024
-NS_PER_US, NS_PER_MS = 1000, 1_000_000
 MAX_U64, MAX_I64 = (1 << 64) - 1, (1 << 63) - 1
 
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from api.metrics import NS_PER_S
 from api.pod import Container, Pod
 from api.snapshot import CgroupSample, NodeSample, Snapshot
 from api.text import printable
+from api.units import NS_PER_S
 from exporters.otel.environment import CONTAINER_ID
 from exporters.prometheus.cgroup_families import MAX_DEVICES_PER_CGROUP, device_names, first_value, working_set
 from exporters.prometheus.metric_family import MetricNumber, ns_to_seconds

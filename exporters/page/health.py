@@ -9,7 +9,7 @@ import time
 import msgspec
 
 from api.decision import Cycle
-from api.metrics import NS_PER_S
+from api.units import NS_PER_S
 from common.http.request_guard import HttpRefused
 
 

@@ -15,9 +15,10 @@ from typing import NamedTuple
 from api.cpu import parse_cpu_list
 from api.decision import Cycle
 from api.histogram import quantile_ns
-from api.metrics import AGENT_METRICS_BY_NAME, NS_PER_S, RUNQ_LATENCY_BOUNDS_S
+from api.metrics import AGENT_METRICS_BY_NAME, RUNQ_LATENCY_BOUNDS_S
 from api.snapshot import UNLIMITED, Blame, CgroupLimits, CgroupSample, Durations, RunqLatency, Snapshot, SocketTraffic
 from api.text import printable
+from api.units import NS_PER_S
 from exporters.prometheus.metric_family import (
     Exemplar,
     Labels,

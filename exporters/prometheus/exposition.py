@@ -19,7 +19,8 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from api.decision import Cycle
-from api.metrics import CGROUP_LABELS, COARSE_BOUNDS_S, NS_PER_S, RUNQ_LATENCY_BOUNDS_S, Metric
+from api.metrics import CGROUP_LABELS, COARSE_BOUNDS_S, RUNQ_LATENCY_BOUNDS_S, Metric
+from api.units import NS_PER_S
 from exporters.prometheus.families import AgentInfo, MetricsState, metric_families
 from exporters.prometheus.metric_family import Exemplar, Labels, MetricDistribution, MetricFamily, MetricNumber
 

@@ -14,9 +14,10 @@ import msgspec
 from api.advice import NodeAdvice, PowerActionKind
 from api.decision import ActMode, Cycle, Outcome, OutcomeStatus
 from api.knobs import Knob
-from api.metrics import AGENT_METRICS_BY_NAME, NS_PER_S
+from api.metrics import AGENT_METRICS_BY_NAME
 from api.snapshot import UNLIMITED, CgroupLimits, Snapshot
 from api.text import printable
+from api.units import NS_PER_S
 from exporters.prometheus.cgroup_families import cgroup_families, count_dropped
 from exporters.prometheus.decision_families import (
     VictimCounts,

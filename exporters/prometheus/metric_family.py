@@ -7,9 +7,10 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from api.histogram import COARSE_SLOTS
-from api.metrics import AGENT_METRICS_BY_NAME, COARSE_BOUNDS_S, NS_PER_S, RUNQ_LATENCY_BOUNDS_S, Metric
+from api.metrics import AGENT_METRICS_BY_NAME, COARSE_BOUNDS_S, RUNQ_LATENCY_BOUNDS_S, Metric
 from api.snapshot import Durations
 from api.text import printable
+from api.units import NS_PER_S
 
 MetricNumber = int | float
 Labels = tuple[str, ...]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from mmap import PAGESIZE
 
-from api.metrics import NS_PER_S, US_PER_S
 from api.snapshot import (
     CgroupSample,
     CpuTimes,
@@ -19,6 +18,7 @@ from api.snapshot import (
     Pressure,
     Snapshot,
 )
+from api.units import NS_PER_S, US_PER_S
 from exporters.prometheus.metric_family import Labels, MetricFamily, MetricNumber, point_family
 
 NodeSamples = Iterable[tuple[Labels, MetricNumber | None]]

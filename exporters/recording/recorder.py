@@ -21,6 +21,7 @@ import msgspec
 
 from api.decision import Cycle
 from api.interfaces import Unavailable
+from api.units import MIB
 from exporters.prometheus.families import RecordingState
 from exporters.recording.segments import KEY_RECORD_INTERVAL, SUFFIX, pack_cycle, segment_header, segment_number
 
@@ -33,7 +34,6 @@ RETRY_S = 10.0
 CLOSE_TIMEOUT_S = 2.0
 FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 FORBIDDEN_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS)
-MIB = 1 << 20
 
 
 class Recorder:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import msgspec
 
 from api.histogram import quantile_ns
-from api.metrics import NS_PER_S, US_PER_S
 from api.rates import delta
 from api.snapshot import (
     BlockIo,
@@ -24,9 +23,7 @@ from api.snapshot import (
     Snapshot,
     SocketTraffic,
 )
-
-NS_PER_US = 1000
-NS_PER_MS = 1_000_000
+from api.units import NS_PER_MS, NS_PER_S, NS_PER_US, US_PER_S
 
 
 class LatencyView(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,6 @@ from api.decision import Cycle, OutcomeStatus
 from api.forecast import Forecast
 from api.histogram import BOUNDS_NS, quantile_ns
 from api.knobs import Reason
-from api.metrics import NS_PER_S
 from api.pod import Container, Pod
 from api.rates import (
     CgroupRates,
@@ -39,10 +38,9 @@ from api.snapshot import (
     Snapshot,
     ThreadStates,
 )
+from api.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from exporters.prometheus.cgroup_families import working_set
 from exporters.view.activity import (
-    NS_PER_MS,
-    NS_PER_US,
     KswapdView,
     LatencyView,
     PressureView,

@@ -9,7 +9,7 @@ import msgspec
 from api.advice import NodeAdvice
 from api.decision import Advice, Cycle, Outcome
 from api.eviction import EvictionThreshold, ThresholdMet
-from api.metrics import NS_PER_S
+from api.units import NS_PER_S
 from exporters.prometheus.decision_families import NOT_EVALUATED_RULES, THRESHOLD_LEVELS
 
 

@@ -35,12 +35,12 @@ from api.snapshot import (
     RunqLatency,
     Snapshot,
 )
+from api.units import MIB
 from exporters.prometheus.families import AgentInfo
 from tests.builders.pods import reclaimed, shared
 
 S = 1_000_000_000
 MS = 1_000_000
-MIB = 1 << 20
 BOOTED_AT_NS = 1_700_000_000 * S
 """CLOCK_REALTIME when CLOCK_MONOTONIC was zero."""
 WEB_ID, BATCH_ID = 101, 102

@@ -67,8 +67,9 @@ from api.snapshot import (
     SocketTraffic,
     ThreadStates,
 )
+from api.units import MIB
 from exporters.prometheus.families import RecordingState
-from tests.builders.four_cpu_node import ABOUT, BATCH, BOOTED_AT_NS, MIB, MS, S, advice, busy_cycle
+from tests.builders.four_cpu_node import ABOUT, BATCH, BOOTED_AT_NS, MS, S, advice, busy_cycle
 
 RICH_ABOUT = msgspec.structs.replace(
     ABOUT, traced=True, recording=RecordingState(writable=True, size_bytes=5 * MIB, cycles=40, lost_cycles=2)

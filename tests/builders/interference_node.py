@@ -47,8 +47,9 @@ from api.snapshot import (
     SocketTraffic,
     ThreadStates,
 )
+from api.units import MIB
 
-S, MS, MIB = 1_000_000_000, 1_000_000, 1 << 20
+S, MS = 1000000000, 1000000
 STARTED_AT_NS = 1_795_269_600 * S
 """2026-11-21 14:00:00 UTC."""
 WEB, BATCH, BUILD = "/web", "/batch", "/system.slice/build"

@@ -14,11 +14,12 @@ from agent.config.config import AgentConfig
 from agent.offline.simulation.simulator import run_simulation
 from agent.offline.simulation.workloads import build_node
 from api.decision import Cycle
+from api.units import MIB
 from cli.main import main
 from cli.policy_scores import TIMELINE_COLUMNS
 from cli.top.charts import BLOCKS
 from exporters.recording.segments import pack_cycle, segment_header
-from tests.builders.four_cpu_node import BATCH, MIB, WEB, busy_cycle
+from tests.builders.four_cpu_node import BATCH, WEB, busy_cycle
 
 SAMPLE = Path(__file__).resolve().parents[2] / "demo/recording"
 

@@ -19,6 +19,7 @@ from api.decision import ActMode, Cycle
 from api.pod import Pod
 from api.qos import QoSLevel
 from api.snapshot import NodeSample, NumaNode, Snapshot
+from api.units import KIB
 from kube.client import KubeClient
 from tests.agent.advisor.builders import pod, topology
 from tests.agent.advisor.test_engine_headroom import build_snapshot
@@ -28,7 +29,6 @@ from tests.cluster.server import Server
 
 pytestmark = pytest.mark.cluster
 NODE = "tutorial"
-KIB = 1024
 TOTAL = 195_924_424 * KIB
 CONFIG = "advisor: {policy: canonical}\nmemory: {policy: canonical}\nreport: {periodS: 10, windowS: 30}\n"
 """Settings with a shorter reporting window than the default of two minutes."""

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from api.units import NS_PER_S
 from demo.client import LoadClient
 from demo.counters import BUCKETS, CLIENT_CELLS, ClientCell, SharedCounters, bucket_of
 from demo.schedule import ConstantRate, arrivals
-
-NS_PER_S = 1_000_000_000
 
 
 @contextmanager

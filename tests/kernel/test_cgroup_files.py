@@ -12,10 +12,11 @@ import pytest
 
 from agent.sensors.cgroup.cgroup_reader import CgroupReader
 from api.snapshot import UNLIMITED, CgroupSample
+from api.units import MIB
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
-S, MIB, PAGE = 1_000_000_000, 1 << 20, os.sysconf("SC_PAGE_SIZE")
+S, PAGE = 1000000000, os.sysconf("SC_PAGE_SIZE")
 WORK = """
 import sys, time
 held = bytearray(64 << 20)

@@ -29,6 +29,7 @@ from api.decision import Cycle
 from api.eviction import EvictionEventReason
 from api.pod import Container, Pod
 from api.qos import QoSLevel
+from api.units import MIB
 from tests.agent.test_loop import Scripted
 from tests.builders.waiting import PATIENCE_S, until
 from tests.kernel.real_cgroups import TestCgroup, cgroup
@@ -36,7 +37,6 @@ from tests.kernel.test_signal_killer import IGNORING, SLEEP, run
 
 pytestmark = pytest.mark.kernel
 
-MIB = 1 << 20
 RSS = "rss-overuse-eviction-plugin"
 EIGHT_MIB = "data = b'x' * (8 << 20)\n"
 

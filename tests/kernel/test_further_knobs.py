@@ -23,6 +23,7 @@ from agent.qrm.knobs.notation import PAGE_BYTES
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import Outcome, OutcomeStatus
 from api.knobs import Knob, Reason
+from api.units import MIB
 from cli.reset import reset
 from tests.builders.waiting import until
 from tests.kernel.knob_cgroups import KnobCgroup, nested, statuses
@@ -30,7 +31,6 @@ from tests.kernel.real_cgroups import cgroup
 
 pytestmark = pytest.mark.kernel
 
-MIB = 1 << 20
 HOLD = """
 import mmap, sys, time
 anonymous = mmap.mmap(-1, int(sys.argv[1]) or 4096)

@@ -11,13 +11,13 @@ import pytest
 
 from api.interfaces import ProbeReading
 from api.snapshot import Kswapd, ReclaimLatency
+from api.units import MIB
 from probes.kswapd import FORMS, NO_RECLAIM, KswapdProbe, nodes_with_memory, open_kswapd
 from tests.kernel.open_probes import probe_fixture
 from tests.kernel.real_cgroups import TestCgroup, cgroup, limit_memory, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
-MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
 READ = """
 import sys

@@ -22,7 +22,6 @@ from agent.advisor.memory.memory_inputs import (
     zone_low_bytes,
 )
 from agent.config.memory import MemoryConfig
-from agent.config.units import GIB, MIB
 from agent.sensors.cgroup.cgroup_reader import CgroupReader
 from agent.sensors.node.machine import read_topology
 from agent.sensors.node.node_reader import NodeReader
@@ -31,6 +30,7 @@ from api.knobs import Knob
 from api.pod import Container, Pod
 from api.qos import QoSLevel
 from api.snapshot import Snapshot
+from api.units import GIB, MIB
 from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 

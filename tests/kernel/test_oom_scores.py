@@ -16,6 +16,7 @@ from agent.qrm.actuator.state_dir import open_originals, read_boot_id
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import Decision, OutcomeStatus
 from api.knobs import Knob, Reason
+from api.units import MIB
 from cli.reset import reset
 from tests.builders.waiting import until
 from tests.kernel.knob_cgroups import give_controllers
@@ -29,7 +30,6 @@ open(sys.argv[2] + ".has", "w").close()
 while not os.path.exists(sys.argv[2]): time.sleep(0.01)
 kept.append(have(int(sys.argv[3])))
 """
-MIB = 1 << 20
 CAP_SYS_RESOURCE = 24
 
 

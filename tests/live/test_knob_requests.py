@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from agent.sensors.node.machine import read_topology
+from api.units import MIB
 from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 from tests.live.agent_process import Agent
 
 pytestmark = pytest.mark.live
 HOLD = "import sys, time\nheld = b'x' * (64 << 20)\ntime.sleep(60)"
-MIB = 1 << 20
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
-NS_PER_US = 1000
 
 
 class Files:

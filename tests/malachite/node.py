@@ -11,13 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.units import MIB, NS_PER_US
 from tests.kernel.real_cgroups import TestCgroup
 from tests.live.agent_process import Agent, pods_file
 from tests.malachite import stock_client
-from tests.malachite.kernel_files import NS_PER_US, Files
+from tests.malachite.kernel_files import Files
 from tests.malachite.stock_client import PORT
 
-MIB = 1 << 20
 QUOTA_US, PERIOD_US, SHARES = 10_000, 100_000, 4096
 LIMIT = 256 * MIB
 BLOCK, MESSAGE = 65536, 4096

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.units import MIB, NS_PER_US
 from tests.builders.waiting import until
 from tests.malachite import stock_client
-from tests.malachite.kernel_files import NS_PER_US, Files, cpus_of, disk, interface, meminfo, netstat, vmstat
+from tests.malachite.kernel_files import Files, cpus_of, disk, interface, meminfo, netstat, vmstat
 from tests.malachite.node import (
     BEST_EFFORT,
     BURSTABLE,
     CONTAINER,
     LIMIT,
-    MIB,
     PERIOD_US,
     QUOTA_US,
     READS_BACK_S,

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.units import MIB
 from exporters.malachite.server import MalachiteServer
-from tests.exporters.malachite.machine import BUSY, MIB, POD, V2, V2_STAT, finished, snapshot
+from tests.exporters.malachite.machine import BUSY, POD, V2, V2_STAT, finished, snapshot
 from tests.kernel.real_cgroups import TestCgroup
 from tests.malachite import stock_client
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from api.histogram import SLOT_COUNT
+from api.units import MIB
 from probes import counters, runqlat, sockets, throttles, wakeups
 from probes.cgroup_pairs import BLAME_PARTS
 from probes.per_cgroup_probe import MAX_CGROUP_SLOTS, cgroup_slots
 
-MIB = 1 << 20
 WAITS, THROTTLES, SOCKETS, COUNTERS, WAKEUPS = 288, 240, 72, 24, 672
 SOURCE = (Path(runqlat.__file__).parent / "per_cgroup.bpf.h").read_text()
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from types import TracebackType
 
 from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.units import MIB
 from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup
 from tests.malachite.node import WORK
 
-MIB = 1 << 20
 BASE = "/kubepods"
 WEB, DB, BATCH = f"{BASE}/burstable/pod-web/web", f"{BASE}/burstable/pod-db/db", f"{BASE}/besteffort/pod-batch/batch"
 ABOVE = (BASE, f"{BASE}/burstable", f"{BASE}/besteffort", *(path.rpartition("/")[0] for path in (WEB, DB, BATCH)))

@@ -14,11 +14,12 @@ import pytest
 
 from agent.sensors.node.machine import read_topology
 from api.cpu import format_cpu_list, parse_cpu_list
+from api.units import MIB
 from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 from tests.live.agent_process import DIOPTASE, Agent
 from tests.vm.agent_cycles import KEY, pod, write
-from tests.vm.workloads import MIB, SPIN, disk, family, free_bytes, hold, numa_nodes, number_of
+from tests.vm.workloads import SPIN, disk, family, free_bytes, hold, numa_nodes, number_of
 
 pytestmark = pytest.mark.vm
 

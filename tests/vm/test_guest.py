@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from agent.sensors.cgroup.hierarchy import detect_hierarchy
+from api.units import MIB
 from tests.builders.waiting import until
 from tests.kernel.real_cgroups import cgroup
 
 pytestmark = pytest.mark.vm
 NODES = Path("/sys/devices/system/node")
-MIB = 1 << 20
 HOG = "import time\nkept = bytearray(b'x' * (96 << 20))\nprint(flush=True)\ntime.sleep(600)"
 
 

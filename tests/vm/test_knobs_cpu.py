@@ -12,10 +12,11 @@ import pytest
 from api.cpu import format_cpu_list
 from api.decision import OutcomeStatus
 from api.knobs import Knob
+from api.units import MIB
 from tests.builders.waiting import until
 from tests.kernel.knob_cgroups import KnobCgroup
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
-from tests.vm.workloads import MIB, PYTHON, SPIN, KnobWriters, hold, numa_nodes, numbers, on_nodes, ran_on, spin
+from tests.vm.workloads import PYTHON, SPIN, KnobWriters, hold, numa_nodes, numbers, on_nodes, ran_on, spin
 
 pytestmark = pytest.mark.vm
 

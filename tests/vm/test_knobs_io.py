@@ -16,9 +16,10 @@ from agent.qrm.knobs.io import disk_settings
 from agent.sensors.node.node_reader import NodeReader
 from api.decision import OutcomeStatus
 from api.knobs import Knob
+from api.units import MIB
 from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
-from tests.vm.workloads import DATA, MIB, PYTHON, KnobWriters, disk, io, number_of
+from tests.vm.workloads import DATA, PYTHON, KnobWriters, disk, io, number_of
 
 pytestmark = pytest.mark.vm
 

@@ -8,12 +8,12 @@ import pytest
 
 from api.decision import OutcomeStatus
 from api.knobs import Knob
+from api.units import MIB
 from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 from tests.vm.workloads import (
     DATA,
     HOLD,
-    MIB,
     PYTHON,
     KnobWriters,
     cache,

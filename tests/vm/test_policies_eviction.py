@@ -18,10 +18,11 @@ from api.decision import Cycle
 from api.eviction import EvictionEventReason, ThresholdMet
 from api.pod import Container, Pod
 from api.qos import QoSLevel
+from api.units import MIB
 from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 from tests.vm.agent_cycles import acting_loop, pod, run_cycle, run_cycles_until
-from tests.vm.workloads import MIB, family, free_bytes, hold, numa_nodes, on_nodes, spin
+from tests.vm.workloads import family, free_bytes, hold, numa_nodes, on_nodes, spin
 
 pytestmark = pytest.mark.vm
 

@@ -12,12 +12,12 @@ import pytest
 
 from api.decision import Cycle, Outcome, OutcomeStatus
 from api.knobs import Knob
+from api.units import MIB
 from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 from tests.vm.agent_cycles import acting_loop, pod, refused, run_cycle, run_cycles_until
 from tests.vm.workloads import (
     DATA,
-    MIB,
     cache,
     disk,
     family,

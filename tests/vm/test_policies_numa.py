@@ -16,10 +16,11 @@ import pytest
 from agent.loop import Loop
 from api.cpu import parse_cpu_list
 from api.decision import Cycle
+from api.units import MIB
 from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 from tests.vm.agent_cycles import PAUSE_S, acting_loop, pod, refused, run_cycle, write
-from tests.vm.workloads import MIB, SPIN, hold, numa_nodes, on_nodes, ran_on
+from tests.vm.workloads import SPIN, hold, numa_nodes, on_nodes, ran_on
 
 pytestmark = [pytest.mark.vm, pytest.mark.vm_four]
 

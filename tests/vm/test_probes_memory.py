@@ -15,12 +15,13 @@ from agent.sensors.cgroup.hierarchy import Hierarchy
 from agent.sensors.triggers.psi_triggers import open_psi_trigger
 from api.interfaces import ProbeReading
 from api.snapshot import Kswapd, OomVictim, ReclaimLatency
+from api.units import MIB
 from probes.per_cgroup_probe import ROOT_CGROUP_ID
 from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, limit_memory
 from tests.kernel.test_oomkill import HOG as ENDLESS
 from tests.vm.conftest import Programs
-from tests.vm.workloads import MIB, fires, free_bytes, generations, numbers, vmstat
+from tests.vm.workloads import fires, free_bytes, generations, numbers, vmstat
 
 pytestmark = pytest.mark.vm_probes
 

@@ -28,7 +28,6 @@ from tests.builders.waiting import until
 from tests.kernel.knob_cgroups import KnobCgroup
 from tests.kernel.real_cgroups import TestCgroup, require_writable_cgroups
 
-MIB = 1 << 20
 DATA = Path("/run/data")
 """Mount point of the data disk."""
 SPIN = ("sh", "-c", "while :; do :; done")

@@ -12,10 +12,10 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.advisor.forecast import predictor
-from agent.advisor.forecast.peak_model import NS_PER_S
 from agent.advisor.forecast.predictor import HORIZON_NS, PeakPredictor, format_amount
 from api.forecast import ForecastResource, PeakForecast
 from api.knobs import Reason
+from api.units import NS_PER_S
 
 BUCKET_GROWTH = 1.05
 MAX_EXPONENT = 100

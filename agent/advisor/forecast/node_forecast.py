@@ -10,13 +10,13 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.advisor.forecast import peak_model, predictor
-from agent.advisor.forecast.peak_model import NS_PER_S
 from agent.advisor.forecast.predictor import HORIZON_NS, PeakPredictor
 from agent.advisor.pod_usage import non_cache_bytes, reclaimed_cgroups
 from agent.config.advisor import ForecastConfig
 from api.forecast import Forecast, ForecastResource, ForecastScore, PeakForecast
 from api.rates import delta
 from api.snapshot import Snapshot
+from api.units import NS_PER_S
 
 if TYPE_CHECKING:
     from agent.advisor.forecast.baselines import ForecastMethod

@@ -10,7 +10,8 @@ from math import sqrt
 
 import msgspec
 
-NS_PER_S = 1_000_000_000
+from api.units import NS_PER_S
+
 BUCKET_S = 300
 BUCKET_NS = BUCKET_S * NS_PER_S
 HORIZON_BUCKETS = 12

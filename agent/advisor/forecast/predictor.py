@@ -16,7 +16,6 @@ from agent.advisor.forecast.peak_model import (
     BUCKET_S,
     HISTORY_BUCKETS,
     HORIZON_BUCKETS,
-    NS_PER_S,
     ConformalMargin,
     ForecastAccuracy,
     PeakFeatures,
@@ -29,6 +28,7 @@ from agent.config.advisor import ForecastConfig
 from api.forecast import ForecastResource, PeakForecast
 from api.knobs import Reason
 from api.quantity import format_bytes, format_cores
+from api.units import NS_PER_S
 
 
 def format_amount(resource: ForecastResource, amount: float) -> str:

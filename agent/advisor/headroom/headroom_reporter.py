@@ -11,13 +11,12 @@ from math import isfinite
 import msgspec
 from msgspec.structs import replace
 
-from agent.advisor.advisor_state import NS_PER_S
 from agent.config.report import ReportConfig
-from agent.config.units import GIB, MIB
 from api.advice import Headroom
 from api.knobs import Reason, ReasonInputs
 from api.quantity import format_bytes, format_cores
 from api.snapshot import Snapshot
+from api.units import GIB, MIB, NS_PER_S
 
 
 class HeadroomSample(msgspec.Struct, frozen=True, kw_only=True):

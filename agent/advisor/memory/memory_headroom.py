@@ -23,12 +23,12 @@ from agent.advisor.memory.memory_inputs import (
     watermark_scale_factor,
 )
 from agent.config.memory import MemoryConfig
-from agent.config.units import GIB
 from api.knobs import Reason, ReasonInputs
 from api.pod import Container, Pod
 from api.qos import QoSLevel
 from api.quantity import format_bytes, format_count
 from api.snapshot import UNLIMITED, CgroupSample
+from api.units import GIB
 
 
 class MemoryNeed(NamedTuple):

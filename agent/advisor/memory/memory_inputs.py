@@ -10,10 +10,10 @@ from mmap import PAGESIZE
 
 import msgspec
 
-from agent.advisor.advisor_state import NS_PER_S
 from agent.config.memory import OffloadingLayerConfig
 from api.pod import Pod
 from api.snapshot import CgroupSample, Snapshot
+from api.units import NS_PER_S
 
 
 class InputMissing(Exception):

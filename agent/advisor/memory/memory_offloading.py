@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from agent.advisor.advisor_state import NS_PER_S
 from agent.advisor.memory.memory_inputs import (
     InputMissing,
     MemoryAdvisorState,
@@ -32,6 +31,7 @@ from api.pod import Pod
 from api.qos import QoSLevel
 from api.quantity import format_bytes
 from api.snapshot import CgroupSample, Snapshot
+from api.units import NS_PER_S, US_PER_S
 
 _POOL_BY_QOS = {QoSLevel.RECLAIMED: "reclaim", QoSLevel.DEDICATED: "dedicated"}
 _DEFAULT_POOL_BY_QOS = {QoSLevel.SHARED: "share", QoSLevel.SYSTEM: "reserve"}
@@ -185,7 +185,6 @@ def limit_without_swap(
 
 
 _MIN_RECLAIM_BYTES = 4096
-US_PER_S = 1_000_000
 ValueT = TypeVar("ValueT")
 
 

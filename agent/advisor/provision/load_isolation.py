@@ -8,12 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from agent.advisor.advisor_state import NS_PER_S, IsolationLoad, ProvisionInputs, ProvisionState
+from agent.advisor.advisor_state import IsolationLoad, ProvisionInputs, ProvisionState
 from agent.advisor.provision.regions import max_container_cores, share_pool_name
 from agent.config.advisor import IsolationConfig
 from api.knobs import Reason
 from api.pod import Container, Pod
 from api.qos import QoSLevel
+from api.units import NS_PER_S
 
 
 class LoadIsolation(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from agent.advisor.advisor_state import NS_PER_S
 from agent.advisor.provision.regions import NumaCapacity, RegionBounds
 from agent.config.advisor import AdvisorConfig
 from api.advice import NOT_NUMA_BOUND, PoolSize, Region, RegionKind, scale_proportionally
+from api.units import NS_PER_S
 
 
 class PoolRegulation(NamedTuple):

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from agent.advisor.advisor_state import NS_PER_S, LatencyPrediction, LatencyPredictions, ProvisionInputs, RequestWindow
+from agent.advisor.advisor_state import LatencyPrediction, LatencyPredictions, ProvisionInputs, RequestWindow
 from agent.advisor.provision.regions import RegionMembers
 from agent.config.advisor import IndicatorTargetsConfig, InferenceConfig
 from api.advice import IndicatorState, RegionKind
@@ -24,6 +24,7 @@ from api.pod import Pod
 from api.quantity import format_count
 from api.rates import delta
 from api.snapshot import CpuCounters, RequestLatency, RunqLatency
+from api.units import NS_PER_S, NS_PER_US
 
 CPU_USAGE_RATIO = "cpu_usage_ratio"
 _MINUTES_PER_DAY = 24 * 60
@@ -174,7 +175,6 @@ def _is_recent(sample: RequestLatency, now_ns: int, max_s: float) -> bool:
     return 0 <= now_ns - sample.sampled_at_ns <= max_s * NS_PER_S
 
 
-NS_PER_US = 1000
 Value = TypeVar("Value")
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import ceil
 from typing import Any, NamedTuple
 
-from agent.config.units import MIB
 from api.quantity import convert_quantity, parse_duration_s
+from api.units import MIB
 
 _MAX_BYTES = 1 << 62
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%", re.ASCII)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from agent.config.eviction import CpuLoadEvictionConfig
-from agent.eviction.eviction_inputs import NS_PER_S, EvictionInputs, pool_by_pod
+from agent.eviction.eviction_inputs import EvictionInputs, pool_by_pod
 from agent.eviction.finding import (
     EvictionCandidate,
     EvictionFinding,
@@ -23,6 +23,7 @@ from agent.eviction.sample_window import SampleWindow, append_pod_samples, appen
 from api.eviction import ThresholdMet
 from api.pod import Pod
 from api.qos import QoSLevel
+from api.units import NS_PER_S
 
 NAME, DEDICATED = "cpu-pressure-load-plugin", "dedicated"
 SCOPE = "cpu.load.1min.container"

@@ -12,7 +12,7 @@ from math import ceil
 import msgspec
 
 from agent.config.eviction import CpuSuppressionEvictionConfig
-from agent.eviction.eviction_inputs import NS_PER_S, EvictionInputs, reclaimed_pods, requested_reclaimed_cores
+from agent.eviction.eviction_inputs import EvictionInputs, reclaimed_pods, requested_reclaimed_cores
 from agent.eviction.finding import (
     EvictionCandidate,
     EvictionFinding,
@@ -23,6 +23,7 @@ from agent.eviction.finding import (
 from api.advice import NOT_NUMA_BOUND
 from api.eviction import ThresholdMet
 from api.pod import Pod
+from api.units import NS_PER_S
 
 NAME = "cpu-pressure-suppression-plugin"
 SCOPE = "reclaimed_cpu_suppression"

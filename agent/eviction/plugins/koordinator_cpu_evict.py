@@ -12,12 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from agent.config.eviction import KoordinatorCpuConfig
-from agent.eviction.eviction_inputs import (
-    NS_PER_S,
-    EvictionInputs,
-    reclaimed_pods,
-    requested_reclaimed_cores,
-)
+from agent.eviction.eviction_inputs import EvictionInputs, reclaimed_pods, requested_reclaimed_cores
 from agent.eviction.finding import (
     EvictionCandidate,
     EvictionFinding,
@@ -32,6 +27,7 @@ from api.advice import NOT_NUMA_BOUND
 from api.eviction import ThresholdMet
 from api.pod import Pod
 from api.rates import delta
+from api.units import NS_PER_S
 
 NAME = "koordinator-cpu-evict"
 SATISFACTION, ALLOCATABLE, NODE = "be-satisfaction", "cpu-allocatable", "node-cpu"

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 import msgspec
 
 from agent.config.eviction import NicEvictionConfig
-from agent.eviction.eviction_inputs import NS_PER_S, EvictionInputs
+from agent.eviction.eviction_inputs import EvictionInputs
 from agent.eviction.finding import EvictionCandidate, EvictionFinding, make_threshold, missing_input_finding
 from api.eviction import ThresholdMet
 from api.qos import NIC_SELECTION_KEY
+from api.units import NS_PER_S
 
 NAME = "network-eviction-plugin"
 SCOPE = "net_bandwidth"

@@ -11,7 +11,7 @@ from math import floor
 import msgspec
 
 from agent.config.eviction import NumaCpuConfig
-from agent.eviction.eviction_inputs import NS_PER_S, EvictionInputs, PodEvictionRecord
+from agent.eviction.eviction_inputs import EvictionInputs, PodEvictionRecord
 from agent.eviction.finding import (
     EvictionCandidate,
     EvictionFinding,
@@ -36,6 +36,7 @@ from api.eviction import ThresholdMet
 from api.pod import Pod
 from api.qos import QoSLevel
 from api.snapshot import Machine
+from api.units import NS_PER_S
 
 MAX_SCORE = 100.0
 EXCLUDED_SCORE = -1000.0

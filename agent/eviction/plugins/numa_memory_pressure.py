@@ -24,10 +24,10 @@ from api.pod import Pod
 from api.qos import QoSLevel
 from api.quantity import format_bytes
 from api.snapshot import NodeSample
+from api.units import GIB, MIB
 
 NAME = "numa-memory-pressure-eviction-plugin"
 SCOPE = "NumaMemory"
-MIB, GIB = 1 << 20, 1 << 30
 REFERENCE_NODE_BYTES = 32 * GIB
 MIN_ROUNDS_FOR_KSWAPD = 2
 """Cycles below the low watermark, after which active reclaim counts as another cycle."""

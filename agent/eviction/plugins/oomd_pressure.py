@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from agent.config.eviction import OomdConfig
-from agent.eviction.eviction_inputs import NS_PER_S, EvictionInputs, memory_bytes, reclaimed_pods
+from agent.eviction.eviction_inputs import EvictionInputs, memory_bytes, reclaimed_pods
 from agent.eviction.finding import (
     EvictionCandidate,
     EvictionFinding,
@@ -19,6 +19,7 @@ from agent.eviction.finding import (
 )
 from api.eviction import ThresholdMet
 from api.pod import Pod
+from api.units import NS_PER_S
 
 NAME = "oomd-pressure"
 PRESSURE, SWAP = "memory.pressure", "swap"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from agent.config.eviction import SystemMemoryConfig
-from agent.eviction.eviction_inputs import NS_PER_S, EvictionInputs, memory_bytes
+from agent.eviction.eviction_inputs import EvictionInputs, memory_bytes
 from agent.eviction.finding import (
     EvictionCandidate,
     EvictionFinding,
@@ -24,6 +24,7 @@ from api.eviction import EvictionThreshold, ThresholdMet
 from api.pod import Pod
 from api.quantity import format_bytes
 from api.snapshot import Snapshot
+from api.units import NS_PER_S
 
 NAME = "system-memory-pressure-eviction-plugin"
 SCOPE = "SystemMemory"

@@ -20,8 +20,8 @@ from api.histogram import BOUNDS_NS, SLOT_COUNT
 from api.knobs import Knob
 from api.rates import compute_rates
 from api.snapshot import Blame, CgroupSample, CpuTimes, NodeSample, RunqLatency, Snapshot
+from api.units import NS_PER_S
 
-NS_PER_S = 1_000_000_000
 IDLE_DELAY_S, SLICE_S = 100e-6, 3e-3
 """Wait of a waking task for running batch work: until the scheduler has switched, or until its slice is over."""
 MAX_BUSY_RATIO = 0.99

@@ -54,8 +54,7 @@ from api.cpu import Topology, format_cpu_list
 from api.knobs import Reason
 from api.pod import Container, Pod
 from api.qos import QoSLevel
-
-NS_PER_S = 1_000_000_000
+from api.units import NS_PER_S
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from agent.sensors import parsers
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.snapshot import UNLIMITED, Cadence, CgroupLimits, IoStat
+from api.units import NS_PER_S, NS_PER_US
 
 V1_UNLIMITED_BYTES = 0x7FFF_FFFF_FFFF_0000
 """Version 1 writes no limit as the largest number of whole pages (PAGE_COUNTER_MAX), here of up to 64 KiB."""
-_NS_PER_TICK = parsers.NS_PER_S // os.sysconf("SC_CLK_TCK")
+_NS_PER_TICK = NS_PER_S // os.sysconf("SC_CLK_TCK")
 _MAX_NUMA_NODES = 1024
 _RANGES = b"0123456789-,"
 _IO_STAT = {
@@ -215,7 +216,7 @@ task ran, and along with the slow files. Pressure files are not among them: they
 HIERARCHICAL_FILES = frozenset((b"cpuacct.usage", b"cpu.pressure", b"memory.pressure", b"io.pressure"))
 """Not memory.current or pids.current, in which one cgroup's growth hides another's decline, nor cpu.stat of version 2,
 which counts periods of the cgroup's own quota."""
-_US = parsers.NS_PER_US
+_US = NS_PER_US
 
 
 Files = CgroupFileSpec | tuple[CgroupFileSpec, ...]

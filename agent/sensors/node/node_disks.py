@@ -12,10 +12,10 @@ from agent.sensors.cgroup.hierarchy import Mount, parse_mountinfo
 from agent.sensors.kernel_files import ProcSysFiles
 from agent.sensors.parsers import MAX_COUNTER, number, scaled
 from api.snapshot import Disk, Filesystem
+from api.units import NS_PER_MS
 
 SECTOR_BYTES = 512
 """Unit of /proc/diskstats, whatever the device's own sector (Documentation/admin-guide/iostats.rst)."""
-_NS_PER_MS = 1_000_000
 _MIN_DISKSTATS_FIELDS = 14
 _RAM_AND_LOOP_MAJORS = (b"1", b"7")
 """Major numbers of RAM disks and loop devices, of which the kernel creates some that are never used."""
@@ -66,9 +66,9 @@ def parse_diskstats(text: bytes) -> dict[str, DiskCounters]:
 def _disk_counters(words: list[bytes]) -> DiskCounters | None:
     reads, _, read_sectors, read_ms, writes, _, write_sectors, write_ms, in_flight, busy_ms = words[3:13]
     values = (
-        number(reads), scaled(read_sectors, SECTOR_BYTES), scaled(read_ms, _NS_PER_MS),
-        number(writes), scaled(write_sectors, SECTOR_BYTES), scaled(write_ms, _NS_PER_MS),
-        scaled(busy_ms, _NS_PER_MS), number(in_flight),
+        number(reads), scaled(read_sectors, SECTOR_BYTES), scaled(read_ms, NS_PER_MS),
+        number(writes), scaled(write_sectors, SECTOR_BYTES), scaled(write_ms, NS_PER_MS),
+        scaled(busy_ms, NS_PER_MS), number(in_flight),
     )  # fmt: skip
     numbers = [value for value in values if value is not None]
     return DiskCounters((words[0] + b":" + words[1]).decode(), *numbers) if len(numbers) == len(values) else None

@@ -22,11 +22,11 @@ from agent.config.advisor import (
 from agent.config.config import AgentConfig
 from agent.config.qrm import CpuPlacementConfig
 from agent.config.report import ReportConfig
-from agent.config.units import GIB
 from api.cpu import Topology
 from api.pod import Pod
 from api.qos import Enhancements
 from api.snapshot import ComponentHealth, NodeSample, NumaNode, Snapshot
+from api.units import GIB
 from tests.agent.advisor.cycles import advice_of, evaluate_cycles, headroom_of, reported_of
 from tests.builders.nodes import S, cpu_times, topology
 from tests.builders.pods import dedicated, reclaimed, shared

@@ -26,12 +26,13 @@ from api.knobs import Knob
 from api.pod import Pod
 from api.qos import Enhancements, QoSLevel
 from api.snapshot import Interface, Pressure, RequestLatency, RunqLatency, Snapshot
+from api.units import GIB
 from tests.agent.advisor.cycles import advice_of, evaluate_cycles, settings
 from tests.builders.nodes import cpu_times, topology
 from tests.builders.pods import dedicated, pod, reclaimed, shared
 from tests.builders.snapshots import snapshot
 
-S, GIB = 1_000_000_000, 1 << 30
+S = 1000000000
 RAMA = """
 advisor:
   policy: canonical

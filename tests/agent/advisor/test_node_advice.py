@@ -14,8 +14,8 @@ from agent.advisor.node_advice import (
     overcommit_ratio,
 )
 from agent.config.advisor import OvercommitConfig
+from api.units import GIB
 
-GIB = 1 << 30
 CONFIG = OvercommitConfig()
 TEN = {CPU_RATIO_KEY: "10", MEMORY_RATIO_KEY: "10"}
 

@@ -12,8 +12,8 @@ from agent.config.config import AgentConfig
 from agent.config.loader import parse_config
 from agent.config.node_check import check_against_node
 from api.cpu import Cpu, Topology
+from api.units import GIB
 
-GIB = 1 << 30
 NODE = Topology(cpus=tuple(Cpu(id=i, core=i, socket=0, numa=i // 5) for i in range(8)))
 """CPUs 0 to 4 on NUMA node 0, 5 to 7 on node 1."""
 

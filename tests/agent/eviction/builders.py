@@ -12,11 +12,11 @@ from api.eviction import ThresholdMet
 from api.pod import Pod
 from api.qos import QoSLevel
 from api.snapshot import CgroupSample, LoadAverages, MemoryZone, NodeSample, NumaNode, Pressure, Snapshot
+from api.units import GIB
 from tests.agent.advisor.builders import topology
 from tests.builders import pods as pods_builder
 
 S = 1_000_000_000
-MIB, GIB = 1 << 20, 1 << 30
 PAGE = 4096
 BOOT_NS = 1_700_000_000 * S
 """CLOCK_REALTIME when CLOCK_MONOTONIC was zero."""

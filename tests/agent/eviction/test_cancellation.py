@@ -13,7 +13,8 @@ from agent.eviction.victims import PendingEviction, SentEviction, evictions_to_c
 from api.eviction import EvictionBlock, EvictionResult, EvictionThreshold, EvictionVictim, ThresholdMet
 from api.knobs import Reason
 from api.snapshot import Pressure
-from tests.agent.eviction.builders import GIB, MIB, S, pod, situation
+from api.units import GIB, MIB
+from tests.agent.eviction.builders import S, pod, situation
 from tests.agent.eviction.test_runner import RSS, FakePodEvictor, config
 
 WHY = Reason(rule="r", text="t")

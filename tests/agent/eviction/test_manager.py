@@ -23,7 +23,7 @@ from agent.config.eviction import (
     RssOveruseConfig,
 )
 from agent.eviction import manager
-from agent.eviction.eviction_inputs import NS_PER_S, EvictionInputs, RootfsUse, grace_period_s
+from agent.eviction.eviction_inputs import EvictionInputs, RootfsUse, grace_period_s
 from agent.eviction.finding import EvictionCandidate, EvictionFinding, make_threshold
 from agent.eviction.manager import EvictionState, evaluate_evictions
 from agent.eviction.plugins.network_eviction import NIC_ANNOTATION
@@ -42,19 +42,8 @@ from api.pod import Pod
 from api.qos import Enhancements, QoSLevel
 from api.quantity import format_bytes
 from api.snapshot import ComponentHealth, Filesystem, Pressure
-from tests.agent.eviction.builders import (
-    GIB,
-    HARD,
-    NOT_MET,
-    PAGE,
-    SOFT,
-    load,
-    numa_node,
-    pod,
-    pressure,
-    situation,
-    zone,
-)
+from api.units import GIB, NS_PER_S
+from tests.agent.eviction.builders import HARD, NOT_MET, PAGE, SOFT, load, numa_node, pod, pressure, situation, zone
 
 WHY = Reason(rule="r", text="t")
 RECLAIMED = "reclaimed-resource-pressure-eviction-plugin"

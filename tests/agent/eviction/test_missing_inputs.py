@@ -16,7 +16,8 @@ from api.knobs import Reason
 from api.pod import Pod
 from api.qos import Enhancements, QoSLevel
 from api.snapshot import CgroupSample
-from tests.agent.eviction.builders import GIB, S, pod
+from api.units import GIB
+from tests.agent.eviction.builders import S, pod
 from tests.agent.eviction.test_manager import EVERYTHING, trouble
 
 WHY = Reason(rule="r", text="t")

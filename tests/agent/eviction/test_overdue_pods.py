@@ -15,8 +15,9 @@ from agent.eviction.runner import EvictionRunner
 from api.eviction import EvictionResult
 from api.pod import Pod
 from api.snapshot import Snapshot
+from api.units import GIB
 from common.backoff import Backoff
-from tests.agent.eviction.builders import GIB, S, pod, situation
+from tests.agent.eviction.builders import S, pod, situation
 from tests.agent.eviction.test_runner import FakePodEvictor, config
 from tests.builders.waiting import until_async
 

@@ -23,7 +23,8 @@ from api.knobs import Reason
 from api.pod import Pod
 from api.qos import QoSLevel
 from api.snapshot import Interface, Snapshot
-from tests.agent.eviction.builders import MIB, S, pod, situation
+from api.units import MIB
+from tests.agent.eviction.builders import S, pod, situation
 from tests.agent.eviction.test_manager import broken, replace_plugin
 
 RSS, LOAD = "rss-overuse-eviction-plugin", "cpu-pressure-load-plugin"

@@ -16,8 +16,9 @@ from agent.eviction.runner import EvictionRunner
 from agent.eviction.writable_layers import POD_UID_LABEL, WritableLayers
 from api.proto import cri_runtime_pb2 as wire
 from api.snapshot import Filesystem
+from api.units import GIB
 from common.grpc_unix import GrpcService, serve_on_socket
-from tests.agent.eviction.builders import GIB, S, situation
+from tests.agent.eviction.builders import S, situation
 from tests.agent.eviction.test_runner import BATCH, FakePodEvictor, config
 from tests.agent.sensors.pods.test_cri_client import SERVICE
 

@@ -23,8 +23,8 @@ from api.knobs import Reason
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY, Container, Pod
 from api.qos import QoSLevel
 from api.snapshot import CgroupSample, Interface, Machine, NodeSample, NumaNode, Snapshot
+from api.units import GIB
 
-GIB = 1 << 30
 S = 1_000_000_000
 WALL_NS = 1_767_225_600 * S
 """2026-01-01T00:00:00Z."""

@@ -24,6 +24,7 @@ from api.knobs import Reason
 from api.node_resources import ObjectSection
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from api.snapshot import ComponentHealth, KubeletManagers
+from api.units import GIB
 from tests.agent.reporter.test_cnr import ADVERTISED, BATCH, LIFECYCLE, OWN_TAINT, finished
 from tests.agent.reporter.test_cnr_merge import field
 from tests.builders.api_server import FakeApiServer
@@ -31,7 +32,6 @@ from tests.builders.health import problem_of
 
 CNR = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources/n1"
 NODE = "/api/v1/nodes/n1/status"
-GIB = 1 << 30
 spec_field = partial(field, part=ObjectSection.SPEC)
 
 

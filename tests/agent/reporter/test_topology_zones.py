@@ -26,9 +26,9 @@ from api.node_resources import (
     TopologyResource,
 )
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
+from api.units import GIB, MIB
 from tests.agent.reporter.test_cnr import finished
 
-GIB, MIB = 1 << 30, 1 << 20
 GPU, FPGA = "nvidia.com/gpu", "example.com/fpga"
 RECLAIMABLE = {RECLAIMED_CPU: "3123", RECLAIMED_MEMORY: str(6 * GIB)}
 

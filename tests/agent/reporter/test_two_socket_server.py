@@ -9,10 +9,9 @@ from agent.reporter.cnr_inputs import CnrInputs
 from agent.sensors.node.machine import read_hardware
 from api.decision import ActMode, Cycle
 from api.pod import RECLAIMED_CPU
+from api.units import GIB
 from tests.agent.reporter import two_socket_server
 from tests.agent.reporter.test_cnr import ADVERTISED, advice
-
-GIB = 1 << 30
 
 
 def test_two_sockets_of_a_server(tmp_path: Path) -> None:

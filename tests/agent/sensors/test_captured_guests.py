@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from api.snapshot import UNLIMITED, CgroupLimits, CgroupSample, IoStat, Machine, Snapshot
+from api.units import MIB
 from tests.captures import CAPTURES, Captured
 
-MIB = 1 << 20
 TOP = "/kubepods"
 WEB, DB, BATCH = f"{TOP}/burstable/pod-web/web", f"{TOP}/burstable/pod-db/db", f"{TOP}/besteffort/pod-batch/batch"
 LEAVES = (WEB, DB, BATCH)

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from agent.sensors.node.node_reader import NodeReader
 from api.snapshot import UNLIMITED, CgroupLimits, IoStat, Machine, Snapshot
+from api.units import MIB
 from tests.agent.sensors.hostile_texts import damaged
 from tests.captures import CAPTURES, Captured
 
-MIB = 1 << 20
 BASE = "/dioptase-capture"
 PATHS = {
     "/", BASE, f"{BASE}/burstable", f"{BASE}/burstable/pod7d", f"{BASE}/burstable/pod7d/web",

@@ -30,11 +30,11 @@ from api.snapshot import (
     SocketTraffic,
     ThreadStates,
 )
+from api.units import GIB, KIB, MIB
 from exporters.malachite.cgroup_documents import CgroupLayout
 from exporters.malachite.history import MalachiteHistory
 
 S, MS, US = 1_000_000_000, 1_000_000, 1000
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 BOOTED_AT_NS = 1_700_000_000 * S + 250 * MS
 """A quarter of a second after a whole one: what is rounded must be rounded down."""
 POD = "/kubepods/besteffort/pod1"

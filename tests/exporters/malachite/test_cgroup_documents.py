@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from api.snapshot import BlockIo, CgroupLimits, CpuCounters, Durations, ReclaimLatency, Snapshot
+from api.units import MIB
 from exporters.malachite.cgroup_documents import CgroupLayout
 from exporters.malachite.history import MalachiteHistory
 from exporters.malachite.memory import memory_document
 from tests.exporters.malachite import contract
 from tests.exporters.malachite.documents import TEN_SECONDS, cgroup, changed, document, observe, with_cgroups
-from tests.exporters.malachite.machine import BUSY, IDLE, MIB, MS, POD, V1, V2, S, busy, history, snapshot
+from tests.exporters.malachite.machine import BUSY, IDLE, MS, POD, V1, V2, S, busy, history, snapshot
 
 
 @pytest.mark.parametrize("layout", [V1, V2], ids=lambda layout: layout.version)

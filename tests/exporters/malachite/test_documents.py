@@ -23,13 +23,14 @@ from api.snapshot import (
     NumaNode,
     Snapshot,
 )
+from api.units import GIB, KIB, MIB
 from exporters.malachite.devices import frequency_document, info_document, io_document, power_document, resctrl_document
 from exporters.malachite.history import MalachiteHistory
 from exporters.malachite.memory import unusable_free_percent
 from exporters.malachite.server import DOCUMENTS
 from tests.exporters.malachite import contract
 from tests.exporters.malachite.documents import TEN_SECONDS, changed, document, observe, with_node
-from tests.exporters.malachite.machine import GIB, KIB, MIB, MS, S, history, snapshot
+from tests.exporters.malachite.machine import MS, S, history, snapshot
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

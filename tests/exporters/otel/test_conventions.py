@@ -12,6 +12,7 @@ import pytest
 from agent.sensors.node.node_network import TCP_STATES
 from api.cpu import Topology
 from api.snapshot import CgroupSample, NodeSample, Snapshot
+from api.units import MIB
 from exporters.otel.conventions import (
     MAX_START_TIMES,
     CgroupStartTimes,
@@ -21,7 +22,7 @@ from exporters.otel.conventions import (
     shared_resource_attributes,
 )
 from exporters.prometheus.families import MAX_CGROUPS_WITH_SERIES
-from tests.builders.four_cpu_node import MIB, bare_cycle
+from tests.builders.four_cpu_node import bare_cycle
 from tests.builders.full_node import full_cycle
 
 PACKAGE = Path(opentelemetry.semconv.__path__[0]) / "_incubating"

@@ -23,12 +23,13 @@ from opentelemetry.semconv.schemas import Schemas
 from api.decision import OutcomeStatus
 from api.interfaces import Unavailable
 from api.metrics import RUNQ_LATENCY_BOUNDS_S
+from api.units import MIB
 from exporters.otel.conventions import node_instruments
 from exporters.otel.encoder import POINTS_PER_REQUEST, OtlpEncoder
 from exporters.otel.sink import MAX_SPANS, OtelSink
 from exporters.otel.startup import start_otel
 from exporters.prometheus.families import MetricsState, metric_families
-from tests.builders.four_cpu_node import ABOUT, BATCH_ID, MIB, MS, S, bare_cycle, busy_cycle, outcome
+from tests.builders.four_cpu_node import ABOUT, BATCH_ID, MS, S, bare_cycle, busy_cycle, outcome
 from tests.builders.full_node import full_cycle
 from tests.builders.waiting import until
 from tests.exporters.otel.otlp_receivers import GrpcCollector

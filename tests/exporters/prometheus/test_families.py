@@ -13,6 +13,7 @@ from api.decision import Decision, Outcome, OutcomeStatus
 from api.knobs import Knob, Reason
 from api.metrics import AGENT_METRICS, AGENT_METRICS_BY_NAME, COARSE_BOUNDS_S, RUNQ_LATENCY_BOUNDS_S
 from api.snapshot import UNLIMITED, Blame, CgroupLimits, Interface, IoStat, L3Monitor, RunqLatency
+from api.units import MIB
 from exporters.prometheus.cgroup_families import MAX_AGGRESSORS_PER_CGROUP, worst_aggressors
 from exporters.prometheus.families import (
     AgentInfo,
@@ -22,7 +23,7 @@ from exporters.prometheus.families import (
     with_limits_read_back,
 )
 from exporters.prometheus.metric_family import MetricDistribution, MetricFamily
-from tests.builders.four_cpu_node import BATCH_WAITS, MIB, S, bare_cycle, busy_cycle, outcome
+from tests.builders.four_cpu_node import BATCH_WAITS, S, bare_cycle, busy_cycle, outcome
 from tests.builders.full_node import RICH_ABOUT, full_cycle
 
 WEB_LABELS = ("/web", "default", "web", "web", "shared_cores")

@@ -23,11 +23,12 @@ from hypothesis import strategies as st
 import exporters
 from api.decision import Cycle
 from api.interfaces import Unavailable
+from api.units import MIB
 from exporters.recording import recorder as recorder_module
 from exporters.recording import segments
 from exporters.recording.recorder import Recorder
 from exporters.recording.segments import NotARecording, pack_cycle, read_recording, segment_header, segment_paths
-from tests.builders.four_cpu_node import MIB, bare_cycle, busy_cycle
+from tests.builders.four_cpu_node import bare_cycle, busy_cycle
 from tests.builders.full_node import full_cycle
 
 PATIENCE_S = 20

@@ -11,6 +11,7 @@ import pytest
 from api.decision import Cycle
 from api.eviction import EvictionEvent, EvictionEventReason, EvictionResult, EvictionThreshold, ThresholdMet
 from api.knobs import Reason
+from api.units import MIB
 from exporters.prometheus.families import MetricsState, metric_families
 from exporters.view.cycle_view import build_view, past_view
 from tests.builders.agent_server import AgentServer
@@ -19,7 +20,6 @@ from tests.builders.full_node import MEMORY_PLUGIN, RICH_EVICTIONS, RICH_KILLS
 
 RSS = "rss-overuse-eviction-plugin"
 FREE = (MEMORY_PLUGIN, "SystemMemory", "free")
-MIB = 1 << 20
 
 
 def reported(

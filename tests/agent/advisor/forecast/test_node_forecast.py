@@ -17,7 +17,8 @@ from agent.advisor.forecast.node_forecast import (
 from agent.config.advisor import ForecastConfig
 from api.forecast import ForecastResource
 from api.snapshot import CgroupSample, Snapshot
-from tests.builders.four_cpu_node import MIB, S
+from api.units import MIB
+from tests.builders.four_cpu_node import S
 from tests.builders.four_cpu_node import busy_snapshot as snapshot
 
 MS = 1_000_000

@@ -15,7 +15,8 @@ from api.advice import Headroom, MemoryAdvice, MemoryCondition, MemoryPressure, 
 from api.annotations import ServiceProfile
 from api.forecast import Forecast, ForecastResource, PeakForecast
 from api.knobs import Reason
-from tests.builders.four_cpu_node import MIB, busy_snapshot
+from api.units import MIB
+from tests.builders.four_cpu_node import busy_snapshot
 
 SO = Reason(rule="estimate", text="As estimated.")
 GIB = 1024 * MIB

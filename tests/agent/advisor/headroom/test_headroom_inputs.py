@@ -23,12 +23,10 @@ from api.pod import Container, Pod
 from api.qos import QoSLevel
 from api.rates import CgroupRates, NodeRates, Rates
 from api.snapshot import Snapshot
+from api.units import GIB
 from tests.builders import pods as pod_builders
 from tests.builders.nodes import cgroup_sample
 from tests.builders.snapshots import snapshot
-
-GIB = 1 << 30
-
 
 pod = partial(pod_builders.pod, namespace="a", cpu_request=2.0, memory_request=4 * GIB)
 

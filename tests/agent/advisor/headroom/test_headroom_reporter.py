@@ -21,9 +21,9 @@ from agent.advisor.headroom.headroom_reporter import (
     report_headroom,
 )
 from agent.config.report import ReportConfig
-from agent.config.units import GIB, MIB
 from api.advice import Headroom
 from api.knobs import Reason
+from api.units import GIB, MIB
 
 S = 1_000_000_000
 V = Reason(rule="r", text="t")

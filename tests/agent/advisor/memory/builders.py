@@ -11,12 +11,11 @@ from agent.advisor.memory.memory_inputs import MemoryInputs, ReclaimRoot
 from api.pod import Pod
 from api.qos import Enhancements, QoSLevel
 from api.snapshot import UNLIMITED, CgroupLimits, CgroupSample, Machine, MemoryZone, NodeSample, NumaNode, Pressure
+from api.units import GIB
 from tests.builders import snapshots
 from tests.builders.nodes import S, cgroup_sample, topology
 from tests.builders.pods import pod as build_pod
 
-GIB = 1 << 30
-MIB = 1 << 20
 PAGE = 4096
 ROOT = "/kubepods/besteffort"
 

@@ -14,7 +14,8 @@ from agent.config.memory import CacheReaperConfig, MemoryConfig, OffloadingConfi
 from api.advice import NOT_NUMA_BOUND, MemoryPressure
 from api.qos import QoSLevel
 from api.snapshot import CgroupSample
-from tests.agent.advisor.memory.builders import GIB, MIB, ROOT, S, group, pod, situation
+from api.units import GIB, MIB
+from tests.agent.advisor.memory.builders import ROOT, S, group, pod, situation
 
 CONFIG = MemoryConfig(reaper=CacheReaperConfig(enable=True))
 

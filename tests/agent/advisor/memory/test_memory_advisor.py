@@ -25,7 +25,8 @@ from api.cpu import Topology
 from api.knobs import Knob
 from api.qos import QoSLevel
 from api.snapshot import CgroupSample, NodeSample, Pressure, Snapshot
-from tests.agent.advisor.memory.builders import GIB, ROOT, S, group, pod, root, situation, without
+from api.units import GIB
+from tests.agent.advisor.memory.builders import ROOT, S, group, pod, root, situation, without
 
 RECLAIMED = QoSLevel.RECLAIMED
 EVERYTHING = MemoryConfig(

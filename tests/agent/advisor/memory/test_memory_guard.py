@@ -13,7 +13,8 @@ from agent.config.memory import MemoryConfig, ReclaimedMemoryGuardConfig
 from api.advice import MemoryPressure
 from api.knobs import Knob
 from api.qos import QoSLevel
-from tests.agent.advisor.memory.builders import GIB, PAGE, ROOT, group, pod, root, situation, without
+from api.units import GIB
+from tests.agent.advisor.memory.builders import PAGE, ROOT, group, pod, root, situation, without
 
 CONFIG = MemoryConfig()
 OWN = pod("own", QoSLevel.DEDICATED, bound=(1,), exclusive=True)

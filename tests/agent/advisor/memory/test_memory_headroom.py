@@ -12,7 +12,8 @@ from agent.advisor.memory.memory_inputs import MemoryInputs, ReclaimRoot
 from agent.config.memory import MemoryConfig, UtilBasedMemoryConfig
 from api.pod import Pod
 from api.qos import QoSLevel
-from tests.agent.advisor.memory.builders import GIB, ROOT, group, pod, root, situation, without
+from api.units import GIB
+from tests.agent.advisor.memory.builders import ROOT, group, pod, root, situation, without
 
 SHARED, DEDICATED, RECLAIMED, SYSTEM = (
     QoSLevel.SHARED,

@@ -24,7 +24,8 @@ from api.knobs import Knob
 from api.pod import Pod
 from api.qos import Enhancements, QoSLevel
 from api.snapshot import Pressure
-from tests.agent.advisor.memory.builders import GIB, MIB, S, group, pod, situation
+from api.units import GIB, MIB
+from tests.agent.advisor.memory.builders import S, group, pod, situation
 
 ON, OFF = OffloadingLayerConfig(enable=True), OffloadingLayerConfig(enable=False)
 SHARED = QoSLevel.SHARED

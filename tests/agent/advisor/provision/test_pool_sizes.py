@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.advisor.advisor_state import NS_PER_S
 from agent.advisor.provision.pool_sizes import (
     is_shrink_allowed,
     regulate_overlap,
@@ -18,6 +17,7 @@ from agent.advisor.provision.pool_sizes import (
 from agent.advisor.provision.regions import RegionBounds
 from agent.config.advisor import AdvisorConfig
 from api.advice import scale_proportionally
+from api.units import NS_PER_S
 
 THREE = {"share": 1, "batch": 2, "flink": 3}
 SIZES = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 64), min_size=1)

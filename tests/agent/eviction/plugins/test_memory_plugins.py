@@ -37,11 +37,10 @@ from api.knobs import Reason
 from api.pod import Container, Pod
 from api.qos import Enhancements, QoSLevel
 from api.snapshot import Kswapd, Pressure
+from api.units import GIB, MIB
 from tests.agent.eviction.builders import (
     BOOT_NS,
-    GIB,
     HARD,
-    MIB,
     NOT_MET,
     PAGE,
     SOFT,

@@ -15,7 +15,8 @@ from api.eviction import ThresholdMet
 from api.knobs import Reason
 from api.qos import QoSLevel
 from api.snapshot import Filesystem
-from tests.agent.eviction.builders import GIB, HARD, NOT_MET, SOFT, names, pod, situation
+from api.units import GIB
+from tests.agent.eviction.builders import HARD, NOT_MET, SOFT, names, pod, situation
 
 
 def disk(

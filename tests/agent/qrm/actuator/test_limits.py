@@ -14,10 +14,9 @@ from agent.qrm.actuator.writer import RawValue
 from agent.qrm.knobs.notation import PAGE_BYTES
 from api.decision import ActMode, Decision, Outcome, OutcomeStatus
 from api.knobs import Knob
+from api.units import MIB
 from tests.agent.qrm.actuator.trees import Bench
 from tests.builders.waiting import until
-
-MIB = 1 << 20
 
 
 @pytest.fixture(params=["v1", "v2"])

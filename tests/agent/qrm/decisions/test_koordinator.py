@@ -20,12 +20,12 @@ from api.pod import Pod
 from api.qos import BurstPolicy, Enhancements, QoSLevel
 from api.rates import CgroupRates, NodeRates, Rates
 from api.snapshot import CgroupLimits, NodeSample, Snapshot
+from api.units import GIB
 from tests.builders.nodes import topology
 from tests.builders.pods import dedicated, reclaimed, shared
 from tests.builders.snapshots import snapshot
 
 S = 1_000_000_000
-GIB = 1 << 30
 VERDICT = Reason(rule="r", text="t")
 WEB, DB = shared("web", cpu_limit=2.0), dedicated("db", cpu_request=4.0, cpu_limit=4.0)
 BATCH = reclaimed("batch")
