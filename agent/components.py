@@ -58,7 +58,7 @@ EXECUTED_BY_PEER = ("advisor", "resource-plugins")
 StateLocation = tuple[Path, str]
 """The state directory and the boot ID."""
 NODE_ORIGINALS, OOM_ORIGINALS, RESCTRL_GROUPS = "node-originals.json", "oom-originals.json", "fs/resctrl/dioptase-*"
-"""The same names as in agent.qrm.actuator.disk_settings, oom_scores and resctrl_groups, which are imported only when needed."""
+"""The same names as in agent.qrm.actuator.sysfs_writer, oom_scores and resctrl_groups, which are imported only when needed."""
 
 
 def load_node_settings(

@@ -12,11 +12,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from agent.qrm.actuator.disk_settings import DiskSettings
 from agent.qrm.actuator.oom_scores import FILE_NAME, OomScores, ProcessTable
 from agent.qrm.actuator.originals import OriginalsJournal
 from agent.qrm.actuator.resctrl_groups import ResctrlWriter
 from agent.qrm.actuator.state_dir import default_state_dir, demo_state_dir, open_originals, read_boot_id
+from agent.qrm.actuator.sysfs_writer import SysfsWriter
 from agent.qrm.actuator.writer import KnobWriter
 from agent.sensors.cgroup.hierarchy import detect_hierarchy
 from api.decision import Outcome, OutcomeStatus
@@ -81,7 +81,7 @@ def _restore_node_knobs(directory: Path, out: Console, err: Console) -> bool:
     """Restore disk settings, OOM scores and resctrl groups; return whether nothing is left to restore."""
     restored = ResctrlWriter().restore()
     try:
-        files = DiskSettings(SYS, directory, read_boot_id())
+        files = SysfsWriter(SYS, directory, read_boot_id())
         if (directory / FILE_NAME).exists():
             restored += OomScores(ProcessTable(PROC, detect_hierarchy().primary), directory, read_boot_id()).restore()
     except Unavailable as error:

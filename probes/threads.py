@@ -1,6 +1,6 @@
 """Counts the threads of each cgroup by state, and computes load averages from the counts.
 Runnable threads run or wait for a CPU; uninterruptible ones sleep in state D, `iowait` of them for a disk; zombies
-are not counted. Loads use the kernel's arithmetic (api/load_average.py), sampled every five seconds. The form `iterator`
+are not counted. Loads use the kernel's arithmetic (probes/load_average.py), sampled every five seconds. The form `iterator`
 makes the kernel write 16 bytes per thread; the form `proc` reads two files per thread, costs a hundred times as much
 and stops beyond 20,000 threads. The iterator waits 50 times as long as a read takes before the next one: with 100,000
 threads the numbers are up to two seconds old, and younger cgroups are absent. Threads are those of the cgroup without its
@@ -19,10 +19,10 @@ from typing import Protocol
 import numpy as np
 
 from api.interfaces import ProbeReading, Unavailable
-from api.load_average import SAMPLE_INTERVAL_NS, FixedPointLoad, advance_averages
 from api.snapshot import LoadAverages, ThreadStates
 from probes import bpf, kernel_fields
 from probes.btf import VMLINUX
+from probes.load_average import SAMPLE_INTERVAL_NS, FixedPointLoad, advance_averages
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
 
 MAX_THREADS = 20_000

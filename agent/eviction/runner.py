@@ -34,6 +34,11 @@ from api.pod import Pod
 from api.snapshot import ComponentHealth, Interface, Snapshot
 from api.units import NS_PER_S
 
+COMPONENT_NAME = "eviction"
+"""Name of the eviction manager among the components of a snapshot."""
+_EXCLUSIVE_POOLS = ("reserve", "interrupt", "dedicated", "isolation")
+"""Pools, and prefixes of pools, into which share pools cannot grow."""
+
 
 class PodEvictor(Protocol):
     """Evicts pods, each with its grace period. No method waits for an eviction. The cycle's thread calls all of them."""
@@ -94,12 +99,6 @@ def evict_victims(evictions: EvictionResult, pods: Iterable[Pod], pod_evictor: P
     for victim in evictions.victims:
         if not victim.dry_run and not victim.notify and victim.uid in by_uid:
             pod_evictor.evict(by_uid[victim.uid], victim.grace_s, victim.reason.text)
-
-
-COMPONENT_NAME = "eviction"
-"""Name of the eviction manager among the components of a snapshot."""
-_EXCLUSIVE_POOLS = ("reserve", "interrupt", "dedicated", "isolation")
-"""Pools, and prefixes of pools, into which share pools cannot grow."""
 
 
 class EvictionRunner:

@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from agent.qrm.actuator.actuator import Actuator
-from agent.qrm.actuator.disk_settings import DiskSettings
 from agent.qrm.actuator.one_shot import IN_PROGRESS
 from agent.qrm.actuator.originals import OriginalsJournal
 from agent.qrm.actuator.state_dir import open_originals, read_boot_id
+from agent.qrm.actuator.sysfs_writer import SysfsWriter
 from agent.qrm.actuator.writer import KnobWriter, OriginalValue
 from agent.qrm.knobs.io import SysfsSetting
 from agent.qrm.knobs.notation import PAGE_BYTES
@@ -349,7 +349,7 @@ def test_a_disk_s_write_back_throttling_is_put_back_by_a_reset(tmp_path: Path) -
     path = str(file.relative_to("/sys"))
     setting = SysfsSetting(path=path, line="4321", reason=Reason(rule="wbt", text="as configured"))
     try:
-        (outcome,) = DiskSettings(Path("/sys"), state, read_boot_id()).apply([setting])
+        (outcome,) = SysfsWriter(Path("/sys"), state, read_boot_id()).apply([setting])
         assert (outcome.status, outcome.before, outcome.after) == (OutcomeStatus.APPLIED, before.strip(), "4321")
         done = CliRunner().invoke(reset, ["--state-dir", str(state)])
         assert (done.exit_code, file.read_text()) == (0, before), done.output

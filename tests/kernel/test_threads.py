@@ -14,9 +14,9 @@ import pytest
 
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.interfaces import ProbeReading
-from api.load_average import DECAYS, FIXED_POINT_ONE, FSHIFT, fixed_power_int
 from api.snapshot import LoadAverages, ThreadStates
 from probes import bpf
+from probes.load_average import DECAYS, FIXED_POINT_ONE, FSHIFT, fixed_power_int
 from probes.loader import load
 from probes.threads import FORMS, NO_THREADS, TaskIterator, ThreadsProbe, job, open_threads
 from tests.builders.waiting import until

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agent.config.qrm import DiskIoConfig
-from agent.qrm.actuator.disk_settings import FILE_NAME, DiskSettings
 from agent.qrm.actuator.state_dir import read_boot_id
+from agent.qrm.actuator.sysfs_writer import FILE_NAME, SysfsWriter
 from agent.qrm.knobs.io import disk_settings
 from agent.sensors.node.node_reader import NodeReader
 from api.decision import OutcomeStatus
@@ -106,7 +106,7 @@ def test_a_busy_disk_is_shared_by_weight(
     ]
     state = tmp_path / "node"
     state.mkdir()
-    node = DiskSettings(Path("/sys"), state, read_boot_id())
+    node = SysfsWriter(Path("/sys"), state, read_boot_id())
     assert [(o.status, o.error) for o in node.apply(settings)] == [(OutcomeStatus.APPLIED, "")] * 2
     try:
         with agent.turned((pair[0], Knob.IO_WEIGHT, "50"), (pair[1], Knob.IO_WEIGHT, "200")):

@@ -17,8 +17,8 @@ from agent.sensors.cgroup.hierarchy import Hierarchy
 from agent.sensors.cgroup.schedstat import SchedstatRunqLatency
 from agent.sensors.triggers.psi_triggers import open_psi_trigger
 from api.histogram import BOUNDS_NS, slot_of
-from api.load_average import DECAYS, FIXED_POINT_ONE, SAMPLE_INTERVAL_NS
 from api.snapshot import Blame, Durations, LoadAverages, RunqLatency
+from probes.load_average import DECAYS, FIXED_POINT_ONE, SAMPLE_INTERVAL_NS
 from probes.loader import load
 from probes.per_cgroup_probe import ROOT_CGROUP_ID
 from probes.threads import NO_THREADS, ProcWalk, TaskIterator, ThreadsProbe, job

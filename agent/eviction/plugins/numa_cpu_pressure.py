@@ -47,6 +47,10 @@ FREQUENCY_LIMITS = (0.15, 0.3, 0.5)
 """Katalyst's limits of the part of a workload's pods that is evicted per hour."""
 FREQUENCY_WINDOWS_S = (1800, 3600, 7200)
 """Windows of Katalyst's scorer (cpueviction/rules)."""
+NAME = "numa-cpu-pressure-plugin"
+SCOPE = "cpu.usage.container"
+CONDITION = "NumaCPUPressure"
+DEFAULT_THRESHOLD = 0.6
 
 
 def usage_score(use: float, gap: float) -> int:
@@ -106,9 +110,6 @@ def _round_half_away(value: float) -> int:
     return floor(value + 0.5) if value >= 0 else -floor(-value + 0.5)
 
 
-NAME = "numa-cpu-pressure-plugin"
-SCOPE = "cpu.usage.container"
-CONDITION = "NumaCPUPressure"
 THRESHOLDS: Mapping[str, tuple[float, float]] = {
     "Intel_CascadeLake": (0.55, 0.54),
     "Intel_EmeraldRapids": (0.6, 0.6),
@@ -121,7 +122,6 @@ THRESHOLDS: Mapping[str, tuple[float, float]] = {
     "AMD_K17Zen2": (0.51, 0.6),
 }
 """Katalyst's thresholds by CPU code name: of a physical machine and of a virtual one."""
-DEFAULT_THRESHOLD = 0.6
 
 
 class NumaCpuState(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from agent.config.qrm import KnobsConfig
-from agent.qrm.actuator.disk_settings import DISK_KNOBS, DiskSettings
 from agent.qrm.actuator.oom_scores import OomScores, ProcessTable
 from agent.qrm.actuator.power_limits import PowerLimits
 from agent.qrm.actuator.resctrl_groups import ResctrlWriter
+from agent.qrm.actuator.sysfs_writer import DISK_KNOBS, SysfsWriter
 from agent.qrm.decisions.memory_controls import decide_oom_scores
 from agent.qrm.knobs.io import SysfsSetting, disk_settings
 from agent.qrm.knobs.resctrl import GROUP_PREFIX, build_resctrl_groups
@@ -39,7 +39,7 @@ class NodeKnobs:
         self,
         config: KnobsConfig,
         hierarchy: Hierarchy,
-        writers: tuple[DiskSettings, ResctrlWriter, OomScores],
+        writers: tuple[SysfsWriter, ResctrlWriter, OomScores],
         *,
         dry: bool,
     ) -> None:
@@ -180,7 +180,7 @@ def open_node_knobs(
     """Open the writers; `state` is the state directory and the boot id. Raises Unavailable if a journal cannot be
     read."""
     scores = OomScores(ProcessTable(PROC, hierarchy.primary), *state)
-    return NodeKnobs(config, hierarchy, (DiskSettings(sys, *state), ResctrlWriter(sys / "fs/resctrl"), scores), dry=dry)
+    return NodeKnobs(config, hierarchy, (SysfsWriter(sys, *state), ResctrlWriter(sys / "fs/resctrl"), scores), dry=dry)
 
 
 def _has_threads(snapshot: Snapshot, decisions: Iterable[Decision]) -> bool:

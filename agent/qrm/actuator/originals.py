@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from agent.qrm.actuator.node_knobs import NodeKnobs
 
 log = logging.getLogger("dioptase")
+VERSION = 1
+LEFT_AS_MODIFIED = "another program changed the value since the agent last wrote it: the value stays"
 
 
 class LastWrittenValues:
@@ -83,10 +85,8 @@ def _only_offline_removed(written: str, now: OriginalValue, files: KnobWriter) -
         return False
 
 
-VERSION = 1
 FILE_NAME, HOLDER_NAME = "originals.json", "holder.pid"
 _BODY = JournalBody[OriginalValue]
-LEFT_AS_MODIFIED = "another program changed the value since the agent last wrote it: the value stays"
 
 
 class StateDirLocked(Unavailable):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.qrm.actuator.disk_settings import DiskSettings
+from agent.qrm.actuator.sysfs_writer import SysfsWriter
 from agent.qrm.knobs.io import SysfsSetting
 from api.advice import NodeAdvice, PowerCap
 from api.decision import Outcome
@@ -27,7 +27,7 @@ Problem = tuple[str, str]
 class PowerLimits:
     """Limits of all processor packages of the node."""
 
-    def __init__(self, files: DiskSettings) -> None:
+    def __init__(self, files: SysfsWriter) -> None:
         self._files = files
 
     def apply(self, advice: NodeAdvice, *, dry: bool) -> tuple[tuple[Outcome, ...], list[Problem]]:

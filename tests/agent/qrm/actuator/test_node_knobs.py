@@ -13,9 +13,9 @@ import pytest
 
 from agent.config.qrm import KnobsConfig
 from agent.qrm.actuator import boot_journal
-from agent.qrm.actuator.disk_settings import DiskSettings
 from agent.qrm.actuator.node_knobs import DISKS, OOM, RECHECK_PERIOD_NS, RESCTRL, NodeKnobs, open_node_knobs
 from agent.qrm.actuator.oom_scores import OomScores, ProcessTable
+from agent.qrm.actuator.sysfs_writer import SysfsWriter
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import OutcomeStatus
 from api.knobs import Knob
@@ -49,7 +49,7 @@ class Node:
 
     def knobs(self, config: Mapping[str, Any], *, dry: bool = False) -> NodeKnobs:
         settings = msgspec.convert(config, KnobsConfig)
-        files = DiskSettings(self.sys, self.state, "boot")
+        files = SysfsWriter(self.sys, self.state, "boot")
         hierarchy = Hierarchy(v1={}, v2=self.sys / "fs/cgroup")
         scores = OomScores(ProcessTable(self.sys.parent / "proc", self.sys / "fs/cgroup"), self.state, "boot")
         return NodeKnobs(settings, hierarchy, (files, FakeResctrl(self.sys / "fs/resctrl"), scores), dry=dry)
@@ -229,7 +229,7 @@ def test_modules_of_node_knobs_are_loaded_only_if_configured() -> None:
     program = "import sys, agent.__main__; print([name for name in sys.modules if name.startswith('agent.')])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert "'agent.qrm.actuator.originals'" in done.stdout
-    for name in ("node_knobs", "disk_settings", "resctrl_groups", "oom_scores"):
+    for name in ("node_knobs", "sysfs_writer", "resctrl_groups", "oom_scores"):
         assert f"'agent.qrm.actuator.{name}'" not in done.stdout
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.config.qrm import DiskIoConfig, KnobsConfig, NetworkQosConfig, ResctrlConfig, ResctrlLevel
-from agent.qrm.actuator.disk_settings import FILE_NAME, DiskSettings
 from agent.qrm.actuator.resctrl_groups import ResctrlWriter
+from agent.qrm.actuator.sysfs_writer import FILE_NAME, SysfsWriter
 from agent.qrm.decisions.network import (
     NetworkAllocation,
     allocate_bandwidth,
@@ -283,8 +283,8 @@ def setting(path: str, line: str, device: str = "") -> SysfsSetting:
     return SysfsSetting(path=path, line=line, device=device, reason=REASON)
 
 
-def node_files(sysfs: Path, boot: str = "boot") -> DiskSettings:
-    return DiskSettings(sysfs, sysfs.parent / "state", boot)
+def node_files(sysfs: Path, boot: str = "boot") -> SysfsWriter:
+    return SysfsWriter(sysfs, sysfs.parent / "state", boot)
 
 
 def test_a_disk_s_setting_is_journalled_written_and_restored(sysfs: Path) -> None:

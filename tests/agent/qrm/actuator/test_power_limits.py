@@ -14,9 +14,9 @@ from agent.config.advisor import PowerConfig
 from agent.config.config import AgentConfig
 from agent.config.qrm import KnobsConfig
 from agent.loop import Loop
-from agent.qrm.actuator.disk_settings import FILE_NAME, DiskSettings
 from agent.qrm.actuator.node_knobs import POWER, NodeKnobs
 from agent.qrm.actuator.oom_scores import OomScores, ProcessTable
+from agent.qrm.actuator.sysfs_writer import FILE_NAME, SysfsWriter
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.advice import NodeAdvice, PowerCap
 from api.decision import Outcome, OutcomeStatus
@@ -67,7 +67,7 @@ class PowerNode:
     def restart(self, *, dry: bool = False) -> NodeKnobs:
         """Open the knobs as a new agent does, whether or not the previous one ended."""
         scores = OomScores(ProcessTable(self.sys.parent / "proc", self.sys), self.state, "boot")
-        writers = (DiskSettings(self.sys, self.state, "boot"), FakeResctrl(self.sys / "fs/resctrl"), scores)
+        writers = (SysfsWriter(self.sys, self.state, "boot"), FakeResctrl(self.sys / "fs/resctrl"), scores)
         self.knobs = NodeKnobs(KnobsConfig(), Hierarchy(v1={}, v2=self.sys), writers, dry=dry)
         return self.knobs
 

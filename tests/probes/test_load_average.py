@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.load_average import (
+from api.snapshot import ThreadStates
+from probes.load_average import (
     DECAYS,
     FIXED_POINT_ONE,
     FSHIFT,
@@ -18,7 +19,6 @@ from api.load_average import (
     calc_load_n,
     fixed_power_int,
 )
-from api.snapshot import ThreadStates
 
 
 def states(runnable: int, uninterruptible: int = 0) -> ThreadStates:

@@ -41,7 +41,7 @@ class SysfsOriginal(Struct, frozen=True, kw_only=True):
     """Text that the file showed after the last write; empty while a write is under way."""
 
 
-class DiskSettings:
+class SysfsWriter:
     """Writes settings of disks and processor packages below /sys, with a journal of their originals."""
 
     def __init__(self, sys: Path, state_dir: Path, boot_id: str) -> None:
