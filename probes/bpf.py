@@ -125,6 +125,7 @@ class MapInfo(NamedTuple):
     key_size: int
     value_size: int
     max_entries: int
+    flags: int
 
 
 class ProgramInfo(NamedTuple):
@@ -206,18 +207,19 @@ def open_iterator(link: int) -> int:
     return call(ITER_CREATE, _IterCreate(link_fd=link))
 
 
-def create_map(kind: int, key_size: int, value_size: int, max_entries: int, name: str = "") -> int:
-    """Create a map and return its descriptor."""
+def create_map(kind: int, key_size: int, value_size: int, max_entries: int, name: str = "", flags: int = 0) -> int:
+    """Create a map and return its descriptor. The kernel's name of it is cut at 15 characters."""
     attr = _MapCreate(
-        map_type=kind, key_size=key_size, value_size=value_size, max_entries=max_entries, map_name=name.encode()
-    )
+        map_type=kind, key_size=key_size, value_size=value_size, max_entries=max_entries, map_flags=flags,
+        map_name=name.encode()[: NAME_BYTES - 1],
+    )  # fmt: skip
     return call(MAP_CREATE, attr)
 
 
 def map_info(fd: int) -> MapInfo:
     info = _MapInfo()
     call(OBJ_GET_INFO_BY_FD, _Info(bpf_fd=fd, info_len=ctypes.sizeof(info), info=_address(info)))
-    return MapInfo(info.type, info.key_size, info.value_size, info.max_entries)
+    return MapInfo(info.type, info.key_size, info.value_size, info.max_entries, info.map_flags)
 
 
 def program_info(fd: int) -> ProgramInfo:

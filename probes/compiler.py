@@ -1,4 +1,5 @@
-"""Compiles a probe with BCC in a short-lived child, loads it and sends map, program and link descriptors to its parent.
+"""Loads a probe in a short-lived child, which compiles it with BCC unless it was compiled before, and sends map, program and
+link descriptors to its parent.
 
 The distribution's Python runs it as a plain script, because python3-bpfcc is installed there, and in a process of its own,
 because BCC never frees 150 MiB of memory. It needs no kernel headers: field offsets come from BTF, and a handful of stub files
@@ -12,8 +13,10 @@ directory; the child removes it at the end, because a parent that was killed can
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import functools
+import importlib.util
 import json
 import os
 import shutil
@@ -24,10 +27,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING or __package__:
-    from probes import bpf, btf, perf_event
+    from probes import bpf, btf, compiled_forms, perf_event
 else:
     import bpf
     import btf
+    import compiled_forms
     import perf_event
 
 LOG_TAIL_CHARS = 1500
@@ -87,8 +91,6 @@ class LoadedForm(NamedTuple):
 
     message: dict[str, Any]
     descriptors: list[int]
-    module: Any
-    """Module of BCC, which owns the maps' descriptors."""
 
 
 def stub_tree(root: Path) -> None:
@@ -139,23 +141,12 @@ def load_first_form(job: dict[str, Any]) -> LoadedForm:
         types = _types_of(Path(job["btf"]))
     except btf.BtfError as error:
         raise LoadFailure("btf", str(error)) from error
-    try:
-        from bcc import BPF  # noqa: PLC0415
-    except ImportError as error:
-        raise LoadFailure("bcc", f"{sys.executable} cannot import BCC: {error}") from error
-    stub_tree(Path(job["scratch"]))
-    os.environ["BCC_KERNEL_SOURCE"] = job["scratch"]
-    try:
-        return _first_form(BPF, types, job)
-    finally:
-        shutil.rmtree(Path(job["scratch"]) / "include", ignore_errors=True)
-
-
-def _first_form(compiler: Any, types: btf.Btf, job: dict[str, Any]) -> LoadedForm:
+    if importlib.util.find_spec("bcc") is None:
+        raise LoadFailure("bcc", f"{sys.executable} cannot import BCC: it has no package bcc")
     refused: list[dict[str, Any]] = []
     for form in job["forms"]:
         try:
-            built = _try_form(compiler, types, job, form)
+            built = _try_form(types, job, form)
         except FormRefused as error:
             refused.append({"form": form["name"], **error.facts})
             continue
@@ -179,57 +170,116 @@ def _check_permission() -> None:
         raise LoadFailure(kind, f"bpf(BPF_MAP_CREATE): {error.strerror}") from error
 
 
-def _try_form(compiler: Any, types: btf.Btf, job: dict[str, Any], form: dict[str, Any]) -> LoadedForm:
+def _try_form(types: btf.Btf, job: dict[str, Any], form: dict[str, Any]) -> LoadedForm:
     macros = {**job["constants"], **form["constants"], **field_offsets(types, form)}
     programs = [program for program in form["programs"] if not program["needs"] or program["needs"] in macros]
     targets = _attach_targets(types, form, programs)
     started = time.monotonic()
-    module = _compile(compiler, [Path(source) for source in job["sources"]], macros)
-    compiled = time.monotonic()
+    compiled = _compiled_form(job, macros, [program["function"] for program in programs])
+    loading = time.monotonic()
+    maps: list[int] = []
     descriptors: list[int] = []
     try:
-        maps = [_describe(module, name) for name in (*job["maps"], *form["maps"])]
+        for each in compiled.maps:
+            maps.append(_create_map(each))
         for program, target in zip(programs, targets, strict=True):
-            code = module.dump_func(program["function"].encode())
+            code = compiled_forms.replace_maps(compiled.programs[program["function"]], dict(enumerate(maps)))
             descriptors += _load_and_attach(code, program, target, typed=form["typed"])
     except FormRefused:
-        for fd in descriptors:
+        for fd in maps + descriptors:
             os.close(fd)
-        module.cleanup()
         raise
+    by_name = {each.name: (fd, each) for fd, each in zip(maps, compiled.maps, strict=True)}
+    sent = [by_name.pop(name) for name in (*job["maps"], *form["maps"])]
+    for fd, _ in by_name.values():
+        os.close(fd)
     message = {
         "form": form["name"],
-        "maps": [description for _, description in maps],
+        "maps": [{"name": each.name, "key": each.key, "leaf": each.leaf} for _, each in sent],
         "programs": [program["name"] for program in programs],
-        "compile_s": compiled - started,
-        "load_s": time.monotonic() - compiled,
+        "compile_s": loading - started,
+        "load_s": time.monotonic() - loading,
     }
-    return LoadedForm(message, [fd for fd, _ in maps] + descriptors, module)
+    return LoadedForm(message, [fd for fd, _ in sent] + descriptors)
 
 
-def _compile(compiler: Any, sources: list[Path], macros: dict[str, int]) -> Any:
-    """Return BCC's module. Its output to standard error, a file of the parent, becomes part of a refusal.
+def _create_map(spec: compiled_forms.MapSpec) -> int:
+    try:
+        return bpf.create_map(spec.kind, spec.key_size, spec.value_size, spec.max_entries, spec.name, flags=spec.flags)
+    except OSError as error:
+        raise FormRefused(f"create map {spec.name}", error.strerror or "", error.errno or 0) from error
+
+
+def _compiled_form(job: dict[str, Any], macros: dict[str, int], functions: list[str]) -> compiled_forms.CompiledForm:
+    """Return the form from the directory of compiled forms, or compile it. Raises FormRefused and LoadFailure.
 
     The sources are joined, because BCC translates map operations in the main file only; include guards make their own
     #include lines empty. #line keeps file names and line numbers of messages right.
     """
+    sources = [Path(source) for source in job["sources"]]
     text = "".join(f'#line 1 "{source.name}"\n{source.read_text()}\n' for source in sources)
-    flags = ["-w", f"-I{sources[0].parent}", *(f"-D{name}={value}" for name, value in macros.items())]
+    defines = [f"-D{name}={value}" for name, value in macros.items()]
+    directory = compiled_forms.cache_directory()
+    name = compiled_forms.file_name([text, *defines, *functions, *STUBS.values(), _bcc_version()])
+    if directory is not None and (stored := compiled_forms.read_form(directory, name)) is not None:
+        return stored
+    stub_tree(Path(job["scratch"]))
+    os.environ["BCC_KERNEL_SOURCE"] = job["scratch"]
+    try:
+        form = _compile(text, ["-w", f"-I{sources[0].parent}", *defines], functions)
+    finally:
+        shutil.rmtree(Path(job["scratch"]) / "include", ignore_errors=True)
+    if directory is not None:
+        compiled_forms.write_form(directory, name, form)
+    return form
+
+
+def _bcc_version() -> str:
+    """Return what tells versions of BCC apart without loading it, which takes 0.1 s and 100 MiB."""
+    spec = importlib.util.find_spec("bcc")
+    assert spec is not None
+    assert spec.origin is not None
+    status = Path(spec.origin).with_name("libbcc.py").stat()
+    return f"{Path(spec.origin).with_name('version.py').read_text()} {status.st_size} {status.st_mtime_ns}"
+
+
+def _compile(text: str, flags: list[str], functions: list[str]) -> compiled_forms.CompiledForm:
+    """Compile with BCC. Its output to standard error, a file of the parent, becomes part of a refusal."""
+    try:
+        from bcc import BPF  # noqa: PLC0415
+    except ImportError as error:
+        raise LoadFailure("bcc", f"{sys.executable} cannot import BCC: {error}") from error
     log_start = os.lseek(2, 0, os.SEEK_END)
     try:
-        return compiler(text=text.encode(), cflags=flags)
+        module = BPF(text=text.encode(), cflags=flags)
     except Exception as error:
         log = os.pread(2, 1 << 20, log_start).decode(errors="replace")
         raise FormRefused("compile", str(error), 0, log) from error
+    try:
+        maps = _map_specs(module.module)
+        positions = {fd: position for position, (fd, _) in enumerate(maps)}
+        return compiled_forms.CompiledForm(
+            [spec for _, spec in maps],
+            {each: compiled_forms.replace_maps(module.dump_func(each.encode()), positions) for each in functions},
+        )
+    finally:
+        module.cleanup()
 
 
-def _describe(module: Any, name: str) -> tuple[int, dict[str, Any]]:
-    """Return the descriptor of a map, and its key and leaf types from BCC's parser of the C source."""
+def _map_specs(module: int) -> list[tuple[int, compiled_forms.MapSpec]]:
+    """Return the descriptors and properties of BCC's maps, with key and leaf types from its parser of the C source."""
     from bcc.libbcc import lib  # noqa: PLC0415
 
-    label = name.encode()
-    key, leaf = (json.loads(ask(module.module, label)) for ask in (lib.bpf_table_key_desc, lib.bpf_table_leaf_desc))
-    return lib.bpf_table_fd(module.module, label), {"name": name, "key": key, "leaf": leaf}
+    lib.bpf_num_tables.argtypes = [ctypes.c_void_p]
+    lib.bpf_table_name.argtypes, lib.bpf_table_name.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_char_p
+    specs = []
+    for number in range(lib.bpf_num_tables(module)):
+        label = lib.bpf_table_name(module, number)
+        fd, info = lib.bpf_table_fd(module, label), bpf.map_info(lib.bpf_table_fd(module, label))
+        key, leaf = (json.loads(ask(module, label)) for ask in (lib.bpf_table_key_desc, lib.bpf_table_leaf_desc))
+        sizes = (info.key_size, info.value_size, info.max_entries, info.flags)
+        specs.append((fd, compiled_forms.MapSpec(label.decode(), key, leaf, info.type, *sizes)))
+    return specs
 
 
 def _load_and_attach(code: bytes, program: dict[str, Any], target: int, *, typed: bool) -> list[int]:
@@ -302,9 +352,8 @@ def answer_job(parent: socket.socket, job: dict[str, Any]) -> None:
         parent.send(json.dumps(message).encode())
         return
     socket.send_fds(parent, [json.dumps(built.message).encode()], built.descriptors)
-    for fd in built.descriptors[len(built.message["maps"]) :]:
+    for fd in built.descriptors:
         os.close(fd)
-    built.module.cleanup()
 
 
 def main(descriptor: int, nice: int, scratch: str) -> None:

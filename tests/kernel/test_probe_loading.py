@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -73,6 +74,29 @@ def test_nothing_stays_attached_however_the_holder_ends(number: signal.Signals) 
 def test_descriptors_are_not_inherited_by_programs_that_the_agent_starts() -> None:
     with probe("tp_btf", "raw_tp", "classic") as source:
         assert not any(os.get_inheritable(fd) for fd in source.descriptors())
+
+
+def test_a_second_load_compiles_nothing_and_a_damaged_file_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each compilation writes a new file, so that an inode of before tells that there was none."""
+    monkeypatch.setenv("DIOPTASE_CACHE_DIR", str(tmp_path / "cache"))
+    shapes, inodes, damaged = [], [], ""
+    for attempt in ("compiled", "read", "damaged"):
+        if attempt == "damaged":
+            (file,) = (tmp_path / "cache").iterdir()
+            damaged = file.read_text()[:-100]
+            file.write_text(damaged)
+        with probe("tp_btf") as source:
+            time.sleep(0.1)
+            waits = source.read({})
+            assert sum(sum(each.slots) for each in waits.values() if each.slots) > 0
+            shapes.append((source.form, sorted(source.stats())))
+        (file,) = (tmp_path / "cache").iterdir()
+        inodes.append(file.stat().st_ino)
+    assert shapes[0] == shapes[1] == shapes[2]
+    assert inodes[0] == inodes[1]
+    assert file.read_text() != damaged
 
 
 def test_the_next_form_is_taken_where_one_is_refused() -> None:

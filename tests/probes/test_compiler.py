@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from probes import bpf, perf_event
+from probes import bpf, compiler, perf_event
 from probes.btf import Btf, BtfError
 from probes.compiler import STUBS, FormRefused, _attach_target, _program_type, _try_form, field_offsets, stub_tree
 from tests.probes.btf_blob import Blob, sample
@@ -90,15 +90,14 @@ def test_a_tracepoint_that_passes_something_else_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("event", "reason"), [("wakeup", "wakeup of this kernel passes"), ("gone", "btf_trace_gone")])
-def test_what_the_kernel_lacks_is_found_before_the_compiler_runs(event: str, reason: str) -> None:
+def test_what_the_kernel_lacks_is_found_before_the_compiler_runs(
+    monkeypatch: pytest.MonkeyPatch, event: str, reason: str
+) -> None:
     """Compiling takes most of the time that a form takes, and a kernel may refuse all of them."""
-
-    def compiler(**_: object) -> None:
-        pytest.fail("compiled in vain")
-
+    monkeypatch.setattr(compiler, "_compiled_form", lambda *_: pytest.fail("compiled in vain"))
     required = {**form(), "constants": {}, "typed": True, "programs": [{**program(event, "s32"), "needs": ""}]}
     with pytest.raises(FormRefused, match=reason) as refused:
-        _try_form(compiler, Btf(sample()), {"constants": {}, "sources": [], "maps": []}, required)
+        _try_form(Btf(sample()), {"constants": {}, "sources": [], "maps": []}, required)
     assert refused.value.facts["stage"] == "fields"
     assert refused.value.facts["errno"] == errno.ENOENT
 

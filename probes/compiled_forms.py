@@ -1,0 +1,137 @@
+"""Keeps compiled forms of probes in files, so that a second start compiles nothing and does not load BCC.
+
+A file is named by the hash of all that its bytecode depends on: source, macros, BCC's version and the running kernel, which
+BCC asks for its helpers. The directory is `DIOPTASE_CACHE_DIR`, by default /var/cache/dioptase; an empty value means none. The
+directory and its files must belong to this user and be writable by no other, because their programs run in the kernel. If a
+file is missing or damaged, the form is compiled again: nothing depends on this directory.
+
+The compiling child imports this module, so it imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import platform
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+DEFAULT_DIRECTORY = "/var/cache/dioptase"
+MAX_FILES = 128
+"""Files kept, the newest: those of five kernels with all probes."""
+MAX_FILE_BYTES = 4 << 20
+_INSTRUCTION_BYTES = 8
+_LOAD_64_BITS = 0x18
+"""BPF_LD | BPF_IMM | BPF_DW, which takes two instructions (include/uapi/linux/bpf.h)."""
+_MAP_DESCRIPTOR = 1
+"""BPF_PSEUDO_MAP_FD: the number in that instruction is a map's descriptor."""
+
+
+class MapSpec(NamedTuple):
+    """A map to create, with the types of key and value as BCC read them from the source."""
+
+    name: str
+    key: Any
+    leaf: Any
+    kind: int
+    key_size: int
+    value_size: int
+    max_entries: int
+    flags: int
+
+
+class CompiledForm(NamedTuple):
+    """Maps, and bytecode by function. In the bytecode, a map is its position among `maps`."""
+
+    maps: Sequence[MapSpec]
+    programs: Mapping[str, bytes]
+
+
+def replace_maps(code: bytes, numbers: Mapping[int, int]) -> bytes:
+    """Return the bytecode with other numbers of maps. Raises KeyError for a map that is not among `numbers`."""
+    patched, position = bytearray(code), 0
+    while position < len(code):
+        if code[position] != _LOAD_64_BITS:
+            position += _INSTRUCTION_BYTES
+            continue
+        if code[position + 1] >> 4 == _MAP_DESCRIPTOR:
+            number = numbers[int.from_bytes(code[position + 4 : position + 8], "little", signed=True)]
+            patched[position + 4 : position + 8] = number.to_bytes(4, "little", signed=True)
+        position += 2 * _INSTRUCTION_BYTES
+    return bytes(patched)
+
+
+def cache_directory() -> Path | None:
+    """Return the directory of compiled forms; None if there is none."""
+    text = os.environ.get("DIOPTASE_CACHE_DIR", DEFAULT_DIRECTORY)
+    return Path(text) if text else None
+
+
+def file_name(parts: Sequence[str]) -> str:
+    """Return the name of the file of a form, from all that its bytecode depends on besides machine and kernel."""
+    kernel = os.uname()
+    key = [*parts, platform.machine(), kernel.release, kernel.version]
+    return hashlib.sha256(json.dumps(key).encode()).hexdigest()
+
+
+def read_form(directory: Path, name: str) -> CompiledForm | None:
+    """Return a compiled form; None if there is no usable file of that name."""
+    try:
+        with _opened_directory(directory) as folder:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            with os.fdopen(fd, "rb") as file:
+                _check_owner(os.fstat(fd))
+                checksum, _, body = file.read(MAX_FILE_BYTES).partition(b"\n")
+        if checksum.decode() != hashlib.sha256(body).hexdigest():
+            return None
+        content = json.loads(body)
+        maps = [MapSpec(**each) for each in content["maps"]]
+        return CompiledForm(maps, {key: base64.b64decode(code) for key, code in content["programs"].items()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def write_form(directory: Path, name: str, form: CompiledForm) -> None:
+    """Keep a compiled form, and remove the oldest files beyond MAX_FILES. What fails is left out."""
+    programs = {key: base64.b64encode(code).decode() for key, code in form.programs.items()}
+    body = json.dumps({"maps": [each._asdict() for each in form.maps], "programs": programs}).encode()
+    temporary = f".{name}.{os.getpid()}"
+    with suppress(OSError):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _opened_directory(directory) as folder:
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                with os.fdopen(os.open(temporary, flags, 0o600, dir_fd=folder), "wb") as file:
+                    file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+                os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=folder)
+            _remove_oldest(folder)
+
+
+@contextmanager
+def _opened_directory(directory: Path) -> Iterator[int]:
+    """Open a directory that belongs to this user alone, and yield its descriptor. Raises OSError."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _check_owner(os.fstat(fd))
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _check_owner(status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError("it belongs to another user, or others can write it")
+
+
+def _remove_oldest(folder: int) -> None:
+    times = sorted((os.stat(name, dir_fd=folder).st_mtime_ns, name) for name in os.listdir(folder))
+    for _, name in times[:-MAX_FILES]:
+        os.unlink(name, dir_fd=folder)
