@@ -26,7 +26,7 @@ test-vm:
 	@echo "KERNEL=$(KERNEL): there are 6.1 and 6.12" >&2; exit 2
 else
 test-vm: setup-test packages-vm ## pass those of them that need a kernel of their own: KERNEL=6.1 or 6.12
-	@$(BIN)/python tests/run vm-$(KERNEL) $(if $(filter 6.12,$(KERNEL)),vm-6.12-acting)
+	@$(BIN)/python tests/run vm-$(KERNEL)
 endif
 
 test-vagrant: setup-test packages-vagrant ## `vagrant up` from a box built here, without KVM, and look at what it gives
