@@ -121,13 +121,16 @@ def _cpu_list_text(numbers: tuple[int, ...]) -> str:
     return format_cpu_list(numbers)
 
 
-def _weighted_reason(reason: Reason, advice: Advice, cgroup: str) -> Reason:
-    """Return the reason with the weight of a container whose share was reduced for interference."""
-    weight = advice.claims.get(cgroup)
-    if weight is None:
-        return reason
-    text = f"{reason.text} This container made online pods wait: its weight is {weight:.0%} of its request."
-    return msgspec.structs.replace(reason, text=text, inputs={**reason.inputs, "claim": round(weight, 3)})
+def _share_reason(advice: Advice, cgroup: str, weight: float, total: float) -> Reason:
+    """Return the reason with the container's share of the reclaimable CPU, so that a reader can compute it again."""
+    reason, claim = advice.reason, advice.claims.get(cgroup)
+    share = advice.reclaimable_cores * weight / total
+    text = f"{reason.text} This container has {weight:.4g} of {total:.4g} of the reclaimed pods' weight: {share:.2f} cores."
+    inputs = {**reason.inputs, "weight": round(weight, 6), "weight_total": round(total, 6)}
+    if claim is not None:
+        text += f" It made online pods wait: its weight is {claim:.0%} of its request."
+        inputs["claim"] = round(claim, 3)
+    return msgspec.structs.replace(reason, text=text, inputs=inputs)
 
 
 def lowest_priority(knobs: Collection[Knob]) -> tuple[Knob, str]:
@@ -159,7 +162,7 @@ def _node_wide_quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, tuple[
         cgroup = container.cgroup
         cores = _limited_cores(container, None if unlimited else advice.reclaimable_cores * weights[cgroup] / total)
         value = f"max {QUOTA_PERIODS_US[0]}" if cores is None else format_quota(cores)
-        result[cgroup] = (value, _weighted_reason(advice.reason, advice, cgroup))
+        result[cgroup] = (value, advice.reason if unlimited else _share_reason(advice, cgroup, weights[cgroup], total))
     return result
 
 

@@ -55,7 +55,7 @@ def test_a_knob_is_explained_by_its_newest_decision(agent: AgentServer) -> None:
     assert f"because {verdict.text}" in flat
     assert "rule wait_far_above_target, threshold 10" in flat
     values = {name: value for name, value in verdict.inputs.items() if value is not None}
-    assert len(values) == 8, "what the pods wait by themselves is not known yet"
+    assert len(values) == 10, "the waits that the pods cause themselves are not known yet"
     for name, value in values.items():
         assert f"{name} {value:g}" in flat if isinstance(value, float) else f"{name} {value}" in flat
     assert f"wait_ms {verdict.inputs['wait_ms']:g} (from waits)" in flat

@@ -143,6 +143,34 @@ def test_reclaimable_cpu_is_shared_by_request_up_to_each_limit() -> None:
 
 
 @pytest.mark.parametrize(
+    ("claims", "quota", "text"),
+    [
+        ({}, "225000 100000", "t This container has 3 of 4 of the reclaimed pods' weight: 2.25 cores."),
+        (
+            {"/a": 1 / 3},
+            "150000 100000",
+            (
+                "t This container has 1 of 2 of the reclaimed pods' weight: 1.50 cores. It made online pods wait: its weight is "
+                "33% of its request."
+            ),
+        ),
+    ],
+)
+def test_the_reason_of_a_quota_has_the_numbers_it_is_computed_from(
+    claims: dict[str, float], quota: str, text: str
+) -> None:
+    observed = snapshot(0, [reclaimed("a", cpu_request=3), reclaimed("b", cpu_request=1)], machine=topology(4))
+    given = msgspec.structs.replace(advice(3.0), claims=claims)
+    decisions = decide(given, observed, dict.fromkeys(observed.cgroups, ALL))
+    (batch,) = (each for each in decisions if (each.cgroup, each.knob) == ("/a", Knob.QUOTA))
+    assert (batch.value, batch.reason.text) == (quota, text)
+    weight, total = batch.reason.inputs["weight"], batch.reason.inputs["weight_total"]
+    assert isinstance(weight, float)
+    assert isinstance(total, float)
+    assert given.reclaimable_cores * weight / total == pytest.approx(int(quota.split(maxsplit=1)[0]) / 100_000)
+
+
+@pytest.mark.parametrize(
     ("reclaimed_cores", "request_cores", "quota"),
     [
         (3.0, 1.0, "150000 100000"),
