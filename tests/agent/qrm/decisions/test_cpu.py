@@ -150,8 +150,8 @@ def test_reclaimable_cpu_is_shared_by_request_up_to_each_limit() -> None:
             {"/a": 1 / 3},
             "150000 100000",
             (
-                "t This container has 1 of 2 of the reclaimed pods' weight: 1.50 cores. It made online pods wait: its weight is "
-                "33% of its request."
+                "t This container has 1 of 2 of the reclaimed pods' weight: 1.50 cores. It made online pods wait: its weight is"
+                " 33% of its request."
             ),
         ),
     ],
