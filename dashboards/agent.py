@@ -28,21 +28,21 @@ def board() -> Board:
     return Board(
         "agent",
         "Dioptase: the agent's health and cost",
-        "Whether the agents look at their nodes, what they cannot see or lose, and what they cost.",
+        "Whether the agents run their cycles, which data they lack or lose, and their CPU and memory.",
         (),
         (
-            ("At a glance", _glance()),
-            ("What it sees", _sources_row()),
-            ("What it loses", _losses_row()),
-            ("Its neighbours", _katalyst_row()),
-            ("What it costs", _cost_row()),
+            ("Summary", _glance()),
+            ("Sources", _sources_row()),
+            ("Lost data", _losses_row()),
+            ("API server, kubelet, runtime and plugins", _katalyst_row()),
+            ("Cost", _cost_row()),
         ),
     )
 
 
 def overdue_cycles() -> Panel:
     return stat_panel(
-        "Most overdue round",
+        "Longest overdue cycle",
         units.Seconds,
         f"max({SNAPSHOT_AGE} - on (job, instance) dioptase_round_interval_seconds)",
         "Age of an agent's latest cycle at the scrape, minus the agent's cycle interval.",
@@ -53,8 +53,10 @@ def overdue_cycles() -> Panel:
 def source_states() -> Panel:
     return state_panel(
         "Sources",
-        "What an agent reads, green while it answers; `dioptase doctor` on the node has the remedy. Absent is what the running "
-        "kernel does not have: nothing is wrong with it, and only another kernel has it.",
+        (
+            "Green while the source can be read; `dioptase doctor` on the node names the remedy. Absent: the running "
+            "kernel lacks the feature."
+        ),
         Query(f"{_lowest('!=')} or {_lowest('=')} + 2", f"{{{{source}}}} {INSTANCE_LEGEND}"),
     )
 
@@ -74,7 +76,7 @@ def limitations() -> Panel:
     return line_panel(
         "Limitations",
         units.Short,
-        "Things that a node lacks; the banner of its page names each with the remedy.",
+        "Features that a node lacks. The banner of the agent's page names each with its remedy.",
         Query(f"dioptase_limitations{{{NODE_SELECTOR}}}", "{{instance}}"),
     )
 
@@ -89,34 +91,34 @@ def _glance() -> list[Panel]:
             "Agents",
             units.Short,
             f"count(dioptase_build_info{{{NODE_SELECTOR}}})",
-            "That answered Prometheus' latest request.",
+            "Agents that answered Prometheus' latest scrape.",
         ),
         overdue_cycles(),
         stat_panel(
-            "Sources down",
+            "Failed sources",
             units.Short,
             f'count(dioptase_source_up{{{NODE_SELECTOR},detail!="absent"}} == 0) or vector(0)',
-            "Over all nodes, but for what their kernels do not have; the panel below says which.",
+            "On all nodes, without features that their kernels lack. The panel below names them.",
             (1,),
         ),
         stat_panel(
-            "Rounds lost in recordings",
+            "Cycles lost from recordings",
             units.Short,
             f"sum(increase(dioptase_recording_lost_rounds_total{{{NODE_SELECTOR}}}[1h])) or vector(0)",
-            "In the last hour; the disk was full, failed, or too slow.",
+            "In the last hour, because the disk was full, failed, or was too slow.",
             (1,),
         ),
         stat_panel(
-            "CPU of the dearest agent",
+            "CPU of the most expensive agent",
             "cores",
             f"max(rate(process_cpu_seconds_total{{{NODE_SELECTOR}}}{RATE_INTERVAL}) {ON_AGENTS})",
-            "Of the agent's own process.",
+            "CPU time of the agent's own process.",
         ),
         stat_panel(
             "Memory of the largest agent",
             units.BytesIEC,
             f"max(process_resident_memory_bytes{{{NODE_SELECTOR}}} {ON_AGENTS})",
-            "Resident. 64 MiB with 200 cgroups is what it is held to.",
+            "Resident memory. Expect 64 MiB with 200 cgroups.",
         ),
     ]
 
@@ -127,14 +129,17 @@ def _sources_row() -> list[Panel]:
         line_panel(
             "Sources, duration",
             units.Seconds,
-            "Of the latest round. One that grows will make the round overrun.",
+            "Of the latest cycle. If one keeps growing, cycles will take longer than their interval.",
             Query(f"dioptase_source_duration_seconds{{{NODE_SELECTOR}}}", f"{{{{source}}}} {INSTANCE_LEGEND}"),
         ),
         snapshot_age(),
         line_panel(
-            "Rounds by trigger",
+            "Cycles by trigger",
             "rounds/s",
-            "`tick` is the clock; `wait` and `psi` mean that online pods suffered in between.",
+            (
+                "`tick`: the regular interval. `wait` and `psi`: started early, because online pods waited for CPU or a "
+                "pressure trigger fired."
+            ),
             Query(
                 rate_by("dioptase_rounds_total", NODE_SELECTOR, "job, instance, trigger"),
                 f"{{{{trigger}}}} {INSTANCE_LEGEND}",
@@ -143,9 +148,9 @@ def _sources_row() -> list[Panel]:
         ),
         limitations(),
         line_panel(
-            "Cgroups that have series",
+            "Cgroups with series",
             units.Short,
-            "Beyond the setting exporters.maxCgroups they are left out, and counted on the right.",
+            "Cgroups beyond the setting exporters.maxCgroups have no series; they are counted on the right.",
             Query(
                 f"count by (job, instance) (dioptase_cgroup_cpu_usage_seconds_total{{{NODE_SELECTOR}}})", "{{instance}}"
             ),
@@ -156,18 +161,18 @@ def _sources_row() -> list[Panel]:
 def _losses_row() -> list[Panel]:
     return [
         line_panel(
-            "Left out of the metrics",
+            "Omitted from the metrics",
             "1/s",
-            "Cgroups, culprits, devices and interfaces beyond their limits, counted every round.",
+            "Cgroups, aggressors, devices and interfaces beyond their limits, counted in every cycle.",
             Query(
                 rate_by("dioptase_exporter_dropped_total", NODE_SELECTOR, "job, instance, what"),
                 f"{{{{what}}}} {INSTANCE_LEGEND}",
             ),
         ),
         line_panel(
-            "Reports lost",
+            "Lost reports",
             units.Short,
-            "1 where decisions do not reach the disk of the node, and exports that no OpenTelemetry collector took.",
+            "1: decisions cannot be written to the node's disk. Also exports that failed at the OpenTelemetry collector.",
             Query(f"1 - dioptase_journal_writable{{{NODE_SELECTOR}}}", f"journal {INSTANCE_LEGEND}"),
             Query(
                 f"increase(dioptase_otel_failures_total{{{NODE_SELECTOR}}}{RATE_INTERVAL})",
@@ -181,13 +186,13 @@ def _losses_row() -> list[Panel]:
         line_panel(
             "Recording",
             units.BytesIEC,
-            "Size on disk, where rounds are recorded.",
+            "Size on disk of the recorded cycles.",
             Query(f"dioptase_recording_size_bytes{{{NODE_SELECTOR}}}", "{{instance}}"),
         ),
         line_panel(
-            "Rounds recorded and lost",
+            "Cycles recorded and lost",
             "rounds/s",
-            "Lost ones are missing from any replay.",
+            "Lost cycles are missing from replays.",
             Query(
                 rate_by("dioptase_recording_rounds_total", NODE_SELECTOR, "job, instance"),
                 f"recorded {INSTANCE_LEGEND}",
@@ -205,17 +210,19 @@ def _katalyst_row() -> list[Panel]:
         line_panel(
             "Requests to the API server",
             "1/s",
-            "By method, resource and HTTP status. 409 is a concurrent write, 429 an overloaded server, "
-            "`unreachable` none at all.",
+            (
+                "By method, resource and HTTP status. 409: a concurrent write. 429: an overloaded server. `unreachable`: no "
+                "answer."
+            ),
             Query(
                 rate_by("dioptase_api_requests_total", NODE_SELECTOR, "job, instance, method, resource, status"),
                 f"{{{{method}}}} {{{{resource}}}} {{{{status}}}} {INSTANCE_LEGEND}",
             ),
         ),
         line_panel(
-            "Calls over sockets that failed",
+            "Failed gRPC calls",
             "1/s",
-            "Of kubelet, container runtime, QRM and plugins, made or served, by gRPC's code.",
+            "To and from the kubelet, the container runtime, QRM and plugins, by gRPC status code.",
             Query(
                 rate_by(
                     "dioptase_protocol_calls_total", f'{NODE_SELECTOR},code!="OK"', "job, instance, side, method, code"
@@ -226,19 +233,22 @@ def _katalyst_row() -> list[Panel]:
         line_panel(
             "Age of advice",
             units.Seconds,
-            "Time since advice was last sent to an external QRM plugin, or received from an external "
-            "advisor. One that grows is no longer "
-            "heard.",
+            (
+                "Time since advice was last sent to an external QRM plugin, or received from an external advisor. If it "
+                "grows, the peer no longer answers."
+            ),
             Query(
                 f"dioptase_advice_age_seconds{{{NODE_SELECTOR}}}",
                 f"{{{{resource}}}} {{{{direction}}}} {INSTANCE_LEGEND}",
             ),
         ),
         line_panel(
-            "Containers before they start",
+            "Answers to the container runtime (NRI)",
             "1/s",
-            "Answers to the runtime's requests about containers. After `unknown` and `late` a container had its limits only "
-            "from the next round on.",
+            (
+                "Answers to requests of the runtime that creates a container. After `unknown` and `late` the limits apply "
+                "from the next cycle on."
+            ),
             Query(
                 rate_by("dioptase_nri_containers_total", NODE_SELECTOR, "job, instance, answer"),
                 f"{{{{answer}}}} {INSTANCE_LEGEND}",
@@ -252,7 +262,7 @@ def _cost_row() -> list[Panel]:
         line_panel(
             "CPU of the agent",
             "cores",
-            "Of its own process; what its probes cost is part of what they watch.",
+            "CPU time of the agent's own process. The cost of its probes is charged to the tasks that they measure.",
             Query(f"rate(process_cpu_seconds_total{{{NODE_SELECTOR}}}{RATE_INTERVAL}) {ON_AGENTS}", "{{instance}}"),
         ),
         line_panel(
@@ -262,15 +272,15 @@ def _cost_row() -> list[Panel]:
             Query(f"process_resident_memory_bytes{{{NODE_SELECTOR}}} {ON_AGENTS}", "{{instance}}"),
         ),
         line_panel(
-            "Round, duration",
+            "Cycle, duration",
             units.Seconds,
-            "A round should stay far below its interval: what it takes is CPU.",
+            "Should stay far below the interval: the duration of a cycle is CPU time.",
             Query(f"dioptase_round_duration_seconds{{{NODE_SELECTOR}}}", "{{instance}}"),
         ),
         line_panel(
             "Series",
             units.Short,
-            "Samples of one scrape, and how long it took in milliseconds.",
+            "Samples of one scrape, and its duration in milliseconds.",
             Query(f"scrape_samples_scraped{{{NODE_SELECTOR}}} {ON_AGENTS}", "samples of {{instance}}"),
             Query(f"1000 * scrape_duration_seconds{{{NODE_SELECTOR}}} {ON_AGENTS}", "milliseconds for {{instance}}"),
         ),

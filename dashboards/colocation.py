@@ -33,17 +33,20 @@ def board() -> Board:
     return Board(
         "colocation",
         "Dioptase colocation",
-        "What is lent, what is made of it, what online pods wait for it, and what another policy would do.",
+        (
+            "Reclaimable CPU and memory, their use by reclaimed pods, the harm to online pods, and the decisions of the "
+            "shadow policy."
+        ),
         ("namespace", "pod"),
         (
-            ("At a glance", _glance()),
-            ("What is lent", _reclaimable()),
-            ("Regions and their sizes", _regions()),
+            ("Summary", _glance()),
+            ("Reclaimable CPU", _reclaimable()),
+            ("Regions and pool sizes", _regions()),
             ("Memory", _memory()),
-            ("What it costs online pods", _harm()),
-            ("How forecasts fare", _forecasts()),
-            ("What another policy would do", _shadow()),
-            ("What steers the pools and the node", _steering()),
+            ("Harm to online pods", _harm()),
+            ("Accuracy of forecasts", _forecasts()),
+            ("Shadow policy", _shadow()),
+            ("Indicators, overcommitment and power", _steering()),
         ),
     )
 
@@ -59,34 +62,41 @@ def _glance() -> list[Panel]:
     busy = f'sum(rate(dioptase_node_cpu_seconds_total{{{NODE_SELECTOR},mode!~"idle|iowait|steal"}}{RATE_INTERVAL}))'
     used = f"sum(rate({USED}{{{RECLAIMED_SELECTOR}}}{RATE_INTERVAL}))"
     return [
-        stat_panel("Node use", units.PercentUnit, f"{busy} / {cpus}", "Share of all CPUs that run something."),
         stat_panel(
-            "Of that batch work",
+            "Node use", units.PercentUnit, f"{busy} / {cpus}", "Share of the CPU time of all CPUs that is not idle."
+        ),
+        stat_panel(
+            "Of which reclaimed pods",
             units.PercentUnit,
             f"{used} / {cpus}",
-            "Share of all CPUs that reclaimed pods use: what lending adds.",
+            "Share of the CPU time of all CPUs that reclaimed pods use: the gain of colocation.",
         ),
         stat_panel(
-            "Lent", "cores", f"sum(dioptase_reclaim_lent_cores{{{NODE_SELECTOR}}})", "What reclaimed pods may use now."
+            "Reclaimable CPU",
+            "cores",
+            f"sum(dioptase_reclaim_lent_cores{{{NODE_SELECTOR}}})",
+            "CPU that reclaimed pods may use now.",
         ),
         stat_panel(
-            "Promised",
+            "Headroom",
             "cores",
             f"sum(dioptase_reclaim_headroom_cores{{{NODE_SELECTOR}}})",
             "CPU for all reclaimed pods together, their current use included.",
         ),
         stat_panel(
-            "Online waits for batch work",
+            "Online pods' waits for reclaimed pods",
             "s/s",
             f"sum({interference('job, instance')}) or vector(0)",
-            "Seconds a second that tasks of online pods waited while a reclaimed cgroup had their CPU. With cpu.idle this is "
-            "what the kernel needs to switch.",
+            (
+                "Seconds per second that tasks of online pods waited while a reclaimed cgroup had their CPU. With cpu.idle "
+                "only the time of the context switch remains."
+            ),
         ),
         stat_panel(
-            "Worst online wait, p99",
+            "Longest online run-queue latency, p99",
             units.PercentUnit,
             f"max({quantile_by(0.99, RUNQ_LATENCY, ONLINE_SELECTOR)} / on (job, instance) group_left () {LATENCY_TARGET})",
-            "Run-queue wait of the slowest online pod, as a share of its node's target.",
+            "Run-queue latency of the slowest online pod, relative to its node's target.",
             (0.5, 1),
         ),
     ]
@@ -95,14 +105,17 @@ def _glance() -> list[Panel]:
 def _reclaimable() -> list[Panel]:
     return [
         line_panel(
-            "Lent and used",
+            "Reclaimable CPU and its use",
             "cores",
-            "Used well below lent: batch work has no more to do. Used at lent: it would take more.",
+            (
+                "Use far below the reclaimable CPU: the reclaimed pods have no more work. Use close to it: they could use "
+                "more."
+            ),
             Query(f"dioptase_reclaim_lent_cores{{{NODE_SELECTOR}}}", "lent on {{instance}}"),
             Query(rate_by(USED, RECLAIMED_SELECTOR, "job, instance"), "used on {{instance}}"),
         ),
         line_panel(
-            "Headroom and need",
+            "Headroom and estimated need",
             "cores",
             "Headroom for reclaimed pods, the headroom that the node reports (a mean of minutes, in bounded steps), and "
             "what online pods are estimated to need.",
@@ -114,8 +127,10 @@ def _reclaimable() -> list[Panel]:
         line_panel(
             "Advertised CPU by NUMA node",
             "cores",
-            "Found in this round, and advertised. Far apart for long: the steps of the reporter are too small, or nothing new "
-            "is known.",
+            (
+                "Headroom of this cycle, and the advertised one. If they differ for long, the reporter's steps are too small, "
+                "or inputs are missing."
+            ),
             Query(
                 f"dioptase_reclaim_numa_headroom_cores{{{NODE_SELECTOR}}}", "node {{numa_node}} of {{instance}}, found"
             ),
@@ -125,9 +140,9 @@ def _reclaimable() -> list[Panel]:
             ),
         ),
         line_panel(
-            "Batch work by pod",
+            "CPU use of reclaimed pods",
             "cores",
-            "Which reclaimed pods use what is lent.",
+            "CPU use by reclaimed pod.",
             Query(rate_by(USED, RECLAIMED_SELECTOR), POD_LEGEND),
             stacked=True,
         ),
@@ -140,7 +155,7 @@ def pools() -> Panel:
     return line_panel(
         "CPUs of the pools",
         units.Short,
-        "Pools overlap where priority, not partition, separates them.",
+        "Pools overlap if priority separates them instead of cpusets.",
         Query(f"dioptase_pool_cpus{{{NODE_SELECTOR}}}", "{{pool}} on {{instance}}"),
     )
 
@@ -150,23 +165,26 @@ def _regions() -> list[Panel]:
         line_panel(
             "Sizes of the pools",
             units.Short,
-            "CPUs that each pool is to have, by NUMA node; which CPUs they are QRM chooses.",
+            "Number of CPUs of each pool by NUMA node. QRM selects the CPUs.",
             Query(f"dioptase_pool_size_cpus{{{NODE_SELECTOR}}}", "{{pool}} {{numa_node}} on {{instance}}"),
             stacked=True,
         ),
         line_panel(
-            "What regions ask for",
+            "Requirements of the regions",
             "cores",
-            "Each policy's answer for a region of online pods, by Katalyst's control. `dioptase explain POOL` has the formula.",
+            (
+                "Requirement that a policy computed for a region of online pods, by Katalyst's control knob. `dioptase "
+                "explain POOL` shows the formula."
+            ),
             Query(
                 f"dioptase_region_control_cores{{{NODE_SELECTOR}}}",
                 "{{region}} by {{policy}}: {{control}} on {{instance}}",
             ),
         ),
         line_panel(
-            "Pods whose wish for CPUs or network bandwidth cannot be fulfilled",
+            "Pods without the requested CPUs or network bandwidth",
             units.Short,
-            "They run all the same, on what others have. `dioptase explain POD` says why.",
+            "They run on the CPUs of the fallback pool. `dioptase explain POD` shows the reason.",
             Query(f"dioptase_rejected_pods{{{NODE_SELECTOR}}}", "{{rule}} on {{instance}}"),
             stacked=True,
         ),
@@ -178,7 +196,7 @@ def _memory() -> list[Panel]:
         line_panel(
             "Memory headroom",
             units.BytesIEC,
-            "For all reclaimed pods together, their current use included; compared with a stock memory advisor.",
+            "For all reclaimed pods together, including their current use; compared with a stock memory advisor.",
             Query(f"dioptase_reclaim_memory_headroom_bytes{{{NODE_SELECTOR}}}", "headroom on {{instance}}"),
             Query(f"dioptase_reclaim_memory_advertised_bytes{{{NODE_SELECTOR}}}", "advertised on {{instance}}"),
             Query(
@@ -189,7 +207,7 @@ def _memory() -> list[Panel]:
         line_panel(
             "Memory headroom by NUMA node",
             units.BytesIEC,
-            "Where it is known how it is spread.",
+            "Only if the use by NUMA node is known.",
             Query(
                 f"dioptase_reclaim_numa_memory_headroom_bytes{{{NODE_SELECTOR}}}",
                 "NUMA node {{numa_node}} of {{instance}}",
@@ -197,15 +215,18 @@ def _memory() -> list[Panel]:
             stacked=True,
         ),
         line_panel(
-            "Memory missing to twice the critical watermark",
+            "Memory below twice the critical watermark",
             units.BytesIEC,
-            "Above 0 cgroups are tuned, and below the watermark itself cache is dropped. The node as a whole has no number.",
+            (
+                "Above 0, memory of cgroups is tuned; below the critical watermark itself, cache is dropped. By NUMA node "
+                "only."
+            ),
             Query(f"dioptase_memory_shortfall_bytes{{{NODE_SELECTOR}}}", "{{numa_node}} of {{instance}}"),
         ),
         line_panel(
-            "How short memory is",
+            "Memory pressure state",
             units.Short,
-            "1 for the state in force: tune_memcg, drop_cache or unknown, when nothing is done. No line: no_risk.",
+            "1: the current state, one of tune_memcg, drop_cache and unknown (nothing is done). No line: no_risk.",
             Query(
                 f'dioptase_memory_condition{{{NODE_SELECTOR},state!="no_risk"}} == 1',
                 "{{state}} {{numa_node}} on {{instance}}",
@@ -217,23 +238,28 @@ def _memory() -> list[Panel]:
 def _harm() -> list[Panel]:
     return [
         line_panel(
-            "Online waits for batch work, by pod",
+            "Online pods' waits for reclaimed pods, by pod",
             "s/s",
-            "Time that each online pod waited while a reclaimed cgroup had its CPU. Waits for others, and for its own tasks, "
-            "are on the workload dashboard: batch work is not shrunk for those.",
+            (
+                "Time that each online pod waited while a reclaimed cgroup had its CPU. Waits for other pods and for its own "
+                "tasks are on the workload dashboard; they do not reduce the reclaimable CPU."
+            ),
             Query(interference(BY_POD), POD_LEGEND),
         ),
         line_panel(
-            "Share of online waits that batch work made",
+            "Share of online pods' waits caused by reclaimed pods",
             units.PercentUnit,
-            "Below a tenth nothing is taken from batch work (leastBlameRatio): other aggressors caused the waits.",
+            (
+                "Below a tenth (leastBlameRatio) the reclaimable CPU is not reduced, because other aggressors caused the "
+                "waits."
+            ),
             Query(
                 f"{interference('job, instance')} / on (job, instance) {rate_by(BLAME, ONLINE_SELECTOR, 'job, instance')}",
                 "{{instance}}",
             ),
         ),
         line_panel(
-            "Online run-queue wait, p99",
+            "Online run-queue latency, p99",
             units.Seconds,
             "Compared with the target of policy latency.",
             Query(quantile_by(0.99, RUNQ_LATENCY, ONLINE_SELECTOR), POD_LEGEND),
@@ -241,9 +267,9 @@ def _harm() -> list[Panel]:
             log=True,
         ),
         line_panel(
-            "Request latency that pods report, p99",
+            "Request latency reported by pods, p99",
             units.Seconds,
-            "The pods' own word, where they publish it: it should stay put while work is lent.",
+            "As published by the pods themselves. It should not rise while reclaimed pods run.",
             Query(quantile_by(0.99, "dioptase_indicator_latency_seconds", POD_SELECTOR), POD_LEGEND),
         ),
     ]
@@ -254,31 +280,38 @@ def _forecasts() -> list[Panel]:
         line_panel(
             "CPU: use and forecast",
             "cores",
-            "All but reclaimed pods, including the system. Use should stay below the forecast; the space between "
-            "is what caution costs.",
+            (
+                "CPU use of everything but reclaimed pods. It should stay below the forecast; the difference is CPU that "
+                "cannot be reclaimed."
+            ),
             Query(f"dioptase_forecast_cpu_used_cores{{{NODE_SELECTOR}}}", "used on {{instance}}"),
             Query(f"dioptase_forecast_cpu_peak_cores{{{NODE_SELECTOR}}}", "forecast on {{instance}}"),
         ),
         line_panel(
             "Memory: use and forecast",
             units.BytesIEC,
-            "The same of memory that could not be had without swapping.",
+            "The same for memory that cannot be reclaimed without swapping.",
             Query(f"dioptase_forecast_memory_used_bytes{{{NODE_SELECTOR}}}", "used on {{instance}}"),
             Query(f"dioptase_forecast_memory_peak_bytes{{{NODE_SELECTOR}}}", "forecast on {{instance}}"),
         ),
         line_panel(
-            "Forecasts that were missed, of the last day",
+            "Missed forecasts, last day",
             units.PercentUnit,
-            "Compared with the limit in the settings. Above it for a while after a change of the load; if "
-            "for longer, see the runbook.",
+            (
+                "Compared with the limit in the settings. It exceeds the limit for some time after the load changes; if it "
+                "stays above, see the runbook."
+            ),
             Query(f"dioptase_forecast_miss_ratio{{{NODE_SELECTOR}}}", "{{resource}} on {{instance}}"),
             Query(f"dioptase_forecast_big_miss_ratio{{{NODE_SELECTOR}}}", "{{resource}} by a tenth of {{instance}}"),
             Query(f"dioptase_forecast_promised_miss_ratio{{{NODE_SELECTOR}}}", "{{resource}} allowed on {{instance}}"),
         ),
         line_panel(
-            "CPU: by how much forecasts err",
+            "CPU: forecast error",
             "cores",
-            "Of the last day: the mean of the misses, the worst, and by how much forecasts were above the peak on average.",
+            (
+                "Last day: mean and largest excess of the peak over the forecast, and mean distance of forecasts above the "
+                "peak."
+            ),
             Query(f"dioptase_forecast_cpu_shortfall_mean_cores{{{NODE_SELECTOR}}}", "missed by on {{instance}}"),
             Query(f"dioptase_forecast_cpu_shortfall_max_cores{{{NODE_SELECTOR}}}", "at worst on {{instance}}"),
             Query(f"dioptase_forecast_cpu_bias_cores{{{NODE_SELECTOR}}}", "above the peak on {{instance}}"),
@@ -289,17 +322,19 @@ def _forecasts() -> list[Panel]:
 def _shadow() -> list[Panel]:
     return [
         line_panel(
-            "Lent, and what the shadow policy would lend",
+            "Reclaimable CPU, of the policy and of the shadow policy",
             "cores",
-            "The second policy of the settings sees the same snapshots and touches nothing. Replay a recording for what would "
-            "have come of it.",
+            (
+                "The second policy of the settings evaluates the same snapshots without writing. Replay a recording to see "
+                "the effect."
+            ),
             Query(f"dioptase_reclaim_lent_cores{{{NODE_SELECTOR}}}", "lent on {{instance}}"),
             Query(f"dioptase_shadow_lent_cores{{{NODE_SELECTOR}}}", "{{policy}} would lend on {{instance}}"),
         ),
         line_panel(
-            "Headroom, and that of the shadow policy",
+            "Headroom, of the policy and of the shadow policy",
             "cores",
-            "Of two policies that miss as seldom, the one that promises more is worth more.",
+            "Of two policies with equally few misses, the one with the larger headroom is better.",
             Query(f"dioptase_reclaim_headroom_cores{{{NODE_SELECTOR}}}", "headroom on {{instance}}"),
             Query(f"dioptase_shadow_headroom_cores{{{NODE_SELECTOR}}}", "{{policy}} would promise on {{instance}}"),
         ),
@@ -310,21 +345,24 @@ def _steering() -> list[Panel]:
     where, target = (f"dioptase_region_indicator{end}{{{NODE_SELECTOR}}}" for end in ("", "_target"))
     return [
         line_panel(
-            "Indicators over their targets",
+            "Indicators relative to their targets",
             units.PercentUnit,
-            "Of the pools whose policy follows indicators (rama, dynamic-quota): above 100 % the pool grows, below it shrinks.",
+            (
+                "Of pools whose policy regulates by indicators (rama, dynamic-quota). Above 100 % the pool grows, below it "
+                "shrinks."
+            ),
             Query(f"{where} / {target}", "{{region}} {{indicator}} on {{instance}}"),
         ),
         line_panel(
             "Overcommitment",
             "",
-            "How many times what it has the node may be scheduled for.",
+            "Ratio of schedulable to physical resources.",
             Query(f"dioptase_overcommit_ratio{{{NODE_SELECTOR}}}", "{{resource}} on {{instance}}"),
         ),
         line_panel(
-            "Answers to power alerts",
+            "Responses to power alerts",
             "",
-            "Reclaimed pods that have to leave, and watts to cap the node to.",
+            "Reclaimed pods to evict, and the power cap of the node in watts.",
             Query(f"dioptase_power_evict_pods{{{NODE_SELECTOR}}}", "pods to leave {{instance}}"),
             Query(f"dioptase_power_cap_watts{{{NODE_SELECTOR}}}", "watts at most on {{instance}}"),
         ),

@@ -27,10 +27,10 @@ def board() -> Board:
     return Board(
         "decisions",
         "Dioptase decisions",
-        "What was decided, by which rule, and what came of it. `dioptase explain` tells each with its numbers.",
+        "Decisions, their rules and their outcomes. `dioptase explain` shows each with its numbers.",
         (),
         (
-            ("At a glance", _glance()),
+            ("Summary", _glance()),
             ("By knob and rule", _by_label()),
             ("Evictions", [*_evicted(), *_thresholds()]),
             ("Rounds", _cycles()),
@@ -49,38 +49,41 @@ def _glance() -> list[Panel]:
             "Values written",
             units.Short,
             f'sum(increase({DECISIONS}{{{NODE_SELECTOR},outcome="applied"}}[1h])) or vector(0)',
-            "In the last hour, on all nodes that are shown.",
+            "In the last hour, on all selected nodes.",
         ),
         stat_panel(
-            "Would have been written",
+            "Values of dry runs",
             units.Short,
             f'sum(increase({DECISIONS}{{{NODE_SELECTOR},outcome="dry-run"}}[1h])) or vector(0)',
-            "In the last hour, by agents that run dry.",
+            "In the last hour, by agents with --act dry-run.",
         ),
         stat_panel(
-            "Refused or found otherwise",
+            "Writes that failed",
             units.Short,
             f"sum(increase({DECISIONS}{{{NODE_SELECTOR},{FAILED}}}[1h])) or vector(0)",
-            "In the last hour: the kernel said no, or another program writes the same values. The journal has the reason.",
+            (
+                "In the last hour: the kernel refused the value, or another program writes the same file. The journal has the "
+                "reason."
+            ),
             (1, 100),
         ),
         stat_panel(
-            "Rounds between ticks",
+            "Cycles started by a trigger",
             "rounds/s",
             f'sum(rate(dioptase_rounds_total{{{NODE_SELECTOR},trigger!="tick"}}{RATE_INTERVAL})) or vector(0)',
-            "Rounds that began at once because online pods waited, or a pressure trigger fired.",
+            "Cycles that started early because online pods waited for CPU, or a pressure trigger fired.",
         ),
         stat_panel(
-            "Rules that fired",
+            "Rules in use",
             units.Short,
             f"count(count by (job, instance, rule) (increase({DECISIONS}{{{changed}}}{RATE_INTERVAL}) > 0)) or vector(0)",
-            "How many different reasons there were for what changed lately, on all nodes.",
+            "Number of different rules behind recent changes, on all nodes.",
         ),
         stat_panel(
-            "Nodes that act",
+            "Agents with --act on",
             units.Short,
             f'sum(dioptase_act_mode{{{NODE_SELECTOR},mode="on"}})',
-            "The others decide nothing, or only say what they would do.",
+            "The others measure only, or run dry.",
         ),
     ]
 
@@ -91,28 +94,31 @@ def _by_label() -> list[Panel]:
         line_panel(
             "Decisions by rule",
             units.Short,
-            "Why something changed: each bar is what the rule did within one step.",
+            "Each bar counts the decisions of a rule within one step.",
             Query(_increase(changed, "job, instance, rule"), "{{rule}} on {{instance}}"),
             bars=True,
         ),
         line_panel(
             "Decisions by knob",
             units.Short,
-            "What was changed.",
+            "Decisions by the knob that they changed.",
             Query(_increase(changed, "job, instance, knob"), "{{knob}} on {{instance}}"),
             bars=True,
         ),
         line_panel(
             "Outcomes",
             units.Short,
-            "unchanged: the kernel had it already. vanished: the cgroup is gone. refused, mismatch: look at the journal.",
+            (
+                "unchanged: the kernel already had the value. vanished: the cgroup was removed. refused, mismatch: see the "
+                "journal."
+            ),
             Query(_increase(NODE_SELECTOR, "job, instance, outcome"), "{{outcome}} on {{instance}}"),
             stacked=True,
         ),
         line_panel(
             "Repairs by knob",
             units.Short,
-            "Knobs that were as decided and then were not: another program wrote them, and the agent wrote them again.",
+            "Values that another program changed after the agent wrote them, and that the agent wrote again.",
             Query(
                 f"sum by (job, instance, knob) (increase(dioptase_knob_repairs_total{{{NODE_SELECTOR}}}{RATE_INTERVAL}))",
                 "{{knob}} on {{instance}}",
@@ -122,7 +128,7 @@ def _by_label() -> list[Panel]:
         bar_gauge_panel(
             "Rules of the last hour",
             units.Short,
-            "The commonest reasons first.",
+            "Most frequent rules first.",
             Query(
                 f"sum by (job, instance, rule, knob) (increase({DECISIONS}{{{changed}}}[1h]))",
                 "{{rule}}: {{knob}} on {{instance}}",
@@ -134,9 +140,12 @@ def _by_label() -> list[Panel]:
 def cycles_by_trigger() -> Panel:
     """What started rounds, and what was advised in them."""
     return line_panel(
-        "Rounds by trigger and action",
+        "Cycles by trigger and action",
         "rounds/s",
-        "`tick` is the clock; `wait` and `psi` mean that online pods suffered in between.",
+        (
+            "`tick`: the regular interval. `wait` and `psi`: started early, because online pods waited for CPU or a "
+            "pressure trigger fired."
+        ),
         Query(
             rate_by("dioptase_rounds_total", NODE_SELECTOR, "job, instance, trigger, action"),
             "{{trigger}}: {{action}} on {{instance}}",
@@ -153,44 +162,46 @@ def _evicted() -> list[Panel]:
     late = 'reason=~"EvictFailed|EvictExceededGracePeriod"'
     return [
         stat_panel(
-            "Pods that had to leave",
+            "Evicted pods",
             units.Short,
             f'sum(increase({VICTIMS}{{{NODE_SELECTOR},dry_run="false"}}[1h])) or vector(0)',
-            "In the last hour, on all nodes that are shown. 0 as well where no eviction plugin is configured.",
+            "In the last hour, on all selected nodes. Also 0 if no eviction plugin is configured.",
         ),
         stat_panel(
-            "Pods that would have had to leave",
+            "Pods a dry run would evict",
             units.Short,
             f'sum(increase({VICTIMS}{{{NODE_SELECTOR},dry_run="true"}}[1h])) or vector(0)',
-            "In the last hour, by plugins that run dry.",
+            "In the last hour, by plugins in dry run.",
         ),
         stat_panel(
-            "Pods on their way out",
+            "Pending evictions",
             units.Short,
             f"(sum(dioptase_eviction_leaving_pods{{{NODE_SELECTOR}}}) + "
             f"sum(dioptase_eviction_held_pods{{{NODE_SELECTOR}}})) or vector(0)",
-            "Evicted pods that still run, or whose eviction a disruption budget or the API server does not allow yet.",
+            "Evicted pods that still run, or whose eviction a disruption budget or the API server has refused so far.",
         ),
         stat_panel(
-            "Evictions that failed or are late",
+            "Evictions that failed or are overdue",
             units.Short,
             f"sum(increase({KILLS}{{{NODE_SELECTOR},{late}}}[1h])) or vector(0)",
-            "In the last hour: a budget or the API server refused, or processes outlived their grace by half. "
-            "`dioptase explain POD` says why.",
+            (
+                "In the last hour: a disruption budget or the API server refused, or processes exceeded their grace period by "
+                "half. `dioptase explain POD` shows the reason."
+            ),
             (1, 10),
         ),
         stat_panel(
             "Conditions in force",
             units.Short,
             f"sum(dioptase_eviction_condition{{{NODE_SELECTOR}}}) or vector(0)",
-            "The scheduler keeps away from these nodes: five minutes longer than the threshold is met.",
+            "Nodes with such a condition are tainted, until five minutes after the threshold is no longer met.",
             (1, 100),
         ),
         stat_panel(
-            "Thresholds that could not be judged",
+            "Thresholds without data",
             units.Short,
             f"sum(dioptase_eviction_not_judged{{{NODE_SELECTOR}}}) or vector(0)",
-            "An input is missing, so these plugins evict no pods. The card on the agent's page says which input.",
+            "An input is missing, so these plugins evict no pods. The agent's page names the input.",
         ),
     ]
 
@@ -199,14 +210,17 @@ def _thresholds() -> list[Panel]:
     return [
         state_panel(
             "Thresholds met",
-            "soft: at most one pod of the node leaves in a round. hard: the plugin's first candidate does.",
+            "soft: at most one pod of the node is evicted per cycle. hard: the first candidate of each plugin.",
             Query(f"dioptase_eviction_met{{{NODE_SELECTOR}}}", THRESHOLD_LEGEND),
             THRESHOLD_STATES,
         ),
         bar_gauge_panel(
-            "Observed over threshold",
+            "Observed value relative to the threshold",
             units.PercentUnit,
-            "Above 100 % an upper bound is crossed; of free memory and room, which are lower bounds, below.",
+            (
+                "Above 100 % an upper bound is exceeded. Free memory and free space have lower bounds, which are met below "
+                "100 %."
+            ),
             Query(
                 f"dioptase_eviction_observed{{{NODE_SELECTOR}}} / (dioptase_eviction_threshold{{{NODE_SELECTOR}}} != 0)",
                 THRESHOLD_LEGEND,
@@ -215,7 +229,7 @@ def _thresholds() -> list[Panel]:
         line_panel(
             "Victims by plugin",
             units.Short,
-            "Which trouble made pods leave; those of a dry run are still there.",
+            "Evicted pods by plugin. Pods of a dry run keep running.",
             Query(
                 f"sum by (job, instance, plugin, dry_run) (increase({VICTIMS}{{{NODE_SELECTOR}}}{RATE_INTERVAL}))",
                 "{{plugin}}, dry run {{dry_run}}, on {{instance}}",
@@ -223,9 +237,12 @@ def _thresholds() -> list[Panel]:
             bars=True,
         ),
         line_panel(
-            "What became of evictions",
+            "Eviction events",
             units.Short,
-            "EvictCreated and EvictSucceeded go together; EvictExceededGracePeriod means that processes would not end.",
+            (
+                "Each EvictCreated should be followed by EvictSucceeded. EvictExceededGracePeriod: processes did not end in "
+                "time."
+            ),
             Query(
                 f"sum by (job, instance, reason) (increase({KILLS}{{{NODE_SELECTOR}}}{RATE_INTERVAL}))",
                 "{{reason}} on {{instance}}",
@@ -239,16 +256,16 @@ def _cycles() -> list[Panel]:
     return [
         cycles_by_trigger(),
         line_panel(
-            "What the policy wanted",
+            "Requirement and reclaimable CPU",
             "cores",
-            "Steps down are takings back: the rule that fired then is above.",
+            "A step down of the reclaimable CPU returns CPU to online pods; the panel above shows its rule.",
             Query(f"dioptase_reclaim_lent_cores{{{NODE_SELECTOR}}}", "lent on {{instance}}"),
         ),
         source_states(),
         line_panel(
-            "Round, duration",
+            "Cycle, duration",
             units.Seconds,
-            "A decision is late by no more than this and the time since the tick.",
+            "A decision is delayed by at most this duration and the time since the last cycle.",
             Query(f"dioptase_round_duration_seconds{{{NODE_SELECTOR}}}", "{{instance}}"),
         ),
     ]

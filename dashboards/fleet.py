@@ -39,12 +39,15 @@ def board() -> Board:
     return Board(
         "fleet",
         "Dioptase fleet",
-        "What all nodes lend and at whose cost, which of them fare worst, and how agents, controller and rollouts are.",
+        (
+            "Reclaimable CPU and harm on all nodes, the nodes to look at first, and the state of agents, controller and "
+            "rollouts."
+        ),
         (),
         (
-            ("At a glance", _glance()),
-            ("What the fleet lends", _reclaimable()),
-            ("Nodes that fare worst", _worst_nodes()),
+            ("Summary", _glance()),
+            ("Reclaimable CPU of the fleet", _reclaimable()),
+            ("Nodes to look at first", _worst_nodes()),
             ("Agents", _agents()),
             ("Evictions", _evicted()),
             ("Configuration", _configured()),
@@ -63,36 +66,38 @@ def _glance() -> list[Panel]:
     behind = f"count(dioptase_kcc_updated_nodes < dioptase_kcc_target_nodes {ON_LEADER}) or vector(0)"
     return [
         stat_panel(
-            "Agents that answer",
+            "Agents scraped",
             units.Short,
             f"count(dioptase_build_info{{{NODE_SELECTOR}}})",
-            "Nodes whose agent Prometheus has just scraped. Fewer than there are nodes: see DioptaseAgentMissing.",
+            "Nodes whose agent answered the last scrape. If there are more nodes, see DioptaseAgentMissing.",
         ),
         stat_panel(
             "Nodes without a ready agent",
             units.Short,
             unwell,
-            "As the controller sees it; after ten minutes it taints them.",
+            "As reported by the controller, which taints them after ten minutes.",
             (1,),
         ),
-        stat_panel("Lent by all", "cores", f"sum({RECLAIMABLE})", "What reclaimed pods may use now, of all nodes."),
         stat_panel(
-            "Used of what is lent",
+            "Reclaimable CPU", "cores", f"sum({RECLAIMABLE})", "CPU that reclaimed pods may use now, on all nodes."
+        ),
+        stat_panel(
+            "Used share of reclaimable CPU",
             units.PercentUnit,
             f"sum({IN_USE}) / sum({RECLAIMABLE})",
-            "Little of much: there is too little batch work.",
+            "A low share means that there is too little batch work.",
         ),
         stat_panel(
-            "Waits that it costs",
+            "Online tasks waiting for reclaimed pods",
             "tasks",
             f"sum({interference_of_nodes()}) or vector(0)",
-            "Mean number of online tasks, of all nodes, that wait while reclaimed pods have the CPU.",
+            "Mean number of online tasks, on all nodes, that wait while reclaimed pods have the CPU.",
         ),
         stat_panel(
-            "Rollouts under way",
+            "Rollouts in progress",
             units.Short,
             behind,
-            "Configurations whose newest content has not reached all of its nodes.",
+            "Configurations whose newest version has not reached all of their nodes.",
             (1,),
         ),
     ]
@@ -103,7 +108,10 @@ def _reclaimable() -> list[Panel]:
         line_panel(
             "Reclaimable and used CPU and headroom of the fleet",
             "cores",
-            "The sum of all nodes. Lent that falls to nothing at once is a setting or a source that all of them miss.",
+            (
+                "Sum of all nodes. If the reclaimable CPU drops to 0 at once, look for a changed setting or a source that all "
+                "nodes lack."
+            ),
             Query(f"sum({REPORTED})", "promised"),
             Query(f"sum({RECLAIMABLE})", "lent"),
             Query(f"sum({IN_USE})", "used"),
@@ -112,7 +120,7 @@ def _reclaimable() -> list[Panel]:
         line_panel(
             "Waits of online pods, all nodes",
             "tasks",
-            "Mean number of online tasks that wait while reclaimed pods have the CPU: the price of what is lent.",
+            "Mean number of online tasks that wait while reclaimed pods have the CPU: the harm of colocation.",
             Query(f"sum({interference_of_nodes()}) or vector(0)", "because of reclaimed pods"),
         ),
     ]
@@ -122,28 +130,31 @@ def _worst_nodes() -> list[Panel]:
     waits = f"max by ({BY_NODE}) ({quantile_by(0.99, 'dioptase_cgroup_runq_wait_seconds', ONLINE_OF_NODES)})"
     return [
         ranked(
-            "Most harm",
+            "Most harm to online pods",
             "tasks",
-            "Where reclaimed pods cost online ones most.",
+            "Nodes whose online pods wait most for reclaimed ones.",
             Query(top_series(interference_of_nodes()), INSTANCE),
         ),
         ranked(
-            "Longest waits relative to the target",
+            "Longest run-queue latency relative to the target",
             units.PercentUnit,
-            "p99 of the online pod that waits longest, as a share of its policy's target; above it lending shrinks.",
+            (
+                "p99 of the slowest online pod, relative to the target of its policy. Above 100 % the reclaimable CPU "
+                "shrinks."
+            ),
             Query(top_series(f"{waits} / on ({BY_NODE}) {LATENCY_TARGET}"), INSTANCE),
             (0.8, 1),
         ),
         ranked(
-            "Least lent",
+            "Least reclaimable CPU",
             units.PercentUnit,
-            "The twelve nodes that lend the smallest share of their CPUs.",
+            "The twelve nodes with the smallest reclaimable share of their CPUs.",
             Query(f"bottomk(12, {RECLAIMABLE} / on ({BY_NODE}) {CPUS})", INSTANCE),
         ),
         ranked(
-            "Most lent and unused",
+            "Most unused reclaimable CPU",
             "cores",
-            "Room for more batch work.",
+            "Reclaimable CPU that reclaimed pods do not use.",
             Query(
                 top_series(f"{RECLAIMABLE} - on ({BY_NODE}) ({IN_USE} or on ({BY_NODE}) 0 * {RECLAIMABLE})"), INSTANCE
             ),
@@ -157,34 +168,34 @@ def _agents() -> list[Panel]:
         line_panel(
             "Versions",
             units.Short,
-            "Agents of each version; two for long is an upgrade that got stuck.",
+            "Agents by version. Two versions for long: the upgrade does not progress.",
             Query(f"count by (version) (dioptase_build_info{{{NODE_SELECTOR}}})", "{{version}}"),
             stacked=True,
         ),
         line_panel(
             "Modes",
             units.Short,
-            "Agents that act, that only say what they would do, and that decide nothing.",
+            "Agents by --act: on, dry-run, off.",
             Query(f"sum by (mode) (dioptase_act_mode{{{NODE_SELECTOR}}})", "{{mode}}"),
             stacked=True,
         ),
         line_panel(
-            "Agents as the controller sees them",
+            "Agents by state, as reported by the controller",
             units.Short,
-            "Nodes by how their agent's pod is. Of one without, reclaimed pods have to leave after twenty minutes.",
+            "Nodes by the state of their agent's pod. Without an agent, reclaimed pods are evicted after twenty minutes.",
             Query(f"sum by (agent, state) (dioptase_lifecycle_agents {ON_LEADER})", "{{agent}}: {{state}}"),
         ),
         ranked(
-            "Sources down, by node",
+            "Failed sources, by node",
             units.Short,
-            "What agents cannot read; `kubectl dioptase doctor` tells what helps.",
+            "Sources that agents cannot read. `kubectl dioptase doctor` names the remedies.",
             Query(top_series(down), INSTANCE),
             (1,),
         ),
         line_panel(
             "Oldest snapshots",
             units.Seconds,
-            "Agents whose latest look at their node is oldest; above three intervals one hangs.",
+            "Agents with the oldest latest cycle. Above three intervals the agent hangs.",
             Query(top_series(SNAPSHOT_AGE), INSTANCE),
         ),
     ]
@@ -195,7 +206,7 @@ def _evicted() -> list[Panel]:
         line_panel(
             "Evictions of all agents by reason",
             units.Short,
-            "What became of pods that agents had leave: created, succeeded, failed, or late.",
+            "Evictions that were created, succeeded, failed, or exceeded the grace period.",
             Query(
                 f"sum by (reason) (increase(dioptase_eviction_kills_total{{{NODE_SELECTOR}}}{RATE_INTERVAL}))",
                 "{{reason}}",
@@ -203,9 +214,9 @@ def _evicted() -> list[Panel]:
             bars=True,
         ),
         ranked(
-            "Nodes that evict most",
+            "Nodes with most evictions",
             units.Short,
-            "In the last hour. One node alone is a matter of that node, many are a matter of a threshold.",
+            "In the last hour. A single node points to that node, many nodes to a threshold.",
             Query(
                 top_series(f"sum by ({BY_NODE}) (increase(dioptase_eviction_kills_total{{{NODE_SELECTOR}}}[1h]))"),
                 INSTANCE,
@@ -236,14 +247,14 @@ def _configured() -> list[Panel]:
         line_panel(
             "Nodes by configuration",
             units.Short,
-            "How many nodes apply which content of each object: a rollout is one hash that grows while another shrinks.",
+            "Nodes by object and hash of its content. During a rollout one hash grows while another shrinks.",
             Query(f"count by (kind, object, hash) ({APPLIED_CONFIG} == 1)", "{{kind}} {{object}} {{hash}}"),
             stacked=True,
         ),
         line_panel(
-            "Nodes that cannot apply it",
+            "Nodes that reject a configuration",
             units.Short,
-            "Their last good configuration stands. `kubectl dioptase config` says why, field by field.",
+            "They keep the last valid configuration. `kubectl dioptase config` shows the reason for each field.",
             Query(f"sum by (kind, object, hash) (1 - {APPLIED_CONFIG})", "{{kind}} {{object}} {{hash}}"),
         ),
         line_panel(
@@ -255,9 +266,9 @@ def _configured() -> list[Panel]:
             Query(f"sum by (resource, object) (dioptase_kcc_updated_nodes {ON_LEADER})", f"updated: {ROLLOUT}"),
         ),
         line_panel(
-            "Configurations that cannot stand",
+            "Rejected configurations",
             units.Short,
-            "While there is one, nothing of its kind is rolled out.",
+            "While one is rejected, no object of its kind is rolled out.",
             Query(f"sum by (resource) (dioptase_kcc_invalid_objects {ON_LEADER})", "{{resource}}"),
         ),
     ]
@@ -268,41 +279,44 @@ def _controller() -> list[Panel]:
         line_panel(
             "Leader",
             units.Short,
-            "One replica leads and works; at two the sum would be wrong, at none nothing is rolled out, tainted or evicted.",
+            "1: one replica leads. 0: nothing is rolled out, tainted or evicted.",
             Query("dioptase_controller_leading", INSTANCE),
             stacked=True,
         ),
         line_panel(
-            "What it does",
+            "Reconciliations",
             "1/s",
-            "Times that something was looked at; retried is the API server's doing, failed is a bug.",
+            (
+                "Reconciliations by result. retried: the API server refused or did not answer. failed: a bug of the "
+                "controller."
+            ),
             Query(
                 f"sum by (controller, result) (rate(dioptase_controller_reconciles_total{RATE_INTERVAL}))",
                 "{{controller}}: {{result}}",
             ),
         ),
         line_panel(
-            "What waits",
+            "Work queues",
             units.Short,
-            "A queue that does not empty: the API server refuses, or is slow.",
+            "A queue that does not become empty: the API server refuses requests, or is slow.",
             Query(f"sum by (controller) (dioptase_controller_queue_length {ON_LEADER})", "{{controller}}"),
         ),
         line_panel(
-            "Silence of the API server",
+            "Time since the last event of the API server",
             units.Seconds,
-            "Time since it was last heard of each resource; it says something once a minute at least.",
+            "Time since the last event of each watched resource. At least once a minute is normal.",
             Query(f"max by (resource) (dioptase_controller_watch_age_seconds {ON_LEADER})", "{{resource}}"),
         ),
         line_panel(
             "Requests to the API server",
             "1/s",
-            "By answer; unreachable where there was none.",
+            "By HTTP status. `unreachable`: no answer.",
             Query(f"sum by (status) (rate(dioptase_controller_api_requests_total{RATE_INTERVAL}))", "{{status}}"),
         ),
         line_panel(
-            "Why it holds back",
+            "Why nothing is tainted or evicted",
             units.Short,
-            "1 for why nothing is tainted or evicted: none is well; full and partial: too many nodes are unwell at once.",
+            "1: the reason in force. none: no agent is healthy. full, partial: too many agents are unhealthy at once.",
             Query(f"max by (reason) (dioptase_lifecycle_halt {ON_LEADER})", "{{reason}}"),
         ),
     ]

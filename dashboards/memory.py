@@ -31,11 +31,10 @@ def board() -> Board:
     return Board(
         "memory",
         "Dioptase: memory and reclaim",
-        "How much memory is left, whether the kernel or the workloads themselves have to free it, and "
-        "which cgroups are delayed by that.",
+        "Available memory, reclaim by kswapd and by the workloads themselves, and the cgroups that reclaim delays.",
         ("cgroup",),
         (
-            ("At a glance", _glance()),
+            ("Summary", _glance()),
             ("The node", _node()),
             ("Reclaim", _reclaim()),
             ("Cgroups", _cgroups()),
@@ -53,7 +52,7 @@ def _glance() -> list[Panel]:
     )
     return [
         stat_panel(
-            "Memory that could be had", units.PercentUnit, f"min({available})", "Without swapping, of the worst node."
+            "Available memory", units.PercentUnit, f"min({available})", "Without swapping, on the node with the least."
         ),
         stat_panel(
             "Memory pressure",
@@ -66,29 +65,31 @@ def _glance() -> list[Panel]:
             "Direct reclaim",
             MS_PER_S,
             f'1000 * sum(rate({RECLAIM}_sum{{{NODE_SELECTOR},kind="direct"}}{RATE_INTERVAL}))',
-            "Time that tasks spent freeing memory because the node was short, not working: the price of a full node.",
+            "Time that tasks spent in reclaim because the node was short of memory.",
             (1, 50),
         ),
         stat_panel(
             "Reclaim at limits",
             MS_PER_S,
             f'1000 * sum(rate({RECLAIM}_sum{{{NODE_SELECTOR},kind="limit"}}{RATE_INTERVAL}))',
-            "Time that tasks spent freeing memory because of their cgroup's own limit: a higher limit ends it.",
+            "Time that tasks spent in reclaim because of their cgroup's own limit. A higher limit ends it.",
             (10, 200),
         ),
         stat_panel(
             "kswapd at work",
             units.PercentUnit,
             f"max(rate(dioptase_node_kswapd_active_seconds_total{{{NODE_SELECTOR}}}{RATE_INTERVAL}))",
-            "Share of time in which background reclaim was awake, of the busiest NUMA node. Near 100 % it is losing.",
+            "Share of time in which background reclaim was awake, on the busiest NUMA node. Near 100 % it cannot keep up.",
             (0.2, 0.7),
         ),
         stat_panel(
             "OOM kills, last hour",
             units.Short,
             f'sum(increase({EVENTS}{{{NODE_SELECTOR},event="oom_kill"}}[1h]))',
-            "Processes that the kernel killed for memory, by its own count, which no removed cgroup takes away; top, the page "
-            "and the agent's log name them.",
+            (
+                "Processes killed by the OOM killer, by the node's own counter, which includes removed cgroups. `dioptase "
+                "top`, the page and the agent's log name them."
+            ),
             (1,),
         ),
     ]
@@ -102,16 +103,16 @@ def _node() -> list[Panel]:
         line_panel(
             "Memory",
             units.BytesIEC,
-            "Available counts what could be reclaimed without swapping.",
+            "Available memory includes what can be reclaimed without swapping.",
             Query(f"dioptase_node_memory_total_bytes{{{NODE_SELECTOR}}}", f"all {INSTANCE_LEGEND}"),
             Query(f"dioptase_node_memory_available_bytes{{{NODE_SELECTOR}}}", f"available {INSTANCE_LEGEND}"),
             Query(f'dioptase_node_memory_bytes{{{NODE_SELECTOR},kind="MemFree"}}', f"free {INSTANCE_LEGEND}"),
             Query(f'dioptase_node_memory_bytes{{{NODE_SELECTOR},kind="AnonPages"}}', f"anonymous {INSTANCE_LEGEND}"),
         ),
         line_panel(
-            "Zones, free against their low watermark",
+            "Free memory of zones relative to the low watermark",
             units.Short,
-            "Below 1 kswapd is woken; at the min watermark, often 0.8, tasks have to reclaim themselves.",
+            "Below 1 kswapd is woken. At the min watermark, often 0.8, tasks reclaim directly.",
             Query(f"{mark('free')} / ({mark('low')} > 0)", f"{{{{zone}}}} of node {{{{numa_node}}}} {INSTANCE_LEGEND}"),
             log=True,
         ),
@@ -134,9 +135,9 @@ def _node() -> list[Panel]:
             ),
         ),
         line_panel(
-            "Pages looked at and taken",
+            "Pages scanned and reclaimed",
             "pages/s",
-            "By kswapd and by the tasks themselves (direct). Far more looked at than taken: nothing cheap is left.",
+            "By kswapd and by tasks (direct). Far more scanned than reclaimed: little memory is easy to reclaim.",
             Query(_events("pgscan_kswapd"), f"kswapd looked at {INSTANCE_LEGEND}"),
             Query(_events("pgsteal_kswapd"), f"kswapd took {INSTANCE_LEGEND}"),
             Query(_events("pgscan_direct"), f"direct looked at {INSTANCE_LEGEND}"),
@@ -145,7 +146,7 @@ def _node() -> list[Panel]:
         line_panel(
             "Refaults and swap",
             "pages/s",
-            "Pages that were needed again soon after they were taken, and swap traffic: the node runs in too little memory.",
+            "Pages read again soon after their reclaim, and swap traffic. High: the node has too little memory.",
             Query(_events("workingset_refault_.*"), f"refaulted {INSTANCE_LEGEND}"),
             Query(_events("pswpin"), f"swapped in {INSTANCE_LEGEND}"),
             Query(_events("pswpout"), f"swapped out {INSTANCE_LEGEND}"),
@@ -163,25 +164,25 @@ def _reclaim() -> list[Panel]:
         line_panel(
             "Direct reclaim by cgroup",
             MS_PER_S,
-            "Milliseconds a second that tasks stood still: 1,000 is one task all the time.",
+            "Milliseconds per second that tasks were stopped by reclaim. 1,000: one task all the time.",
             Query(stalled("direct"), CGROUP_LEGEND),
         ),
         line_panel(
-            "Reclaim at the own limit, by cgroup",
+            "Reclaim at the cgroup's own limit, by cgroup",
             MS_PER_S,
-            "The cgroup's limit is too low for what it does; neighbours have no part in it.",
+            "The cgroup's limit is too low for its work. Other cgroups do not cause this.",
             Query(stalled("limit"), CGROUP_LEGEND),
         ),
         heatmap_panel(
-            "How long each reclaim took",
+            "Duration of reclaims",
             RECLAIM,
             CGROUP_SELECTOR,
-            "Direct and at limits: the pause that a request in the middle of it feels.",
+            "Direct reclaim and reclaim at limits: the delay of a request during it.",
         ),
         line_panel(
             "Wakeups of kswapd by cgroup",
             "1/s",
-            "Cgroups whose allocations found a zone below its watermark: often those that grow, not those that are delayed.",
+            "Cgroups whose allocations woke kswapd: often those that grow, not those that are delayed.",
             Query(
                 top_series(rate_by("dioptase_cgroup_kswapd_wakeups_total", CGROUP_SELECTOR, BY_CGROUP)), CGROUP_LEGEND
             ),
@@ -198,7 +199,7 @@ def _cgroups() -> list[Panel]:
         line_panel(
             "Use against the limit",
             units.PercentUnit,
-            "Working set as a share of the cgroup's own limit. At 100 % it reclaims or dies.",
+            "Working set relative to the cgroup's own limit. At 100 % it reclaims, or its processes are killed.",
             Query(top_series(f"{used} / {limit}"), CGROUP_LEGEND),
         ),
         line_panel(
@@ -210,7 +211,7 @@ def _cgroups() -> list[Panel]:
         line_panel(
             "Refaults",
             "pages/s",
-            "Pages read again soon after they were taken: the cgroup runs in too little memory.",
+            "Pages that were read again soon after their reclaim. High values: the cgroup has too little memory.",
             Query(top_series(refaults), CGROUP_LEGEND),
         ),
         line_panel(

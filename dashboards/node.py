@@ -25,10 +25,10 @@ def board() -> Board:
     return Board(
         "node",
         "Dioptase: node",
-        "What the CPUs of a node do, how much work waits for them, for memory and for disks, and what goes in and out.",
+        "Use of a node's CPUs, disks and network, and the tasks that wait for CPU, memory and I/O.",
         (),
         (
-            ("At a glance", _glance()),
+            ("Summary", _glance()),
             ("CPU", _cpu()),
             ("Pressure", _pressure()),
             ("Disks", _disks()),
@@ -51,13 +51,13 @@ def _glance() -> list[Panel]:
             "CPU use",
             units.PercentUnit,
             f"{busy} / sum(dioptase_node_cpus{{{NODE_SELECTOR}}})",
-            "Share of all CPUs that run something.",
+            "Share of the CPU time of all CPUs that is not idle.",
         ),
         stat_panel(
             "Tasks waiting",
             "tasks",
             f"sum(rate(dioptase_cgroup_runq_wait_seconds_sum{{{NODE_SELECTOR}}}{RATE_INTERVAL}))",
-            "Mean number of tasks that could run and did not. Above zero at low use: bursts, or quotas.",
+            "Mean number of runnable tasks without a CPU. Above 0 at low use: bursts or quotas.",
         ),
         stat_panel(
             "CPU pressure",
@@ -81,10 +81,10 @@ def _glance() -> list[Panel]:
             (0.2, 0.5),
         ),
         stat_panel(
-            "Memory that could be had",
+            "Available memory",
             units.PercentUnit,
             f"min({available})",
-            "Without swapping, of the worst node.",
+            "Without swapping, on the node with the least.",
             (),
         ),
     ]
@@ -97,7 +97,7 @@ def _cpu() -> list[Panel]:
         line_panel(
             "Use by mode",
             "cores",
-            "Steal is time that the hypervisor gave to other guests.",
+            "Steal: time in which the hypervisor ran other guests.",
             Query(
                 rate_by(CPU, f'{NODE_SELECTOR},mode!="idle"', "job, instance, mode"), f"{{{{mode}}}} {INSTANCE_LEGEND}"
             ),
@@ -106,13 +106,13 @@ def _cpu() -> list[Panel]:
         line_panel(
             "Busiest CPUs",
             units.PercentUnit,
-            "One CPU at its end while others idle: an interrupt, a pinned task, a small cpuset.",
+            "One busy CPU beside idle ones: an interrupt, a pinned task, or a small cpuset.",
             Query(top_series(busy), f"CPU {{{{cpu}}}} {INSTANCE_LEGEND}"),
         ),
         line_panel(
             "Tasks waiting for each CPU",
             "tasks",
-            "Mean number of tasks in the run queue of a CPU that did not run (schedstat).",
+            "Mean number of tasks that waited in the run queue of a CPU (schedstat).",
             Query(
                 top_series(rate_by("dioptase_node_run_delay_seconds_total", NODE_SELECTOR, "job, instance, cpu")),
                 f"CPU {{{{cpu}}}} {INSTANCE_LEGEND}",
@@ -121,7 +121,7 @@ def _cpu() -> list[Panel]:
         line_panel(
             "Deferred interrupt work",
             "cores",
-            "CPU in soft interrupts by vector: network and block work that no cgroup is charged for.",
+            "CPU time of soft interrupts by vector. Network and block work is not charged to any cgroup.",
             Query(
                 rate_by("dioptase_node_softirq_seconds_total", NODE_SELECTOR, "job, instance, vector"),
                 f"{{{{vector}}}} {INSTANCE_LEGEND}",
@@ -131,7 +131,7 @@ def _cpu() -> list[Panel]:
         line_panel(
             "Load and tasks",
             units.Short,
-            "Load counts tasks that run, want to, or sleep uninterruptibly. Far above the CPUs with time left: the last.",
+            "Running, runnable and uninterruptible tasks. High while CPUs are idle: uninterruptible ones.",
             Query(f"dioptase_node_load1{{{NODE_SELECTOR}}}", f"1 minute {INSTANCE_LEGEND}"),
             Query(f"dioptase_node_load5{{{NODE_SELECTOR}}}", f"5 minutes {INSTANCE_LEGEND}"),
             Query(f"dioptase_node_procs_running{{{NODE_SELECTOR}}}", f"running {INSTANCE_LEGEND}"),
@@ -141,7 +141,7 @@ def _cpu() -> list[Panel]:
         line_panel(
             "Interrupts",
             "1/s",
-            "All kinds together, by CPU; on a single CPU they slow every task that runs there.",
+            "All interrupts by CPU. If one CPU gets most of them, they slow every task on it.",
             Query(
                 top_series(rate_by("dioptase_node_interrupts_total", NODE_SELECTOR, "job, instance, cpu")),
                 f"CPU {{{{cpu}}}} {INSTANCE_LEGEND}",
@@ -167,7 +167,7 @@ def _pressure() -> list[Panel]:
         line_panel(
             "All tasks stalled",
             units.PercentUnit,
-            "Share of time in which all tasks were stalled: lost work. More than a few percent is noticeable.",
+            "Share of time in which all tasks were stalled. More than a few percent is noticeable.",
             of("full"),
         ),
     ]
@@ -180,14 +180,14 @@ def _disks() -> list[Panel]:
         line_panel(
             "Busy",
             units.PercentUnit,
-            "Share of time with a request in flight. A disk that works in parallel is not full at 100 %.",
+            "Share of time with a request in flight. A disk that serves requests in parallel is not saturated at 100 %.",
             Query(
                 top_series(rate_by("dioptase_node_disk_busy_seconds_total", NODE_SELECTOR, "job, instance, device")),
                 f"{{{{device}}}} {INSTANCE_LEGEND}",
             ),
         ),
         line_panel(
-            "Time of a request, mean",
+            "Request duration, mean",
             units.Seconds,
             "From the queue to completion; no line without requests.",
             Query(top_series(f"{took} / ({done} > 0)"), f"{{{{device}}}}: {{{{operation}}}} {INSTANCE_LEGEND}"),
@@ -204,7 +204,7 @@ def _disks() -> list[Panel]:
             ),
         ),
         line_panel(
-            "Room on file systems",
+            "Free space of file systems",
             units.PercentUnit,
             "Free space for users other than root.",
             Query(
@@ -222,9 +222,9 @@ def _tcp() -> list[Panel]:
 
     return [
         line_panel(
-            "TCP segments sent again",
+            "TCP retransmits",
             units.PercentUnit,
-            "Share of all that were sent. Above 1 % connections are slow.",
+            "Share of all segments sent. Above 1 % connections are slow.",
             Query(f"{events('Tcp.RetransSegs')} / ({events('Tcp.OutSegs')} > 0)", INSTANCE_LEGEND),
         ),
         line_panel(
@@ -244,7 +244,7 @@ def _network() -> list[Panel]:
         line_panel(
             "Bytes by interface",
             units.BytesPerSecondSI,
-            "Received and sent; a pod's own interface counts again what the node's carries.",
+            "Received and sent. Traffic of pods counts at their interface and at the node's.",
             Query(
                 top_series(
                     rate_by("dioptase_node_network_bytes_total", NODE_SELECTOR, "job, instance, interface, direction")
@@ -253,9 +253,9 @@ def _network() -> list[Panel]:
             ),
         ),
         line_panel(
-            "Lost",
+            "Dropped and erroneous packets",
             "packets/s",
-            "Packets dropped by the kernel and lost to errors.",
+            "Packets that the kernel dropped, and packets with errors.",
             Query(
                 top_series(
                     rate_by("dioptase_node_network_drops_total", NODE_SELECTOR, "job, instance, interface, direction")

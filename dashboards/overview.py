@@ -33,15 +33,15 @@ def board() -> Board:
     return Board(
         "overview",
         "Dioptase overview",
-        "Waits for CPU, reclaimable CPU and its use by batch work, decisions and their reasons.",
+        "Run-queue latency, reclaimable CPU and its use by reclaimed pods, decisions and their reasons.",
         ("namespace", "pod"),
         (
-            ("At a glance", _glance()),
-            ("Waits", _runq_latency_row()),
-            ("Use of the CPU", _use()),
-            ("What is lent", _reclaimable_row()),
-            ("What was decided", _decisions_row()),
-            ("Is the agent healthy", _health()),
+            ("Summary", _glance()),
+            ("Run-queue latency", _runq_latency_row()),
+            ("CPU use", _use()),
+            ("Reclaimable CPU", _reclaimable_row()),
+            ("Decisions", _decisions_row()),
+            ("Agent health", _health()),
         ),
     )
 
@@ -52,35 +52,40 @@ def _glance() -> list[Panel]:
     busy = f'sum(rate(dioptase_node_cpu_seconds_total{{{NODE_SELECTOR},mode!~"idle|iowait|steal"}}{RATE_INTERVAL}))'
     return [
         stat_panel(
-            "Worst online wait, p99",
+            "Longest online run-queue latency, p99",
             units.PercentUnit,
             f"max(({quantile_by(0.99, RUNQ_LATENCY, ONLINE_SELECTOR)} unless {cut}) / on (job, instance) "
             f"group_left () {LATENCY_TARGET})",
-            "Run-queue wait of the slowest online pod, as a share of its node's target. From half of the target on nothing "
-            "more is lent; above it CPU is taken back. Without pods whose own quota makes more than half of their waits: "
-            "the policy takes that out of them.",
+            (
+                "Run-queue latency of the slowest online pod, relative to its node's target. From 50 % on the reclaimable CPU "
+                "does not grow; above 100 % it shrinks. Pods whose own quota causes more than half of their waits are left "
+                "out."
+            ),
             (0.5, 1),
         ),
         stat_panel(
             "Node use",
             units.PercentUnit,
             f"{busy} / sum(dioptase_node_cpus{{{NODE_SELECTOR}}})",
-            "Share of all CPUs that run something. Lending is there to raise it.",
+            "Share of the CPU time of all CPUs that is not idle. Colocation should raise it.",
         ),
         stat_panel(
-            "Lent", "cores", f"sum(dioptase_reclaim_lent_cores{{{NODE_SELECTOR}}})", "What reclaimed pods may use now."
+            "Reclaimable CPU",
+            "cores",
+            f"sum(dioptase_reclaim_lent_cores{{{NODE_SELECTOR}}})",
+            "CPU that reclaimed pods may use now.",
         ),
         stat_panel(
             "Used by reclaimed pods",
             "cores",
             f"sum(rate(dioptase_cgroup_cpu_usage_seconds_total{{{RECLAIMED_SELECTOR}}}{RATE_INTERVAL}))",
-            "What they do use. Well below what is lent: they have no more to do.",
+            "CPU use of reclaimed pods. Far below the reclaimable CPU: they have no more work.",
         ),
         stat_panel(
-            "Nodes that act",
+            "Agents with --act on",
             units.Short,
             f'sum(dioptase_act_mode{{{NODE_SELECTOR},mode="on"}})',
-            "Nodes whose agent writes. The others decide nothing, or only say what they would do.",
+            "Agents that write. The others measure only, or run dry.",
         ),
         overdue_cycles(),
     ]
@@ -90,43 +95,45 @@ def _runq_latency_row() -> list[Panel]:
     latency = "dioptase_indicator_latency_seconds"
     return [
         heatmap_panel(
-            "Waits of online pods",
+            "Run-queue latency of online pods",
             RUNQ_LATENCY,
             ONLINE_SELECTOR,
-            "Each column is a moment, each cell how many waits of that length ended.",
+            "Number of waits by duration, over time.",
         ),
         heatmap_panel(
-            "Waits of reclaimed pods",
+            "Run-queue latency of reclaimed pods",
             RUNQ_LATENCY,
             f'{POD_SELECTOR},qos="reclaimed_cores"',
-            "They are meant to wait: they run on what is left.",
+            "Reclaimed pods are expected to wait: they get the CPU that online pods leave.",
         ),
         line_panel(
-            "Run-queue wait, p99",
+            "Run-queue latency, p99",
             units.Seconds,
-            "99 of 100 waits were no longer. An online pod above its node's target is what the alert is about, unless its own "
-            "quota makes most of its waits.",
+            (
+                "99 of 100 waits were shorter. The alert fires for an online pod above its node's target, unless its own "
+                "quota causes most of its waits."
+            ),
             Query(quantile_by(0.99, RUNQ_LATENCY, POD_SELECTOR), POD_LEGEND),
             Query(LATENCY_TARGET, "target on {{instance}}"),
             log=True,
         ),
         line_panel(
-            "Run-queue wait, median",
+            "Run-queue latency, median",
             units.Seconds,
-            "Half of the waits were no longer.",
+            "Half of the waits were shorter.",
             Query(quantile_by(0.5, RUNQ_LATENCY, POD_SELECTOR), POD_LEGEND),
             log=True,
         ),
         line_panel(
             "Tasks waiting",
             units.Short,
-            "Mean number of tasks that could run and did not: what a pod lacks in CPUs, whatever it uses.",
+            "Mean number of runnable tasks without a CPU: the CPUs that a pod lacks.",
             Query(rate_by(f"{RUNQ_LATENCY}_sum", POD_SELECTOR), POD_LEGEND),
         ),
         line_panel(
-            "Request latency that pods report, p99",
+            "Request latency reported by pods, p99",
             units.Seconds,
-            "The pods' own word, where they publish it: it should stay put while work is lent.",
+            "As published by the pods themselves. It should not rise while reclaimed pods run.",
             Query(quantile_by(0.99, latency, POD_SELECTOR), POD_LEGEND),
         ),
     ]
@@ -147,7 +154,7 @@ def _use() -> list[Panel]:
         line_panel(
             "CPU use of the node by mode",
             "cores",
-            "Steal is time that the hypervisor gave to other guests.",
+            "Steal: time in which the hypervisor ran other guests.",
             Query(
                 rate_by("dioptase_node_cpu_seconds_total", f'{NODE_SELECTOR},mode!="idle"', "job, instance, mode"),
                 "{{mode}} on {{instance}}",
@@ -155,9 +162,9 @@ def _use() -> list[Panel]:
             stacked=True,
         ),
         line_panel(
-            "Periods throttled",
+            "Throttled periods",
             units.PercentUnit,
-            "Share of CFS periods in which a pod's own quota ran out. Lending does not cause this; a low limit does.",
+            "Share of CFS periods in which a pod's own quota ran out. The cause is its limit, not reclaimed pods.",
             Query(f"{throttled} / {periods}", POD_LEGEND),
         ),
         line_panel(
@@ -173,10 +180,12 @@ def _reclaimable_row() -> list[Panel]:
     used = rate_by("dioptase_cgroup_cpu_usage_seconds_total", RECLAIMED_SELECTOR, "job, instance")
     return [
         line_panel(
-            "Lent, used, headroom, need",
+            "Reclaimable CPU, its use, headroom and need",
             "cores",
-            "What reclaimed pods may use, what they use, their headroom (CPU for all of them together, what they "
-            "use now included), and what online pods need.",
+            (
+                "CPU that reclaimed pods may use, their use, their headroom (including their use), and the estimated need of "
+                "online pods."
+            ),
             Query(f"dioptase_reclaim_lent_cores{{{NODE_SELECTOR}}}", "lent on {{instance}}"),
             Query(used, "used by reclaimed pods on {{instance}}"),
             Query(f"dioptase_reclaim_headroom_cores{{{NODE_SELECTOR}}}", "headroom on {{instance}}"),
@@ -190,9 +199,9 @@ def _decisions_row() -> list[Panel]:
     changes = f'increase(dioptase_decisions_total{{{NODE_SELECTOR},outcome!="unchanged"}}{RATE_INTERVAL})'
     return [
         line_panel(
-            "Decisions that did something, or failed to",
+            "Decisions written or failed",
             units.Short,
-            "By the rule that fired and what came of it; `dioptase explain` tells each with its numbers.",
+            "By rule and outcome. `dioptase explain` shows each with its numbers.",
             Query(f"sum by (job, instance, rule, outcome) ({changes})", "{{rule}}: {{outcome}} on {{instance}}"),
             bars=True,
         ),
@@ -204,15 +213,15 @@ def _health() -> list[Panel]:
     return [
         source_states(),
         line_panel(
-            "Round and sources, duration",
+            "Cycle and sources, duration",
             units.Seconds,
-            "A round should stay far below its second.",
+            "A cycle should take far less than its interval of a second.",
             Query(f"dioptase_round_duration_seconds{{{NODE_SELECTOR}}}", "round on {{instance}}"),
             Query(f"dioptase_source_duration_seconds{{{NODE_SELECTOR}}}", "{{source}} on {{instance}}"),
         ),
         snapshot_age(),
         line_panel(
-            "What the agent costs",
+            "CPU of the agent",
             "cores",
             "CPU of the agent's own process.",
             Query(
@@ -231,9 +240,9 @@ def _health() -> list[Panel]:
         ),
         limitations(),
         line_panel(
-            "Reports lost",
+            "Lost reports",
             units.Short,
-            "1 where decisions do not reach the disk of the node, and exports that no OpenTelemetry collector took.",
+            "1: decisions cannot be written to the node's disk. Also exports that failed at the OpenTelemetry collector.",
             Query(f"1 - dioptase_journal_writable{{{NODE_SELECTOR}}}", "journal on {{instance}}"),
             Query(
                 f"increase(dioptase_otel_failures_total{{{NODE_SELECTOR}}}{RATE_INTERVAL})", "exports of {{instance}}"

@@ -40,13 +40,15 @@ def board() -> Board:
     return Board(
         "workload",
         "Dioptase: run-queue interference",
-        "Which cgroups wait for a CPU, which ones held it meanwhile, and the effect of their own quotas; "
-        "with or without listed pods.",
+        (
+            "Cgroups that wait for a CPU, the cgroups that had it meanwhile, and throttling by their own quotas. Needs no "
+            "listed pods."
+        ),
         ("cgroup",),
         (
-            ("At a glance", _glance()),
-            ("Waits", _waits()),
-            ("Causes of the waits", _blame()),
+            ("Summary", _glance()),
+            ("Run-queue latency", _waits()),
+            ("Causes of run-queue latency", _blame()),
             ("Throttled by their own quota", _throttled()),
             ("Threads and load", _threads()),
             ("Disk and network", _traffic()),
@@ -62,37 +64,37 @@ def _glance() -> list[Panel]:
     waiting = f"sum({rate_by(f'{RUNQ_LATENCY}_sum', CGROUP_SELECTOR)})"
     return [
         stat_panel(
-            "Tasks waiting", "tasks", waiting, "Mean number of tasks that could run and did not, of all chosen cgroups."
+            "Tasks waiting", "tasks", waiting, "Mean number of runnable tasks without a CPU, of all selected cgroups."
         ),
         stat_panel(
-            "Longest wait, p99",
+            "Longest run-queue latency, p99",
             units.Seconds,
             f"max({quantile_by(0.99, RUNQ_LATENCY, CGROUP_SELECTOR, BY_CGROUP)})",
-            "Of the cgroup that waits longest. What is too long, its users say; 10 ms is felt by most services.",
+            "Of the cgroup that waits longest. Most services are affected from 10 ms on.",
         ),
         stat_panel(
-            "Because of neighbours",
+            "Caused by other cgroups",
             units.PercentUnit,
             f"sum({BY_NEIGHBOURS}) / sum({ATTRIBUTED})",
-            "Share of all waits in which another cgroup had the CPU: what moving or shrinking a neighbour can win.",
+            "Share of the waits in which another cgroup had the CPU. Moving or limiting that cgroup would remove them.",
         ),
         stat_panel(
-            "Because of own quotas",
+            "Caused by own quotas",
             units.PercentUnit,
             f"sum({rate_by(BLAME, OWN_QUOTA)}) / sum({ATTRIBUTED})",
-            "Share of all waits that own quotas cause: no neighbour can help, a higher limit can.",
+            "Share of the waits that the cgroups' own quotas cause. A higher limit would remove them.",
         ),
         stat_panel(
             "Longest throttle, p99",
             units.Seconds,
             f"max({quantile_by(0.99, THROTTLE, CGROUP_SELECTOR, BY_CGROUP)})",
-            "How long a cgroup is stopped at a time once its quota has run out.",
+            "Time that a cgroup is stopped once its quota has run out.",
         ),
         stat_panel(
             "Stuck threads",
             units.Short,
             f'sum(dioptase_cgroup_threads_by_state{{{CGROUP_SELECTOR},state="uninterruptible"}})',
-            "Threads that sleep and cannot be woken, not for a disk: for locks, for memory, for a network file system.",
+            "Uninterruptible threads that do not wait for a disk, but for locks, memory or a network file system.",
         ),
     ]
 
@@ -100,28 +102,28 @@ def _glance() -> list[Panel]:
 def _waits() -> list[Panel]:
     return [
         heatmap_panel(
-            "Waits of the chosen cgroups",
+            "Run-queue latency of the selected cgroups",
             RUNQ_LATENCY,
             CGROUP_SELECTOR,
-            "Each column is a moment, each cell how many waits of that length ended.",
+            "Number of waits by duration, over time.",
         ),
         bar_gauge_panel(
             "Tasks waiting, by cgroup",
             "tasks",
-            "Mean number of tasks that could run and did not: what a cgroup lacks in CPUs.",
+            "Mean number of runnable tasks without a CPU: the CPUs that a cgroup lacks.",
             Query(top_series(rate_by(f"{RUNQ_LATENCY}_sum", CGROUP_SELECTOR, BY_CGROUP)), CGROUP_LEGEND),
         ),
         line_panel(
-            "Run-queue wait, p99",
+            "Run-queue latency, p99",
             units.Seconds,
-            "99 of 100 waits were no longer. The longest dozen.",
+            "99 of 100 waits were shorter. The twelve longest.",
             Query(top_series(quantile_by(0.99, RUNQ_LATENCY, CGROUP_SELECTOR, BY_CGROUP)), CGROUP_LEGEND),
             log=True,
         ),
         line_panel(
-            "Run-queue wait, median",
+            "Run-queue latency, median",
             units.Seconds,
-            "Half of the waits were no longer. The longest dozen.",
+            "Half of the waits were shorter. The twelve longest.",
             Query(top_series(quantile_by(0.5, RUNQ_LATENCY, CGROUP_SELECTOR, BY_CGROUP)), CGROUP_LEGEND),
             log=True,
         ),
@@ -132,17 +134,18 @@ def _blame() -> list[Panel]:
     pairs = rate_by(BLAME, NEIGHBOURS, "job, instance, cgroup, culprit")
     return [
         bar_gauge_panel(
-            "Worst pairs",
+            "Pairs with the longest waits",
             MS_PER_S,
-            "Waits by pair: tasks of the first cgroup could run while tasks of the second one did.",
+            "Tasks of the first cgroup were runnable while tasks of the second ran.",
             Query(top_series(_per_ms(pairs)), "{{cgroup}} waits for {{culprit}} on {{instance}}"),
         ),
         bar_gauge_panel(
-            "Worst culprits",
+            "Aggressors with the longest waits",
             MS_PER_S,
-            "Waits that a cgroup causes to all others for which it is among the worst 16. It need not be "
-            "at fault: it may be the one "
-            "that works.",
+            (
+                "Waits of other cgroups, if this one is among their 16 largest aggressors. An aggressor may simply have the "
+                "most work."
+            ),
             Query(
                 top_series(_per_ms(rate_by(BLAME, NEIGHBOURS, "job, instance, culprit"))), "{{culprit}} on {{instance}}"
             ),
@@ -150,16 +153,18 @@ def _blame() -> list[Panel]:
         line_panel(
             "Waits by cause",
             MS_PER_S,
-            "neighbour: another cgroup ran. self: its own tasks queue for one another. own_quota: its limit. higher_class: "
-            "real-time tasks. other: a CPU on its way out of idleness, or a cgroup that is gone.",
+            (
+                "neighbour: another cgroup ran. self: its own tasks ran. own_quota: its quota had run out. higher_class: "
+                "real-time tasks ran. other: the CPU was leaving idle, or the cgroup was removed."
+            ),
             Query(_per_ms(BY_NEIGHBOURS), "neighbour on {{instance}}"),
             Query(_per_ms(rate_by(BLAME, NO_NEIGHBOURS, "job, instance, cause")), "{{cause}} on {{instance}}"),
             stacked=True,
         ),
         line_panel(
-            "Worst pairs over time",
+            "Pairs with the longest waits, over time",
             MS_PER_S,
-            "The dozen pairs in which a neighbour costs most.",
+            "The twelve pairs with the longest waits.",
             Query(top_series(_per_ms(pairs)), "{{cgroup}} waits for {{culprit}} on {{instance}}"),
         ),
     ]
@@ -171,22 +176,22 @@ def _throttled() -> list[Panel]:
     used = rate_by("dioptase_cgroup_cpu_usage_seconds_total", CGROUP_SELECTOR, BY_CGROUP)
     return [
         line_panel(
-            "Periods throttled",
+            "Throttled periods",
             units.PercentUnit,
-            "Share of CFS periods in which the cgroup's own quota ran out. No neighbour causes it; a higher limit ends it.",
+            "Share of CFS periods in which the cgroup's own quota ran out. A higher limit ends it.",
             Query(top_series(f"{throttled} / {periods}"), CGROUP_LEGEND),
         ),
         line_panel(
-            "Length of single throttles, p99",
+            "Duration of throttles, p99",
             units.Seconds,
-            "A few long ones hurt a service more than many short ones: a request that is cut waits that long.",
+            "A few long throttles harm a service more than many short ones: a request waits that long.",
             Query(top_series(quantile_by(0.99, THROTTLE, CGROUP_SELECTOR, BY_CGROUP)), CGROUP_LEGEND),
             log=True,
         ),
         line_panel(
             "CPU use against the limit",
             units.PercentUnit,
-            "Use as a share of what the quota allows. Throttled far below 100 %: bursts are the problem, not the mean.",
+            "CPU use relative to the quota. Throttled far below 100 %: bursts exceed the quota, not the mean.",
             Query(
                 top_series(
                     f"{used} / on ({BY_CGROUP}) sum by ({BY_CGROUP}) (dioptase_cgroup_cpu_limit_cores{{{CGROUP_SELECTOR}}})"
@@ -197,7 +202,7 @@ def _throttled() -> list[Panel]:
         line_panel(
             "CPU use by cgroup",
             "cores",
-            "The dozen that use most; a cgroup's use includes that of the cgroups below it.",
+            "The twelve with the highest use, which includes that of the cgroups below.",
             Query(top_series(used), CGROUP_LEGEND),
         ),
     ]
@@ -210,7 +215,7 @@ def _threads() -> list[Panel]:
         line_panel(
             "Threads by state",
             units.Short,
-            "Of all chosen cgroups. Sleeping threads are left out: most do all day.",
+            "Of all selected cgroups, without sleeping threads.",
             Query(
                 f'sum by (job, instance, state) ({states}{{{CGROUP_SELECTOR},state!="sleeping"}})',
                 "{{state}} on {{instance}}",
@@ -218,15 +223,15 @@ def _threads() -> list[Panel]:
             stacked=True,
         ),
         line_panel(
-            "Threads that run or want to",
+            "Runnable threads",
             units.Short,
-            "More than the cgroup's CPUs for long: it queues for itself.",
+            "If it stays above the cgroup's CPUs, its threads wait for each other.",
             Query(top_series(f'sum by ({BY_CGROUP}) ({states}{{{CGROUP_SELECTOR},state="runnable"}})'), CGROUP_LEGEND),
         ),
         line_panel(
             "Load of cgroups, 1 minute",
             units.Short,
-            "Runnable and uninterruptible threads, damped as the kernel does for the node.",
+            "Runnable and uninterruptible threads, averaged as the kernel's load average.",
             Query(
                 top_series(f'sum by ({BY_CGROUP}) (dioptase_cgroup_load{{{CGROUP_SELECTOR},period="1m"}})'),
                 CGROUP_LEGEND,
@@ -247,7 +252,7 @@ def _traffic() -> list[Panel]:
         line_panel(
             "Disk requests, p99",
             units.Seconds,
-            "From issue to completion, by device: the disk's share of a slow request.",
+            "From issue to completion, by device.",
             Query(
                 top_series(quantile_by(0.99, block, CGROUP_SELECTOR, "job, instance, cgroup, device")),
                 "{{cgroup}}: {{device}} on {{instance}}",
@@ -257,7 +262,7 @@ def _traffic() -> list[Panel]:
         line_panel(
             "Disk bytes",
             units.BytesPerSecondSI,
-            "Read and written; a neighbour of the same disk is slowed by what this one moves.",
+            "Read and written. This traffic slows other cgroups on the same disk.",
             Query(
                 top_series(
                     rate_by(
@@ -281,9 +286,9 @@ def _traffic() -> list[Panel]:
             ),
         ),
         line_panel(
-            "TCP segments sent again",
+            "TCP retransmits",
             "segments/s",
-            "Loss or a peer that is too slow; each one costs a request at least 200 ms.",
+            "Packet loss or a slow peer. Each retransmit delays a request by at least 200 ms.",
             Query(
                 top_series(rate_by("dioptase_cgroup_network_retransmits_total", CGROUP_SELECTOR, BY_CGROUP)),
                 CGROUP_LEGEND,
