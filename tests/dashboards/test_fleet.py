@@ -140,23 +140,28 @@ def test_every_query_of_the_controllers_is_answered_with_data(scraped: Prometheu
 
 
 def test_the_fleet_is_the_sum_of_its_nodes(scraped: Prometheus) -> None:
-    assert scraped.value(panel("Agents that answer")) == 2
-    assert scraped.value(panel("Lent by all")) == 5.0
+    assert scraped.value(panel("Agents scraped")) == 2
+    assert scraped.value(panel("Reclaimable CPU")) == 5.0
     item = scraped.query("dioptase_reclaim_lent_cores")
     assert [value for _, value in item] == [2.5, 2.5]
     # 2.25 cores of 2.5 on each, in steps of a second of which a window may catch one more or one less.
-    until(lambda: 0.63 < scraped.value(panel("Used of what is lent")) < 1.17)
+    until(lambda: 0.63 < scraped.value(panel("Used share of reclaimable CPU")) < 1.17)
     assert scraped.value(panel("Nodes without a ready agent")) == 2
-    assert scraped.value(panel("Rollouts under way")) == 1
+    assert scraped.value(panel("Rollouts in progress")) == 1
 
 
 def test_the_worst_nodes_are_nodes(scraped: Prometheus, feed: Feed) -> None:
-    for title in ("Most harm", "Longest waits relative to the target", "Least lent", "Most lent and unused"):
+    for title in (
+        "Most harm to online pods",
+        "Longest run-queue latency relative to the target",
+        "Least reclaimable CPU",
+        "Most unused reclaimable CPU",
+    ):
         result = scraped.query(panel(title))
         assert sorted(labels["instance"] for labels, _ in result) == sorted(feed.agents), title
-    assert {value for _, value in scraped.query(panel("Least lent"))} == {2.5 / 4}
+    assert {value for _, value in scraped.query(panel("Least reclaimable CPU"))} == {2.5 / 4}
     # 26 ms over a target of 5 ms: the 99th is 19/20 through the slot from 16.384 to 32.768 ms.
-    waits = {round(value, 3) for _, value in scraped.query(panel("Longest waits relative to the target"))}
+    waits = {round(value, 3) for _, value in scraped.query(panel("Longest run-queue latency relative to the target"))}
     assert waits == {round((0.016384 + 0.95 * 0.016384) / RICH_ABOUT.runq_latency_target_s, 3)}
 
 
@@ -165,7 +170,7 @@ def test_versions_and_hashes_are_counted(scraped: Prometheus) -> None:
     assert versions == {"1.0": 1, "1.1": 1}
     applying = {labels["hash"]: value for labels, value in scraped.query(panel("Nodes by configuration"))}
     assert applying == {"1f0c9e6a2b7d": 1}
-    refusing = {labels["hash"]: value for labels, value in scraped.query(panel("Nodes that cannot apply it"))}
+    refusing = {labels["hash"]: value for labels, value in scraped.query(panel("Nodes that reject a configuration"))}
     assert refusing == {"1f0c9e6a2b7d": 0, "new": 1}
 
 
@@ -182,7 +187,7 @@ def test_alerts_of_the_fleet_are_pending_for_what_is_wrong(scraped: Prometheus) 
 
 def test_a_node_that_falls_silent_leaves_the_sums(scraped: Prometheus, feed: Feed) -> None:
     feed.lost.set()
-    until(lambda: scraped.query(f"{panel('Agents that answer')} == 1"))
-    assert scraped.value(panel("Lent by all")) == 2.5
+    until(lambda: scraped.query(f"{panel('Agents scraped')} == 1"))
+    assert scraped.value(panel("Reclaimable CPU")) == 2.5
     ((labels, _),) = until(lambda: scraped.query('ALERTS{alertname="DioptaseAgentSilent"}'))
     assert labels["instance"] == feed.agents[1]
