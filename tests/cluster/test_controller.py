@@ -295,8 +295,8 @@ def test_a_node_without_its_agent_is_tainted_then_emptied_and_well_again_at_once
         wait("the taint", lambda: taints(server, sick) == {TAINT})
         assert "deletionTimestamp" not in server.ask("GET", batch)["metadata"], "first no new ones, later the old ones"
         wait("the reclaimed pod is evicted", lambda: "deletionTimestamp" in server.ask("GET", batch)["metadata"])
-        text = metrics.text("/metrics")
-        assert 'dioptase_lifecycle_evictions_total{result="budget"} ' in text
+        refused = 'dioptase_lifecycle_evictions_total{result="budget"} '
+        wait("the budget refuses an eviction", lambda: refused in metrics.text("/metrics"))
         for pod in (rest, web, other, agents[sick]):
             assert "deletionTimestamp" not in server.ask("GET", pod)["metadata"], pod
         assert [taints(server, node) for node in well] == [set(), set()]
