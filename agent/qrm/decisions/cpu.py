@@ -121,15 +121,16 @@ def _cpu_list_text(numbers: tuple[int, ...]) -> str:
     return format_cpu_list(numbers)
 
 
-def _share_reason(advice: Advice, cgroup: str, weight: float, total: float) -> Reason:
+def _share_reason(advice: Advice, container: Container, weight: float, total: float) -> Reason:
     """Return the reason with the container's share of the reclaimable CPU, so that a reader can compute it again."""
-    reason, claim = advice.reason, advice.claims.get(cgroup)
+    reason, claim = advice.reason, advice.claims.get(container.cgroup)
     share = advice.reclaimable_cores * weight / total
     text = f"{reason.text} This container has {weight:.4g} of {total:.4g} of the reclaimed pods' weight: {share:.2f} cores."
     inputs = {**reason.inputs, "weight": round(weight, 6), "weight_total": round(total, 6)}
     if claim is not None:
         text += f" It made online pods wait: its weight is {claim:.0%} of its request."
         inputs["claim"] = round(claim, 3)
+    text += _own_limit_text(container, share)
     return msgspec.structs.replace(reason, text=text, inputs=inputs)
 
 
@@ -162,7 +163,10 @@ def _node_wide_quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, tuple[
         cgroup = container.cgroup
         cores = _limited_cores(container, None if unlimited else advice.reclaimable_cores * weights[cgroup] / total)
         value = f"max {QUOTA_PERIODS_US[0]}" if cores is None else format_quota(cores)
-        result[cgroup] = (value, advice.reason if unlimited else _share_reason(advice, cgroup, weights[cgroup], total))
+        result[cgroup] = (
+            value,
+            advice.reason if unlimited else _share_reason(advice, container, weights[cgroup], total),
+        )
     return result
 
 
@@ -189,18 +193,24 @@ def _numa_quotas(
         cores = _limited_cores(container, cores_by_container.get(container.cgroup))
         if cores is not None and container.cgroup in cores_by_container:
             nodes = [numa for numa in sorted(cpus[container.cgroup]) if numa in limits]
-            result[container.cgroup] = (format_quota(cores), _numa_quota_reason(advice, limits, nodes, cores))
+            result[container.cgroup] = (
+                format_quota(cores),
+                _numa_quota_reason(advice, limits, nodes, container, cores_by_container[container.cgroup]),
+            )
     return result
 
 
-def _numa_quota_reason(advice: Advice, limits: Mapping[int, float], nodes: list[int], cores: float) -> Reason:
+def _numa_quota_reason(
+    advice: Advice, limits: Mapping[int, float], nodes: list[int], container: Container, share: float
+) -> Reason:
     listed = " and ".join(f"{limits[numa]:.2f} cores of NUMA node {numa}" for numa in nodes)
     region_texts = [
         region_advice.reason.text
         for region_advice in advice.cpu.regions
         if ControlKnob.RECLAIM_QUOTA in region_advice.controls and set(nodes) & set(region_advice.region.numa_nodes)
     ]
-    text = f"Reclaimed pods may use {listed} together, and this container {cores:.2f} by its weight."
+    text = f"Reclaimed pods may use {listed} together, and this container {share:.2f} by its weight."
+    text += _own_limit_text(container, share)
     inputs = {f"quota_numa{numa}_cores": round(limits[numa], 3) for numa in nodes}
     return Reason(
         rule="reclaim_quota",
@@ -208,6 +218,11 @@ def _numa_quota_reason(advice: Advice, limits: Mapping[int, float], nodes: list[
         threshold=sum(limits[numa] for numa in nodes),
         inputs=inputs,
     )
+
+
+def _own_limit_text(container: Container, share: float) -> str:
+    limit = container.cpu_limit_cores
+    return f" Its own limit of {limit:g} cores is lower." if limit is not None and limit < share else ""
 
 
 def _limited_cores(container: Container, cores: float | None) -> float | None:
