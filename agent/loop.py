@@ -265,7 +265,7 @@ class Loop:
         return finished
 
     def _snapshot(self, now_ns: int) -> Snapshot:
-        """Returns the snapshot of this cycle, with the failures of the sinks in the cycle before it.
+        """Return the snapshot of this cycle, with the failures of the sinks in the cycle before it.
 
         If the sensor raises, the snapshot holds the last known pods and CPUs and no measurements, so that nothing grows on
         old data.
@@ -344,7 +344,7 @@ class Loop:
         draft.outcomes += self._actuator.finished()
 
     def _with_previous_quota(self, snapshot: Snapshot) -> PolicyState:
-        """Returns the policy state with the CPU quota that the previous agent left to reclaimed pods.
+        """Return the policy state with the CPU quota that the previous agent left to reclaimed pods.
 
         After a crash in the middle of a latency breach, growth continues from that quota instead of from the whole node.
         """
@@ -356,7 +356,7 @@ class Loop:
         return msgspec.structs.replace(self._policy_state, advisor=advisor)
 
     def _rebuilt_state(self, snapshot: Snapshot, draft: _CycleDraft) -> PolicyState:
-        """Returns the policy state with the CPU assignment rebuilt from the cpusets of the cgroups."""
+        """Return the policy state with the CPU assignment rebuilt from the cpusets of the cgroups."""
         topology = restrict_to_allowed(snapshot, allowed_cpus_of(snapshot, None)).topology
         policy = draft.config.placing.policy
         cpus = rebuild_state(snapshot.pods, snapshot.cgroups, topology, policy, draft.now_ns)
@@ -475,7 +475,7 @@ class Loop:
             failed, before = False, after
 
     def _online_latencies(self) -> dict[str, RunqLatency] | None:
-        """Returns the latency of each online container of the latest cycle, with the cgroups below it, where it is available.
+        """Return the latency of each online container of the latest cycle, with the cgroups below it, where it is available.
 
         None while the cycle thread reads the same probe.
         """

@@ -141,7 +141,7 @@ class Sensor:
         self._loop_statuses = tuple(self._statuses)
 
     def read_runq_latency(self, cgroup_ids: Collection[int]) -> Mapping[int, RunqLatency] | None:
-        """Returns the run-queue latency of these cgroups of the latest snapshot, by id; cheap enough for ten times a second.
+        """Return the run-queue latency of these cgroups of the latest snapshot, by id; cheap enough for ten times a second.
 
         Empty if the source failed; the next snapshot reports the reason. None while a snapshot reads the same maps in
         another thread.
