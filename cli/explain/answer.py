@@ -65,10 +65,6 @@ class PodExplanation(msgspec.Struct, frozen=True, kw_only=True):
     past: int | None = None
     """Number of the newest decision on a removed cgroup: of an earlier container, or of an earlier pod of the same name."""
 
-    @property
-    def troubled(self) -> bool:
-        return self.rejected is not None or bool(self.problems)
-
 
 def explain_pools(target: str | None, view: View) -> tuple[PoolExplanation, ...]:
     """Return the pools of this name, or with a region of this name; all pools without a target."""
