@@ -29,6 +29,7 @@ from agent.qrm.actuator.checkpoint import CpusetCheckpoint
 from agent.qrm.cpuset.allowed_cpus import allowed_cpus_of, restrict_to_allowed
 from agent.qrm.cpuset.state import CpusetState, rebuild_state
 from agent.qrm.decisions.cpu import PolicyResult, compose_decisions, managed_cgroups
+from agent.qrm.decisions.cpu_priority import priority_health
 from agent.qrm.decisions.knob_requests import with_nested_cpusets
 from agent.sensors.snapshot import Sensor
 from agent.sensors.triggers.psi_triggers import PsiTriggerSet
@@ -333,6 +334,8 @@ class Loop:
         decisions = compose_decisions(result, snapshot, knobs)
         if self._actuator.version == "v1":
             decisions = with_nested_cpusets(decisions, snapshot)
+        if draft.advice is not None and draft.advice.idle:
+            draft.report(*priority_health(snapshot, decisions, result.idle_class_obstacles))
         draft.outcomes += self._actuator.apply(decisions, now_ns, quota_exempt=result.knob_requests.quota_exempt)
         # An unreadable tree does not show that a pod has left, and neither does a kubelet that was not reached yet.
         if snapshot.cgroups and (snapshot.pods or snapshot.pods_fresh):

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from agent.qrm.decisions.cpu import MIN_WEIGHT
+from agent.qrm.decisions.cpu_priority import MIN_WEIGHT
 from agent.qrm.knobs.knob_files import LIST_KNOBS, MIN_QUOTA_US, KnobLimits, clamp_value, quota_ratio
 from agent.qrm.knobs.notation import (
     DEFAULT_PERIOD_US,
