@@ -315,7 +315,7 @@ class Loop:
         # Before anything is written: wherever this agent is killed, the next one continues with this state.
         self._save_state(draft)
         draft.result, draft.stage = result, "actuator"
-        knobs = self._actuator.knobs(managed_cgroups(snapshot.pods))
+        knobs = self._actuator.knobs(managed_cgroups(snapshot.pods, snapshot.cgroups))
         self._actuate(draft, result, knobs)
         self._preview_inputs = PreviewInputs(
             snapshot=draft.snapshot,
@@ -342,7 +342,8 @@ class Loop:
             pending = self._actuator.pending_originals.unlisted(
                 {decision.cgroup for decision in decisions}, now_ns / 1e9
             )
-            unseen = ((managed_cgroups(snapshot.pods) | result.extra_cgroups) - snapshot.cgroups.keys()) | pending
+            managed = managed_cgroups(snapshot.pods, snapshot.cgroups)
+            unseen = ((managed | result.extra_cgroups) - snapshot.cgroups.keys()) | pending
             draft.outcomes += self._actuator.release(decisions, unseen)
         draft.outcomes += self._actuator.finished()
 

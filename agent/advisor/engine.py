@@ -356,7 +356,7 @@ def evaluate_policy(
         advice=advice,
         placement=placement,
         memory=memory,
-        extra_cgroups=writable_cgroups(memory_inputs, config.memory) | reclaimed_qos_classes(node_snapshot.pods),
+        extra_cgroups=writable_cgroups(memory_inputs, config.memory) | reclaimed_qos_classes(node_snapshot),
         knob_requests=knob_requests,
         node=node,
         forecasts=forecasts.forecasts,

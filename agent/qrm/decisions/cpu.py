@@ -7,7 +7,7 @@ manager) are left out. cpu_priority.py selects the cgroups that get the lowest p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -16,7 +16,6 @@ from agent.qrm.cpuset.allowed_cpus import AllowedCpus, restrict_to_allowed
 from agent.qrm.cpuset.state import RECLAIM, CpusetAllocation
 from agent.qrm.decisions.cpu_priority import (
     has_only_reclaimed_pods,
-    priority_cgroup,
     priority_cgroups,
     yield_request,
 )
@@ -79,11 +78,9 @@ def cpu_requests(
         for cgroup in region_advice.region.containers
     }
     cpus, nodes = tuple(sorted(snapshot.topology.ids)), tuple(sorted(snapshot.topology.numa_nodes))
-    requests: list[KnobRequest] = []
+    requests = list(_priority_requests(snapshot, knobs)) if advice.idle else []
     for pod in snapshot.pods:
         is_reclaimed = pod.qos is QoSLevel.RECLAIMED
-        if is_reclaimed and advice.idle:
-            requests.extend(_priority_requests(pod, knobs))
         for container in pod.containers:
             cgroup = container.cgroup
             values: dict[Knob, tuple[str, Reason]] = {}
@@ -132,14 +129,14 @@ def _share_reason(advice: Advice, cgroup: str, weight: float, total: float) -> R
     return msgspec.structs.replace(reason, text=text, inputs=inputs)
 
 
-def _priority_requests(pod: Pod, knobs: Mapping[str, Collection[Knob]]) -> list[KnobRequest]:
-    """Return the requests for the lowest priority of a reclaimed pod: one for its cgroup, or one for each container."""
-    containers = {priority_cgroup(container.cgroup): container.cgroup for container in pod.containers}
-    requests = (
-        yield_request(cgroup, knobs[cgroup] if cgroup in knobs else knobs.get(container, ()))
-        for cgroup, container in containers.items()
-    )
-    return [request for request in requests if request is not None]
+def _priority_requests(snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]) -> Iterator[KnobRequest]:
+    """Yield the requests for the lowest priority of reclaimed pods."""
+    for cgroup, pod in priority_cgroups(snapshot.pods, snapshot.cgroups).items():
+        # The knobs of a pod that the runtime is creating are not known yet: they are those of its container.
+        own = [cgroup, *(container.cgroup for container in pod.containers)]
+        available = next((knobs[path] for path in own if path in knobs), ())
+        if (request := yield_request(cgroup, available)) is not None:
+            yield request
 
 
 def _node_wide_quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, tuple[str, Reason]]:
@@ -211,10 +208,11 @@ def _limited_cores(container: Container, cores: float | None) -> float | None:
     return min(cores, limit)
 
 
-def managed_cgroups(pods: tuple[Pod, ...]) -> frozenset[str]:
-    """Return the cgroups that the agent may write to: those of listed containers and of reclaimed pods."""
+def managed_cgroups(pods: tuple[Pod, ...], cgroups: Collection[str] = ()) -> frozenset[str]:
+    """Return the cgroups that the agent may write to: those of listed containers and of reclaimed pods. Among `cgroups`
+    those of pods without a running container are looked for."""
     containers = (container.cgroup for pod in pods for container in pod.containers)
-    return frozenset(containers) | priority_cgroups(pods).keys()
+    return frozenset(containers) | priority_cgroups(pods, cgroups).keys()
 
 
 class PolicyResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,9 +13,10 @@ from posixpath import dirname
 from agent.sensors.cgroup.pod_cgroup_paths import (
     SLICE_SUFFIX,
     is_best_effort_class,
-    is_cgroup_of_pod,
     is_qos_cgroup,
+    normalized_uid,
     pod_cgroup_of,
+    uid_of_pod_cgroup,
 )
 from api.advice import KnobRequest
 from api.decision import Decision
@@ -42,10 +43,12 @@ def lowest_priority(knobs: Collection[Knob]) -> tuple[Knob, str]:
 def yield_reason(parent: str, knob: Knob) -> Reason:
     """Return the reason of the lowest priority of a child of `parent`: it names the siblings that it holds against."""
     if knob is Knob.IDLE:
-        text = f"Runs only on CPU time that no other cgroup below {parent} wants: at every wakeup the scheduler prefers those."
+        text = (
+            f"At every wakeup the scheduler prefers the other children of {parent}, unless they have cpu.idle as well."
+        )
     else:
-        text = f"Has the lowest weight below {parent}: this kernel has no cpu.idle (Linux 5.15)."
-    return Reason(rule=YIELD_RULE, text=f"{text} Against cgroups elsewhere it has no effect.")
+        text = f"Has the lowest weight of the children of {parent}: this kernel has no cpu.idle (Linux 5.15)."
+    return Reason(rule=YIELD_RULE, text=f"{text} It has no effect on cgroups elsewhere.")
 
 
 def yield_request(cgroup: str, knobs: Collection[Knob]) -> KnobRequest | None:
@@ -57,32 +60,28 @@ def yield_request(cgroup: str, knobs: Collection[Knob]) -> KnobRequest | None:
     return KnobRequest(cgroup=cgroup, knob=knob, value=value, reason=yield_reason(dirname(cgroup), knob))
 
 
-def priority_cgroup(container: str) -> str:
-    """Return the cgroup that gets the priority of a reclaimed container: its pod's, else its own. All containers of a pod
-    have the same QoS level."""
-    return pod_cgroup_of(container) or container
+def priority_cgroups(pods: Sequence[Pod], cgroups: Collection[str] = ()) -> dict[str, Pod]:
+    """Return the cgroups that get the priority of reclaimed pods: the pod's, or the container's if no kubelet created it.
+    Among `cgroups` those of pods without a running container are looked for, so that a pod that starts or restarts has
+    its priority before its container runs."""
+    reclaimed = [pod for pod in pods if pod.qos is QoSLevel.RECLAIMED]
+    targets = {pod_cgroup_of(c.cgroup) or c.cgroup: pod for pod in reclaimed for c in pod.containers}
+    starting = [pod for pod in reclaimed if not pod.containers]
+    if starting:
+        by_uid = {uid: path for path in cgroups if (uid := uid_of_pod_cgroup(path))}
+        targets |= {by_uid[uid]: pod for pod in starting if (uid := normalized_uid(pod.uid)) in by_uid}
+    return targets
 
 
-def priority_cgroups(pods: Sequence[Pod]) -> dict[str, Pod]:
-    """Return the cgroups outside of containers that get the priority of reclaimed pods."""
-    return {
-        cgroup: pod
-        for pod in pods
-        if pod.qos is QoSLevel.RECLAIMED
-        for container in pod.containers
-        if (cgroup := pod_cgroup_of(container.cgroup)) is not None
-    }
-
-
-def reclaimed_qos_classes(pods: Sequence[Pod]) -> frozenset[str]:
+def reclaimed_qos_classes(snapshot: Snapshot) -> frozenset[str]:
     """Return the cgroups of the QoS classes that contain reclaimed pods; Guaranteed pods have none of their own."""
-    parents = {dirname(cgroup) for cgroup in priority_cgroups(pods)}
-    return frozenset(path for path in parents if is_qos_cgroup(dirname(path)))
+    parents = {dirname(cgroup) for cgroup in priority_cgroups(snapshot.pods, snapshot.cgroups)}
+    return frozenset(path for path in parents if is_qos_cgroup(path) and is_qos_cgroup(dirname(path)))
 
 
 def idle_class_obstacles(snapshot: Snapshot, *, enabled: bool) -> dict[str, Unavailable | None]:
     """Return the QoS classes that contain reclaimed pods; by class why it must not be idle, None if it may be."""
-    return {path: _idle_class_obstacle(snapshot, path, enabled) for path in reclaimed_qos_classes(snapshot.pods)}
+    return {path: _idle_class_obstacle(snapshot, path, enabled) for path in reclaimed_qos_classes(snapshot)}
 
 
 def _idle_class_obstacle(snapshot: Snapshot, path: str, enabled: bool) -> Unavailable | None:
@@ -130,17 +129,11 @@ def has_only_reclaimed_pods(snapshot: Snapshot, root: str) -> bool:
     """Return whether all tasks below `root` belong to listed reclaimed pods. The other cgroups of a pod (its
     sandbox) count as the pod's. A cgroup with an unknown number of tasks has some."""
     inside = [path for path in snapshot.cgroups if path.startswith(f"{root}/")]
-    reclaimed = [pod for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED]
-    listed = (c.cgroup for pod in reclaimed for c in pod.containers)
+    listed = [c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers]
     pod_cgroups = {above if (above := dirname(path)).startswith(f"{root}/") else path for path in listed}
+    pod_cgroups |= priority_cgroups(snapshot.pods, inside).keys()
     leaves = set(inside) - {dirname(path) for path in inside}
-    return all(
-        snapshot.cgroups[path].threads == 0
-        or _is_below_any(path, pod_cgroups, root)
-        # A pod that is starting is listed before its containers are.
-        or any(is_cgroup_of_pod(path, pod.uid) for pod in reclaimed if not pod.containers)
-        for path in leaves
-    )
+    return all(snapshot.cgroups[path].threads == 0 or _is_below_any(path, pod_cgroups, root) for path in leaves)
 
 
 def _is_below_any(path: str, ancestors: Collection[str], root: str) -> bool:

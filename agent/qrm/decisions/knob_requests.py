@@ -33,7 +33,7 @@ def resolve_knob_requests(
     first request for a knob of a cgroup counts. Knobs that no cgroup of the node has are dropped; a knob that only
     this cgroup lacks is decided, so that its refusal is reported. The actuator drops decisions that change nothing."""
     owners = {container.cgroup: pod.key for pod in snapshot.pods for container in pod.containers}
-    owners |= {cgroup: pod.key for cgroup, pod in priority_cgroups(snapshot.pods).items()}
+    owners |= {cgroup: pod.key for cgroup, pod in priority_cgroups(snapshot.pods, snapshot.cgroups).items()}
     available = frozenset[Knob]().union(*knobs.values())
     decided: set[tuple[str, Knob]] = set()
     resolved: list[Decision] = []

@@ -86,14 +86,18 @@ def is_best_effort_class(path: str) -> bool:
 def pod_cgroup_of(container: str) -> str | None:
     """Return the pod's cgroup, as the kubelet creates it, of a container's; None if no kubelet created it."""
     path = posixpath.dirname(container)
-    is_pod = _POD_CGROUP.fullmatch(posixpath.basename(path)) is not None
-    return path if is_pod and is_qos_cgroup(posixpath.dirname(path)) else None
+    return path if uid_of_pod_cgroup(path) else None
 
 
-def is_cgroup_of_pod(path: str, uid: str) -> bool:
-    """Return whether a cgroup is that of the pod with this uid, or below it."""
-    names = (uid, uid.replace("-", "_"))
-    return any((match := _POD_CGROUP.fullmatch(part)) and match[1] in names for part in path.split("/"))
+def uid_of_pod_cgroup(path: str) -> str:
+    """Return the normalized uid in the name of a cgroup that the kubelet created for a pod; empty for any other cgroup."""
+    match = _POD_CGROUP.fullmatch(posixpath.basename(path))
+    return normalized_uid(match[1]) if match is not None and is_qos_cgroup(posixpath.dirname(path)) else ""
+
+
+def normalized_uid(uid: str) -> str:
+    """Return a pod's uid with underscores, to which the systemd driver converts dashes."""
+    return uid.replace("-", "_")
 
 
 def container_cgroup_path(identity: PodCgroupIdentity, runtime: str, container_id: str, driver: CgroupDriver) -> str:

@@ -67,7 +67,9 @@ def decide(
 ) -> tuple[PolicyResult, tuple[Decision, ...]]:
     config = AgentConfig(kubelet=KubeletConfig(idle_class=idle_class))
     result, _ = evaluate_policy(observed, config, PolicyState(), observed.taken_at_ns)
-    return result, compose_decisions(result, observed, dict.fromkeys(managed_cgroups(observed.pods), knobs))
+    return result, compose_decisions(
+        result, observed, dict.fromkeys(managed_cgroups(observed.pods, observed.cgroups), knobs)
+    )
 
 
 def priorities(
@@ -93,8 +95,8 @@ def test_a_reclaimed_pod_gets_the_priority_at_the_level_of_its_siblings(root: st
     (decision,) = [d for d in decide(observed)[1] if d.knob is Knob.IDLE]
     assert (decision.pod, decision.cgroup_id) == ("default/batch", observed.cgroups[pod_of(batch)].id)
     parent = pod_of(batch).rpartition("/")[0]
-    assert f"no other cgroup below {parent} wants" in decision.reason.text
-    assert "Against cgroups elsewhere it has no effect" in decision.reason.text
+    assert f"prefers the other children of {parent}," in decision.reason.text
+    assert "It has no effect on cgroups elsewhere" in decision.reason.text
     assert health(observed) == ()
 
 
@@ -124,7 +126,7 @@ def test_a_qos_class_with_reclaimed_pods_only_is_idle_with_the_systemd_driver() 
     assert priorities(observed) == {pod_of(batch): "cpu.idle=1", path: "cpu.idle=1"}
     (decision,) = [d for d in decide(observed)[1] if d.cgroup == path]
     assert (decision.pod, decision.reason.rule) == ("", "yield_to_online")
-    assert f"no other cgroup below {SLICES} wants" in decision.reason.text
+    assert f"prefers the other children of {SLICES}," in decision.reason.text
     assert health(observed) == ()
 
 
@@ -215,3 +217,11 @@ def test_the_node_s_own_daemons_are_no_online_pods() -> None:
     batch = on(V1, "burstable", reclaimed("batch"))
     daemon = on(V1, "", pod("agent", QoSLevel.SYSTEM))
     assert health(observe([batch, daemon])) == ()
+
+
+def test_a_pod_between_two_containers_keeps_its_priority() -> None:
+    batch, web = on(SLICES, "burstable", reclaimed("batch")), on(SLICES, "burstable", shared("web"))
+    waiting = replace(batch, containers=(), waiting=batch.containers)
+    observed = observe([waiting, web], also={f"{pod_of(batch)}/pause": 1})
+    assert priorities(observed) == {pod_of(batch): "cpu.idle=1"}
+    assert pod_of(batch) in managed_cgroups(observed.pods, observed.cgroups)
