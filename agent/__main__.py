@@ -308,7 +308,6 @@ def _open_sensor(
         reporters=(*parts.inputs.reporters, *exporters, *hardware, *parts.runtime.reporters),
         loop_reporters=(*parts.cluster.reporters, *loop_reporters),
         annotations=parts.cluster.node_annotations,
-        reclaim_root=parts.config.memory.reclaim_root,
         patience_ns=parts.inputs.ended_listing_ns,
     )
 
