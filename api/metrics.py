@@ -140,7 +140,7 @@ AGENT_METRICS: tuple[Metric, ...] = (
            "Share of CPU under contention: cpu.weight (default 100), on version 1 cpu.shares (default 1024).",
            CGROUP_LABELS),
     Metric("dioptase_cgroup_cpu_idle", "gauge", "",
-           "1 if the cgroup runs only when no other task wants the CPU (cpu.idle).", CGROUP_LABELS),
+           "1 if the scheduler prefers the other children of its parent to this cgroup (cpu.idle).", CGROUP_LABELS),
     Metric("dioptase_cgroup_cpuset_cpus", "gauge", "", "Number of CPUs that the cgroup may run on.", CGROUP_LABELS),
     Metric("dioptase_cgroup_cpu_periods_total", "counter", "",
            "CFS periods that elapsed under the cgroup's own quota.", CGROUP_LABELS, since="boot"),

@@ -129,7 +129,7 @@ def knob_value(knob: str, value: str | None) -> str:
     if knob in _BYTE_KNOBS:
         return "no limit" if value == "max" else size(int(value)) if value.isdecimal() else printable(value)
     if knob == "cpu.idle":
-        return {"1": "only when idle", "0": "normal"}.get(value, printable(value))
+        return {"1": "yields to siblings", "0": "normal"}.get(value, printable(value))
     return printable(value)
 
 

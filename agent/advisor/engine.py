@@ -362,7 +362,7 @@ def evaluate_policy(
         forecasts=forecasts.forecasts,
         allowed_cpus=allowed,
         reclaim_roots=memory_inputs.roots,
-        idle_class_obstacles=idle_class_obstacles(node_snapshot, enabled=config.kubelet.idle_class),
+        idle_class_obstacles=idle_class_obstacles(node_snapshot, config.kubelet.idle_class),
         evaluated_latency=advisor.evaluated_latency,
     )
     return result, PolicyState(

@@ -60,7 +60,7 @@ def test_sizes_are_powers_of_two(value: int | None, text: str) -> None:
     ("knob", "value", "text"),
     [
         ("cpu.max", "max 100000", "no limit"), ("cpu.max", "55000 100000", "0.55 cores"), ("cpu.max", "rubbish", "rubbish"),
-        ("cpu.max", "1 0", "1 0"), ("cpu.idle", "1", "only when idle"), ("cpu.idle", "0", "normal"),
+        ("cpu.max", "1 0", "1 0"), ("cpu.idle", "1", "yields to siblings"), ("cpu.idle", "0", "normal"),
         ("cpu.weight", "100", "100"),
         ("cpuset.mems", "0-1", "NUMA nodes 0-1"), ("memory.max", "max", "no limit"), ("memory.high", "536870912", "512 MiB"),
         ("drop_cache", "rubbish", "rubbish"),

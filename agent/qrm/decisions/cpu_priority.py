@@ -79,14 +79,15 @@ def reclaimed_qos_classes(snapshot: Snapshot) -> frozenset[str]:
     return frozenset(path for path in parents if is_qos_cgroup(path) and is_qos_cgroup(dirname(path)))
 
 
-def idle_class_obstacles(snapshot: Snapshot, *, enabled: bool) -> dict[str, Unavailable | None]:
-    """Return the QoS classes that contain reclaimed pods; by class why it must not be idle, None if it may be."""
+def idle_class_obstacles(snapshot: Snapshot, enabled: bool | None) -> dict[str, Unavailable | None]:
+    """Return the QoS classes that contain reclaimed pods; by class why it must not be idle, None if it may be. `enabled` is
+    the setting `kubelet.idleClass`."""
     return {path: _idle_class_obstacle(snapshot, path, enabled) for path in reclaimed_qos_classes(snapshot)}
 
 
-def _idle_class_obstacle(snapshot: Snapshot, path: str, enabled: bool) -> Unavailable | None:
-    if not enabled:
-        return Unavailable("kubelet.idleClass is false", "set it to true")
+def _idle_class_obstacle(snapshot: Snapshot, path: str, enabled: bool | None) -> Unavailable | None:
+    if enabled is False:
+        return Unavailable("kubelet.idleClass is false", "remove the setting")
     others = [
         pod.key
         for pod in snapshot.pods
@@ -100,22 +101,25 @@ def _idle_class_obstacle(snapshot: Snapshot, path: str, enabled: bool) -> Unavai
         )
     if not has_only_reclaimed_pods(snapshot, path):
         return Unavailable("it contains tasks of no listed pod", "wait until the kubelet lists their pod")
-    return _unsafe_idle_class(path, snapshot.node.machine)
+    return _unsafe_idle_class(path, snapshot.node.machine, enabled)
 
 
-def _unsafe_idle_class(path: str, machine: Machine) -> Unavailable | None:
+def _unsafe_idle_class(path: str, machine: Machine, enabled: bool | None) -> Unavailable | None:
     """Return why a kubelet would not start while its class is idle. It writes the class's weight first, which the kernel
-    refuses (kernel/sched/core.c, sched_group_set_shares()). With the systemd driver on version 2, systemd clears cpu.idle
+    refuses (kernel/sched/fair.c, sched_group_set_shares()). With the systemd driver on version 2, systemd clears cpu.idle
     before (src/core/cgroup.c, cgroup_apply_unified_cpu_idle())."""
     if machine.cgroup_version != "v2" or not path.endswith(SLICE_SUFFIX):
         return Unavailable(
             "with this cgroup driver a kubelet would not restart while the class is idle",
             "use cgroup version 2 and the kubelet's systemd driver (cgroupDriver: systemd)",
         )
+    if machine.systemd_version is None and enabled:
+        return None
     if machine.systemd_version is None:
         return Unavailable(
             f"a kubelet restarts with an idle class from systemd {MIN_SYSTEMD_VERSION} on, and the version here is unknown",
-            "let the agent read it from /proc/1/maps: add SYS_PTRACE to agent.capabilities",
+            f"if `systemctl --version` is {MIN_SYSTEMD_VERSION} or newer, set kubelet.idleClass to true; or let the agent read "
+            "it from /proc/1/maps: add SYS_PTRACE to agent.capabilities",
         )
     if machine.systemd_version < MIN_SYSTEMD_VERSION:
         return Unavailable(
@@ -129,11 +133,18 @@ def has_only_reclaimed_pods(snapshot: Snapshot, root: str) -> bool:
     """Return whether all tasks below `root` belong to listed reclaimed pods. The other cgroups of a pod (its
     sandbox) count as the pod's. A cgroup with an unknown number of tasks has some."""
     inside = [path for path in snapshot.cgroups if path.startswith(f"{root}/")]
-    listed = [c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers]
-    pod_cgroups = {above if (above := dirname(path)).startswith(f"{root}/") else path for path in listed}
-    pod_cgroups |= priority_cgroups(snapshot.pods, inside).keys()
-    leaves = set(inside) - {dirname(path) for path in inside}
-    return all(snapshot.cgroups[path].threads == 0 or _is_below_any(path, pod_cgroups, root) for path in leaves)
+    targets = priority_cgroups(snapshot.pods, inside)
+    # Without a kubelet the cgroup above a container is that of its pod.
+    pod_cgroups = {
+        above if not uid_of_pod_cgroup(path) and (above := dirname(path)).startswith(f"{root}/") else path
+        for path in targets
+    }
+    parents = {path.rpartition("/")[0] for path in inside}
+    return all(
+        snapshot.cgroups[path].threads == 0 or _is_below_any(path, pod_cgroups, root)
+        for path in inside
+        if path not in parents
+    )
 
 
 def _is_below_any(path: str, ancestors: Collection[str], root: str) -> bool:

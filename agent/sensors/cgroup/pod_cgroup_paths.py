@@ -9,6 +9,7 @@ import posixpath
 import re
 from collections.abc import Callable
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 KUBEPODS = "kubepods"
@@ -83,6 +84,7 @@ def is_best_effort_class(path: str) -> bool:
     return is_qos_cgroup(path) and path.removesuffix(SLICE_SUFFIX).endswith(BEST_EFFORT.lower())
 
 
+@lru_cache(maxsize=4096)
 def pod_cgroup_of(container: str) -> str | None:
     """Return the pod's cgroup, as the kubelet creates it, of a container's; None if no kubelet created it."""
     path = posixpath.dirname(container)

@@ -63,7 +63,7 @@ def observe(
 
 
 def decide(
-    observed: Snapshot, knobs: frozenset[Knob] = frozenset(Knob), *, idle_class: bool = True
+    observed: Snapshot, knobs: frozenset[Knob] = frozenset(Knob), *, idle_class: bool | None = None
 ) -> tuple[PolicyResult, tuple[Decision, ...]]:
     config = AgentConfig(kubelet=KubeletConfig(idle_class=idle_class))
     result, _ = evaluate_policy(observed, config, PolicyState(), observed.taken_at_ns)
@@ -73,7 +73,7 @@ def decide(
 
 
 def priorities(
-    observed: Snapshot, knobs: frozenset[Knob] = frozenset(Knob), *, idle_class: bool = True
+    observed: Snapshot, knobs: frozenset[Knob] = frozenset(Knob), *, idle_class: bool | None = None
 ) -> dict[str, str]:
     """Return the decided `cpu.idle` and `cpu.weight`, by cgroup."""
     decisions = decide(observed, knobs, idle_class=idle_class)[1]
@@ -135,7 +135,7 @@ def test_a_qos_class_with_reclaimed_pods_only_is_idle_with_the_systemd_driver() 
     [
         (Machine(cgroup_version="hybrid", systemd_version=252), "would not restart", "cgroupDriver: systemd"),
         (Machine(cgroup_version="v2", systemd_version=249), "with systemd 249", "upgrade systemd to 252"),
-        (Machine(cgroup_version="v2"), "the version here is unknown", "add SYS_PTRACE"),
+        (Machine(cgroup_version="v2"), "the version here is unknown", "set kubelet.idleClass to true"),
         (Machine(), "would not restart", "use cgroup version 2"),
     ],
 )
@@ -158,9 +158,15 @@ def test_a_class_of_the_cgroupfs_driver_is_never_idle() -> None:
     assert "cgroupDriver: systemd" in health(observed)[0].remedy
 
 
-def test_an_owner_can_keep_the_class_from_being_idle() -> None:
-    observed = observe(best_effort())
-    assert class_cgroup(SLICES, "besteffort") not in priorities(observed, idle_class=False)
+@pytest.mark.parametrize(
+    ("version", "setting", "idle"),
+    [(252, False, False), (252, True, True), (None, True, True), (None, None, False), (249, True, False)],
+)
+def test_an_owner_decides_where_the_version_of_systemd_is_unknown(
+    version: int | None, *, setting: bool | None, idle: bool
+) -> None:
+    observed = observe(best_effort(), Machine(cgroup_version="v2", systemd_version=version))
+    assert (class_cgroup(SLICES, "besteffort") in priorities(observed, idle_class=setting)) is idle
 
 
 def test_a_pod_that_is_not_reclaimed_ends_the_idle_class_at_once() -> None:
