@@ -308,7 +308,6 @@ def _open_sensor(
         reporters=(*parts.inputs.reporters, *exporters, *hardware, *parts.runtime.reporters),
         loop_reporters=(*parts.cluster.reporters, *loop_reporters),
         annotations=parts.cluster.node_annotations,
-        reclaim_root=parts.config.memory.reclaim_root,
         patience_ns=parts.inputs.ended_listing_ns,
     )
 
@@ -355,7 +354,7 @@ def _open_originals(options: AgentOptions, stack: AsyncExitStack) -> tuple[Origi
 def _effective_act(
     requested: ActMode, files: KnobWriter, originals: OriginalsJournal | None, pods: PodSource, config: AgentConfig
 ) -> tuple[ActMode, tuple[str, ...]]:
-    """Returns the mode that is possible, and why it is not the requested one.
+    """Return the mode that is possible, and why it is not the requested one.
 
     Decisions run dry without write access, without a journal of originals, and if a peer's QRM plugin carries them out.
     """

@@ -64,7 +64,7 @@ NODE_ORIGINALS, OOM_ORIGINALS, RESCTRL_GROUPS = "node-originals.json", "oom-orig
 def load_node_settings(
     path: Path | None, probes: Collection[str], proc: Path | None
 ) -> tuple[Mapping[str, Any], AgentConfig]:
-    """Returns the settings file and the configuration. With `proc`, settings that name cgroups default to the kubelet's.
+    """Return the settings file and the configuration. With `proc`, settings that name cgroups default to the kubelet's.
 
     Raises ConfigError, and Unavailable without cgroups.
     """
@@ -117,7 +117,7 @@ def open_hardware_reporters(config: AgentConfig, sys: Path) -> tuple[HealthRepor
 
 
 def node_checks(state_dir: Path) -> tuple[DoctorCheck, ...]:
-    """Returns the checks of this node for /api/v1/doctor; probes report their own health in the snapshot."""
+    """Return the checks of this node for /api/v1/doctor; probes report their own health in the snapshot."""
     from agent.doctor import host_checks  # noqa: PLC0415 - rarely requested
 
     return host_checks.check_host(state_dir)
@@ -276,7 +276,7 @@ class ClusterConnection:
     def open(
         self, file: Mapping[str, Any], config: AgentConfig, check_node: NodeCheck
     ) -> tuple[AgentConfig, tuple[str, ...]]:
-        """Returns the configuration of the file and of the objects that were applied last, and warnings. Raises Unavailable."""
+        """Return the configuration of the file and of the objects that were applied last, and warnings. Raises Unavailable."""
         self._file, self._config = file, config
         if not self._node:
             return config, ()
@@ -378,7 +378,7 @@ class ClusterConnection:
             self.peers.start(tasks)
 
     def node_annotations(self) -> Mapping[str, str] | None:
-        """Returns the annotations of the Node that policies read, without API server those of the settings file.
+        """Return the annotations of the Node that policies read, without API server those of the settings file.
 
         None while they are unknown. Any thread may call it.
         """
@@ -387,14 +387,14 @@ class ClusterConnection:
         return self._annotations()
 
     def socket_counters(self) -> Mapping[str, Any]:
-        """Returns AgentInfo's counters of gRPC calls and Katalyst peers. Any thread may call it."""
+        """Return AgentInfo's counters of gRPC calls and Katalyst peers. Any thread may call it."""
         calls: dict[str, Any] = {"calls": CALL_COUNTS.copy()}
         if self.peers is not None:
             calls |= {"advice_ages_s": self.peers.ages_s(), "peers": self.peers.peers()}
         return calls
 
     async def review(self, token: str, path: str) -> bool | None:
-        """Returns whether the token's account may get that path; None if the token is not valid. Raises Unavailable."""
+        """Return whether the token's account may get that path; None if the token is not valid. Raises Unavailable."""
         if self._client is None:
             raise Unavailable("the agent has not joined its cluster yet", "try again in a second")
         from kube.access_review import review_token  # noqa: PLC0415 - only with tokenReview
@@ -402,15 +402,15 @@ class ClusterConnection:
         return await review_token(self._client, token, path)
 
     def requests(self) -> Mapping[tuple[str, str, str], int]:
-        """Returns the number of requests to the API server by method, resource and status. Any thread may call it."""
+        """Return the number of requests to the API server by method, resource and status. Any thread may call it."""
         return {} if self._client is None else self._client.requests.copy()
 
     def applied_objects(self) -> Mapping[tuple[str, ...], bool]:
-        """Returns whether each configuration object, by kind, key and hash, is applied; False for one that is not valid."""
+        """Return whether each configuration object, by kind, key and hash, is applied; False for one that is not valid."""
         return {} if self._follower is None or self._dynamic is None else self._dynamic.object_states()
 
     def effective_configuration(self) -> EffectiveConfiguration:
-        """Returns every setting and its source."""
+        """Return every setting and its source."""
         if self._follower is not None:
             return self._follower.effective()
         from agent.dynamic_config.effective import effective_configuration  # noqa: PLC0415

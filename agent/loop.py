@@ -29,6 +29,7 @@ from agent.qrm.actuator.checkpoint import CpusetCheckpoint
 from agent.qrm.cpuset.allowed_cpus import allowed_cpus_of, restrict_to_allowed
 from agent.qrm.cpuset.state import CpusetState, rebuild_state
 from agent.qrm.decisions.cpu import PolicyResult, compose_decisions, managed_cgroups
+from agent.qrm.decisions.cpu_priority import priority_health
 from agent.qrm.decisions.knob_requests import with_nested_cpusets
 from agent.sensors.snapshot import Sensor
 from agent.sensors.triggers.psi_triggers import PsiTriggerSet
@@ -265,7 +266,7 @@ class Loop:
         return finished
 
     def _snapshot(self, now_ns: int) -> Snapshot:
-        """Returns the snapshot of this cycle, with the failures of the sinks in the cycle before it.
+        """Return the snapshot of this cycle, with the failures of the sinks in the cycle before it.
 
         If the sensor raises, the snapshot holds the last known pods and CPUs and no measurements, so that nothing grows on
         old data.
@@ -314,7 +315,7 @@ class Loop:
         # Before anything is written: wherever this agent is killed, the next one continues with this state.
         self._save_state(draft)
         draft.result, draft.stage = result, "actuator"
-        knobs = self._actuator.knobs(managed_cgroups(snapshot.pods))
+        knobs = self._actuator.knobs(managed_cgroups(snapshot.pods, snapshot.cgroups))
         self._actuate(draft, result, knobs)
         self._preview_inputs = PreviewInputs(
             snapshot=draft.snapshot,
@@ -333,18 +334,21 @@ class Loop:
         decisions = compose_decisions(result, snapshot, knobs)
         if self._actuator.version == "v1":
             decisions = with_nested_cpusets(decisions, snapshot)
+        if draft.advice is not None and draft.advice.idle:
+            draft.report(*priority_health(snapshot, decisions, result.idle_class_obstacles))
         draft.outcomes += self._actuator.apply(decisions, now_ns, quota_exempt=result.knob_requests.quota_exempt)
         # An unreadable tree does not show that a pod has left, and neither does a kubelet that was not reached yet.
         if snapshot.cgroups and (snapshot.pods or snapshot.pods_fresh):
             pending = self._actuator.pending_originals.unlisted(
                 {decision.cgroup for decision in decisions}, now_ns / 1e9
             )
-            unseen = ((managed_cgroups(snapshot.pods) | result.extra_cgroups) - snapshot.cgroups.keys()) | pending
+            managed = managed_cgroups(snapshot.pods, snapshot.cgroups)
+            unseen = ((managed | result.extra_cgroups) - snapshot.cgroups.keys()) | pending
             draft.outcomes += self._actuator.release(decisions, unseen)
         draft.outcomes += self._actuator.finished()
 
     def _with_previous_quota(self, snapshot: Snapshot) -> PolicyState:
-        """Returns the policy state with the CPU quota that the previous agent left to reclaimed pods.
+        """Return the policy state with the CPU quota that the previous agent left to reclaimed pods.
 
         After a crash in the middle of a latency breach, growth continues from that quota instead of from the whole node.
         """
@@ -356,7 +360,7 @@ class Loop:
         return msgspec.structs.replace(self._policy_state, advisor=advisor)
 
     def _rebuilt_state(self, snapshot: Snapshot, draft: _CycleDraft) -> PolicyState:
-        """Returns the policy state with the CPU assignment rebuilt from the cpusets of the cgroups."""
+        """Return the policy state with the CPU assignment rebuilt from the cpusets of the cgroups."""
         topology = restrict_to_allowed(snapshot, allowed_cpus_of(snapshot, None)).topology
         policy = draft.config.placing.policy
         cpus = rebuild_state(snapshot.pods, snapshot.cgroups, topology, policy, draft.now_ns)
@@ -475,7 +479,7 @@ class Loop:
             failed, before = False, after
 
     def _online_latencies(self) -> dict[str, RunqLatency] | None:
-        """Returns the latency of each online container of the latest cycle, with the cgroups below it, where it is available.
+        """Return the latency of each online container of the latest cycle, with the cgroups below it, where it is available.
 
         None while the cycle thread reads the same probe.
         """

@@ -325,6 +325,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     codename: str = ""
     """Microarchitecture in Malachite's spelling: `Intel_CascadeLake`, `AMD_K19Zen4`; empty if unknown."""
     is_vm: bool | None = None
+    cgroup_version: str = ""
+    """`v1`, `v2` or `hybrid` (controllers of version 1 beside an empty unified hierarchy); empty if unknown."""
+    systemd_version: int | None = None
+    """Version of systemd if it is process 1; None if another program is, or if its memory map is not readable."""
 
 
 class CgroupSample(msgspec.Struct, frozen=True, kw_only=True):

@@ -113,7 +113,7 @@ class CounterMarks(msgspec.Struct, frozen=True):
 
 
 RunqLatencyReader = Callable[[int], RunqLatency | None]
-"""Returns the cumulative run-queue latency of the cgroup with this id."""
+"""Return the cumulative run-queue latency of the cgroup with this id."""
 
 
 def quantile_ms(latencies_ns: Sequence[int], q: float) -> float:

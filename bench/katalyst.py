@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 
 from bench.machine import cpu_ns_of, end_cleanly_on_sigterm, memory_kib_of, this_machine
 
-SECONDS = 1_000_000_000
-
 
 def measure_processes(
     pids: Mapping[str, int], seconds: float, cpu_ns: Callable[[int], int] = cpu_ns_of

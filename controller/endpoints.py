@@ -10,7 +10,7 @@ from aiohttp import web
 from controller.metrics import ControllerExposition
 
 Authorizer = Callable[[str, str, str], Awaitable[tuple[int, str, str] | None]]
-"""Returns HTTP status, error and remedy of a rejection by Authorization header, path and client address, else None."""
+"""Return HTTP status, error and remedy of a rejection by Authorization header, path and client address, else None."""
 RESPONSE_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
 
 

@@ -1,9 +1,10 @@
 """Keeps compiled forms of probes in files, so that a second start compiles nothing and does not load BCC.
 
-A file is named by the hash of all that its bytecode depends on: source, macros, BCC's version and the running kernel, which
-BCC asks for its helpers. The directory is `DIOPTASE_CACHE_DIR`, by default /var/cache/dioptase; an empty value means none. The
-directory and its files must belong to this user and be writable by no other, because their programs run in the kernel. If a
-file is missing or damaged, the form is compiled again: nothing depends on this directory.
+A file is named by the hash of what its bytecode depends on: sources, headers, macros, the package of BCC and the running
+kernel, which BCC asks for its helpers. An update of LLVM alone does not count. The directory is `DIOPTASE_CACHE_DIR`, by
+default /var/cache/dioptase; an empty value means none. The directory and its files must belong to this user and be writable by
+no other, because their programs run in the kernel. If a file is missing or damaged, the form is compiled again: nothing
+depends on this directory. Other files in it are left alone.
 
 The compiling child imports this module, so it imports the standard library only.
 """
@@ -11,10 +12,12 @@ The compiling child imports this module, so it imports the standard library only
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import os
 import platform
+import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,8 +26,10 @@ from typing import Any, NamedTuple
 
 DEFAULT_DIRECTORY = "/var/cache/dioptase"
 MAX_FILES = 128
-"""Files kept, the newest: those of five kernels with all probes."""
+"""Files kept, those used last: all probes of five kernels."""
 MAX_FILE_BYTES = 4 << 20
+_OWN_FILES = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{64}\.\d+")
+"""Names of the compiled forms, and of those that a killed process has not finished."""
 _INSTRUCTION_BYTES = 8
 _LOAD_64_BITS = 0x18
 """BPF_LD | BPF_IMM | BPF_DW, which takes two instructions (include/uapi/linux/bpf.h)."""
@@ -87,6 +92,8 @@ def read_form(directory: Path, name: str) -> CompiledForm | None:
             with os.fdopen(fd, "rb") as file:
                 _check_owner(os.fstat(fd))
                 checksum, _, body = file.read(MAX_FILE_BYTES).partition(b"\n")
+                with suppress(OSError):
+                    os.utime(fd)
         if checksum.decode() != hashlib.sha256(body).hexdigest():
             return None
         content = json.loads(body)
@@ -97,22 +104,24 @@ def read_form(directory: Path, name: str) -> CompiledForm | None:
 
 
 def write_form(directory: Path, name: str, form: CompiledForm) -> None:
-    """Keep a compiled form, and remove the oldest files beyond MAX_FILES. What fails is left out."""
+    """Keep a compiled form, and remove the forms beyond MAX_FILES that were not used for longest. Raises OSError."""
     programs = {key: base64.b64encode(code).decode() for key, code in form.programs.items()}
     body = json.dumps({"maps": [each._asdict() for each in form.maps], "programs": programs}).encode()
     temporary = f".{name}.{os.getpid()}"
-    with suppress(OSError):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _opened_directory(directory) as folder:
-            try:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                with os.fdopen(os.open(temporary, flags, 0o600, dir_fd=folder), "wb") as file:
-                    file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
-                os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-            finally:
-                with suppress(FileNotFoundError):
-                    os.unlink(temporary, dir_fd=folder)
-            _remove_oldest(folder)
+    with suppress(FileExistsError):
+        # Not its parents: the umask would decide their mode.
+        directory.mkdir(mode=0o700)
+    with _opened_directory(directory) as folder:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(temporary, flags, 0o600, dir_fd=folder)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=folder)
+        _remove_oldest(folder)
 
 
 @contextmanager
@@ -127,11 +136,15 @@ def _opened_directory(directory: Path) -> Iterator[int]:
 
 
 def _check_owner(status: os.stat_result) -> None:
+    # Stricter than for the state directory, which root may own as well: programs of these files run in the kernel.
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError("it belongs to another user, or others can write it")
+        raise PermissionError(errno.EPERM, "it belongs to another user, or others can write it")
 
 
 def _remove_oldest(folder: int) -> None:
-    times = sorted((os.stat(name, dir_fd=folder).st_mtime_ns, name) for name in os.listdir(folder))
+    names = [name for name in os.listdir(folder) if _OWN_FILES.fullmatch(name)]
+    times = sorted((os.stat(name, dir_fd=folder).st_mtime_ns, name) for name in names)
     for _, name in times[:-MAX_FILES]:
-        os.unlink(name, dir_fd=folder)
+        # Another process may have removed it since.
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)

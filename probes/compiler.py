@@ -13,12 +13,14 @@ directory; the child removes it at the end, because a parent that was killed can
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
 import importlib.util
 import json
 import os
+import resource
 import shutil
 import socket
 import sys
@@ -182,14 +184,14 @@ def _try_form(types: btf.Btf, job: dict[str, Any], form: dict[str, Any]) -> Load
     try:
         for each in compiled.maps:
             maps.append(_create_map(each))
-        for program, target in zip(programs, targets, strict=True):
+        for program, target in zip(programs, targets):  # noqa: B905 - Python 3.9 has no strict
             code = compiled_forms.replace_maps(compiled.programs[program["function"]], dict(enumerate(maps)))
             descriptors += _load_and_attach(code, program, target, typed=form["typed"])
     except FormRefused:
         for fd in maps + descriptors:
             os.close(fd)
         raise
-    by_name = {each.name: (fd, each) for fd, each in zip(maps, compiled.maps, strict=True)}
+    by_name = {each.name: (fd, each) for fd, each in zip(maps, compiled.maps)}  # noqa: B905
     sent = [by_name.pop(name) for name in (*job["maps"], *form["maps"])]
     for fd, _ in by_name.values():
         os.close(fd)
@@ -199,6 +201,7 @@ def _try_form(types: btf.Btf, job: dict[str, Any], form: dict[str, Any]) -> Load
         "programs": [program["name"] for program in programs],
         "compile_s": loading - started,
         "load_s": time.monotonic() - loading,
+        "cache_error": job.get("cache_error", ""),
     }
     return LoadedForm(message, [fd for fd, _ in sent] + descriptors)
 
@@ -217,10 +220,12 @@ def _compiled_form(job: dict[str, Any], macros: dict[str, int], functions: list[
     #include lines empty. #line keeps file names and line numbers of messages right.
     """
     sources = [Path(source) for source in job["sources"]]
+    # Sources include headers that the job does not name.
+    headers = [path.read_text() for path in sorted(sources[0].parent.glob("*.bpf.h"))]
     text = "".join(f'#line 1 "{source.name}"\n{source.read_text()}\n' for source in sources)
     defines = [f"-D{name}={value}" for name, value in macros.items()]
     directory = compiled_forms.cache_directory()
-    name = compiled_forms.file_name([text, *defines, *functions, *STUBS.values(), _bcc_version()])
+    name = compiled_forms.file_name([text, *headers, *defines, *functions, *STUBS.values(), _bcc_version()])
     if directory is not None and (stored := compiled_forms.read_form(directory, name)) is not None:
         return stored
     stub_tree(Path(job["scratch"]))
@@ -230,17 +235,22 @@ def _compiled_form(job: dict[str, Any], macros: dict[str, int], functions: list[
     finally:
         shutil.rmtree(Path(job["scratch"]) / "include", ignore_errors=True)
     if directory is not None:
-        compiled_forms.write_form(directory, name, form)
+        try:
+            compiled_forms.write_form(directory, name, form)
+        except OSError as error:
+            job["cache_error"] = f"{directory}: {error.strerror}"
     return form
 
 
 def _bcc_version() -> str:
-    """Return what tells versions of BCC apart without loading it, which takes 0.1 s and 100 MiB."""
+    """Return what tells versions of BCC apart without loading it, which takes 0.1 s and 100 MiB. Raises LoadFailure."""
     spec = importlib.util.find_spec("bcc")
-    assert spec is not None
-    assert spec.origin is not None
-    status = Path(spec.origin).with_name("libbcc.py").stat()
-    return f"{Path(spec.origin).with_name('version.py').read_text()} {status.st_size} {status.st_mtime_ns}"
+    try:
+        package = Path(spec.origin if spec is not None and spec.origin is not None else "bcc")
+        status = package.with_name("libbcc.py").stat()
+        return f"{package.with_name('version.py').read_text()} {status.st_size} {status.st_mtime_ns}"
+    except OSError as error:
+        raise LoadFailure("bcc", f"{sys.executable} has a package bcc that is not BCC: {error}") from error
 
 
 def _compile(text: str, flags: list[str], functions: list[str]) -> compiled_forms.CompiledForm:
@@ -359,6 +369,9 @@ def answer_job(parent: socket.socket, job: dict[str, Any]) -> None:
 def main(descriptor: int, nice: int, scratch: str) -> None:
     """Answer jobs until the parent closes the socket."""
     os.nice(nice)
+    # Before Linux 5.11 maps count as locked memory. BCC raises the limit itself, but not where it has nothing to compile.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     try:
         with socket.socket(fileno=descriptor) as parent:
             while request := parent.recv(1 << 20):

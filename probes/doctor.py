@@ -51,8 +51,8 @@ _TIMEOUT_S = 30.0
 def probe_checks(
     *, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX, proc: Path = Path("/proc")
 ) -> tuple[DoctorCheck, ...]:
-    """Check BTF, BCC, capabilities and every probe. Takes a few seconds."""
-    with Compiler(child_python) as compiler, sharing(compiler):
+    """Check BTF, BCC, capabilities and every probe; each is compiled. Takes a few seconds."""
+    with Compiler(child_python, cached=False) as compiler, sharing(compiler):
         return (
             _check_btf(btf),
             _check_bcc(child_python),

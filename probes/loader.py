@@ -5,6 +5,8 @@ The agent never imports bcc. Closing the descriptors detaches everything, and so
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 import shutil
 import socket
@@ -32,6 +34,7 @@ from probes.remedies import (
     explain_refusals,
 )
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 CHILD_PYTHON = Path("/usr/bin/python3")
 """Python of the distribution, which has the package python3-bpfcc."""
@@ -127,6 +130,8 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     programs: tuple[str, ...] = ()
     compile_s: float = 0.0
     load_s: float = 0.0
+    cache_error: str = ""
+    """Why the compiled form could not be kept; empty if it could."""
     refused: tuple[FormRefusal, ...] = ()
     error: str = ""
     detail: str = ""
@@ -198,13 +203,17 @@ class _ChildLost(Exception):
 class Compiler:
     """One compiling child process for several jobs: starting Python and reading the kernel's types costs 0.15 s of CPU time.
 
+    If not `cached`, it compiles every probe, as it does after an update of the kernel or the agent.
+
     The child is started with the first job, and again with the next job if it was lost. `load` is called from one thread,
     `end` from any.
     """
 
-    def __init__(self, python: Path = CHILD_PYTHON, *, nice: int = 0, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, python: Path = CHILD_PYTHON, *, nice: int = 0, timeout_s: float = TIMEOUT_S, cached: bool = True
+    ) -> None:
         self.python = python
-        self._nice, self._timeout_s = nice, timeout_s
+        self._nice, self._timeout_s, self._cached = nice, timeout_s, cached
         self._running: _RunningChild | None = None
         self._ended = False
         self._lock = threading.Lock()
@@ -216,7 +225,7 @@ class Compiler:
                 raise Unavailable("loading of probes was ended", "start the agent again")
             if self._running is None:
                 with descriptor_limit_as_unavailable():
-                    self._running = _start_child(self.python, self._nice)
+                    self._running = _start_child(self.python, self._nice, self._cached)
             running = self._running
         try:
             with descriptor_limit_as_unavailable():
@@ -270,7 +279,7 @@ def load(job: Job, *, child_python: Path = CHILD_PYTHON, timeout_s: float = TIME
         return compiler.load(job)
 
 
-def _start_child(python: Path, nice: int) -> _RunningChild:
+def _start_child(python: Path, nice: int, cached: bool) -> _RunningChild:
     owned = contextlib.ExitStack()
     try:
         # Fail here if descriptors are exhausted: tempfile would report that no directory is usable.
@@ -280,7 +289,7 @@ def _start_child(python: Path, nice: int) -> _RunningChild:
         owned.enter_context(here)
         with there:
             errors = owned.enter_context(tempfile.TemporaryFile(dir=scratch))  # noqa: SIM115 - closed by `owned`
-            child = _spawn(python, there, errors, (str(nice), scratch))
+            child = _spawn(python, there, errors, (str(nice), scratch), cached)
     except BaseException:
         owned.close()
         raise
@@ -320,12 +329,13 @@ def _scratch_directory() -> Iterator[str]:
 
 
 def _spawn(
-    python: Path, channel: socket.socket, errors: IO[bytes], arguments: tuple[str, str]
+    python: Path, channel: socket.socket, errors: IO[bytes], arguments: tuple[str, str], cached: bool
 ) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             [python, "-s", "-E", _COMPILER, str(channel.fileno()), *arguments],
             pass_fds=[channel.fileno()],
+            env=None if cached else os.environ | {"DIOPTASE_CACHE_DIR": ""},
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
@@ -364,7 +374,14 @@ def _exchange(running: _RunningChild, job: Job, timeout_s: float) -> Loaded:
             f"only {len(descriptors)} of a probe's descriptors were received",
             REMEDIES["files"],
         )
+    if answer.cache_error:
+        _warn_once(f"compiled probes are not kept, so that each start compiles them again: {answer.cache_error}")
     return Loaded(answer, descriptors)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    log.warning(text)
 
 
 def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:

@@ -28,6 +28,9 @@ REMEDIES = {
     "refused": "use Linux 5.5 or later; without a probe, /proc/PID/schedstat gives sums",
 }
 
+CREATE_MAP = "create map"
+"""How the stage of a refusal begins if a map could not be created. The child has created a small one before, so that rights
+are not what it lacks."""
 KERNEL_REFUSALS = ("no_bpf", "btf", "refused")
 """Kinds of refusals that only another kernel remedies."""
 UNSUPPORTED_ERRNOS = (errno.ENOENT, errno.EINVAL, errno.E2BIG, errno.EOPNOTSUPP, 524)
@@ -94,10 +97,12 @@ def explain_refusals(
     """
     if refused:
         reason += ": " + "; ".join(str(refusal) for refusal in refused)
-        if all(refusal.errno == errno.EPERM for refusal in refused):
+        if all(refusal.errno == errno.EPERM and not refusal.stage.startswith(CREATE_MAP) for refusal in refused):
             kind = "permission"
         elif any(refusal.errno in OUT_OF_DESCRIPTORS for refusal in refused):
             kind = "files"
+        elif any(refusal.stage.startswith(CREATE_MAP) for refusal in refused):
+            kind = "no_map"
         elif any(refusal.errno == errno.EACCES and refusal.stage.startswith("attach") for refusal in refused):
             kind = "perf_event"  # the verifier reports EACCES for programs as well
     remedy = advice if kind == "refused" and advice else REMEDIES[kind]

@@ -1,18 +1,16 @@
 """Counts the threads of each cgroup by state, and computes load averages from the counts.
 Runnable threads run or wait for a CPU; uninterruptible ones sleep in state D, `iowait` of them for a disk; zombies
-are not counted. Loads use the kernel's arithmetic (probes/load_average.py), sampled every five seconds. The form `iterator`
-makes the kernel write 16 bytes per thread; the form `proc` reads two files per thread, costs a hundred times as much
-and stops beyond 20,000 threads. The iterator waits 50 times as long as a read takes before the next one: with 100,000
-threads the numbers are up to two seconds old, and younger cgroups are absent. Threads are those of the cgroup without its
-descendants; threads outside of the pid namespace are not visible (in a pod, set hostPID).
+are not counted. Loads use the kernel's arithmetic (probes/load_average.py), sampled every five seconds. The kernel
+writes 16 bytes per thread, a hundredth of the cost of reading /proc. The iterator waits 50 times as long as a read
+takes before the next one: with 100,000 threads the numbers are up to two seconds old, and younger cgroups are absent.
+Threads are those of the cgroup without its descendants; threads outside of the pid namespace are not visible (in a
+pod, set hostPID).
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -25,82 +23,6 @@ from probes.btf import VMLINUX
 from probes.load_average import SAMPLE_INTERVAL_NS, FixedPointLoad, advance_averages
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
 
-MAX_THREADS = 20_000
-"""Limit of the form `proc`: half a second of CPU time."""
-_DEAD_STATES = frozenset("ZXx")
-
-
-class ProcWalk:
-    """A ThreadCounter that reads the threads below `proc`."""
-
-    form = "proc"
-
-    def __init__(self, proc: Path) -> None:
-        self._proc = proc
-
-    def count(self, live: Mapping[int, str]) -> dict[int, ThreadStates]:
-        """Return threads by cgroup id. Raises Unavailable if /proc cannot be listed or has more than MAX_THREADS."""
-        ids = {path: number for number, path in live.items()}
-        counts: Counter[tuple[int, str]] = Counter()
-        for walked, thread in enumerate(self._threads()):
-            if walked == MAX_THREADS:
-                raise Unavailable(
-                    f"more than {MAX_THREADS} threads: reading them one by one would take too long",
-                    "use the form `iterator`, which needs Linux 5.8 and the capabilities BPF and PERFMON",
-                )
-            try:
-                letter = thread_state((thread / "stat").read_bytes())
-                number = ids.get(thread_cgroup((thread / "cgroup").read_bytes()))
-            except OSError:  # the thread has ended
-                continue
-            if number is not None and letter not in _DEAD_STATES:
-                counts[number, letter] += 1
-        return {
-            number: ThreadStates(
-                runnable=counts[number, "R"],
-                uninterruptible=counts[number, "D"],
-                iowait=None,
-                sleeping=sum(n for (owner, letter), n in counts.items() if owner == number and letter not in "RD"),
-            )
-            for number in {owner for owner, _ in counts}
-        }
-
-    def close(self) -> None:
-        """Do nothing: no file stays open."""
-
-    def _threads(self) -> Iterator[Path]:
-        try:
-            processes = [path for path in self._proc.iterdir() if path.name.isdigit()]
-        except OSError as error:
-            raise Unavailable(f"{self._proc} cannot be listed: {error.strerror}", "mount proc there") from error
-        for process in processes:
-            try:
-                yield from (process / "task").iterdir()
-            except OSError:
-                continue
-
-
-def thread_state(stat: bytes) -> str:
-    """Return the state letter of /proc/TID/stat, after a name with any characters; X (dead) if there is none."""
-    _, closing, rest = stat.rpartition(b") ")
-    return chr(rest[0]) if closing and rest else "X"
-
-
-def thread_cgroup(text: bytes) -> str:
-    """Return the path in the cpu controller's hierarchy, else in the unified one, from /proc/TID/cgroup."""
-    unified = ""
-    for line in text.splitlines():
-        number, _, rest = line.partition(b":")
-        controllers, _, path = rest.partition(b":")
-        if b"cpu" in controllers.split(b","):
-            return os.fsdecode(path)
-        if number == b"0" and not controllers:
-            unified = os.fsdecode(path)
-    return unified
-
-
-FORMS = ("iterator", "proc")
-"""Forms in order of preference, which is the order of their cost."""
 PAUSE_FACTOR = 49
 """Pause after counting, as a multiple of its duration: at most 2 % of one CPU."""
 NO_THREADS = ThreadStates(runnable=0, uninterruptible=0, iowait=0, sleeping=0)
@@ -253,20 +175,6 @@ def job(btf: Path = VMLINUX) -> Job:
     )
 
 
-def open_threads(
-    *,
-    forms: Sequence[str] = FORMS[:1],
-    child_python: Path = CHILD_PYTHON,
-    btf: Path = VMLINUX,
-    proc: Path = Path("/proc"),
-) -> ThreadsProbe:
-    """Start the probe in the first form that works. Raises Unavailable with reason and remedy if none does."""
-    problem = Unavailable("no form of the probe threads was selected", "choose one of " + ", ".join(FORMS))
-    for form in forms:
-        try:
-            return ThreadsProbe(
-                ProcWalk(proc) if form == "proc" else TaskIterator(load(job(btf), child_python=child_python))
-            )
-        except Unavailable as error:
-            problem = error
-    raise problem
+def open_threads(*, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> ThreadsProbe:
+    """Start the probe. Raises Unavailable with reason and remedy."""
+    return ThreadsProbe(TaskIterator(load(job(btf), child_python=child_python)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     guest = any(item.get_closest_marker(name) for name in marks)
     if guest and not here and "DIOPTASE_VM" not in os.environ:
         pytest.skip("needs a kernel of its own: python -m tests.vm boots one")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_probes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Each run compiles the probes of this tree once, and starts of the agent in it find them compiled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DIOPTASE_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        yield
 
 
 @pytest.fixture

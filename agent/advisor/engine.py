@@ -54,6 +54,7 @@ from agent.qrm.cpuset.state import (
     with_pending_containers,
 )
 from agent.qrm.decisions.cpu import PolicyResult
+from agent.qrm.decisions.cpu_priority import idle_class_obstacles, reclaimed_qos_classes
 from agent.qrm.decisions.knob_requests import KnobRequests, KnobRequestState, build_knob_requests
 from api.advice import NOT_NUMA_BOUND, CpuAdvice, Headroom, MemoryAdvice, NodeAdvice, PoolSize
 from api.cpu import Topology
@@ -355,12 +356,13 @@ def evaluate_policy(
         advice=advice,
         placement=placement,
         memory=memory,
-        extra_cgroups=writable_cgroups(memory_inputs, config.memory),
+        extra_cgroups=writable_cgroups(memory_inputs, config.memory) | reclaimed_qos_classes(node_snapshot),
         knob_requests=knob_requests,
         node=node,
         forecasts=forecasts.forecasts,
         allowed_cpus=allowed,
         reclaim_roots=memory_inputs.roots,
+        idle_class_obstacles=idle_class_obstacles(node_snapshot, enabled=config.kubelet.idle_class),
         evaluated_latency=advisor.evaluated_latency,
     )
     return result, PolicyState(

@@ -1,8 +1,8 @@
 """Policy `latency`: run-queue latency of online pods sets the CPU quota of reclaimed pods.
-The quota grows slowly and shrinks at once. Reclaimed pods run on all CPUs with `cpu.idle`, so the scheduler
-yields to online tasks at every wakeup; the quota bounds what remains. A breach of the target halves what
-reclaimed pods use, a gross breach reduces it to the minimum. Latency that remains while the quota is at its
-minimum is the container's baseline and is not held against reclaimed pods. Latency is measured when a task gets
+The quota grows slowly and shrinks at once. Reclaimed pods run on all CPUs. At every wakeup the scheduler prefers
+online tasks where decisions/cpu_priority.py could write the priority; the quota bounds what remains. A breach of
+the target halves what reclaimed pods use, a gross breach reduces it to the minimum. Latency that remains while the
+quota is at its minimum is the container's baseline and is not held against reclaimed pods. Latency is measured when a task gets
 a CPU: a container with runnable threads and no sample blocks growth. If blame is measured, reclaimed pods lose quota only
 for latency in which they had the CPU for at least `least_blame_ratio` of the time, and the pods that had it lose weight
 (interference.py). Time in which a container's own quota throttled it is not latency (api/rates.py); the alarm between

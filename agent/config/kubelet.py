@@ -49,6 +49,9 @@ class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     writer: Literal["files", "cri"] = "files"
     """`files`: the agent writes containers' CPU and NUMA lists, weight, quota and memory limit. `cri`: the runtime writes
     them. See docs/acting.md."""
+    idle_class: bool = True
+    """Set `cpu.idle` of a QoS class whose pods are all reclaimed, where a kubelet can still restart: cgroup version 2, its
+    systemd driver, systemd 252. See docs/acting.md."""
     cgroup_root: CgroupRoot = "/"
     """The kubelet's `cgroupRoot`. Its `cgroupDriver` is detected."""
     root_dir: str = "/var/lib/kubelet"

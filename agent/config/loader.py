@@ -18,7 +18,7 @@ ALWAYS_ON_PROBE = "runqlat"
 
 
 NodeCheck = Callable[[AgentConfig], str]
-"""Returns the first setting that this node cannot hold, or an empty text (agent.config.node_check)."""
+"""Return the first setting that this node cannot hold, or an empty text (agent.config.node_check)."""
 
 
 class ConfigError(ValueError):

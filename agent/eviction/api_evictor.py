@@ -91,7 +91,7 @@ class EvictionMethod(Protocol):
         """Requests the eviction once; a grace of None is the pod's own."""
 
     async def observe(self, pod: Pod) -> PodObservation | None:
-        """Returns whether the pod exists and is terminating; None if that is not available now."""
+        """Return whether the pod exists and is terminating; None if that is not available now."""
 
     def forget(self, pod: Pod) -> None:
         """Drops the state of earlier requests: the pod is gone, or its eviction was cancelled."""
@@ -140,7 +140,7 @@ class ApiEvictionMethod:
 
 
 def response_of_error(error: ApiError, pod: Pod) -> MethodResponse:
-    """Returns the meaning of an error status of the API server. Pure."""
+    """Return the meaning of an error status of the API server. Pure."""
     if error.missing:
         return MethodResponse(result=MethodResult.ABSENT)
     if error.status == 429 and "DisruptionBudget" in error.causes:
@@ -238,13 +238,13 @@ class ApiEvictor:
         self._run_on_loop(self._cancel, pod, reason)
 
     def outcomes(self) -> Sequence[EvictionEvent]:
-        """Returns the events since the last call, oldest first."""
+        """Return the events since the last call, oldest first."""
         events = self._events.copy()
         del self._events[: len(events)]
         return events
 
     def problem(self) -> Unavailable | None:
-        """Returns why evictions fail for another reason than a budget; None if none fails."""
+        """Return why evictions fail for another reason than a budget; None if none fails."""
         failing = any(
             each.block not in (None, EvictionBlock.BUDGET)
             for each in self._pending.copy().values()

@@ -66,7 +66,7 @@ class CriEvictor:
         self._targets.pop(pod.uid, None)
 
     async def observe(self, pod: Pod) -> PodObservation | None:
-        """Returns whether the pod's sandbox exists; a pod is never terminating by this method."""
+        """Return whether the pod's sandbox exists; a pod is never terminating by this method."""
         try:
             return PodObservation(absent=pod.uid not in (await self._list_containers()).sandboxes)
         except Unavailable:

@@ -28,36 +28,36 @@ MAX_GRACE_S = 600.0
 
 
 def grace_period_s(pod: Pod, grace_s: float | None) -> float:
-    """Returns the grace period of an eviction without the API server: the plugin's, else the pod's own up to MAX_GRACE_S."""
+    """Return the grace period of an eviction without the API server: the plugin's, else the pod's own up to MAX_GRACE_S."""
     if grace_s is not None:
         return grace_s
     return DEFAULT_GRACE_S if pod.grace_s is None else min(pod.grace_s, MAX_GRACE_S)
 
 
 def exclusion_ns(victim: EvictionVictim, pods: Iterable[Pod]) -> int:
-    """Returns for how long a victim is excluded: it is not evicted again, and no other pod in its place."""
+    """Return for how long a victim is excluded: it is not evicted again, and no other pod in its place."""
     pod = next((each for each in pods if each.uid == victim.uid), None)
     grace_s = victim.grace_s if pod is None else grace_period_s(pod, victim.grace_s)
     return termination_wait_ns(DEFAULT_GRACE_S if grace_s is None else grace_s)
 
 
 def termination_wait_s(grace_s: float) -> float:
-    """Returns the seconds after which a pod with that grace should be gone."""
+    """Return the seconds after which a pod with that grace should be gone."""
     return max(MIN_TERMINATION_WAIT_S, GRACE_FACTOR * grace_s)
 
 
 def termination_wait_ns(grace_s: float) -> int:
-    """Returns `termination_wait_s` in nanoseconds."""
+    """Return `termination_wait_s` in nanoseconds."""
     return round(termination_wait_s(grace_s) * NS_PER_S)
 
 
 def terminating_since_ns(pods: Iterable[Pod], before: Mapping[str, int], now_ns: int) -> dict[str, int]:
-    """Returns since when each terminating pod is terminating, by uid; `before` is the result of the previous cycle."""
+    """Return since when each terminating pod is terminating, by uid; `before` is the result of the previous cycle."""
     return {pod.uid: before.get(pod.uid, now_ns) for pod in pods if pod.terminating}
 
 
 def overdue_pods(pods: Iterable[Pod], since_ns: Mapping[str, int], now_ns: int) -> frozenset[str]:
-    """Returns the pods, `namespace/name`, that should be gone by now, by any deletion.
+    """Return the pods, `namespace/name`, that should be gone by now, by any deletion.
 
     A pod that is deleted with a grace of a day must not prevent other evictions for a day.
     """
@@ -144,7 +144,7 @@ class EvictionInputs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple(pod for pod in self.snapshot.pods if pod.key in away and self._runs(pod))
 
     def _runs(self, pod: Pod) -> bool:
-        """Returns whether a container has tasks. A cgroup without tasks may hold page cache, which no eviction frees."""
+        """Return whether a container has tasks. A cgroup without tasks may hold page cache, which no eviction frees."""
         samples = (self.snapshot.cgroups.get(container.cgroup) for container in pod.containers)
         return any(sample is not None and sample.threads != 0 for sample in samples)
 
@@ -161,7 +161,7 @@ class EvictionInputs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self._recent(self.snapshot.node.files_read_at_ns)
 
     def files_fresh(self, sample: CgroupSample) -> bool:
-        """Returns whether memory.stat and memory.numa_stat of a cgroup are recent."""
+        """Return whether memory.stat and memory.numa_stat of a cgroup are recent."""
         return self._recent(sample.files_read_at_ns)
 
     def _recent(self, read_at_ns: int | None) -> bool:
@@ -171,7 +171,7 @@ class EvictionInputs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 def fresh_headroom(reported_headroom: Headroom | None) -> Headroom | None:
-    """Returns the headroom without the resources whose inputs are stale.
+    """Return the headroom without the resources whose inputs are stale.
 
     Reported headroom decays while inputs are missing, which must not evict every reclaimed pod of the node.
     """
@@ -188,7 +188,7 @@ Reading = Callable[[CgroupSample], float | None]
 
 
 def sum_over_containers(inputs: EvictionInputs, pod: Pod, reading: Reading) -> float | None:
-    """Returns the sum over the pod's existing containers; None unless it is available for each, and for at least one."""
+    """Return the sum over the pod's existing containers; None unless it is available for each, and for at least one."""
     total, measured = 0.0, False
     for container in pod.containers:
         sample = inputs.snapshot.cgroups.get(container.cgroup)
@@ -202,12 +202,12 @@ def sum_over_containers(inputs: EvictionInputs, pod: Pod, reading: Reading) -> f
 
 
 def memory_bytes(inputs: EvictionInputs, pod: Pod) -> float | None:
-    """Returns the memory that is charged to the pod's containers (Katalyst's mem.usage.container)."""
+    """Return the memory that is charged to the pod's containers (Katalyst's mem.usage.container)."""
     return sum_over_containers(inputs, pod, lambda sample: sample.memory_bytes)
 
 
 def rss_bytes(inputs: EvictionInputs, pod: Pod) -> float | None:
-    """Returns the anonymous memory of the pod's containers (Katalyst's mem.rss.container)."""
+    """Return the anonymous memory of the pod's containers (Katalyst's mem.rss.container)."""
     return sum_over_containers(inputs, pod, lambda sample: _rss(inputs, sample))
 
 
@@ -220,7 +220,7 @@ def _rss(inputs: EvictionInputs, sample: CgroupSample) -> float | None:
 
 
 def unreclaimable_bytes(inputs: EvictionInputs, pod: Pod) -> float | None:
-    """Returns the memory that becomes free only when the pod's containers end: anonymous, shared and locked memory.
+    """Return the memory that becomes free only when the pod's containers end: anonymous, shared and locked memory.
 
     Swap and kernel memory are not included, nor is page cache, which MemAvailable counts as free.
     """
@@ -241,7 +241,7 @@ def _unreclaimable(inputs: EvictionInputs, sample: CgroupSample) -> float | None
 
 
 def numa_memory_bytes(inputs: EvictionInputs, pod: Pod, node: int) -> float | None:
-    """Returns the memory of the pod's containers on one NUMA node (Katalyst's mem.total.numa.container)."""
+    """Return the memory of the pod's containers on one NUMA node (Katalyst's mem.total.numa.container)."""
     return sum_over_containers(inputs, pod, lambda sample: _numa_memory(inputs, sample, node))
 
 
@@ -258,29 +258,29 @@ def _numa_memory(inputs: EvictionInputs, sample: CgroupSample, node: int) -> flo
 
 
 def sum_requests(pod: Pod, amount: Callable[[Container], float | None]) -> float:
-    """Returns the sum of one request over the pod's containers; a missing request counts 0."""
+    """Return the sum of one request over the pod's containers; a missing request counts 0."""
     return sum(amount(container) or 0.0 for container in pod.containers)
 
 
 def requested_reclaimed_cores(pod: Pod) -> float:
-    """Returns the CPU request of a reclaimed pod; a pods file may give it as an ordinary request."""
+    """Return the CPU request of a reclaimed pod; a pods file may give it as an ordinary request."""
     requested = sum_requests(pod, lambda container: container.reclaimed_cpu_cores)
     return requested or sum_requests(pod, lambda container: container.cpu_request_cores)
 
 
 def requested_reclaimed_memory(pod: Pod) -> float:
-    """Returns the memory request of a reclaimed pod; a pods file may give it as an ordinary request."""
+    """Return the memory request of a reclaimed pod; a pods file may give it as an ordinary request."""
     requested = sum_requests(pod, lambda container: container.reclaimed_memory_bytes)
     return requested or sum_requests(pod, lambda container: container.memory_request_bytes)
 
 
 def reclaimed_pods(pods: Iterable[Pod]) -> tuple[Pod, ...]:
-    """Returns the pods of QoS level reclaimed_cores."""
+    """Return the pods of QoS level reclaimed_cores."""
     return tuple(pod for pod in pods if pod.qos is QoSLevel.RECLAIMED)
 
 
 def pool_by_pod(inputs: EvictionInputs) -> dict[str, str]:
-    """Returns the pool of each pod: that of its region, and `reclaim` for reclaimed pods."""
+    """Return the pool of each pod: that of its region, and `reclaim` for reclaimed pods."""
     pools = {pod.key: "reclaim" for pod in inputs.snapshot.pods if pod.qos is QoSLevel.RECLAIMED}
     if inputs.advice is not None:
         for advised in inputs.advice.regions:

@@ -59,5 +59,5 @@ class EvictorByQosLevel:
         self._signals.close()
 
     def method_name(self, pod: Pod) -> EvictionMethodName:
-        """Returns the method that is set for the pod's QoS level."""
+        """Return the method that is set for the pod's QoS level."""
         return self._by_level.get(pod.qos.value, self._default)  # type: ignore[call-overload, no-any-return]

@@ -48,7 +48,7 @@ class EvictionFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def not_met_finding(plugin: str, rule: str, text: str, scope: str = "", subject: str = "") -> EvictionFinding:
-    """Returns a finding that is not met, with the reason."""
+    """Return a finding that is not met, with the reason."""
     reason = Reason(rule=rule, text=text)
     return EvictionFinding(
         threshold=EvictionThreshold(
@@ -58,7 +58,7 @@ def not_met_finding(plugin: str, rule: str, text: str, scope: str = "", subject:
 
 
 def missing_input_finding(plugin: str, what: str, scope: str = "", subject: str = "") -> EvictionFinding:
-    """Returns a finding that is not met because an input is missing or too old."""
+    """Return a finding that is not met because an input is missing or too old."""
     text = f"{what} is not known or too old; no pod is evicted for that."
     return not_met_finding(plugin, INPUT_MISSING, text, scope, subject)
 
@@ -77,7 +77,7 @@ def make_threshold(  # noqa: PLR0913 - the fields of a threshold
     text: str,
     inputs: Mapping[str, ThresholdInput] | None = None,
 ) -> EvictionThreshold:
-    """Returns a threshold with its value, observation and reason."""
+    """Return a threshold with its value, observation and reason."""
     rules = {
         ThresholdMet.NOT_MET: "threshold_not_met",
         ThresholdMet.SOFT: "soft_threshold_met",
@@ -99,14 +99,14 @@ def make_threshold(  # noqa: PLR0913 - the fields of a threshold
 
 
 def mean(values: Sequence[float]) -> float:
-    """Returns 0 for an empty sequence."""
+    """Return 0 for an empty sequence."""
     return sum(values) / len(values) if values else 0.0
 
 
 def rank_candidates(
     pods: Iterable[Pod], order: Callable[[Pod], Any], grace_s: float | None
 ) -> tuple[EvictionCandidate, ...]:
-    """Returns the pods as candidates, ascending by `order` and then by key."""
+    """Return the pods as candidates, ascending by `order` and then by key."""
     ranked = sorted(pods, key=lambda pod: (order(pod), pod.key))
     return tuple(EvictionCandidate(pod=pod, grace_s=grace_s) for pod in ranked)
 
@@ -114,7 +114,7 @@ def rank_candidates(
 def candidates_until_released(
     release: float, ranked: Sequence[Pod], amount: Callable[[Pod], float | None], grace_s: float | None
 ) -> tuple[EvictionCandidate, ...]:
-    """Returns the first pods that together release the amount; a pod without a known amount releases nothing."""
+    """Return the first pods that together release the amount; a pod without a known amount releases nothing."""
     chosen = []
     for pod in ranked:
         if release <= 0:
@@ -134,7 +134,7 @@ def rank_by_memory(
     any_level: bool,
     min_bytes: float = 0.0,
 ) -> tuple[EvictionCandidate, ...]:
-    """Returns reclaimed pods, or all pods with `any_level`, that use at least `min_bytes`, in eviction order."""
+    """Return reclaimed pods, or all pods with `any_level`, that use at least `min_bytes`, in eviction order."""
     sizes = {
         pod.key: (pod, bytes_used)
         for pod in pods

@@ -84,7 +84,7 @@ def evaluate_evictions(
     config: EvictionConfig,
     external_findings: Iterable[EvictionFinding] = (),
 ) -> tuple[EvictionResult, EvictionState]:
-    """Returns the victims with their reasons, and the state for the next call.
+    """Return the victims with their reasons, and the state for the next call.
 
     It may be called in every cycle: within interval_s of an evaluation its thresholds and conditions hold, without victims.
     """
@@ -159,7 +159,7 @@ def _evaluate_plugins(
 def _without_departed_pods(
     finding: EvictionFinding, inputs: EvictionInputs, sent: Iterable[SentEviction]
 ) -> EvictionFinding:
-    """Returns the finding of an external plugin without the pods that have terminated or are terminating since."""
+    """Return the finding of an external plugin without the pods that have terminated or are terminating since."""
     if what := inputs.unknown:
         return missing_input_finding(finding.threshold.plugin, what)
     excluded = {each.pod for each in sent if not each.dry_run}
@@ -173,7 +173,7 @@ def _without_departed_pods(
 
 
 def _reset_plugins(states: PluginStates) -> PluginStates:
-    """Returns the states after a time without inputs: counters and timers start again.
+    """Return the states after a time without inputs: counters and timers start again.
 
     The victims of a power response stay, or the same response would select as many again.
     """
@@ -220,7 +220,7 @@ _PLUGINS: Mapping[str, _Plugin] = {
 def _with_durations(
     findings: Iterable[EvictionFinding], before: Mapping[str, int], now_ns: int, config: EvictionConfig
 ) -> tuple[tuple[EvictionThreshold, ...], dict[str, int]]:
-    """Returns the thresholds with the time since when they are met without a break. A hard threshold is also a soft one."""
+    """Return the thresholds with the time since when they are met without a break. A hard threshold is also a soft one."""
     thresholds, since = [], {}
     for finding in findings:
         threshold = finding.threshold
@@ -248,7 +248,7 @@ def _sent_eviction(victim: EvictionVictim, inputs: EvictionInputs) -> SentEvicti
 def _conditions(
     thresholds: Iterable[EvictionThreshold], before: Mapping[str, ActiveCondition], now_ns: int, config: EvictionConfig
 ) -> dict[str, ActiveCondition]:
-    """Returns the conditions that are met now or were within condition_s, without those of dry runs and disabled plugins.
+    """Return the conditions that are met now or were within condition_s, without those of dry runs and disabled plugins.
 
     An external plugin that is not there may come back, so its condition stays for condition_s.
     """

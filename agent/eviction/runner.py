@@ -66,7 +66,7 @@ class PodEvictor(Protocol):
         """Cancels the eviction of a blocked pod."""
 
     def outcomes(self) -> Sequence[EvictionEvent]:
-        """Returns the events since the last call, oldest first. Call it in every cycle: it also continues pending evictions."""
+        """Return the events since the last call, oldest first. Call it in every cycle: it also continues pending evictions."""
 
     def close(self) -> None:
         """Ends all work and closes descriptors. Idempotent."""
@@ -79,7 +79,7 @@ class PodNotifier(Protocol):
         """Notifies the victims that request it. Never raises."""
 
     def outcomes(self) -> Sequence[EvictionEvent]:
-        """Returns the notifications since the last call."""
+        """Return the notifications since the last call."""
 
 
 @runtime_checkable
@@ -87,10 +87,10 @@ class PodDetails(Protocol):
     """What the kubelet lists of a pod beyond api.pod."""
 
     def manifest(self, uid: str) -> bytes:
-        """Returns the pod's JSON; empty if it is not available."""
+        """Return the pod's JSON; empty if it is not available."""
 
     def workload(self, uid: str) -> str:
-        """Returns the pod's controller, `namespace/Kind/name`; empty without one."""
+        """Return the pod's controller, `namespace/Kind/name`; empty without one."""
 
 
 def evict_victims(evictions: EvictionResult, pods: Iterable[Pod], pod_evictor: PodEvictor) -> None:
@@ -117,11 +117,11 @@ class EvictionRunner:
         self._terminating_since_ns: dict[str, int] = {}
         """Since when each pod is terminating by any deletion, by uid (CLOCK_MONOTONIC)."""
         self.external_findings: Callable[[], tuple[EvictionFinding, ...]] = tuple
-        """Returns the findings of plugins at sockets."""
+        """Return the findings of plugins at sockets."""
         self.rootfs: Callable[[], Mapping[str, RootfsUse]] = dict
-        """Returns the use of writable layers by the pods' uids."""
+        """Return the use of writable layers by the pods' uids."""
         self.records: Callable[[], Mapping[str, PodEvictionRecord]] = dict
-        """Returns the eviction records of pods by uid."""
+        """Return the eviction records of pods by uid."""
 
     def apply_config(self, config: AgentConfig) -> None:
         """Uses this configuration from the next cycle on; the state of the plugins stays."""
@@ -129,15 +129,15 @@ class EvictionRunner:
         self._agent_config, self._config = config, dry_run if self.pod_evictor is None else config.eviction
 
     def is_enabled(self, *plugins: str) -> bool:
-        """Returns whether one of these plugins is enabled. Any thread may call it."""
+        """Return whether one of these plugins is enabled. Any thread may call it."""
         return any(self._config.enabled(name) for name in plugins)
 
     def needs_records(self) -> bool:
-        """Returns whether a built-in plugin uses eviction records. Any thread may call it."""
+        """Return whether a built-in plugin uses eviction records. Any thread may call it."""
         return self.is_enabled(NUMA_CPU) and "WorkloadEvictionFrequency" in self._config.numa_cpu.scorers
 
     def outcomes(self) -> tuple[EvictionEvent, ...]:
-        """Returns the events of earlier victims. Call it in every cycle: it also kills pods whose grace is over."""
+        """Return the events of earlier victims. Call it in every cycle: it also kills pods whose grace is over."""
         notices = () if self.notifier is None else tuple(self.notifier.outcomes())
         return notices if self.pod_evictor is None else (*self.pod_evictor.outcomes(), *notices)
 
@@ -148,7 +148,7 @@ class EvictionRunner:
         policy_state: PolicyState,
         now_ns: int,
     ) -> EvictionResult:
-        """Returns the victims of this cycle and hands them to the evictor.
+        """Return the victims of this cycle and hands them to the evictor.
 
         `policy_state` is the state of advisor and cpuset allocation after this cycle; `now_ns` is CLOCK_MONOTONIC.
         """
@@ -208,7 +208,7 @@ class EvictionRunner:
         self._state = msgspec.structs.replace(self._state, sent=sent)
 
     def _terminating_and_stuck(self, snapshot: Snapshot, now_ns: int) -> tuple[frozenset[str], frozenset[str]]:
-        """Returns the pods that are terminating by any deletion, and those that exceeded their deadline."""
+        """Return the pods that are terminating by any deletion, and those that exceeded their deadline."""
         self._terminating_since_ns = terminating_since_ns(snapshot.pods, self._terminating_since_ns, now_ns)
         terminating = frozenset(pod.key for pod in snapshot.pods if pod.terminating)
         overdue = overdue_pods(snapshot.pods, self._terminating_since_ns, now_ns)
@@ -220,7 +220,7 @@ class EvictionRunner:
 
     @staticmethod
     def status(result: EvictionResult, duration_ns: int) -> ComponentHealth:
-        """Returns the health of the eviction manager: not ok while a plugin fails."""
+        """Return the health of the eviction manager: not ok while a plugin fails."""
         failed = [each for each in result.thresholds if each.reason.rule == PLUGIN_FAILED]
         if not failed:
             return ComponentHealth(name=COMPONENT_NAME, ok=True, duration_ns=duration_ns)
@@ -237,7 +237,7 @@ class EvictionRunner:
 
 
 def _recent_loads(containers: Mapping[str, ContainerDemand], now_ns: int, stale_s: float) -> dict[str, float]:
-    """Returns one-minute loads by cgroup that are at most `stale_s` old; the advisor also keeps older ones."""
+    """Return one-minute loads by cgroup that are at most `stale_s` old; the advisor also keeps older ones."""
     return {
         path: each.load1
         for path, each in containers.items()
@@ -246,7 +246,7 @@ def _recent_loads(containers: Mapping[str, ContainerDemand], now_ns: int, stale_
 
 
 def _nic_bandwidths(interfaces: Mapping[str, Interface]) -> dict[str, float]:
-    """Returns the bandwidth in Mbit/s of network cards that report it, and 0 for those without a link.
+    """Return the bandwidth in Mbit/s of network cards that report it, and 0 for those without a link.
 
     A bonded card is left out: its bond reports the sum.
     """
@@ -260,7 +260,7 @@ def _nic_bandwidths(interfaces: Mapping[str, Interface]) -> dict[str, float]:
 def _shared_pools_limit(
     topology: Topology, pools: Mapping[str, tuple[int, ...]], advisor: AdvisorConfig
 ) -> float | None:
-    """Returns the CPUs to which all share pools together may grow if they are sized by need (in Katalyst: enableReclaim without
+    """Return the CPUs to which all share pools together may grow if they are sized by need (in Katalyst: enableReclaim without
     reservedResourceForAllocate): all but those of exclusive pools and the reserve of reclaimed pods.
 
     None if reclaimed pods overlap with share pools (allowSharedCoresOverlapReclaimedCores), which then have their maximum size.

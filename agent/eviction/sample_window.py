@@ -25,7 +25,7 @@ class SampleWindow(msgspec.Struct, frozen=True, array_like=True):
 
 
 def append_sample(window: SampleWindow | None, value: float, size: int, at_ns: int) -> SampleWindow:
-    """Returns the window with one more sample, at most `size` of them."""
+    """Return the window with one more sample, at most `size` of them."""
     before = () if window is None else window.values
     return SampleWindow(at_ns, (*before, value)[-size:])
 
@@ -33,7 +33,7 @@ def append_sample(window: SampleWindow | None, value: float, size: int, at_ns: i
 def append_pod_samples(
     windows: Mapping[str, SampleWindow], pods: Iterable[Pod], values: Mapping[str, float], size: int, at_ns: int
 ) -> dict[str, SampleWindow]:
-    """Returns the windows of these pods with one more sample each; a pod without a value keeps its window."""
+    """Return the windows of these pods with one more sample each; a pod without a value keeps its window."""
     appended = {key: append_sample(windows.get(key), value, size, at_ns) for key, value in values.items()}
     retained = {pod.key: windows[pod.key] for pod in pods if pod.key in windows}
     return retained | appended
@@ -42,12 +42,12 @@ def append_pod_samples(
 def recent_windows(
     windows: Mapping[WindowKey, SampleWindow], now_ns: int, age_s: float
 ) -> dict[WindowKey, SampleWindow]:
-    """Returns the windows whose newest sample is at most `age_s` old. Others start again with their next sample."""
+    """Return the windows whose newest sample is at most `age_s` old. Others start again with their next sample."""
     return {key: window for key, window in windows.items() if 0 <= now_ns - window.at_ns <= age_s * NS_PER_S}
 
 
 def ratio_above(window: SampleWindow, bound: float, size: int) -> float:
-    """Returns the fraction of a full window above the bound; samples that are still missing do not count as above."""
+    """Return the fraction of a full window above the bound; samples that are still missing do not count as above."""
     return sum(value > bound for value in window.values) / size
 
 
@@ -75,14 +75,14 @@ class PodCpuUse(NamedTuple):
 
 
 def is_sample_due(before: CpuSample | None, inputs: EvictionInputs, sample_s: float) -> bool:
-    """Returns whether the next sample is due, also after the clock went backwards."""
+    """Return whether the next sample is due, also after the clock went backwards."""
     if before is None:
         return True
     return not 0 <= inputs.snapshot.taken_at_ns - before.at_ns < sample_s * NS_PER_S
 
 
 def read_cpu_counters(inputs: EvictionInputs) -> CpuSample:
-    """Returns the counters in the snapshot."""
+    """Return the counters in the snapshot."""
     cgroups = inputs.snapshot.cgroups
     return CpuSample(
         at_ns=inputs.snapshot.taken_at_ns,
@@ -96,7 +96,7 @@ def read_cpu_counters(inputs: EvictionInputs) -> CpuSample:
 
 
 def pod_cpu_use(pod: Pod, before: CpuSample | None, after: CpuSample) -> PodCpuUse | None:
-    """Returns the cores that a pod used between two samples; None unless every container of the later one is in both."""
+    """Return the cores that a pod used between two samples; None unless every container of the later one is in both."""
     if before is None or after.at_ns <= before.at_ns:
         return None
     interval_ns, total, system, measured = after.at_ns - before.at_ns, 0, 0, False

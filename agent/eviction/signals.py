@@ -55,11 +55,11 @@ class _PodTermination(msgspec.Struct):
     exceeded: bool = False
 
     def over(self, now_ns: int) -> bool:
-        """Returns whether the grace is over."""
+        """Return whether the grace is over."""
         return now_ns - self.started_ns >= self.grace_s * NS_PER_S
 
     def is_overdue(self, now_ns: int) -> bool:
-        """Returns whether the pod exceeded its deadline."""
+        """Return whether the pod exceeded its deadline."""
         return now_ns - self.started_ns >= termination_wait_ns(self.grace_s)
 
 
@@ -119,7 +119,7 @@ class SignalEvictor:
         self._act(pending, kill=grace_s <= 0)
 
     def outcomes(self) -> Sequence[EvictionEvent]:
-        """Returns the events since the last call. Kills pods whose grace is over, so it must be called in every cycle."""
+        """Return the events since the last call. Kills pods whose grace is over, so it must be called in every cycle."""
         now_ns = self._clock()
         self._refused = {key: until_ns for key, until_ns in self._refused.items() if now_ns < until_ns}
         for key, pending in list(self._pending.items()):
@@ -201,12 +201,12 @@ def _drop_terminated_containers(pending: _PodTermination) -> None:
 
 
 def _read_processes(directory: int) -> set[_Process]:
-    """Returns the processes of a cgroup without the agent itself. Raises OSError if it cannot be read."""
+    """Return the processes of a cgroup without the agent itself. Raises OSError if it cannot be read."""
     return {(pid, _start_ticks(pid)) for pid in _read_pids(directory) if pid != os.getpid()}
 
 
 def _start_ticks(pid: int) -> int:
-    """Returns 0 if the process has ended, or /proc hides it (hidepid)."""
+    """Return 0 if the process has ended, or /proc hides it (hidepid)."""
     try:
         return start_ticks(Path(f"/proc/{pid}/stat").read_bytes()) or 0
     except OSError:
@@ -219,7 +219,7 @@ def _close_fds(fds: Sequence[int]) -> None:
 
 
 def _read_pids(directory: int) -> list[int]:
-    """Returns the processes of a cgroup and its descendants; none once it is removed. Raises OSError."""
+    """Return the processes of a cgroup and its descendants; none once it is removed. Raises OSError."""
     try:
         fd = os.open("cgroup.procs", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
     except OSError as error:

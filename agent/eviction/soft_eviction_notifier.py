@@ -54,7 +54,7 @@ class SoftEvictionNotifier:
             self._events.append(EvictionEvent(pod=victim.pod, reason=reason, message=message, at_ns=now_ns))
 
     def outcomes(self) -> Sequence[EvictionEvent]:
-        """Returns the notifications since the last call."""
+        """Return the notifications since the last call."""
         events, self._events = self._events, []
         return events
 

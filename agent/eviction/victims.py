@@ -41,7 +41,7 @@ class SentEviction(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool
 
     def is_excluded(self, inputs: EvictionInputs) -> bool:
-        """Returns whether the pod is excluded now, so that no other pod is evicted for the same cause.
+        """Return whether the pod is excluded now, so that no other pod is evicted for the same cause.
 
         A pod that a budget or a refusal blocks is not: other pods are evicted in its place. A pod that is blocked because the
         API server does not answer is excluded for a while, or two pods would leave once it answers again.
@@ -86,7 +86,7 @@ def propose_evictions(
     evicted_at_ns: Mapping[str, int],
     sent: Iterable[SentEviction],
 ) -> list[EvictionProposal]:
-    """Returns the pods that this finding proposes to evict now."""
+    """Return the pods that this finding proposes to evict now."""
     plugin = threshold.plugin
     finding = msgspec.structs.replace(finding, threshold=threshold)
     if finding.waits and any(each.plugin == plugin for each in sent):
@@ -108,7 +108,7 @@ def propose_evictions(
 def select_victims(
     proposals: Sequence[EvictionProposal], config: EvictionConfig, stuck: Collection[str] = ()
 ) -> tuple[tuple[EvictionVictim, ...], tuple[str, ...]]:
-    """Returns the victims in their order, at most `burst`, and the pods that wait for the next cycle.
+    """Return the victims in their order, at most `burst`, and the pods that wait for the next cycle.
 
     Protected pods and `stuck` pods (`namespace/name`) are no victims. Dry-run victims neither use up the burst nor replace
     real victims.
@@ -136,7 +136,7 @@ def select_victims(
 
 
 def _first_per_plugin(proposals: Iterable[EvictionProposal]) -> list[EvictionProposal]:
-    """Returns one proposal per plugin, or all of a direct finding, and each pod once."""
+    """Return one proposal per plugin, or all of a direct finding, and each pod once."""
     by_plugin: dict[str, list[EvictionProposal]] = {}
     for proposal in proposals:
         by_plugin.setdefault(proposal.plugin, []).append(proposal)
@@ -160,7 +160,7 @@ def _soft_order(proposal: EvictionProposal) -> tuple[bool, int, float, int, int,
 
 
 def _evict_score(pod: Pod) -> float:
-    """Returns 0 for a score that is no finite number: NaN compares false with every number, which would break the order."""
+    """Return 0 for a score that is no finite number: NaN compares false with every number, which would break the order."""
     try:
         score = float(pod.annotations.get(EVICT_SCORE_ANNOTATION, "0"))
     except ValueError:
@@ -169,12 +169,12 @@ def _evict_score(pod: Pod) -> float:
 
 
 def wants_soft_eviction_notice(pod: Pod) -> bool:
-    """Returns whether the pod requests notices of soft thresholds instead of soft eviction."""
+    """Return whether the pod requests notices of soft thresholds instead of soft eviction."""
     return pod.annotations.get(SOFT_NOTIFY_ANNOTATION, "").lower() == "true"
 
 
 def is_protected(pod: Pod, config: EvictionConfig) -> bool:
-    """Returns whether no plugin may evict this pod."""
+    """Return whether no plugin may evict this pod."""
     return (
         pod.qos is QoSLevel.SYSTEM
         or pod.priority >= CRITICAL_PRIORITY
@@ -213,7 +213,7 @@ def _victim(proposal: EvictionProposal, *, dry: bool) -> EvictionVictim:
 
 
 def _pod_cgroup(pod: Pod) -> str:
-    """Returns the pod's cgroup if all its containers are below one, else the cgroup of the first container."""
+    """Return the pod's cgroup if all its containers are below one, else the cgroup of the first container."""
     paths = [container.cgroup for container in pod.containers if container.cgroup]
     parents = {path.rpartition("/")[0] for path in paths}
     common = parents.pop() if len(parents) == 1 and len(paths) > 1 else ""
@@ -235,7 +235,7 @@ def track_pending_evictions(
     pods: Sequence[Pod],
     now_ns: int,
 ) -> dict[str, PendingEviction]:
-    """Returns the pending evictions by pod: those of this cycle, and earlier ones that are blocked or not yet due."""
+    """Return the pending evictions by pod: those of this cycle, and earlier ones that are blocked or not yet due."""
     retained = {pod: eviction for pod, eviction in before.items() if pod in blocked or now_ns < eviction.until_ns}
     for victim in result.victims:
         if not victim.dry_run and not victim.notify:

@@ -42,11 +42,11 @@ class WritableLayers:
         self._problem: Unavailable | None = None
 
     def problem(self) -> Unavailable | None:
-        """Returns why the numbers are not available; None if they are, or are not needed."""
+        """Return why the numbers are not available; None if they are, or are not needed."""
         return self._problem if self._is_needed() else None
 
     def use(self) -> Mapping[str, RootfsUse]:
-        """Returns the use by the pods' uids; empty without a recent response. Never waits. Any thread may call it."""
+        """Return the use by the pods' uids; empty without a recent response. Never waits. Any thread may call it."""
         fresh = self._at_s is not None and self._clock() - self._at_s <= MAX_AGE_S
         return self._use if fresh else {}
 
@@ -71,7 +71,7 @@ class WritableLayers:
 
 
 def usage_by_pod(response: Any) -> dict[str, RootfsUse]:
-    """Returns the sums over the containers of each pod, by its uid. Pure. A layer without a measurement counts 0."""
+    """Return the sums over the containers of each pod, by its uid. Pure. A layer without a measurement counts 0."""
     usage: dict[str, RootfsUse] = {}
     for each in response.stats:
         uid, layer = each.attributes.labels.get(POD_UID_LABEL, ""), each.writable_layer

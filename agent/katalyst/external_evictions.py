@@ -56,7 +56,7 @@ _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
 RecordLoader = Callable[[Sequence[Pod]], Awaitable[Mapping[str, PodEvictionRecord]]]
-"""Returns the eviction records of pods by uid, without pods whose disruption budgets are not available."""
+"""Return the eviction records of pods by uid, without pods whose disruption budgets are not available."""
 
 
 async def no_records(_pods: Sequence[Pod]) -> Mapping[str, PodEvictionRecord]:

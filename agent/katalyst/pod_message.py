@@ -15,7 +15,7 @@ from api.proto import core_v1_pb2 as core
 from kube.objects import parse_timestamp
 
 ManifestReader = Callable[[str], bytes]
-"""Returns the JSON of the pod with a uid as the kubelet lists it; empty if it is not listed."""
+"""Return the JSON of the pod with a uid as the kubelet lists it; empty if it is not listed."""
 
 
 def no_manifest(_uid: str) -> bytes:

@@ -1,7 +1,7 @@
 """Translates knob values to OCI resources and back, and clamps them to what the container requested.
-It is pure. OCI has no field for `cpu.idle`: the lowest weight replaces it until the next cycle. On cgroup v2 the
-weight is left to the cycle, because runtimes convert shares to `cpu.weight` differently (the mapping changed in
-runc and crun).
+It is pure. OCI has no field for `cpu.idle`: if the container itself is to have it, because no kubelet created a cgroup
+for its pod, the lowest weight replaces it until the next cycle. On cgroup v2 the weight is left to the cycle, because
+runtimes convert shares to `cpu.weight` differently (the mapping changed in runc and crun).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from agent.qrm.decisions.cpu import MIN_WEIGHT
+from agent.qrm.decisions.cpu_priority import MIN_WEIGHT
 from agent.qrm.knobs.knob_files import LIST_KNOBS, MIN_QUOTA_US, KnobLimits, clamp_value, quota_ratio
 from agent.qrm.knobs.notation import (
     DEFAULT_PERIOD_US,

@@ -103,7 +103,7 @@ class PolicyReplay:
             self.victims = self._evictor.run_cycle(snapshot, advice, self._state, now_ns).victims
         if advice is None:
             return None, 0
-        knobs = dict.fromkeys(managed_cgroups(snapshot.pods), frozenset(KNOB_SPECS))
+        knobs = dict.fromkeys(managed_cgroups(snapshot.pods, snapshot.cgroups), frozenset(KNOB_SPECS))
         self.decisions = compose_decisions(result, snapshot, knobs)
         values = {(decision.cgroup, decision.knob): decision.value for decision in self.decisions}
         changes = sum(self._values.get(key) != value for key, value in values.items())

@@ -7,7 +7,6 @@ unexpected exception is logged once and shown in every snapshot while it lasts.
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,7 +24,6 @@ from agent.sensors.pods.pod_indicators import PodIndicatorScraper
 from api.cpu import Topology
 from api.interfaces import HealthReporter, PodSource, Probe, ProbeReading, RunqLatencySource, Unavailable
 from api.pod import Pod
-from api.qos import QoSLevel
 from api.rates import cgroups_by_container
 from api.snapshot import CgroupSample, ComponentHealth, NodeSample, RequestLatency, RunqLatency, Snapshot
 from api.text import join_first
@@ -39,8 +37,6 @@ NODE_FIELDS = frozenset(NodeSample.__struct_fields__)
 MAX_NAMES_SHOWN = 5
 MAX_LOGGED_FAILURES = 100
 """Distinct failures that are logged, each once; the snapshots always show all of them."""
-_BEST_EFFORT_PREFIX = re.compile(r".*/(?:[^/]*-)?besteffort(?:\.slice)?/")
-"""Cgroups below the kubelet's BestEffort cgroup."""
 
 
 class Sensor:
@@ -59,16 +55,14 @@ class Sensor:
         reporters: Sequence[HealthReporter] = (),
         loop_reporters: Sequence[HealthReporter] = (),
         annotations: Callable[[], Mapping[str, str] | None] = lambda: None,
-        reclaim_root: str = "",
         patience_ns: int = 0,
     ) -> None:
-        """`reclaim_root` is the cgroup above reclaimed pods whose priority is set as a whole; empty without one.
-        `patience_ns` is how long a listed container may lack its cgroup, because the source of pods notices its end a
+        """`patience_ns` is how long a listed container may lack its cgroup, because the source of pods notices its end a
         little later. `reporters` are read in the thread of the cycle, `loop_reporters` on the event loop by
         `read_loop_reporters`. `annotations` returns those of the Node (NodeSample.annotations)."""
         self._cgroups, self._node, self._sys = cgroups, node, sys
         self._pods, self._waits, self._indicators = pods, waits, indicators
-        self._probes, self._reclaim_root = probes, reclaim_root.rstrip("/")
+        self._probes = probes
         self._reporters, self._loop_reporters = reporters, loop_reporters
         self._loop_statuses = tuple[ComponentHealth, ...]()
         self._runq_lock = threading.Lock()
@@ -78,8 +72,6 @@ class Sensor:
         self._live: dict[int, str] = {}
         self._ids: dict[str, int] = {}
         self._last_pods: tuple[Pod, ...] = ()
-        self._checked_pods: tuple[Pod, ...] | None = None
-        self._unrelated_pairs: list[str] = []
         self._last_topology = Topology(cpus=())
         self._online = ""
         self._statuses: list[ComponentHealth] = []
@@ -118,7 +110,6 @@ class Sensor:
                 *_annotation_status(self._last_pods),
                 *self._missing_cgroups(cgroups, taken_at_ns),
                 *_controller_status(self._last_pods, cgroups),
-                *self._sibling_status(),
             )
         )
         return Snapshot(
@@ -141,7 +132,7 @@ class Sensor:
         self._loop_statuses = tuple(self._statuses)
 
     def read_runq_latency(self, cgroup_ids: Collection[int]) -> Mapping[int, RunqLatency] | None:
-        """Returns the run-queue latency of these cgroups of the latest snapshot, by id; cheap enough for ten times a second.
+        """Return the run-queue latency of these cgroups of the latest snapshot, by id; cheap enough for ten times a second.
 
         Empty if the source failed; the next snapshot reports the reason. None while a snapshot reads the same maps in
         another thread.
@@ -194,18 +185,6 @@ class Sensor:
             self._online = online
             return read_topology(self._sys)
         return self._last_topology
-
-    def _sibling_status(self) -> tuple[ComponentHealth, ...]:
-        if self._checked_pods is not self._last_pods:
-            self._checked_pods, self._unrelated_pairs = (
-                self._last_pods,
-                _unrelated_cgroup_pairs(self._last_pods, self._reclaim_root),
-            )
-        if not self._unrelated_pairs:
-            return ()
-        more = f" and {len(self._unrelated_pairs) - 1} more" if len(self._unrelated_pairs) > 1 else ""
-        error = f"CPU priority holds among siblings only, and these cgroups are none: {self._unrelated_pairs[0]}{more}"
-        return _unhealthy("pod-siblings", error, "place them below one parent cgroup")
 
     def _missing_cgroups(self, cgroups: Mapping[str, CgroupSample], now_ns: int) -> tuple[ComponentHealth, ...]:
         """Report listed containers without a cgroup in one line: a typo would silently leave a pod unprotected."""
@@ -303,27 +282,6 @@ def _controller_status(pods: tuple[Pod, ...], cgroups: Mapping[str, CgroupSample
     above = uncontrolled[0].rpartition("/")[0]
     remedy = f"enable it in all parents, the last one: echo +cpu > /sys/fs/cgroup{above}/cgroup.subtree_control"
     return _unhealthy("pod-controllers", f"no cpu controller in {join_first(uncontrolled, MAX_NAMES_SHOWN)}", remedy)
-
-
-def _unrelated_cgroup_pairs(pods: tuple[Pod, ...], root: str) -> list[str]:
-    """Return pairs of a batch and an online cgroup between which CPU priority has no effect.
-
-    The kernel applies weights among the children of one cgroup. Cgroups below `root`, or below the root of a NUMA node,
-    share its priority; those below the kubelet's BestEffort cgroup have the smallest weight next to all others.
-    """
-    # The node's own daemons (system_cores) are neither online nor batch.
-    online = [container.cgroup for pod in pods if pod.qos.online for container in pod.containers]
-    batch = [container.cgroup for pod in pods if pod.qos is QoSLevel.RECLAIMED for container in pod.containers]
-    below = re.compile(rf"({re.escape(root)}(?:-\d+)?)/.*") if root else None
-    tops = {match[1] if below is not None and (match := below.fullmatch(b)) else b for b in batch}
-    return [f"{b} and {o}" for b in sorted(tops) for o in online if not _yields_to(b, o)]
-
-
-def _yields_to(batch: str, online: str) -> bool:
-    best_effort = _BEST_EFFORT_PREFIX.match(batch)
-    if online.startswith(f"{batch.rpartition('/')[0]}/"):
-        return True
-    return best_effort is not None and not online.startswith(best_effort[0])
 
 
 def _read_probe(probe: Probe, live: Mapping[int, str], complete: bool) -> ProbeReading:

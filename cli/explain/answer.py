@@ -65,10 +65,6 @@ class PodExplanation(msgspec.Struct, frozen=True, kw_only=True):
     past: int | None = None
     """Number of the newest decision on a removed cgroup: of an earlier container, or of an earlier pod of the same name."""
 
-    @property
-    def troubled(self) -> bool:
-        return self.rejected is not None or bool(self.problems)
-
 
 def explain_pools(target: str | None, view: View) -> tuple[PoolExplanation, ...]:
     """Return the pools of this name, or with a region of this name; all pools without a target."""
@@ -256,16 +252,18 @@ def explain_target(
         for history in histories
         if history.removed and history.pod in present and target and _is_pod(history.pod, target)
     ]
+    about = [pod for pod in snapshot.pods if target is not None and _is_about_pod(pod, target)]
     knobs = tuple(
         history
         for history in histories
-        if (target is None or is_about_target(history, target)) and history not in earlier_histories
+        if (target is None or is_about_target(history, target) or _is_above_any(history, about))
+        and history not in earlier_histories
     )
     if _event_number(target) is not None:
         knobs = tuple(msgspec.structs.replace(history, later=_later_entry(history, entries)) for history in knobs)
     pod_names = pods_with_problems(view, snapshot)
     if target is not None:
-        pod_names = frozenset(pod.key for pod in snapshot.pods if _is_about_pod(pod, target))
+        pod_names = frozenset(pod.key for pod in about)
     age_s = (now_ns - snapshot.wall_time_ns) / 1e9
     now = LatestCycle(
         seq=snapshot.seq, wall_time_ns=snapshot.wall_time_ns, age_s=age_s, act=view.act, policy=view.policy,
@@ -385,6 +383,13 @@ def is_about_target(history: KnobHistory, target: str) -> bool:
 
 def _is_about_pod(pod: Pod, target: str) -> bool:
     return _is_pod(pod.key, target) or any(_is_cgroup(container.cgroup, target) for container in pod.containers)
+
+
+def _is_above_any(history: KnobHistory, pods: Sequence[Pod]) -> bool:
+    """Whether the cgroup of a QoS class or of all reclaimed pods contains one of these pods, so that its knobs apply to it."""
+    return not history.pod and any(
+        container.cgroup.startswith(f"{history.cgroup}/") for pod in pods for container in pod.containers
+    )
 
 
 def _is_pod(pod: str, target: str) -> bool:

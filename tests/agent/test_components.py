@@ -14,11 +14,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent import components
 from agent.components import ClusterConnection
 from agent.config.config import AgentConfig, SocketsConfig
 from agent.config.kubelet import KubeletConfig
 from agent.config.report import ReportConfig
 from agent.dynamic_config.last_good import LastGoodFile
+from agent.qrm.actuator import oom_scores, sysfs_writer
+from agent.qrm.knobs.resctrl import GROUP_PREFIX
 from agent.reporter.extended_resources import ExtendedResources
 from agent.sensors.pods.kubelet_client import CONFIGZ_PATH, KubeletClient
 from agent.sensors.pods.kubelet_configuration import KubeletConfigPoller
@@ -224,3 +227,8 @@ def test_tokens_are_not_reviewed_without_a_cluster(tmp_path: Path) -> None:
 )
 def test_a_kubelet_at_loopback_is_known_by_its_node_s_name(kubelet: dict[str, str], name: str) -> None:
     assert msgspec.convert(kubelet, KubeletConfig).named("n1").server_name == name
+
+
+def test_the_journals_whose_presence_is_checked_are_those_that_are_written() -> None:
+    assert (components.NODE_ORIGINALS, components.OOM_ORIGINALS) == (sysfs_writer.FILE_NAME, oom_scores.FILE_NAME)
+    assert f"fs/resctrl/{GROUP_PREFIX}*" == components.RESCTRL_GROUPS

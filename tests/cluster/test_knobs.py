@@ -97,6 +97,10 @@ class Pods:
     def now(self, name: str) -> list[str]:
         return [self.file(name, file).read_text().strip() for file in FILES]
 
+    def idle(self, name: str) -> bool:
+        """Return whether cpu.idle of the pod's cgroup is set."""
+        return (self.file(name, "cpu/cpu.idle").parents[1] / "cpu.idle").read_text().strip() == "1"
+
     def id(self, name: str) -> str:
         return self.file(name, FILES[0]).parent.name
 
@@ -238,14 +242,14 @@ def another_plugin(node: Node, index: str, **cpu: Any) -> Iterator[None]:
 
 
 def test_two_plugins_that_set_the_same_keep_no_pod_from_starting(pods: Pods, tmp_path: Path) -> None:
-    shares = nri.OptionalUInt64(value=4)
-    with Agent(pods.node, tmp_path, {"intervalS": 0.5}) as agent, another_plugin(pods.node, "10", shares=shares):
+    least = {"intervalS": 0.5, "advisor": {"enableReclaim": False}}
+    quota = nri.OptionalInt64(value=150_000)
+    with Agent(pods.node, tmp_path, least) as agent, another_plugin(pods.node, "10", quota=quota):
         wait("the runtime's questions", lambda: agent.source("nri"))
         pods.run("batch")
-        assert pods.read_output("batch")[1] == "4", "at the second try, as the other one wants it"
+        assert pods.read_output("batch")[2] == "150000", "at the second try, as the other one wants it"
         assert agent.metrics()['dioptase_nri_containers_total{answer="refused"}'] == 1
-        idle = pods.file("batch", "cpu/cpu.idle")
-        wait("cpu.idle", lambda: idle.read_text().strip() == "1")
+        wait("cpu.idle", lambda: pods.idle("batch"))
 
 
 def test_lists_of_another_plugin_stay_and_no_container_is_rejected(pods: Pods, tmp_path: Path) -> None:
@@ -284,11 +288,13 @@ def test_without_nri_a_round_gives_them_the_same_and_repairs_external_changes(po
     assert (pods.now("web")[0], pods.now("batch")[0]) == (CPUS, CPUS)
 
 
-def test_latency_makes_batch_work_yield_from_its_first_instruction_on(pods: Pods, tmp_path: Path) -> None:
+def test_latency_gives_the_pod_of_batch_work_the_priority_and_not_its_class(pods: Pods, tmp_path: Path) -> None:
     with agent_with(pods, tmp_path, {"intervalS": 0.5}, "web", "batch") as agent:
-        assert pods.read_output("batch")[:2] == [CPUS, "10"], "the least weight until cpu.idle can be set"
+        assert pods.read_output("batch")[:2] == [CPUS, "2"], "as the kubelet requested"
+        wait("cpu.idle", lambda: pods.idle("batch"))
         idle = pods.file("batch", "cpu/cpu.idle")
-        wait("cpu.idle", lambda: idle.read_text().strip() == "1")
+        assert idle.read_text().strip() == "0", "its containers have no other siblings"
+        assert "cgroupDriver: systemd" in agent.ask("/api/v1/view")
         root = idle.parents[2]
         assert (root / "cpu.idle").read_text().strip() == "0"
         # As the kubelet does when it starts, which the kernel refuses of an idle group.
@@ -296,7 +302,7 @@ def test_latency_makes_batch_work_yield_from_its_first_instruction_on(pods: Pods
         pods.node.run(*_update(pods, "web", cpu_shares=512))
         assert pods.now("web")[1] == "512", "of online pods nothing is decided"
         assert agent.end() == 0
-    assert idle.read_text().strip() == "0"
+    assert not pods.idle("batch")
     assert (pods.now("batch")[1], pods.now("web")[1]) == ("2", "512"), "as the kubelet requested"
 
 

@@ -14,6 +14,7 @@ LOAD_MAP_3 = bytes([0x18, 0x11, 0, 0, 3, 0, 0, 0]) + bytes(8)
 LOAD_NUMBER_3 = bytes([0x18, 0x01, 0, 0, 3, 0, 0, 0]) + bytes(8)
 RETURN = bytes([0x95, 0, 0, 0, 0, 0, 0, 0])
 WAITS = MapSpec("waits", ["u32", 4], {"slots": 16}, kind=6, key_size=4, value_size=128, max_entries=512, flags=0)
+A, B, C, D, E = (letter * 64 for letter in "abcde")
 FORM = CompiledForm([WAITS], {"on_switch": LOAD_MAP_3 + RETURN})
 
 
@@ -38,7 +39,7 @@ def test_a_map_that_is_not_known_is_an_error() -> None:
 
 
 def test_a_form_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    directory = tmp_path / "new" / "cache"
+    directory = tmp_path / "cache"
     write_form(directory, "name", FORM)
     assert read_form(directory, "name") == FORM
     assert read_form(directory, "another") is None
@@ -81,7 +82,8 @@ def test_what_others_can_write_is_not_used(tmp_path: Path, what: str) -> None:
     path.chmod(path.stat().st_mode | 0o020)
     assert read_form(directory, "name") is None
     if what == "directory":
-        write_form(directory, "another", FORM)
+        with pytest.raises(PermissionError):
+            write_form(directory, "another", FORM)
         assert [entry.name for entry in directory.iterdir()] == ["name"]
 
 
@@ -103,21 +105,39 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     assert read_form(real, "linked") is None
 
 
-def test_a_directory_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path) -> None:
     occupied = tmp_path / "file"
     occupied.write_text("")
-    write_form(occupied, "name", FORM)
-    write_form(occupied / "below", "name", FORM)
-    assert read_form(occupied / "below", "name") is None
+    for directory in (occupied, occupied / "below", tmp_path / "no" / "parent"):
+        with pytest.raises(OSError, match=r"Not a directory|No such file"):
+            write_form(directory, "name", FORM)
+        assert read_form(directory, "name") is None
 
 
-def test_the_oldest_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_another_process_writes_stays(tmp_path: Path) -> None:
+    """Two containers that share the directory can have the same process id."""
+    other = tmp_path / f".{A}.{os.getpid()}"
+    other.write_text("half")
+    with pytest.raises(FileExistsError):
+        write_form(tmp_path, A, FORM)
+    assert other.read_text() == "half"
+
+
+def test_the_forms_used_longest_ago_are_removed_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compiled_forms, "MAX_FILES", 3)
-    for number, name in enumerate("abcd"):
+    foreign = ["originals.json", "a" * 63, "notes.key"]
+    for name in foreign:
+        (tmp_path / name).write_text("")
+        os.utime(tmp_path / name, ns=(0, 0))
+    for number, name in enumerate((A, B, C, D)):
         write_form(tmp_path, name, FORM)
         os.utime(tmp_path / name, ns=(number, number))
-    write_form(tmp_path, "e", FORM)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["c", "d", "e"]
+        if name == C:
+            assert read_form(tmp_path, A) is not None, "A is in use"
+    write_form(tmp_path, E, FORM)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([*foreign, A, D, E])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,17 @@ import pytest
 
 from probes import bpf, compiler, perf_event
 from probes.btf import Btf, BtfError
-from probes.compiler import STUBS, FormRefused, _attach_target, _program_type, _try_form, field_offsets, stub_tree
+from probes.compiler import (
+    STUBS,
+    FormRefused,
+    LoadFailure,
+    _attach_target,
+    _compiled_form,
+    _program_type,
+    _try_form,
+    field_offsets,
+    stub_tree,
+)
 from tests.probes.btf_blob import Blob, sample
 
 
@@ -157,3 +169,32 @@ def test_another_interface_of_kprobes_than_ours_is_refused(tmp_path: Path, kind:
     (source / "format/retprobe").write_text(bit + "\n")
     with pytest.raises(OSError, match="is not supported"):
         perf_event.attach_to_function(0, "schedule", returning=True, sys_root=tmp_path)
+
+
+def test_a_header_that_the_sources_include_changes_the_name_of_the_compiled_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {"a.bpf.c": '#include "a.bpf.h"', "a.bpf.h": '#include "b.bpf.h"', "b.bpf.h": "1"}.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(compiler, "_bcc_version", lambda: "0.26")
+    names: list[str] = []
+    monkeypatch.setattr(compiler.compiled_forms, "read_form", lambda _, name: names.append(name) or "stored")
+    for text in ("1", "1", "2"):
+        (tmp_path / "b.bpf.h").write_text(text)
+        _compiled_form({"sources": [str(tmp_path / "a.bpf.h"), str(tmp_path / "a.bpf.c")]}, {}, [])
+    assert len(names) == 3
+    assert names[0] == names[1] != names[2]
+
+
+@pytest.mark.parametrize("files", [(), ("__init__.py",), ("__init__.py", "libbcc.py")])
+def test_another_package_called_bcc_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...]
+) -> None:
+    (tmp_path / "bcc").mkdir()
+    for name in files:
+        (tmp_path / "bcc" / name).write_text("")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "bcc", raising=False)
+    importlib.invalidate_caches()
+    with pytest.raises(LoadFailure, match="a package bcc that is not BCC"):
+        compiler._bcc_version()

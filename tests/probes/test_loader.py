@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -132,6 +133,18 @@ def test_missing_rights_to_open_an_event_have_a_remedy(stage: str, wants: str) -
     missing = FormRefusal(form="tp_btf", stage="fields", reason="no such field", errno=2, log="")
     refused = FormRefusal(form="kprobe", stage=stage, reason="Permission denied", errno=13, log="")
     assert wants in explain_refusals("refused", "no form", [missing, refused], "use another kernel").remedy
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOMEM, errno.E2BIG, errno.EINVAL])
+def test_a_map_that_cannot_be_created_is_no_lack_of_rights_or_of_a_feature(number: int) -> None:
+    """The child has created a small map before: what is missing is memory."""
+    refused = [
+        FormRefusal(form=form, stage="create map waits", reason=os.strerror(number), errno=number, log="")
+        for form in ("tp_btf", "raw_tp")
+    ]
+    error = explain_refusals("refused", "no form", refused, "use another kernel")
+    assert "memory limit" in error.remedy
+    assert not isinstance(error, KernelFeatureAbsent)
 
 
 @pytest.mark.parametrize(

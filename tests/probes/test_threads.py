@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 from api.interfaces import Unavailable
 from api.snapshot import LoadAverages, ThreadStates
 from probes import bpf
-from probes.threads import NO_THREADS, ProcWalk, ThreadsProbe, decode, job, thread_cgroup, thread_state
+from probes.threads import NO_THREADS, ThreadsProbe, decode, job
 
 RUNNABLE, UNINTERRUPTIBLE, IOWAIT, SLEEPING = range(4)
 SECOND = 10**9
@@ -152,77 +150,3 @@ def test_a_closed_probe_says_so(reported: Reported, probe: ThreadsProbe) -> None
     assert reported.closed == 1
     with pytest.raises(Unavailable, match="is closed"):
         probe.read({})
-
-
-@pytest.mark.parametrize(
-    ("stat", "letter"),
-    [
-        (b"1 (systemd) S 0 1", "S"),
-        (b"2 (a) R (b) D 0 1", "D"),
-        (b"3 (new\nline) R 0", "R"),
-        (b"", "X"),
-        (b"4 (cut", "X"),
-        (b"4 (cut) ", "X"),
-    ],
-)
-def test_the_state_stands_behind_whatever_the_name_holds(stat: bytes, letter: str) -> None:
-    assert thread_state(stat) == letter
-
-
-@pytest.mark.parametrize(
-    ("text", "path"),
-    [
-        (b"3:cpuset:/no\n1:cpu,cpuacct:/a:b\n0::/u\n", "/a:b"),
-        (b"0::/kubepods.slice/x\n", "/kubepods.slice/x"),
-        (b"9:name=systemd:/\n0::/\n", "/"),
-        (b"", ""),
-        (b"garbage\n:::\n", ""),
-    ],
-)
-def test_the_cgroup_is_that_of_the_cpu_controller(text: bytes, path: str) -> None:
-    assert thread_cgroup(text) == path
-
-
-@given(st.binary())
-def test_no_text_raises(text: bytes) -> None:
-    assert len(thread_state(text)) == 1
-    assert isinstance(thread_cgroup(text), str)
-
-
-def _thread(proc: Path, pid: int, tid: int, letter: str, path: str) -> None:
-    directory = proc / str(pid) / "task" / str(tid)
-    directory.mkdir(parents=True)
-    (directory / "stat").write_text(f"{tid} (name) {letter} 1 1\n")
-    (directory / "cgroup").write_text(f"1:cpu:{path}\n0::/\n")
-
-
-def test_the_walk_counts_threads_of_live_cgroups(tmp_path: Path) -> None:
-    for tid, letter in enumerate("RRDSITZ", start=10):
-        _thread(tmp_path, 10, tid, letter, "/a")
-    _thread(tmp_path, 30, 30, "R", "/gone")
-    (tmp_path / "31/task/31").mkdir(parents=True)
-    (tmp_path / "self").mkdir()
-    (tmp_path / "32").mkdir()
-    states = ThreadStates(runnable=2, uninterruptible=1, iowait=None, sleeping=3)
-    assert ProcWalk(tmp_path).count({7: "/a", 8: "/b"}) == {7: states}
-
-
-def test_the_walk_says_that_it_cannot_list(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="nowhere cannot be listed: No such file"):
-        ProcWalk(tmp_path / "nowhere").count({})
-
-
-def test_the_walk_gives_up_where_it_would_take_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("probes.threads.MAX_THREADS", 3)
-    for tid in range(3):
-        _thread(tmp_path, 10, tid, "R", "/a")
-    assert ProcWalk(tmp_path).count({7: "/a"})[7].runnable == 3
-    _thread(tmp_path, 11, 11, "R", "/a")
-    with pytest.raises(Unavailable, match="more than 3 threads"):
-        ProcWalk(tmp_path).count({7: "/a"})
-
-
-def test_the_walk_sees_this_very_process() -> None:
-    own = thread_cgroup(Path("/proc/self/cgroup").read_bytes())
-    counted = ProcWalk(Path("/proc")).count({7: own})
-    assert counted[7].runnable >= 1, f"process {os.getpid()} runs in {own}"

@@ -73,7 +73,6 @@ def acting_loop(directory: Path, settings: Mapping[str, Any], pods: list[dict[st
             ),
             waits=SchedstatRunqLatency(PROC, hierarchy),
             indicators=PodIndicatorScraper(),
-            reclaim_root=config.memory.reclaim_root,
         )
         killer = stack.enter_context(closing(SignalEvictor(hierarchy)))
         evictor = EvictionRunner(config, killer) if config.eviction.plugins else None

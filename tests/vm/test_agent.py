@@ -109,8 +109,7 @@ def test_pools_follow_a_cpu_that_goes_offline_and_comes_back(node: Node, last_cp
         last_cpu.write_text("0")
         until(lambda: node.parted(every - {last}), "the others are")
         assert last not in {cpu for cpus in agent.view()["pools"].values() for cpu in parse_cpu_list(cpus)}
-        failed = {source["name"] for source in agent.view()["sources"] if not source["ok"]}
-        assert failed == {"pod-siblings"}, "the batch pod is in the group for batch work"
+        assert not [source["name"] for source in agent.view()["sources"] if not source["ok"]]
         last_cpu.write_text("1")
         until(lambda: node.parted(every), "all are again")
         assert agent.end() == 0

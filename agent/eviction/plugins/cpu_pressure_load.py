@@ -44,7 +44,7 @@ class CpuLoadState(msgspec.Struct, frozen=True, kw_only=True):
 def evaluate_cpu_load(
     inputs: EvictionInputs, state: CpuLoadState, config: CpuLoadEvictionConfig
 ) -> tuple[tuple[EvictionFinding, ...], CpuLoadState]:
-    """Returns one finding per pool, the worst first."""
+    """Return one finding per pool, the worst first."""
     pools = {name: cpus for name, cpus in inputs.pools.items() if _is_monitored_pool(name, config)}
     if not pools:
         return (not_met_finding(NAME, "no_pools", "No pool of online pods is placed.", SCOPE),), CpuLoadState()
@@ -75,14 +75,14 @@ def _is_monitored_pool(pool: str, config: CpuLoadEvictionConfig) -> bool:
 
 
 def _is_evaluated(pod: Pod, config: CpuLoadEvictionConfig) -> bool:
-    """Returns whether the pod is a candidate: a dedicated pod without CPUs of its own runs in a pool, and is none."""
+    """Return whether the pod is a candidate: a dedicated pod without CPUs of its own runs in a pool, and is none."""
     return pod.qos is not QoSLevel.DEDICATED or DEDICATED not in config.skip_pools
 
 
 def _add_samples(
     inputs: EvictionInputs, state: CpuLoadState, members: Mapping[str, list[Pod]], config: CpuLoadEvictionConfig
 ) -> CpuLoadState:
-    """Returns the state with one more sample of each pool and pod with a load, without pools and pods that are gone."""
+    """Return the state with one more sample of each pool and pod with a load, without pools and pods that are gone."""
     sizes = {name: len(inputs.pools[name]) for name in members}
     limit = inputs.shared_limit_cpus
     growing = limit is not None and sum(sizes.values()) < limit
@@ -104,7 +104,7 @@ def _add_samples(
 
 
 def _pod_load(inputs: EvictionInputs, pod: Pod) -> float | None:
-    """Returns the one-minute load of a pod, by the probe or else the advisor's estimate from run-queue latency."""
+    """Return the one-minute load of a pod, by the probe or else the advisor's estimate from run-queue latency."""
     loads_known = []
     for container in pod.containers:
         sample = inputs.snapshot.cgroups.get(container.cgroup)

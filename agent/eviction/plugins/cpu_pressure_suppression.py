@@ -39,7 +39,7 @@ class CpuSuppressionState(msgspec.Struct, frozen=True, kw_only=True):
 def evaluate_cpu_suppression(
     inputs: EvictionInputs, state: CpuSuppressionState, config: CpuSuppressionEvictionConfig
 ) -> tuple[tuple[EvictionFinding, ...], CpuSuppressionState]:
-    """Returns one finding per NUMA node with bound pods, and one for the pods that are bound to none.
+    """Return one finding per NUMA node with bound pods, and one for the pods that are bound to none.
 
     Without the pool's size all timers start again.
     """
@@ -71,7 +71,7 @@ def evaluate_cpu_suppression(
 
 
 def _pool_supply(inputs: EvictionInputs, numa: int, bound: frozenset[int]) -> float:
-    """Returns the CPUs of the reclaim pool on that NUMA node, or on those without bound pods, limited by the quotas there."""
+    """Return the CPUs of the reclaim pool on that NUMA node, or on those without bound pods, limited by the quotas there."""
     numa_of = {cpu.id: cpu.numa for cpu in inputs.snapshot.topology.cpus}
     every = Counter(numa_of.get(cpu, NOT_NUMA_BOUND) for cpu in inputs.pools[RECLAIM_POOL])
     here = {node: n for node, n in every.items() if (node not in bound if numa == NOT_NUMA_BOUND else node == numa)}

@@ -65,7 +65,7 @@ class KoordinatorCpuState(msgspec.Struct, frozen=True, kw_only=True):
 def evaluate_koordinator_cpu(
     inputs: EvictionInputs, state: KoordinatorCpuState, config: KoordinatorCpuConfig
 ) -> tuple[tuple[EvictionFinding, ...], KoordinatorCpuState]:
-    """Returns one finding per rule."""
+    """Return one finding per rule."""
     if is_sample_due(state.sample, inputs, SAMPLE_S):
         state = _add_sample(inputs, state, config)
     left = list(reclaimed_pods(inputs.running_pods))
@@ -98,7 +98,7 @@ def _add_sample(
 
 
 def _allowed_cores(inputs: EvictionInputs) -> float | None:
-    """Returns the cores of the latency policy, or the sum over NUMA nodes of the reclaim pool's CPUs within their quota."""
+    """Return the cores of the latency policy, or the sum over NUMA nodes of the reclaim pool's CPUs within their quota."""
     cpus = inputs.pools.get(RECLAIM)
     if cpus is None:
         return None
@@ -115,7 +115,7 @@ def _allowed_cores(inputs: EvictionInputs) -> float | None:
 
 
 def _has_enough_samples(samples: Sequence[ReclaimedCpuSample], state: KoordinatorCpuState, window_s: float) -> bool:
-    """Returns whether the window holds the latest sample and one that is at least a third of the window older."""
+    """Return whether the window holds the latest sample and one that is at least a third of the window older."""
     if not samples or samples[-1] is not state.window[-1]:
         return False
     return samples[-1].at_ns - samples[0].at_ns >= window_s * NS_PER_S * MIN_WINDOW_RATIO
@@ -149,12 +149,12 @@ def _evaluate_satisfaction(
 
 
 def _evictable_pods(inputs: EvictionInputs, pods: Sequence[Pod]) -> list[Pod]:
-    """Returns the candidates without stuck pods, which release nothing."""
+    """Return the candidates without stuck pods, which release nothing."""
     return [pod for pod in pods if pod.key not in inputs.stuck]
 
 
 def _request_use_ratio(state: KoordinatorCpuState, pod: Pod) -> float:
-    """Returns the fraction of its request that a pod uses."""
+    """Return the fraction of its request that a pod uses."""
     request = requested_reclaimed_cores(pod)
     return state.pods.get(pod.key, 0.0) / request if request > 0 else 0.0
 

@@ -29,7 +29,7 @@ class NetworkEvictionState(msgspec.Struct, frozen=True, kw_only=True):
 def evaluate_network(
     inputs: EvictionInputs, state: NetworkEvictionState, config: NicEvictionConfig
 ) -> tuple[tuple[EvictionFinding, ...], NetworkEvictionState]:
-    """Returns one finding per network card. The timer of a card that is not listed any more starts again."""
+    """Return one finding per network card. The timer of a card that is not listed any more starts again."""
     if not inputs.nics or not inputs.node_files_fresh:
         return (missing_input_finding(NAME, "bandwidth of the network cards", SCOPE),), NetworkEvictionState()
     down = {

@@ -28,7 +28,7 @@ class NodePowerEvictionState(msgspec.Struct, frozen=True, kw_only=True):
 def evaluate_node_power(
     inputs: EvictionInputs, state: NodePowerEvictionState
 ) -> tuple[tuple[EvictionFinding, ...], NodePowerEvictionState]:
-    """Returns one finding with all victims of the power response."""
+    """Return one finding with all victims of the power response."""
     power = inputs.power
     if power is None:
         text = "The agent does not respond to power alerts: set power.enable."

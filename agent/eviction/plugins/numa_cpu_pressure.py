@@ -54,7 +54,7 @@ DEFAULT_THRESHOLD = 0.6
 
 
 def usage_score(use: float, gap: float) -> int:
-    """Returns Katalyst's score: 60 for a pod that uses exactly the excess, 0 at a difference of 0.3, -1000 for tiny pods.
+    """Return Katalyst's score: 60 for a pod that uses exactly the excess, 0 at a difference of 0.3, -1000 for tiny pods.
 
     `use` of the pod and the excess `gap` of the node above its threshold are fractions of the NUMA node.
     """
@@ -67,7 +67,7 @@ def usage_score(use: float, gap: float) -> int:
 
 
 def evicted_per_hour(record: PodEvictionRecord, now_s: float) -> dict[float, float]:
-    """Returns the part of the workload's pods that was evicted per hour, by window in hours; empty without buckets.
+    """Return the part of the workload's pods that was evicted per hour, by window in hours; empty without buckets.
 
     Of a bucket that began before the window the part in it counts, as in Katalyst. Without a disruption budget the number of
     pods is not known, and the part is 0.
@@ -86,7 +86,7 @@ def evicted_per_hour(record: PodEvictionRecord, now_s: float) -> dict[float, flo
 
 
 def frequency_score(ratios: Mapping[float, float]) -> int:
-    """Returns 100 for a workload of which no pod was evicted lately, and -10000 times the part evicted per hour if it is at
+    """Return 100 for a workload of which no pod was evicted lately, and -10000 times the part evicted per hour if it is at
     least the highest limit; 0 without ratios. `ratios` is by window in hours; short windows weigh more."""
     weights = sum(1 / window for window in ratios)
     if not weights:
@@ -135,7 +135,7 @@ class NumaCpuState(msgspec.Struct, frozen=True, kw_only=True):
 def evaluate_numa_cpu(
     inputs: EvictionInputs, state: NumaCpuState, config: NumaCpuConfig
 ) -> tuple[tuple[EvictionFinding, ...], NumaCpuState]:
-    """Returns one finding, of the worst NUMA node."""
+    """Return one finding, of the worst NUMA node."""
     pods = {
         node: [pod for pod in inputs.running_pods if pod.qos is QoSLevel.SHARED and pod.bound_numa == (node,)]
         for node in inputs.snapshot.topology.numa_nodes
@@ -178,7 +178,7 @@ def _add_samples(
 
 
 def usage_threshold(machine: Machine, config: NumaCpuConfig) -> float:
-    """Returns the threshold of this CPU model, use over size of a NUMA node, before the expansion factor."""
+    """Return the threshold of this CPU model, use over size of a NUMA node, before the expansion factor."""
     if config.usage_threshold is not None:
         return config.usage_threshold
     physical, virtual = THRESHOLDS.get(machine.codename, (DEFAULT_THRESHOLD, DEFAULT_THRESHOLD))
@@ -213,7 +213,7 @@ def _finding(
 def _rank_candidates(
     inputs: EvictionInputs, state: NumaCpuState, pods: Sequence[Pod], gap: float, config: NumaCpuConfig
 ) -> tuple[EvictionCandidate, ...]:
-    """Returns the sampled pods in the order of their total score; a pod without a record has no frequency score."""
+    """Return the sampled pods in the order of their total score; a pod without a record has no frequency score."""
 
     def score(pod: Pod) -> int:
         total = usage_score(mean(state.pods[pod.key].values), gap) if "Usage" in config.scorers else 0

@@ -56,7 +56,7 @@ class NumaWatermarks(NamedTuple):
 def evaluate_numa_memory(
     inputs: EvictionInputs, state: NumaMemoryPressureState, config: NumaMemoryConfig
 ) -> tuple[tuple[EvictionFinding, ...], NumaMemoryPressureState]:
-    """Returns one finding per NUMA node. The count of a node without readings starts again."""
+    """Return one finding per NUMA node. The count of a node without readings starts again."""
     node = inputs.snapshot.node
     if not inputs.node_files_fresh:
         return (missing_input_finding(NAME, "/proc/zoneinfo", SCOPE),), NumaMemoryPressureState()
@@ -93,7 +93,7 @@ def _watermark_ratio(threshold: EvictionThreshold) -> float:
 
 
 def _scanned_pages(node: NodeSample, number: int) -> int | None:
-    """Returns the pages scanned by direct reclaim and by kswapd, of that node if the probe counts them, else of all nodes."""
+    """Return the pages scanned by direct reclaim and by kswapd, of that node if the probe counts them, else of all nodes."""
     direct = node.vmstat.get("pgscan_direct")
     kswapd = node.kswapd[number].scanned_pages if number in node.kswapd else node.vmstat.get("pgscan_kswapd")
     return None if direct is None or kswapd is None else direct + kswapd

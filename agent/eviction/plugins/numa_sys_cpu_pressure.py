@@ -58,7 +58,7 @@ class _NumaSysReading(NamedTuple):
 def evaluate_numa_sys_cpu(
     inputs: EvictionInputs, state: NumaSysCpuState, config: NumaSysConfig
 ) -> tuple[tuple[EvictionFinding, ...], NumaSysCpuState]:
-    """Returns one finding, of the NUMA node with the largest kernel fraction among those that are met."""
+    """Return one finding, of the NUMA node with the largest kernel fraction among those that are met."""
     nodes = inputs.snapshot.topology.numa_nodes
     pods = {node: [pod for pod in inputs.running_pods if node in pod.bound_numa] for node in nodes}
     if not any(pods.values()):

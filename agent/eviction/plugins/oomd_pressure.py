@@ -38,7 +38,7 @@ class OomdState(msgspec.Struct, frozen=True, kw_only=True):
 def evaluate_oomd(
     inputs: EvictionInputs, state: OomdState, config: OomdConfig
 ) -> tuple[tuple[EvictionFinding, ...], OomdState]:
-    """Returns one finding per detector."""
+    """Return one finding per detector."""
     pods = [(pod, size) for pod in reclaimed_pods(inputs.running_pods) if (size := memory_bytes(inputs, pod))]
     averages = {
         pod.key: before + (size - before) / AVERAGE_DECAY

@@ -13,7 +13,7 @@ NAME = "reclaimed-numa-resource-pressure-eviction-plugin"
 
 
 def evaluate_reclaimed_numa(inputs: EvictionInputs, config: ReclaimedPressureConfig) -> tuple[EvictionFinding, ...]:
-    """Returns the findings of the reclaimed pods that are bound to a NUMA node, against the headroom there."""
+    """Return the findings of the reclaimed pods that are bound to a NUMA node, against the headroom there."""
     pods, headroom = [pod for pod in reclaimed_pods(inputs.running_pods) if pod.bound_numa], inputs.headroom
     if not pods:
         return (not_met_finding(NAME, "no_bound_pods", "No reclaimed pod is bound to a NUMA node."),)

@@ -33,7 +33,7 @@ RequestAmount = Callable[[Pod], float]
 
 
 def evaluate_reclaimed(inputs: EvictionInputs, config: ReclaimedPressureConfig) -> tuple[EvictionFinding, ...]:
-    """Returns one finding for CPU and one for memory."""
+    """Return one finding for CPU and one for memory."""
     pods, headroom = reclaimed_pods(inputs.running_pods), inputs.headroom
     if not pods:
         return (not_met_finding(NAME, "no_reclaimed_pods", "There are no reclaimed pods."),)
@@ -48,7 +48,7 @@ def evaluate_reclaimed(inputs: EvictionInputs, config: ReclaimedPressureConfig) 
 def evaluate_resource(
     plugin: str, scope: str, resource: str, pods: Sequence[Pod], headroom: float | None, config: ReclaimedPressureConfig
 ) -> EvictionFinding:
-    """Returns the finding of one plugin and resource, on the node or on the NUMA node that `scope` names."""
+    """Return the finding of one plugin and resource, on the node or on the NUMA node that `scope` names."""
     if headroom is None:
         return missing_input_finding(plugin, "The headroom of reclaimed pods", scope)
     cpu = resource == CPU
@@ -98,5 +98,5 @@ def _requested_millicores(pod: Pod) -> float:
 
 
 def _numa_share(pod: Pod, request: RequestAmount, scope: str) -> float:
-    """Returns a pod's request on one NUMA node; a pod on several nodes requests the same of each."""
+    """Return a pod's request on one NUMA node; a pod on several nodes requests the same of each."""
     return request(pod) / len(pod.bound_numa) if scope.startswith("zone") else request(pod)

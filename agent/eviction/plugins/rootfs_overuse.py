@@ -27,7 +27,7 @@ MIN_OVERUSE_RATIO = 0.1
 
 
 def evaluate_rootfs_overuse(inputs: EvictionInputs, config: RootfsOveruseConfig) -> tuple[EvictionFinding, ...]:
-    """Returns the pods with the highest use among those that exceed the bound of their QoS level."""
+    """Return the pods with the highest use among those that exceed the bound of their QoS level."""
     room = fresh_filesystem(inputs, config.mount)
     if room is None or room.size_bytes < 1:
         return (missing_input_finding(NAME, f"room on {config.mount}", SCOPE),)

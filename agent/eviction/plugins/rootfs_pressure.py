@@ -39,7 +39,7 @@ class _RootfsResource(NamedTuple):
 
 
 def evaluate_rootfs_pressure(inputs: EvictionInputs, config: RootfsPressureConfig) -> tuple[EvictionFinding, ...]:
-    """Returns one finding for bytes and one for inodes."""
+    """Return one finding for bytes and one for inodes."""
     room = fresh_filesystem(inputs, config.mount)
     if room is None:
         return (missing_input_finding(NAME, f"room on {config.mount}", SCOPE),)
@@ -61,7 +61,7 @@ def evaluate_rootfs_pressure(inputs: EvictionInputs, config: RootfsPressureConfi
 
 
 def fresh_filesystem(inputs: EvictionInputs, mount: str) -> Filesystem | None:
-    """Returns the file system at a mount point; None if it is unknown or its reading is too old."""
+    """Return the file system at a mount point; None if it is unknown or its reading is too old."""
     return inputs.snapshot.node.filesystems.get(mount) if inputs.node_files_fresh else None
 
 
@@ -89,7 +89,7 @@ def _evaluate_pressure(inputs: EvictionInputs, kind: _RootfsResource, config: Ro
 def _rank_users(
     inputs: EvictionInputs, kind: _RootfsResource, config: RootfsPressureConfig
 ) -> tuple[EvictionCandidate, ...]:
-    """Returns reclaimed pods above the minimum first, then the pods with the highest use, without pods below it."""
+    """Return reclaimed pods above the minimum first, then the pods with the highest use, without pods below it."""
     least, first = kind.pod_least.of(kind.capacity), kind.first.of(kind.capacity)
     order: dict[str, tuple[bool, int]] = {}
     for pod in inputs.running_pods:

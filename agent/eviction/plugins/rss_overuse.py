@@ -18,7 +18,7 @@ QOS_LEVELS = (QoSLevel.SHARED, QoSLevel.RECLAIMED)
 
 
 def evaluate_rss_overuse(inputs: EvictionInputs, config: RssOveruseConfig) -> tuple[EvictionFinding, ...]:
-    """Returns one soft finding with every pod above its bound. A pod with a container without a memory request has no bound."""
+    """Return one soft finding with every pod above its bound. A pod with a container without a memory request has no bound."""
     over: list[tuple[float, EvictionCandidate]] = []
     looked = 0
     for pod in inputs.running_pods:

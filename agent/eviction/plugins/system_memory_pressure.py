@@ -53,7 +53,7 @@ class SystemMemoryPressureState(msgspec.Struct, frozen=True, kw_only=True):
 def evaluate_system_memory(
     inputs: EvictionInputs, state: SystemMemoryPressureState, config: SystemMemoryConfig
 ) -> tuple[tuple[EvictionFinding, ...], SystemMemoryPressureState]:
-    """Returns one finding per detector, those that are met first."""
+    """Return one finding per detector, those that are met first."""
     free = _evaluate_free(inputs, config)
     stealing, state = _evaluate_kswapd(inputs, state, config)
     stalling, state = _evaluate_psi(inputs, state, config)
@@ -107,7 +107,7 @@ def _detector_threshold(
     text: str,
     facts: Mapping[str, ThresholdInput],
 ) -> EvictionThreshold:
-    """Returns the threshold of a detector; `numbers` are its value and the observation."""
+    """Return the threshold of a detector; `numbers` are its value and the observation."""
     value, observed = numbers
     return make_threshold(
         NAME, ThresholdMet.HARD if met else ThresholdMet.NOT_MET, SCOPE, subject=detector, value=value, observed=observed,
@@ -191,7 +191,7 @@ def _evaluate_psi(
 
 
 def _pod_stall(snapshot: Snapshot, pod: Pod, root: str) -> float | None:
-    """Returns the stall of a burstable pod: that of its cgroup, else that of its worst container."""
+    """Return the stall of a burstable pod: that of its cgroup, else that of its worst container."""
     stalls = []
     for container in pod.containers:
         if not container.cgroup.startswith(f"{root}/"):

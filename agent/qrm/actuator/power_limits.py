@@ -6,17 +6,15 @@ mistyped budget must not stop the node.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from agent.qrm.actuator.sysfs_writer import SysfsWriter
 from agent.qrm.knobs.io import SysfsSetting
+from agent.sensors.node.rapl import ENABLE_REMEDY, package_limit_files
 from api.advice import NodeAdvice, PowerCap
 from api.decision import Outcome
 from api.interfaces import Unavailable
 from api.knobs import Knob, Reason
 
-POWERCAP_ROOT = "class/powercap"
-_PACKAGE_PREFIX = "package"
 _UW_PER_W = 1_000_000
 MIN_LIMIT_RATIO = 0.25
 """Minimum of a limit, as a share of the original."""
@@ -44,8 +42,8 @@ class PowerLimits:
     def _cap(self, cap: PowerCap, *, dry: bool) -> tuple[tuple[Outcome, ...], list[Problem]]:
         settings = tuple(self._settings(cap)) if cap.package_watts else ()
         if not settings:
-            reason = f"power cannot be capped to {cap.target_watts} W: no package has a limit in force in /sys/{POWERCAP_ROOT}"
-            remedy = "use a machine with RAPL power limits, write 1 to `enabled` of its packages"
+            reason = f"power cannot be capped to {cap.target_watts} W: no package has a limit in force in /sys/class/powercap"
+            remedy = f"use a machine with RAPL power limits, {ENABLE_REMEDY}"
             return (), [(reason, f"{remedy}, or set power-internal-op: 2 in alerts")]
         outcomes = self._files.apply(settings, dry=dry)
         problems = [
@@ -56,7 +54,7 @@ class PowerLimits:
         return outcomes, problems
 
     def _settings(self, cap: PowerCap) -> Iterator[SysfsSetting]:
-        for path in _limit_files(self._files.sys):
+        for path in package_limit_files(self._files.sys):
             original = self._files.original(path)
             # 0 and unreadable text are no limits.
             original_uw = int(original) if original.isdigit() else 0
@@ -66,25 +64,3 @@ class PowerLimits:
             text = f"{cap.reason.text} Limit of this processor package: {limit_uw / _UW_PER_W:g} W."
             reason = Reason(rule=cap.reason.rule, text=text, threshold=cap.reason.threshold, inputs=cap.reason.inputs)
             yield SysfsSetting(path=path, line=str(limit_uw), reason=reason)
-
-
-def _limit_files(sys: Path) -> Iterator[str]:
-    """Yield the long-term limit of each package, below /sys; the kernel numbers it 0 (drivers/powercap).
-
-    The processor ignores the limits of a zone whose `enabled` is 0 (Documentation/power/powercap/powercap.rst). Its owner
-    disabled it, so it stays disabled.
-    """
-    root = sys / POWERCAP_ROOT
-    for zone in sorted(root.glob("intel-rapl:*")):
-        file = zone / Knob.POWER_LIMIT.value
-        if zone.name.count(":") != 1 or not file.exists() or not _attribute(zone, "name").startswith(_PACKAGE_PREFIX):
-            continue
-        if _attribute(zone, "enabled").strip() != "0":
-            yield f"{POWERCAP_ROOT}/{zone.name}/{Knob.POWER_LIMIT.value}"
-
-
-def _attribute(zone: Path, name: str) -> str:
-    try:
-        return (zone / name).read_text()
-    except OSError:
-        return ""

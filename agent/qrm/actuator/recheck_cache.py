@@ -13,6 +13,7 @@ import msgspec
 from agent.qrm.actuator.plan import STEPPED_KNOBS
 from agent.qrm.actuator.writer import KnobWriter, OriginalValue
 from agent.qrm.knobs.knob_files import CHANGED_BY, GROUP_OF, KNOB_SPECS, LIST_KNOBS, ONE_SHOT_FILES, UNSUPPORTED
+from agent.sensors.cgroup.pod_cgroup_paths import is_qos_cgroup
 from api.decision import Decision, Outcome, OutcomeStatus
 from api.knobs import Knob
 
@@ -87,7 +88,9 @@ class RecheckCache:
                 self._last.pop(key, None)
                 continue
             interval_ns = RECHECK_NS if key in self._last else RECHECK_NS * (crc32(key[0].encode()) % 1024) // 1024
-            due_ns = 0 if now_ns is None else now_ns + interval_ns
+            # The kubelet writes the weights of its classes every minute, and systemd clears cpu.idle for it.
+            cached = now_ns is not None and not (key[2] is Knob.IDLE and is_qos_cgroup(key[0]))
+            due_ns = now_ns + interval_ns if now_ns is not None and cached else 0
             self._last[key] = CachedValue(requested[index], value, outcome.clamped_from, due_ns)
 
     def forget(self, of: Decision | OriginalValue, knob: Knob) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from errno import EACCES, EPERM, EROFS
+from errno import EROFS
 from pathlib import Path
 
 from msgspec import Struct
@@ -173,11 +173,8 @@ def _contains_words(text: str, line: str) -> bool:
 
 
 def _refused(decision: Decision, path: str, error: OSError) -> Outcome:
-    # Limits that the firmware locks are refused with EACCES (drivers/powercap/intel_rapl_common.c).
     hint = "see whether this kernel and this device have it"
     if error.errno == EROFS:
         hint = "make /sys writable for the agent"
-    elif _knob_of(path) == Knob.POWER_LIMIT and error.errno in (EACCES, EPERM):
-        hint = "unlock it in the firmware"
     text = f"{path}: {error.strerror}: {hint}"
     return Outcome(decision=decision, status=OutcomeStatus.REFUSED, error=text)

@@ -1,28 +1,32 @@
 """Turns the result of a policy into decisions: CPU first, then knob requests that do not conflict with it. Pure.
 Online pods are changed only where cpusets separate the pools. Reclaimed pods share the reclaimable CPU, or the quota of
 their NUMA nodes, in proportion to their requests. Controls that the kubelet writes itself (static CPU manager, memory
-manager) are left out. `cpu.idle` is set on a reclaim root only if the root contains nothing but reclaimed pods and is not
-a QoS cgroup of the kubelet.
+manager) are left out. cpu_priority.py selects the cgroups that get the lowest priority.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
-from posixpath import dirname
 
 import msgspec
 
 from agent.qrm.cpuset.allowed_cpus import AllowedCpus, restrict_to_allowed
 from agent.qrm.cpuset.state import RECLAIM, CpusetAllocation
+from agent.qrm.decisions.cpu_priority import (
+    has_only_reclaimed_pods,
+    priority_cgroups,
+    yield_request,
+)
 from agent.qrm.decisions.knob_requests import KnobRequests, resolve_knob_requests
 from agent.qrm.knobs.knob_files import QUOTA_PERIODS_US, format_quota
+from agent.sensors.cgroup.pod_cgroup_paths import is_qos_cgroup
 from api.advice import NOT_NUMA_BOUND, ControlKnob, KnobRequest, MemoryAdvice, NodeAdvice, PoolSize
 from api.cpu import format_cpu_list
 from api.decision import Advice, Decision
 from api.forecast import Forecast
+from api.interfaces import Unavailable
 from api.knobs import Knob, Reason
 from api.pod import Container, Pod, request_weight
 from api.qos import QoSLevel
@@ -61,15 +65,6 @@ def split_numa_quotas(
     }
 
 
-YIELD_REASON = Reason(
-    rule="yield_to_online",
-    text="Reclaimed pods run only on idle CPUs: at every wakeup the scheduler prefers online pods.",
-)
-"""Reason of the lowest priority of a reclaimed cgroup: it follows from reclaimed_cores, not from a measurement."""
-MIN_WEIGHT = "1"
-"""Weight where the kernel has no cpu.idle: a hundredth of the default, 10 shares on version 1."""
-
-
 def cpu_requests(
     advice: Advice, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]], placement: CpusetAllocation | None = None
 ) -> tuple[KnobRequest, ...]:
@@ -83,13 +78,14 @@ def cpu_requests(
         for cgroup in region_advice.region.containers
     }
     cpus, nodes = tuple(sorted(snapshot.topology.ids)), tuple(sorted(snapshot.topology.numa_nodes))
-    requests: list[KnobRequest] = []
+    requests = list(_priority_requests(snapshot, knobs)) if advice.idle else []
     for pod in snapshot.pods:
+        is_reclaimed = pod.qos is QoSLevel.RECLAIMED
         for container in pod.containers:
             cgroup = container.cgroup
             values: dict[Knob, tuple[str, Reason]] = {}
-            if pod.qos is QoSLevel.RECLAIMED and cgroup in snapshot.cgroups:
-                values = _reclaimed_values(advice, quotas.get(cgroup), knobs.get(cgroup, ()))
+            if is_reclaimed and (quota := quotas.get(cgroup)) is not None:
+                values = {Knob.QUOTA: quota}
             if placement is not None:
                 values |= _cpuset_values(placement, cgroup, cpus, nodes, reasons.get(cgroup, advice.reason))
             requests.extend(
@@ -121,31 +117,27 @@ def _cpu_list_text(numbers: tuple[int, ...]) -> str:
     return format_cpu_list(numbers)
 
 
-def _share_reason(advice: Advice, cgroup: str, weight: float, total: float) -> Reason:
+def _share_reason(advice: Advice, container: Container, weight: float, total: float) -> Reason:
     """Return the reason with the container's share of the reclaimable CPU, so that a reader can compute it again."""
-    reason, claim = advice.reason, advice.claims.get(cgroup)
+    reason, claim = advice.reason, advice.claims.get(container.cgroup)
     share = advice.reclaimable_cores * weight / total
     text = f"{reason.text} This container has {weight:.4g} of {total:.4g} of the reclaimed pods' weight: {share:.2f} cores."
     inputs = {**reason.inputs, "weight": round(weight, 6), "weight_total": round(total, 6)}
     if claim is not None:
         text += f" It made online pods wait: its weight is {claim:.0%} of its request."
         inputs["claim"] = round(claim, 3)
+    text += _own_limit_text(container, share)
     return msgspec.structs.replace(reason, text=text, inputs=inputs)
 
 
-def lowest_priority(knobs: Collection[Knob]) -> tuple[Knob, str]:
-    """Return the knob and value that yield CPU to siblings; before Linux 5.15 only the minimum weight does."""
-    return (Knob.IDLE, "1") if Knob.IDLE in knobs else (Knob.WEIGHT, MIN_WEIGHT)
-
-
-def _reclaimed_values(
-    advice: Advice, quota: tuple[str, Reason] | None, knobs: Collection[Knob]
-) -> dict[Knob, tuple[str, Reason]]:
-    values = {}
-    if advice.idle:
-        knob, value = lowest_priority(knobs)
-        values[knob] = (value, YIELD_REASON)
-    return values if quota is None else values | {Knob.QUOTA: quota}
+def _priority_requests(snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]) -> Iterator[KnobRequest]:
+    """Yield the requests for the lowest priority of reclaimed pods."""
+    for cgroup, pod in priority_cgroups(snapshot.pods, snapshot.cgroups).items():
+        # The knobs of a pod that the runtime is creating are not known yet: they are those of its container.
+        own = [cgroup, *(container.cgroup for container in pod.containers)]
+        available = next((knobs[path] for path in own if path in knobs), ())
+        if (request := yield_request(cgroup, available)) is not None:
+            yield request
 
 
 def _node_wide_quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, tuple[str, Reason]]:
@@ -162,7 +154,10 @@ def _node_wide_quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, tuple[
         cgroup = container.cgroup
         cores = _limited_cores(container, None if unlimited else advice.reclaimable_cores * weights[cgroup] / total)
         value = f"max {QUOTA_PERIODS_US[0]}" if cores is None else format_quota(cores)
-        result[cgroup] = (value, advice.reason if unlimited else _share_reason(advice, cgroup, weights[cgroup], total))
+        result[cgroup] = (
+            value,
+            advice.reason if unlimited else _share_reason(advice, container, weights[cgroup], total),
+        )
     return result
 
 
@@ -189,18 +184,24 @@ def _numa_quotas(
         cores = _limited_cores(container, cores_by_container.get(container.cgroup))
         if cores is not None and container.cgroup in cores_by_container:
             nodes = [numa for numa in sorted(cpus[container.cgroup]) if numa in limits]
-            result[container.cgroup] = (format_quota(cores), _numa_quota_reason(advice, limits, nodes, cores))
+            result[container.cgroup] = (
+                format_quota(cores),
+                _numa_quota_reason(advice, limits, nodes, container, cores_by_container[container.cgroup]),
+            )
     return result
 
 
-def _numa_quota_reason(advice: Advice, limits: Mapping[int, float], nodes: list[int], cores: float) -> Reason:
+def _numa_quota_reason(
+    advice: Advice, limits: Mapping[int, float], nodes: list[int], container: Container, share: float
+) -> Reason:
     listed = " and ".join(f"{limits[numa]:.2f} cores of NUMA node {numa}" for numa in nodes)
     region_texts = [
         region_advice.reason.text
         for region_advice in advice.cpu.regions
         if ControlKnob.RECLAIM_QUOTA in region_advice.controls and set(nodes) & set(region_advice.region.numa_nodes)
     ]
-    text = f"Reclaimed pods may use {listed} together, and this container {cores:.2f} by its weight."
+    text = f"Reclaimed pods may use {listed} together, and this container {share:.2f} by its weight."
+    text += _own_limit_text(container, share)
     inputs = {f"quota_numa{numa}_cores": round(limits[numa], 3) for numa in nodes}
     return Reason(
         rule="reclaim_quota",
@@ -210,6 +211,11 @@ def _numa_quota_reason(advice: Advice, limits: Mapping[int, float], nodes: list[
     )
 
 
+def _own_limit_text(container: Container, share: float) -> str:
+    limit = container.cpu_limit_cores
+    return f" Its own limit of {limit:g} cores is lower." if limit is not None and limit < share else ""
+
+
 def _limited_cores(container: Container, cores: float | None) -> float | None:
     limit = container.cpu_limit_cores
     if limit is None or cores is None:
@@ -217,13 +223,11 @@ def _limited_cores(container: Container, cores: float | None) -> float | None:
     return min(cores, limit)
 
 
-def managed_cgroups(pods: tuple[Pod, ...]) -> frozenset[str]:
-    """Return the cgroups that the agent may write to: those of listed pods."""
-    return frozenset(container.cgroup for pod in pods for container in pod.containers)
-
-
-_KUBELET_CGROUP = re.compile(r"(?:.*-)?(?:kubepods|burstable|besteffort)(?:\.slice)?")
-"""Names of the kubelet's QoS cgroups, with the cgroupfs and with the systemd driver."""
+def managed_cgroups(pods: tuple[Pod, ...], cgroups: Collection[str] = ()) -> frozenset[str]:
+    """Return the cgroups that the agent may write to: those of listed containers and of reclaimed pods. Among `cgroups`
+    those of pods without a running container are looked for."""
+    containers = (container.cgroup for pod in pods for container in pod.containers)
+    return frozenset(containers) | priority_cgroups(pods, cgroups).keys()
 
 
 class PolicyResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,6 +246,8 @@ class PolicyResult(msgspec.Struct, frozen=True, kw_only=True):
     allowed_cpus: AllowedCpus | None = None
     reclaim_roots: tuple[str, ...] = ()
     """Cgroups that contain listed reclaimed pods and no other listed pods, of the node or of one NUMA node."""
+    idle_class_obstacles: Mapping[str, Unavailable | None] = {}
+    """QoS classes that contain reclaimed pods; by cgroup why it must not be idle, None if it may be."""
     evaluated_latency: Mapping[str, RunqLatency | None] = {}
     """Run-queue latency by online container's cgroup, as the policy evaluated it."""
 
@@ -258,7 +264,7 @@ def compose_decisions(
     requests: tuple[KnobRequest, ...] = ()
     if advice is not None:
         requests = cpu_requests(advice, restrict_to_allowed(snapshot, result.allowed_cpus), knobs, placement)
-        requests += _idle_root_requests(result.reclaim_roots, snapshot, knobs) if advice.idle else ()
+        requests += _idle_ancestor_requests(result, snapshot, knobs) if advice.idle else ()
     requests += result.memory.knob_requests if result.memory is not None else ()
     decisions = resolve_knob_requests(
         (*requests, *result.knob_requests.requests), snapshot, knobs, result.extra_cgroups
@@ -267,41 +273,18 @@ def compose_decisions(
     return tuple(decision for decision in decisions if decision.knob not in kubelet_knobs)
 
 
-def _idle_root_requests(
-    roots: Collection[str], snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]
+def _idle_ancestor_requests(
+    result: PolicyResult, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]
 ) -> tuple[KnobRequest, ...]:
-    # Priority only compares children of one parent, so the cgroup around the reclaimed pods needs it as well.
-    knob, value = lowest_priority(frozenset[Knob]().union(*knobs.values()))
-    return tuple(
-        KnobRequest(cgroup=root, knob=knob, value=value, reason=YIELD_REASON)
-        for root in roots
-        if not is_kubelet_cgroup(root) and has_only_reclaimed_pods(snapshot, root)
-    )
-
-
-def is_kubelet_cgroup(root: str) -> bool:
-    """Return whether the path is one of the kubelet's QoS cgroups. The kubelet writes cpu.shares there at its start
-    and while it runs. The kernel refuses shares of an idle group (kernel/sched/fair.c, sched_group_set_shares()),
-    and a kubelet whose write fails does not start."""
-    return _KUBELET_CGROUP.fullmatch(root.rpartition("/")[2]) is not None
-
-
-def has_only_reclaimed_pods(snapshot: Snapshot, root: str) -> bool:
-    """Return whether all tasks below `root` belong to listed reclaimed pods. The other cgroups of a pod (its
-    sandbox) count as the pod's. A cgroup with an unknown number of tasks has some."""
-    inside = [path for path in snapshot.cgroups if path.startswith(f"{root}/")]
-    listed = (c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers)
-    pod_cgroups = {above if (above := dirname(path)).startswith(f"{root}/") else path for path in listed}
-    leaves = set(inside) - {dirname(path) for path in inside}
-    return all(snapshot.cgroups[path].threads == 0 or _is_below_any(path, pod_cgroups, root) for path in leaves)
-
-
-def _is_below_any(path: str, ancestors: Collection[str], root: str) -> bool:
-    while len(path) > len(root):
-        if path in ancestors:
-            return True
-        path = dirname(path)
-    return False
+    """Return the requests for cgroups above reclaimed pods: their own parent, and QoS classes that may be idle. The kubelet
+    already gives the class of BestEffort pods the minimum weight."""
+    available = frozenset[Knob]().union(*knobs.values())
+    classes = [path for path, obstacle in sorted(result.idle_class_obstacles.items()) if obstacle is None]
+    roots = [
+        root for root in result.reclaim_roots if not is_qos_cgroup(root) and has_only_reclaimed_pods(snapshot, root)
+    ]
+    requests = (yield_request(path, available) for path in (*roots, *(classes if Knob.IDLE in available else ())))
+    return tuple(request for request in requests if request is not None)
 
 
 def _knobs_of_kubelet(managers: KubeletManagers | None) -> frozenset[Knob]:

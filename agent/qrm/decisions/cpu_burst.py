@@ -18,8 +18,8 @@ from api.pod import Container, Pod
 from api.qos import BurstPolicy, QoSLevel
 from api.rates import Rates
 from api.snapshot import CgroupSample, Snapshot
+from api.units import NS_PER_S
 
-NS_PER_S = 1e9
 QUOTA_STEP_UP, QUOTA_STEP_DOWN = 1.2, 0.8
 """Factors by which Koordinator raises and lowers a quota."""
 COOLING_RATIO = 0.9

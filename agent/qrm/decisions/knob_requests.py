@@ -10,6 +10,7 @@ import msgspec
 
 from agent.config.qrm import KnobsConfig
 from agent.qrm.decisions.cpu_burst import CpuBurstRequests, CpuBurstState, koordinator_burst, static_burst
+from agent.qrm.decisions.cpu_priority import priority_cgroups
 from agent.qrm.decisions.koordinator_suppress import SuppressState, suppress_reclaimed
 from agent.qrm.decisions.memory_controls import memory_qos_requests
 from agent.qrm.decisions.network import NetworkAllocation, allocate_bandwidth, net_class_requests
@@ -28,10 +29,11 @@ def resolve_knob_requests(
     knobs: Mapping[str, Collection[Knob]],
     extra_cgroups: Collection[str] = (),
 ) -> tuple[Decision, ...]:
-    """Return a decision for each request about a container or one of `extra_cgroups`, in the order of the requests.
-    The first request for a knob of a cgroup counts. Knobs that no cgroup of the node has are dropped; a knob that only
+    """Return a decision for each request about a container, a reclaimed pod or one of `extra_cgroups`, in their order. The
+    first request for a knob of a cgroup counts. Knobs that no cgroup of the node has are dropped; a knob that only
     this cgroup lacks is decided, so that its refusal is reported. The actuator drops decisions that change nothing."""
     owners = {container.cgroup: pod.key for pod in snapshot.pods for container in pod.containers}
+    owners |= {cgroup: pod.key for cgroup, pod in priority_cgroups(snapshot.pods, snapshot.cgroups).items()}
     available = frozenset[Knob]().union(*knobs.values())
     decided: set[tuple[str, Knob]] = set()
     resolved: list[Decision] = []

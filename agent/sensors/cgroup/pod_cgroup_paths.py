@@ -5,6 +5,7 @@ kubelet pkg/kubelet/cm, the systemd driver of runc, containerd and CRI-O."""
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable
 from enum import StrEnum
@@ -21,6 +22,9 @@ DEFAULT_SLICE = "system.slice"
 MAX_PATH_CHARS = 4095
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}", re.ASCII)
 """Pod uids, container ids and unit names that cannot lead to another directory: no slash and no leading dot."""
+_QOS_CGROUP = re.compile(r"(?:.*-)?(?:kubepods|burstable|besteffort)(?:\.slice)?")
+_POD_CGROUP = re.compile(r"(?:.*-)?pod([^/]+?)(?:\.slice)?")
+"""Names of the cgroups that the kubelet creates, with either driver."""
 
 
 class CgroupDriver(StrEnum):
@@ -66,6 +70,34 @@ def qos_class_path(root: str, qos: str, driver: CgroupDriver) -> str:
     if qos not in (BURSTABLE, BEST_EFFORT):
         raise ValueError(f"{qos[:80]!r} is not a QoS class with its own cgroup")
     return _join_names([*_root_names(root), KUBEPODS, qos.lower()], driver)
+
+
+def is_qos_cgroup(path: str) -> bool:
+    """Return whether the path is the cgroup of a QoS class, or the one above all pods. The kubelet writes their weights
+    when it starts and every minute."""
+    return _QOS_CGROUP.fullmatch(posixpath.basename(path)) is not None
+
+
+def is_best_effort_class(path: str) -> bool:
+    """Return whether the path is the cgroup of the class BestEffort."""
+    return is_qos_cgroup(path) and path.removesuffix(SLICE_SUFFIX).endswith(BEST_EFFORT.lower())
+
+
+def pod_cgroup_of(container: str) -> str | None:
+    """Return the pod's cgroup, as the kubelet creates it, of a container's; None if no kubelet created it."""
+    path = posixpath.dirname(container)
+    return path if uid_of_pod_cgroup(path) else None
+
+
+def uid_of_pod_cgroup(path: str) -> str:
+    """Return the normalized uid in the name of a cgroup that the kubelet created for a pod; empty for any other cgroup."""
+    match = _POD_CGROUP.fullmatch(posixpath.basename(path))
+    return normalized_uid(match[1]) if match is not None and is_qos_cgroup(posixpath.dirname(path)) else ""
+
+
+def normalized_uid(uid: str) -> str:
+    """Return a pod's uid with underscores, to which the systemd driver converts dashes."""
+    return uid.replace("-", "_")
 
 
 def container_cgroup_path(identity: PodCgroupIdentity, runtime: str, container_id: str, driver: CgroupDriver) -> str:

@@ -9,14 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.sensors import parsers
+from agent.sensors.cgroup.hierarchy import detect_hierarchy
 from agent.sensors.kernel_files import MAX_ATTRIBUTE_BYTES, ProcSysFiles
 from agent.sensors.parsers import number
 from api.cpu import Cpu, Topology, parse_cpu_list
+from api.interfaces import Unavailable
 from api.node_resources import HardwareInventory, NetworkInterfaceCard
 from api.snapshot import Machine
 from common.files import read_small_file
 
 _CPU_DIRECTORY, _NUMA_DIRECTORY = "devices/system/cpu", "devices/system/node"
+_SYSTEMD_LIBRARY = re.compile(rb"/libsystemd-(?:core|shared)-([0-9]{1,4})")
+MAX_MEMORY_MAP_BYTES = 1 << 20
 _NUMBERED = re.compile(r"(?:cpu|node)([0-9]{1,4})", re.ASCII)
 
 
@@ -118,7 +122,33 @@ _VIRTUAL = (
 def read_machine(files: ProcSysFiles) -> Machine:
     """Return the machine of the first CPU; machines with CPUs of several kinds have no codename."""
     fields = parse_first_cpu(files.read_optional(files.proc / "cpuinfo", keep=True))
-    return Machine(codename=cpu_codename(fields), is_vm=_is_vm(files, fields))
+    return Machine(
+        codename=cpu_codename(fields),
+        is_vm=_is_vm(files, fields),
+        cgroup_version=_cgroup_version(files.proc),
+        systemd_version=parse_systemd_version(_read_memory_map_of_init(files.proc)),
+    )
+
+
+def parse_systemd_version(memory_map: bytes) -> int | None:
+    """Return systemd's version from the names of its private libraries in /proc/1/maps; None without them."""
+    match = _SYSTEMD_LIBRARY.search(memory_map)
+    return int(match[1]) if match is not None else None
+
+
+def _read_memory_map_of_init(proc: Path) -> bytes:
+    try:
+        return read_small_file(proc / "1/maps", MAX_MEMORY_MAP_BYTES)
+    except OSError:
+        # Without SYS_PTRACE the kernel refuses the memory map of a process with more capabilities.
+        return b""
+
+
+def _cgroup_version(proc: Path) -> str:
+    try:
+        return detect_hierarchy(proc).mode
+    except (OSError, Unavailable):
+        return ""
 
 
 def parse_first_cpu(text: bytes) -> dict[str, str]:

@@ -44,45 +44,65 @@ def _zone_name(files: ProcSysFiles, directory: Path) -> str:
 
 _ENERGY_COUNTERS = "class/powercap/intel-rapl:*/energy_uj"
 _POWER_LIMITS = "class/powercap/intel-rapl:*/constraint_0_power_limit_uw"
+_PACKAGE_PREFIX = "package"
+ENABLE_REMEDY = "write 1 to `enabled` of its packages, and if it stays 0, unlock the limits in the firmware"
 _EVICT_ONLY = "or set power-internal-op: 2 in alerts, to evict only"
 
 
-def _is_enabled(zone: Path) -> bool:
+def package_limit_files(sys: Path) -> list[str]:
+    """Return the long-term limits of packages, below /sys; the kernel numbers such a limit 0 (drivers/powercap).
+
+    The processor ignores the limits of a zone whose `enabled` is 0 (Documentation/power/powercap/powercap.rst). Either its
+    owner disabled it, or the firmware has locked it (get_domain_enable() in intel_rapl_common.c).
+    """
+    return [
+        str(limit.relative_to(sys))
+        for limit in sorted(sys.glob(_POWER_LIMITS))
+        if limit.parent.name.count(":") == 1
+        and _attribute(limit.parent, "name").startswith(_PACKAGE_PREFIX)
+        and _attribute(limit.parent, "enabled").strip() != "0"
+    ]
+
+
+def _attribute(zone: Path, name: str) -> str:
     try:
-        return (zone / "enabled").read_text().strip() != "0"
+        return (zone / name).read_text()
     except OSError:
-        return True
+        return ""
 
 
 class PowerCapSupport:
-    """Reports every cycle what is missing to cap power; hardware is checked once, because it does not change."""
+    """Reports every cycle what is missing to cap power: `enabled` is a switch."""
 
     name = "power"
     lost_events = None
 
     def __init__(self, sys: Path, *, capping: bool) -> None:
         """`capping` says whether power limits are to be written."""
-        limits = [limit for limit in sys.glob(_POWER_LIMITS) if _is_enabled(limit.parent)]
-        self.form = "RAPL power limit" if limits else "none"
-        self._problem: Unavailable | None = None
-        if not any(sys.glob(_ENERGY_COUNTERS)):
-            self._problem = Unavailable(
-                f"the node's power cannot be measured: there is no /sys/{_ENERGY_COUNTERS}",
-                "load intel_rapl_msr on a machine that has it, or set power.enable: false",
-            )
-        elif not capping:
-            return
-        elif not limits:
-            self._problem = Unavailable(
-                f"power cannot be capped: there is no /sys/{_POWER_LIMITS} beside which `enabled` is 1",
-                f"use a machine with RAPL power limits, write 1 to `enabled` of its packages, {_EVICT_ONLY}",
-            )
-        elif not any(os.access(limit, os.W_OK) for limit in limits):
-            self._problem = Unavailable(
-                f"power cannot be capped: /sys/{_POWER_LIMITS} cannot be written",
-                f"run the agent as root with a writable /sys, in a pod as a privileged container, {_EVICT_ONLY}",
-            )
+        self._sys, self._capping = sys, capping
+
+    @property
+    def form(self) -> str:
+        return "RAPL power limit" if package_limit_files(self._sys) else "none"
 
     def problem(self) -> Unavailable | None:
         """Return why power cannot be measured or capped; None if it can."""
-        return self._problem
+        if not any(self._sys.glob(_ENERGY_COUNTERS)):
+            return Unavailable(
+                f"the node's power cannot be measured: there is no /sys/{_ENERGY_COUNTERS}",
+                "load intel_rapl_msr on a machine that has it, or set power.enable: false",
+            )
+        if not self._capping:
+            return None
+        limits = package_limit_files(self._sys)
+        if not limits:
+            return Unavailable(
+                f"power cannot be capped: there is no /sys/{_POWER_LIMITS} of a package whose `enabled` is 1",
+                f"use a machine with RAPL power limits, {ENABLE_REMEDY}, {_EVICT_ONLY}",
+            )
+        if not any(os.access(self._sys / limit, os.W_OK) for limit in limits):
+            return Unavailable(
+                f"power cannot be capped: /sys/{_POWER_LIMITS} cannot be written",
+                f"run the agent as root with a writable /sys, in a pod as a privileged container, {_EVICT_ONLY}",
+            )
+        return None

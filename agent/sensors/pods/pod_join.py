@@ -335,7 +335,7 @@ class PodJoinContext(msgspec.Struct, frozen=True, kw_only=True):
 
     parsing: PodParsingContext
     exists: CgroupExists
-    """Returns whether a cgroup exists."""
+    """Return whether a cgroup exists."""
     cgroup_root: str = "/"
 
 

@@ -138,8 +138,8 @@ def test_a_reclaim_root_with_only_reclaimed_pods_is_idle(neighbour: str, threads
 @pytest.mark.parametrize(
     "root", ["/kubepods/besteffort", "/kubepods.slice/kubepods-besteffort.slice", "/k-kubepods.slice"]
 )
-def test_cgroups_whose_shares_the_kubelet_writes_are_never_idle(root: str) -> None:
-    """The kernel would reject the shares of an idle cgroup, and the kubelet would not start."""
+def test_a_reclaim_root_that_is_a_qos_class_is_not_idle_where_the_kubelet_could_not_restart(root: str) -> None:
+    """The kernel would reject the shares of an idle cgroup."""
     batch = replace(BATCH, containers=(Container(name="b", cgroup=f"{root}/b/c"),))
     current = snapshot(0, [batch, WEB])
     groups = {

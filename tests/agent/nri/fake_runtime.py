@@ -125,7 +125,8 @@ class Runtime:
         return response
 
 
-POD = "/kubepods/poduid-batch"
+POD = "/kubepods/uid-batch"
+"""Not named as a kubelet names a pod's cgroup: there the priority is that of the pod, and the runtime gets no weight."""
 
 
 def a_container(

@@ -165,6 +165,16 @@ async def test_adjusted_values_are_restored_to_the_requested_ones(tmp_path: Path
     assert agent.tree.file(BATCH, "cpu.shares").read_text().strip() == "205"
 
 
+async def test_in_the_pod_of_a_kubelet_a_container_keeps_its_weight(tmp_path: Path, runtime: Runtime) -> None:
+    """The pod's cgroup gets the priority, so the runtime is given the quota alone."""
+    agent = Agent(tmp_path, inputs_of("advisor: {policy: latency}"))
+    async with agent.connected(runtime):
+        request = a_container(shares=205, cgroup="/kubepods/burstable/poduid-batch/main")
+        cpu = await runtime.created_cpu(request)
+        assert cpu.shares.value == 0
+        assert cpu.quota.value > 0
+
+
 async def test_a_second_container_is_computed_with_the_first(tmp_path: Path, runtime: Runtime) -> None:
     """The second container of one quota gets half, although no cycle has listed the first."""
     inputs = inputs_of("advisor: {policy: latency, enableReclaim: false, latency: {minLentRatio: 0.5}}", cpus=4)

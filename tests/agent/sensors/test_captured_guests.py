@@ -158,7 +158,7 @@ def test_what_is_above_is_the_sum_of_what_is_below(machine: tuple[Expected, Capt
 def test_the_node(machine: tuple[Expected, Captured, Snapshot]) -> None:
     reported, _, snapshot = machine
     node = snapshot.node
-    assert node.machine == Machine(codename="", is_vm=True)
+    assert node.machine == Machine(codename="", is_vm=True, cgroup_version="v2")
     assert {number: numa.cpus for number, numa in node.numa.items()} == {0: (0, 1), 1: (2, 3)}
     assert [node.numa[number].distances for number in (0, 1)] == [{0: 10, 1: 21}, {0: 21, 1: 10}]
     assert [(zone.node, zone.name, zone.low) for zone in node.zones] == reported.zones

@@ -75,7 +75,7 @@ def test_a_hybrid_machine(unpack: Unpack) -> None:
 
 def test_the_node_of_a_hybrid_machine(unpack: Unpack) -> None:
     node = unpack("v1-hybrid").snapshot().node
-    assert node.machine == Machine(codename="AMD_K1AZen5", is_vm=True)
+    assert node.machine == Machine(codename="AMD_K1AZen5", is_vm=True, cgroup_version="hybrid")
     assert node.cpu_khz == {0: 2_596_120, 1: 2_596_120}
     assert node.run_delay_ns == {}, "this kernel has no CONFIG_SCHEDSTATS"
     assert [zone.name for zone in node.zones] == ["DMA", "DMA32", "Normal"]
@@ -112,7 +112,7 @@ def test_a_version_2_machine(unpack: Unpack) -> None:
 
 def test_the_node_of_a_version_2_machine(unpack: Unpack) -> None:
     node = unpack("v2").snapshot().node
-    assert node.machine == Machine(codename="", is_vm=True)
+    assert node.machine == Machine(codename="", is_vm=True, cgroup_version="v2")
     assert {number: numa.cpus for number, numa in node.numa.items()} == {0: (0,), 1: (1,)}
     assert node.numa[0].distances == {0: 10, 1: 20}
     zones = [(zone.node, zone.name, zone.low) for zone in node.zones]

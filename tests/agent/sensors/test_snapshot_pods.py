@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
-import pytest
 
 from agent.sensors.cgroup.schedstat import SchedstatRunqLatency
 from agent.sensors.pods.pod_indicators import PodIndicatorScraper
@@ -34,49 +33,6 @@ def test_a_listed_cgroup_without_cpu_controller_is_named_with_the_remedy(machine
     result = status(sensor.snapshot(2, 6_000_000_000, 2), "pod-controllers")
     assert (result.ok, result.error) == (False, "no cpu controller in /web")
     assert "echo +cpu > /sys/fs/cgroup/cgroup.subtree_control" in result.remedy
-
-
-@pytest.mark.parametrize(
-    ("online", "batch", "related"),
-    [
-        ("/web", "/batch", True),
-        ("/a/web", "/a/batch", True),
-        ("/a/b/web", "/a/batch", True),
-        ("/web", "/a/batch", False),
-        ("/kubepods/burstable/pod1/web", "/kubepods/besteffort/pod2/batch", True),
-        ("/kubepods/besteffort/pod1/web", "/kubepods/besteffort/pod2/batch", False),
-        ("/kubepods/burstable/pod1/web", "/kubepods/burstable/pod2/batch", False),
-        (
-            "/kubepods.slice/kubepods-pod1.slice/web",
-            "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod2.slice/batch",
-            True,
-        ),
-    ],
-)
-def test_batch_work_without_an_online_sibling_is_reported(
-    machine: Machine, online: str, batch: str, related: bool
-) -> None:
-    pods = [
-        msgspec.structs.replace(
-            WEB, uid=qos.value, name=qos.value, qos=qos, containers=(Container(name="c", cgroup=path),)
-        )
-        for qos, path in ((QoSLevel.SHARED, online), (QoSLevel.RECLAIMED, batch))
-    ]
-    machine.pods.answer = lambda: tuple(pods)
-    result = [s for s in machine.sensor().snapshot(1, 1, 1).sources if s.name == "pod-siblings"]
-    assert (not result) is related
-    if result:
-        assert f"{batch} and {online}" in result[0].error
-
-
-def test_the_node_s_own_daemons_are_no_batch_work(machine: Machine) -> None:
-    """The agent itself is one, next to online pods of its QoS class."""
-    daemon = Container(name="c", cgroup="/kubepods/burstable/pod2/agent")
-    machine.pods.answer = lambda: (
-        msgspec.structs.replace(WEB, containers=(Container(name="c", cgroup="/kubepods/burstable/pod1/web"),)),
-        msgspec.structs.replace(WEB, uid="2", name="agent", qos=QoSLevel.SYSTEM, containers=(daemon,)),
-    )
-    assert "pod-siblings" not in {source.name for source in machine.sensor().snapshot(1, 1, 1).sources}
 
 
 def test_the_last_good_pods_stay_and_the_reason_is_shown(machine: Machine) -> None:

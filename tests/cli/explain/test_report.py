@@ -144,6 +144,22 @@ def test_targets_of_a_knob(target: str | None, knobs: set[str]) -> None:
     assert {knob.knob for knob in explanation_of(target).knobs} == knobs
 
 
+def test_a_pod_is_explained_with_the_decisions_on_its_qos_class() -> None:
+    last, qos_class = RUN.rounds[-1], "/kubepods.slice/kubepods-besteffort.slice"
+    idle = next(entry for entry in RUN.entries if entry.outcome.decision.knob is Knob.IDLE)
+    decision = msgspec.structs.replace(idle.outcome.decision, cgroup=qos_class, pod="")
+    entry = msgspec.structs.replace(idle, outcome=msgspec.structs.replace(idle.outcome, decision=decision))
+    batch = next(pod for pod in last.snapshot.pods if pod.name == "batch")
+    below = msgspec.structs.replace(batch.containers[0], cgroup=f"{qos_class}/pod1/c")
+    pods = [pod for pod in last.snapshot.pods if pod is not batch] + [
+        msgspec.structs.replace(batch, containers=(below,))
+    ]
+    snapshot = msgspec.structs.replace(last.snapshot, pods=tuple(pods))
+    for target, cgroups in (("default/batch", [qos_class]), ("default/web", [])):
+        result = explain_target(target, build_view(last), [entry], snapshot, LATER_NS)
+        assert [knob.cgroup for knob in result.knobs] == cgroups
+
+
 def test_a_pod_without_decisions_is_explained() -> None:
     result = explanation_of("default/web")
     assert result.has_content

@@ -170,6 +170,15 @@ def test_the_reason_of_a_quota_has_the_numbers_it_is_computed_from(
     assert given.reclaimable_cores * weight / total == pytest.approx(int(quota.split(maxsplit=1)[0]) / 100_000)
 
 
+def test_the_reason_of_a_quota_says_that_its_own_limit_is_lower() -> None:
+    pods = [reclaimed("a", cpu_request=3, cpu_limit=0.5), reclaimed("b", cpu_request=1)]
+    observed = snapshot(0, pods, machine=topology(4))
+    decisions = decide(advice(3.0), observed, dict.fromkeys(observed.cgroups, ALL))
+    (batch,) = (each for each in decisions if (each.cgroup, each.knob) == ("/a", Knob.QUOTA))
+    text = "t This container has 3 of 4 of the reclaimed pods' weight: 2.25 cores. Its own limit of 0.5 cores is lower."
+    assert (batch.value, batch.reason.text) == ("50000 100000", text)
+
+
 @pytest.mark.parametrize(
     ("reclaimed_cores", "request_cores", "quota"),
     [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.sensors.node.machine import read_online_cpus_text, read_topology
+from agent.sensors.node.machine import parse_systemd_version, read_online_cpus_text, read_topology
 from tests.agent.sensors import kernel_trees
 
 
@@ -95,3 +95,17 @@ def test_what_is_no_file_of_sysfs_is_as_if_it_were_missing(tmp_path: Path) -> No
     (root / "devices/system/cpu/online").write_text(",".join(["0"] * 40_000))
     assert read_online_cpus_text(root) == ""
     assert read_topology(root).ids == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("maps", "version"),
+    [
+        (b"7f r--p 00 08:01 12 /usr/lib/x86_64-linux-gnu/systemd/libsystemd-core-252.so\n", 252),
+        (b"7f r-xp 00 08:01 12 /usr/lib/systemd/libsystemd-shared-252-46.el9.so\n", 252),
+        (b"7f r-xp 00 08:01 12 /usr/lib/systemd/libsystemd-shared-249.so\n", 249),
+        (b"7f r-xp 00 08:01 12 /usr/lib/libsystemd.so.0.35.0\n", None),
+        (b"", None),
+    ],
+)
+def test_the_version_of_systemd_is_in_the_names_of_its_libraries(maps: bytes, version: int | None) -> None:
+    assert parse_systemd_version(maps) == version

@@ -1,0 +1,194 @@
+"""Selects the cgroups that get the lowest CPU priority, and reports online pods against which it has no effect. Pure.
+The kernel compares weights and `cpu.idle` only between the children of one cgroup (kernel/sched/fair.c, pick_next_entity()
+on each level). Below a kubelet the competitor of a container is a pod or a QoS class, not another container, so the
+priority is written to the pod's cgroup, and to that of a QoS class whose pods are all reclaimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from posixpath import dirname
+
+from agent.sensors.cgroup.pod_cgroup_paths import (
+    SLICE_SUFFIX,
+    is_best_effort_class,
+    is_qos_cgroup,
+    normalized_uid,
+    pod_cgroup_of,
+    uid_of_pod_cgroup,
+)
+from api.advice import KnobRequest
+from api.decision import Decision
+from api.interfaces import Unavailable
+from api.knobs import Knob, Reason
+from api.pod import Pod
+from api.qos import QoSLevel
+from api.snapshot import ComponentHealth, Machine, Snapshot
+
+YIELD_RULE = "yield_to_online"
+"""Rule of the lowest priority of a reclaimed cgroup: it follows from reclaimed_cores, not from a measurement."""
+MIN_WEIGHT = "1"
+"""Weight where the kernel has no cpu.idle: a hundredth of the default, 10 shares on version 1."""
+MIN_SYSTEMD_VERSION = 252
+"""The first version that knows cpu.idle (CPUWeight=idle), and clears it before it writes a weight."""
+
+
+def lowest_priority(knobs: Collection[Knob]) -> tuple[Knob, str]:
+    """Return the knob and value that yield CPU to siblings; before Linux 5.15 only the minimum weight does."""
+    return (Knob.IDLE, "1") if Knob.IDLE in knobs else (Knob.WEIGHT, MIN_WEIGHT)
+
+
+@lru_cache(maxsize=512)
+def yield_reason(parent: str, knob: Knob) -> Reason:
+    """Return the reason of the lowest priority of a child of `parent`: it names the siblings that it holds against."""
+    if knob is Knob.IDLE:
+        text = (
+            f"At every wakeup the scheduler prefers the other children of {parent}, unless they have cpu.idle as well."
+        )
+    else:
+        text = f"Has the lowest weight of the children of {parent}: this kernel has no cpu.idle (Linux 5.15)."
+    return Reason(rule=YIELD_RULE, text=f"{text} It has no effect on cgroups elsewhere.")
+
+
+def yield_request(cgroup: str, knobs: Collection[Knob]) -> KnobRequest | None:
+    """Return the request for the lowest priority of a cgroup. None for a BestEffort pod without `cpu.idle`: the kubelet
+    gave it 2 shares, the minimum of version 1, less than the minimum weight."""
+    knob, value = lowest_priority(knobs)
+    if knob is Knob.WEIGHT and is_best_effort_class(dirname(cgroup)):
+        return None
+    return KnobRequest(cgroup=cgroup, knob=knob, value=value, reason=yield_reason(dirname(cgroup), knob))
+
+
+def priority_cgroups(pods: Sequence[Pod], cgroups: Collection[str] = ()) -> dict[str, Pod]:
+    """Return the cgroups that get the priority of reclaimed pods: the pod's, or the container's if no kubelet created it.
+    Among `cgroups` those of pods without a running container are looked for, so that a pod that starts or restarts has
+    its priority before its container runs."""
+    reclaimed = [pod for pod in pods if pod.qos is QoSLevel.RECLAIMED]
+    targets = {pod_cgroup_of(c.cgroup) or c.cgroup: pod for pod in reclaimed for c in pod.containers}
+    starting = [pod for pod in reclaimed if not pod.containers]
+    if starting:
+        by_uid = {uid: path for path in cgroups if (uid := uid_of_pod_cgroup(path))}
+        targets |= {by_uid[uid]: pod for pod in starting if (uid := normalized_uid(pod.uid)) in by_uid}
+    return targets
+
+
+def reclaimed_qos_classes(snapshot: Snapshot) -> frozenset[str]:
+    """Return the cgroups of the QoS classes that contain reclaimed pods; Guaranteed pods have none of their own."""
+    parents = {dirname(cgroup) for cgroup in priority_cgroups(snapshot.pods, snapshot.cgroups)}
+    return frozenset(path for path in parents if is_qos_cgroup(path) and is_qos_cgroup(dirname(path)))
+
+
+def idle_class_obstacles(snapshot: Snapshot, *, enabled: bool) -> dict[str, Unavailable | None]:
+    """Return the QoS classes that contain reclaimed pods; by class why it must not be idle, None if it may be."""
+    return {path: _idle_class_obstacle(snapshot, path, enabled) for path in reclaimed_qos_classes(snapshot)}
+
+
+def _idle_class_obstacle(snapshot: Snapshot, path: str, enabled: bool) -> Unavailable | None:
+    if not enabled:
+        return Unavailable("kubelet.idleClass is false", "set it to true")
+    others = [
+        pod.key
+        for pod in snapshot.pods
+        if pod.qos is not QoSLevel.RECLAIMED and any(c.cgroup.startswith(f"{path}/") for c in pod.containers)
+    ]
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        return Unavailable(
+            f"it also contains {others[0]}{more}, not reclaimed",
+            "give such pods CPU requests, which puts them into another QoS class",
+        )
+    if not has_only_reclaimed_pods(snapshot, path):
+        return Unavailable("it contains tasks of no listed pod", "wait until the kubelet lists their pod")
+    return _unsafe_idle_class(path, snapshot.node.machine)
+
+
+def _unsafe_idle_class(path: str, machine: Machine) -> Unavailable | None:
+    """Return why a kubelet would not start while its class is idle. It writes the class's weight first, which the kernel
+    refuses (kernel/sched/core.c, sched_group_set_shares()). With the systemd driver on version 2, systemd clears cpu.idle
+    before (src/core/cgroup.c, cgroup_apply_unified_cpu_idle())."""
+    if machine.cgroup_version != "v2" or not path.endswith(SLICE_SUFFIX):
+        return Unavailable(
+            "with this cgroup driver a kubelet would not restart while the class is idle",
+            "use cgroup version 2 and the kubelet's systemd driver (cgroupDriver: systemd)",
+        )
+    if machine.systemd_version is None:
+        return Unavailable(
+            f"a kubelet restarts with an idle class from systemd {MIN_SYSTEMD_VERSION} on, and the version here is unknown",
+            "let the agent read it from /proc/1/maps: add SYS_PTRACE to agent.capabilities",
+        )
+    if machine.systemd_version < MIN_SYSTEMD_VERSION:
+        return Unavailable(
+            f"with systemd {machine.systemd_version} a kubelet would not restart while the class is idle",
+            f"upgrade systemd to {MIN_SYSTEMD_VERSION} or newer",
+        )
+    return None
+
+
+def has_only_reclaimed_pods(snapshot: Snapshot, root: str) -> bool:
+    """Return whether all tasks below `root` belong to listed reclaimed pods. The other cgroups of a pod (its
+    sandbox) count as the pod's. A cgroup with an unknown number of tasks has some."""
+    inside = [path for path in snapshot.cgroups if path.startswith(f"{root}/")]
+    listed = [c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers]
+    pod_cgroups = {above if (above := dirname(path)).startswith(f"{root}/") else path for path in listed}
+    pod_cgroups |= priority_cgroups(snapshot.pods, inside).keys()
+    leaves = set(inside) - {dirname(path) for path in inside}
+    return all(snapshot.cgroups[path].threads == 0 or _is_below_any(path, pod_cgroups, root) for path in leaves)
+
+
+def _is_below_any(path: str, ancestors: Collection[str], root: str) -> bool:
+    while len(path) > len(root):
+        if path in ancestors:
+            return True
+        path = dirname(path)
+    return False
+
+
+def priority_health(
+    snapshot: Snapshot, decisions: Sequence[Decision], obstacles: Mapping[str, Unavailable | None]
+) -> tuple[ComponentHealth, ...]:
+    """Return one failed component if reclaimed pods have no CPU priority against some online pod; `decisions` are those of
+    this cycle, `obstacles` those of `idle_class_obstacles`."""
+    lowest = {decision.cgroup for decision in decisions if decision.reason.rule == YIELD_RULE}
+    outermost = {
+        path
+        for pod in snapshot.pods
+        if pod.qos is QoSLevel.RECLAIMED
+        for container in pod.containers
+        if (path := _outermost(container.cgroup, lowest))
+    }
+    # The node's own daemons (system_cores) are neither online nor batch.
+    online = [(pod.key, c.cgroup) for pod in snapshot.pods if pod.qos.online for c in pod.containers]
+    gaps: dict[str, tuple[str, int]] = {}
+    for path in sorted(outermost):
+        parent = dirname(path)
+        if parent in gaps:
+            continue
+        outside = [pod for pod, cgroup in online if not cgroup.startswith(f"{parent.rstrip('/')}/")]
+        if outside:
+            gaps[parent] = (outside[0], len(set(outside)))
+    if not gaps:
+        return ()
+    parent, (pod, count) = next(iter(gaps.items()))
+    more = f" and {count - 1} more" if count > 1 else ""
+    error = (
+        f"reclaimed pods have no CPU priority against {pod}{more}: theirs holds only between the children of {parent}"
+    )
+    obstacle = obstacles.get(parent)
+    if obstacle is not None:
+        return _failed(f"{error}. {parent} does not get cpu.idle: {obstacle.reason}", obstacle.remedy)
+    return _failed(error, "place the cgroups of reclaimed and online pods below one parent cgroup")
+
+
+def _failed(error: str, remedy: str) -> tuple[ComponentHealth, ...]:
+    return (ComponentHealth(name="pod-siblings", ok=False, error=error, remedy=remedy),)
+
+
+def _outermost(cgroup: str, lowest: Collection[str]) -> str:
+    """Return the cgroup or the ancestor of it with the lowest priority that is nearest to the root; empty without one."""
+    outermost = ""
+    while cgroup not in ("", "/"):
+        if cgroup in lowest:
+            outermost = cgroup
+        cgroup = dirname(cgroup)
+    return outermost
