@@ -124,6 +124,7 @@ def test_there_is_a_stage_for_each_kernel_and_machine_and_none_is_left_out_of_al
         "vm-6.12": ["--kernel 6.12 --mark vm_probes --mark vm"],
         "vm-four": ["--kernel 6.1 --mark vm_four"],
         "vm-big": ["--kernel 6.1 --mark vm_big"],
+        "vm-systemd": ["--kernel 6.12 --mark vm_systemd"],
         "vm-cluster": ["--kernel 6.1 --mark vm_cluster"],
     }
     assert stages.main(["no-such-stage"]) == 2
@@ -152,7 +153,7 @@ def test_the_gate_has_two_lanes_and_test_all_has_every_stage(stages: ModuleType)
     gate = {lane: [n for n, s in stages.STAGES.items() if not s.on_request and s.lane == lane] for lane in (0, 1, 2)}
     assert gate == {
         0: ["format", "types", "contracts", "unit", "kernel", "prometheus", "browser", "vm-host"],
-        1: ["vm-6.1", "vm-four", "cluster"],
+        1: ["vm-6.1", "vm-four", "vm-systemd", "cluster"],
         2: ["live"],
     }
     for target, packages in (("test", ("cluster", "image", "vm")), ("test-all", ("cluster", "image", "vm", "vagrant"))):

@@ -14,7 +14,7 @@ from tests.cluster.control_plane import API_SERVER, CONTROLLERS, ETCD, Control
 from tests.cluster.daemons import SPACES, Daemons
 from tests.cluster.names import CONTROL as CONTROL_PLANE
 from tests.cluster.names import MOST, Names
-from tests.cluster.node import Node
+from tests.cluster.node import CGROUPFS, Node
 from tests.cluster.server import Refused, Server
 
 CONSENT = "dioptase-tests"
@@ -63,7 +63,7 @@ class Cluster:
         self.control.begin()
         self.server.ask("POST", "/api/v1/namespaces", {"metadata": {"name": CONSENT}})
 
-    def grow(self, nodes: int) -> None:
+    def grow(self, nodes: int, cgroup_driver: str = CGROUPFS) -> None:
         """Start controllers and scheduler if needed, and add nodes until there are `nodes`, all of them ready."""
         self.programs.update(obtain())
         if CONTROLLERS not in self.daemons.names():
@@ -72,7 +72,7 @@ class Cluster:
         for number in range(len(there) + 1, nodes + 1):
             name = f"node{number}"
             network.add(self.names, name, there)
-            Node(self.names, name, self.programs, self.daemons).begin(self.control.authority)
+            Node(self.names, name, self.programs, self.daemons).begin(self.control.authority, cgroup_driver)
             there.append(name)
         for name in there:
             self.daemons.wait(f"{name}-kubelet", partial(self.ready, name), 90)
@@ -121,7 +121,7 @@ def printed(command: Sequence[str], settings: Mapping[str, str], text: str | Non
     return done.stdout
 
 
-def create_cluster(nodes: int, *, retained: bool = False) -> Cluster:
+def create_cluster(nodes: int, *, retained: bool = False, cgroup_driver: str = CGROUPFS) -> Cluster:
     """Return a new cluster, for this process or retained for `make cluster-down`; without nodes it is only an API server.
 
     Raises Missing, ClusterNumberTaken and Late; then nothing is left.
@@ -131,7 +131,7 @@ def create_cluster(nodes: int, *, retained: bool = False) -> Cluster:
     try:
         cluster.begin()
         if nodes:
-            cluster.grow(nodes)
+            cluster.grow(nodes, cgroup_driver)
     except BaseException:
         cluster.release()
         raise

@@ -27,10 +27,12 @@ OWN = (
 )
 """Paths of which every node has its own; all others are this machine's."""
 SOCKET = "/run/containerd/containerd.sock"
+CGROUPFS, SYSTEMD = "cgroupfs", "systemd"
+"""The kubelet's cgroup drivers."""
 # Without CAP_SYS_RESOURCE runc cannot give a sandbox the oom_score_adj of -998 that containerd asks for.
-_CONTAINERD = f"""version = 3
+_CONTAINERD = """version = 3
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
-  sandbox = "{images.PAUSE}"
+  sandbox = "PAUSE"
 [plugins.'io.containerd.cri.v1.runtime']
   restrict_oom_score_adj = true
   [plugins.'io.containerd.cri.v1.runtime'.cni]
@@ -39,7 +41,7 @@ _CONTAINERD = f"""version = 3
   [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
     [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
-      SystemdCgroup = false
+      SystemdCgroup = IS_SYSTEMD
 [plugins.'io.containerd.nri.v1.nri']
   disable = false
 """
@@ -89,7 +91,7 @@ class Node:
         """Return the output of a command in the node. Raises CalledProcessError."""
         return subprocess.run(self.words(*words), check=True, capture_output=True, text=True).stdout
 
-    def begin(self, authority: Authority) -> None:
+    def begin(self, authority: Authority, cgroup_driver: str = CGROUPFS) -> None:
         """Start the node's programs; the kubelet registers the node. Raises Late with a log."""
         for path in OWN:
             self.at(path).mkdir(parents=True)
@@ -99,14 +101,16 @@ class Node:
         )  # fmt: skip
         self._daemons.wait(self.name, self._entered, 20)
         self._write_network()
-        (self.folder / "containerd.toml").write_text(_CONTAINERD)
+        (self.folder / "containerd.toml").write_text(
+            _CONTAINERD.replace("PAUSE", images.PAUSE).replace("IS_SYSTEMD", str(cgroup_driver == SYSTEMD).lower())
+        )
         self._start(self.containerd, self._programs["containerd"], "-c", self.folder / "containerd.toml")
         self._daemons.wait(self.containerd, lambda: self._ctr("version"), 30)
         archive = self._names.run / "images.tar"
         if not archive.exists():
             images.write(archive)
         self.load(archive)
-        self._begin_kubelet(authority)
+        self._begin_kubelet(authority, cgroup_driver)
         self._begin_proxy(authority)
 
     def load(self, archive: Path) -> None:
@@ -123,9 +127,11 @@ class Node:
             raise ProcessLookupError(self.name)
         return ready
 
-    def _begin_kubelet(self, authority: Authority) -> None:
+    def _begin_kubelet(self, authority: Authority, cgroup_driver: str) -> None:
         authority.issue(self.name, f"/O=system:nodes/CN=system:node:{self.name}", f"IP:{self.address},DNS:{self.name}")
-        config = self._kubelet_config(authority, cgroups.prepare(self._names, self.name))
+        # systemd's slices are its own: below /kubepods.slice, and removed with the machine.
+        cgroup_root = "/" if cgroup_driver == SYSTEMD else cgroups.prepare(self._names, self.name)
+        config = self._kubelet_config(authority, cgroup_root) | {"cgroupDriver": cgroup_driver}
         (self.folder / "kubelet.json").write_text(json.dumps(config))
         kubeconfig = authority.kubeconfig(self.name, self.folder / "kubelet.kubeconfig")
         self._start(
@@ -139,7 +145,6 @@ class Node:
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
             "address": "0.0.0.0",
-            "cgroupDriver": "cgroupfs",
             "cgroupRoot": cgroup_root,
             "failSwapOn": False,
             "failCgroupV1": False,

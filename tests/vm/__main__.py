@@ -34,6 +34,7 @@ BOOTS = {
     "vm_probes": Boot(USUAL, timeout_s=900),
     "vm_four": Boot(Shape(cpus=8, nodes=4, memory_mib=4096), timeout_s=900),
     "vm_big": Boot(Shape(cpus=48, nodes=2, memory_mib=4096), timeout_s=900),
+    "vm_systemd": Boot(Shape(nodes=1, memory_mib=5120, systemd=True), timeout_s=1200),
     "vm_cluster": Boot(Shape(cpus=48, nodes=2, memory_mib=10240), timeout_s=3600),
 }
 """Boots by mark. Time limits allow for a busy machine."""
@@ -79,7 +80,9 @@ def boot(options: argparse.Namespace) -> int:
     usual = BOOTS[marks[0]].shape
     if any(BOOTS[mark].shape != usual for mark in marks):
         raise Missing(f"the marks {', '.join(marks)} need machines of different shapes: boot one for each")
-    shape = Shape(options.cpus or usual.cpus, options.nodes or usual.nodes, options.memory or usual.memory_mib)
+    shape = Shape(
+        options.cpus or usual.cpus, options.nodes or usual.nodes, options.memory or usual.memory_mib, usual.systemd
+    )
     timeout_s = options.timeout or sum(BOOTS[mark].timeout_s for mark in marks)
     with ExitStack() as stack:
         out = options.out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dioptase-vm-")))

@@ -40,11 +40,13 @@ _KVM = Path("/dev/kvm")
 
 
 class Shape(NamedTuple):
-    """Processors, NUMA nodes and memory of a machine."""
+    """Processors, NUMA nodes, memory and init of a machine."""
 
     cpus: int = 4
     nodes: int = 2
     memory_mib: int = 3072
+    systemd: bool = False
+    """Whether systemd is the init, instead of a script."""
 
     def options(self) -> list[str]:
         """Return QEMU's options for processors and memory: each NUMA node is a socket, all have the same size.
@@ -95,10 +97,11 @@ def run(kernel: Kernel, command: Sequence[str], out: Path, *, shape: Shape = USU
         accelerator = _accelerator(kernel, first, out)
         print(f"booting {kernel.version}: {shape.cpus} CPUs, {shape.nodes} NUMA nodes, {accelerator}", flush=True)
         plain = "" if sys.stdout.isatty() else "NO_COLOR=1 "  # the kernel hands on what it does not know
+        init = "guest.systemd " if shape.systemd else ""
         disks = {name: stack.enter_context(_nameless()) for name in DISKS}
         argv = [
             *_argv(kernel, first, accelerator, shape), *_disks(disks), *_shares(out),
-            "-append", _append(kernel, f"panic=-1 oops=panic quiet {plain}{CLOCKS[accelerator]}"), "-serial", "stdio",
+            "-append", _append(kernel, f"panic=-1 oops=panic quiet {init}{plain}{CLOCKS[accelerator]}"), "-serial", "stdio",
         ]  # fmt: skip
         files = [file.fileno() for file in (first, *disks.values())]
         ended = watch(argv, console, timeout_s, files)
