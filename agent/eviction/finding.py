@@ -43,8 +43,8 @@ class EvictionFinding(msgspec.Struct, frozen=True, kw_only=True):
     """`memory`, `cpu` or empty: after level and priority, pods evicted for CPU come first, as in Katalyst (EvictionScope)."""
     cool_down_s: float = 0.0
     """Minimum time between two victims of this plugin."""
-    waits: bool = False
-    """Whether the next victim waits until earlier ones are gone, because the observation still includes them."""
+    awaits_termination: bool = False
+    """Whether the plugin proposes no pod while its earlier victims terminate, because the observation still includes them."""
 
 
 def not_met_finding(plugin: str, rule: str, text: str, scope: str = "", subject: str = "") -> EvictionFinding:

@@ -89,7 +89,7 @@ def propose_evictions(
     """Return the pods that this finding proposes to evict now."""
     plugin = threshold.plugin
     finding = msgspec.structs.replace(finding, threshold=threshold)
-    if finding.waits and any(each.plugin == plugin for each in sent):
+    if finding.awaits_termination and any(each.plugin == plugin for each in sent):
         return []
     last = evicted_at_ns.get(plugin)
     if last is not None and 0 <= now_ns - last < finding.cool_down_s * NS_PER_S:

@@ -141,5 +141,5 @@ def _finding(
         sampled = [pod for pod in pods if pod.key in state.pods]
         candidates = rank_candidates(sampled, lambda pod: -sum(state.pods[pod.key].values), config.grace_s)
     return EvictionFinding(
-        threshold=threshold, candidates=candidates, kind="cpu", cool_down_s=config.cool_down_s, waits=True
+        threshold=threshold, candidates=candidates, kind="cpu", cool_down_s=config.cool_down_s, awaits_termination=True
     )

@@ -207,7 +207,9 @@ def _finding(
     )  # fmt: skip
     # Samples from before an eviction do not apply to the node without the victim.
     cool_down_s = config.ring_size * config.sample_s
-    return EvictionFinding(threshold=threshold, candidates=candidates, kind="cpu", waits=True, cool_down_s=cool_down_s)
+    return EvictionFinding(
+        threshold=threshold, candidates=candidates, kind="cpu", awaits_termination=True, cool_down_s=cool_down_s
+    )
 
 
 def _rank_candidates(

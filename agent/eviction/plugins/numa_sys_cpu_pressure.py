@@ -140,4 +140,6 @@ def _finding(
         candidates = rank_candidates(heavy, lambda pod: -kernel[pod.key], config.grace_s)
     # Samples from before an eviction do not apply to the node without the victim.
     cool_down_s = config.ring_size * config.sample_s
-    return EvictionFinding(threshold=threshold, candidates=candidates, kind="cpu", waits=True, cool_down_s=cool_down_s)
+    return EvictionFinding(
+        threshold=threshold, candidates=candidates, kind="cpu", awaits_termination=True, cool_down_s=cool_down_s
+    )

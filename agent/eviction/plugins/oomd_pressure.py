@@ -101,5 +101,9 @@ def _finding(
     )  # fmt: skip
     candidates = tuple(EvictionCandidate(pod=pod, grace_s=config.grace_s) for pod in ranked) if met else ()
     return EvictionFinding(
-        threshold=threshold, candidates=candidates, kind="memory", cool_down_s=config.cool_down_s, waits=True
+        threshold=threshold,
+        candidates=candidates,
+        kind="memory",
+        cool_down_s=config.cool_down_s,
+        awaits_termination=True,
     )

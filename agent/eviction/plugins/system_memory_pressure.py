@@ -76,7 +76,7 @@ def _make_finding(
         candidates=candidates,
         kind="memory",
         cool_down_s=config.cool_down_s,
-        waits=threshold.reason.inputs.get("leaving_bytes") is None,
+        awaits_termination=threshold.reason.inputs.get("leaving_bytes") is None,
     )
 
 
