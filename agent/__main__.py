@@ -12,18 +12,19 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from agent import components
 from agent.config.config import AgentConfig
-from agent.config.loader import ConfigError, NodeCheck
+from agent.config.loader import ConfigError, NodeCheck, SettingDocuments
+from agent.config.profiles import OBSERVE
 from agent.journal.decisions import DecisionJournal
 from agent.journal.evictions import EvictionJournal
 from agent.journal.log import CycleLog
@@ -106,6 +107,8 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str = ""
     """The name of the Node object that the agent reports on and takes dynamic configuration for; empty for neither."""
+    profile: str = OBSERVE
+    """Name in agent.config.profiles.PROFILES, whose settings apply below those of `config`."""
     pods: Path | None
     """The pods file. Without one, and without `kubelet`, the agent watches every cgroup and manages none."""
     act: ActMode
@@ -131,8 +134,8 @@ def main(options: AgentOptions) -> int:
     limit_malloc_arenas()
     # Until the event loop handles signals, SIGTERM during the compilation of a probe must run the clean-up too.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
-    document, config = components.load_node_settings(
-        options.config, registry.PROBE_NAMES, PROC if options.kubelet else None
+    documents, config = components.load_node_settings(
+        options.config, registry.PROBE_NAMES, PROC if options.kubelet else None, options.profile
     )
     check_node = _open_node_check() if options.config is not None or options.node else _fits_every_node
     if options.config is not None and (mismatch := check_node(config)):
@@ -140,7 +143,7 @@ def main(options: AgentOptions) -> int:
     if config.exporters.token_review and not options.node:
         raise ConfigError(f"{options.config}: exporters.tokenReview: the API server reviews the tokens; add --node")
     # A pods file that is not valid is refused before anything else.
-    return asyncio.run(_run(options, document, config, _static_pods(options.pods, config), check_node))
+    return asyncio.run(_run(options, documents, config, _static_pods(options.pods, config), check_node))
 
 
 def _fits_every_node(_defaults: AgentConfig) -> str:
@@ -201,12 +204,12 @@ class _Parts(msgspec.Struct, kw_only=True):
 
 
 async def _run(
-    options: AgentOptions, file: Mapping[str, Any], config: AgentConfig, pods: PodSource, check_node: NodeCheck
+    options: AgentOptions, documents: SettingDocuments, config: AgentConfig, pods: PodSource, check_node: NodeCheck
 ) -> int:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(IO_THREADS, "io"))
     async with AsyncExitStack() as stack:
         tasks = SupervisedTasks(stack)
-        parts = await _open_parts(options, (file, config, check_node), pods, tasks)
+        parts = await _open_parts(options, (documents, config, check_node), pods, tasks)
         act = parts.act
         directory = None if parts.originals is None else options.state_dir
         journals = components.open_journals(directory, stack, evicting=parts.evictor is not None)
@@ -239,12 +242,12 @@ async def _run(
 
 async def _open_parts(
     options: AgentOptions,
-    settings: tuple[Mapping[str, Any], AgentConfig, NodeCheck],
+    settings: tuple[SettingDocuments, AgentConfig, NodeCheck],
     pods: PodSource,
     tasks: SupervisedTasks,
 ) -> _Parts:
     """Opens all that the exporters and the loop need; nothing on the node is changed. Raises Unavailable."""
-    file, config, check_node = settings
+    documents, config, check_node = settings
     hierarchy, state, stack = detect_hierarchy(PROC), (options.state_dir, read_boot_id(PROC)), tasks.stack
     files = stack.enter_context(closing(components.open_knob_writer(config, hierarchy, kubelet=options.kubelet)))
     inputs = await _open_pod_inputs(options, config, hierarchy, pods, tasks)
@@ -252,7 +255,7 @@ async def _open_parts(
     originals, originals_warnings = _open_originals(options, stack)
     state_dir = options.state_dir if originals else None
     cluster = components.ClusterConnection(options.node, state_dir, inputs.configuration)
-    config, cluster_warnings = cluster.open(file, config, check_node)
+    config, cluster_warnings = cluster.open(documents, config, check_node)
     act, act_warnings = _effective_act(options.act, files, originals, pods, config)
     latencies, probes, latency_warnings = _open_probes(config, hierarchy, stack, watching=isinstance(pods, NoPods))
     # By the settings file: an object of the cluster may disable power now and enable it later.

@@ -18,7 +18,15 @@ import msgspec
 
 from agent.config.config import AgentConfig
 from agent.config.eviction import EvictionConfig
-from agent.config.loader import NodeCheck, build_config, find_runtime_socket, load_document
+from agent.config.loader import (
+    NodeCheck,
+    SettingDocuments,
+    build_config,
+    find_runtime_socket,
+    load_documents,
+    merge_documents,
+)
+from agent.config.profiles import OBSERVE
 from agent.eviction.evictor_by_qos_level import (
     API_METHODS,
     CONTAINER_METHOD,
@@ -62,21 +70,20 @@ NODE_ORIGINALS, OOM_ORIGINALS, RESCTRL_GROUPS = "node-originals.json", "oom-orig
 
 
 def load_node_settings(
-    path: Path | None, probes: Collection[str], proc: Path | None
-) -> tuple[Mapping[str, Any], AgentConfig]:
-    """Return the settings file and the configuration. With `proc`, settings that name cgroups default to the kubelet's.
+    path: Path | None, probes: Collection[str], proc: Path | None, profile: str = OBSERVE
+) -> tuple[SettingDocuments, AgentConfig]:
+    """Return settings by source, and the configuration. With `proc`, settings that name cgroups default to the kubelet's.
 
     Raises ConfigError, and Unavailable without cgroups.
     """
-    document, config = load_document(path, probes)
+    documents, config = load_documents(path, probes, profile)
     if proc is None:
-        return document, config
-    from agent.config.node_check import apply_kubelet_roots  # noqa: PLC0415 - only with a kubelet
+        return documents, config
+    from agent.config.node_check import kubelet_root_settings  # noqa: PLC0415 - only with a kubelet
 
-    document = apply_kubelet_roots(
-        document, config.kubelet.cgroup_root, partial(cgroup_exists, detect_hierarchy(proc).primary)
-    )
-    return document, build_config(document, str(path or "the kubelet's cgroups"))
+    exists = partial(cgroup_exists, detect_hierarchy(proc).primary)
+    documents = {**documents, "kubelet": kubelet_root_settings(config.kubelet.cgroup_root, exists)}
+    return documents, build_config(merge_documents(documents), str(path or "the kubelet's cgroups"))
 
 
 def open_knob_writer(config: AgentConfig, hierarchy: Hierarchy, *, kubelet: bool) -> KnobWriter:
@@ -263,7 +270,7 @@ class ClusterConnection:
         """`state_dir` holds the dynamic configuration that was applied last; None if another agent has its lock. `kubelet` is
         the configuration of the kubelet; None without one."""
         self._node, self._state_dir, self._kubelet = node, state_dir, kubelet
-        self._file: Mapping[str, Any] = {}
+        self._documents: SettingDocuments = {}
         self._config, self._started_wall_ns = AgentConfig(), time.time_ns()
         self._dynamic: DynamicConfig | None = None
         self._follower: CustomNodeConfigFollower | None = None
@@ -274,17 +281,20 @@ class ClusterConnection:
         """The Katalyst peers at sockets, after `join`."""
 
     def open(
-        self, file: Mapping[str, Any], config: AgentConfig, check_node: NodeCheck
+        self, documents: SettingDocuments, config: AgentConfig, check_node: NodeCheck
     ) -> tuple[AgentConfig, tuple[str, ...]]:
-        """Return the configuration of the file and of the objects that were applied last, and warnings. Raises Unavailable."""
-        self._file, self._config = file, config
+        """Return the configuration of the documents and of the objects that were applied last, and warnings.
+
+        Raises Unavailable.
+        """
+        self._documents, self._config = documents, config
         if not self._node:
             return config, ()
         from agent.dynamic_config.follow import DynamicConfig  # noqa: PLC0415 - the types of Katalyst's kinds
         from agent.dynamic_config.last_good import LastGoodFile  # noqa: PLC0415
 
         last_good = None if self._state_dir is None else LastGoodFile(self._state_dir, self._node)
-        self._dynamic = DynamicConfig(file, config, check_node, last_good)
+        self._dynamic = DynamicConfig(documents, config, check_node, last_good)
         ignored = (f"node.annotations are ignored: those of Node {self._node} count; take them out of the settings.",)
         return self._dynamic.config, (*self._dynamic.messages, *(ignored if config.node.annotations else ()))
 
@@ -416,7 +426,9 @@ class ClusterConnection:
         from agent.dynamic_config.effective import effective_configuration  # noqa: PLC0415
         from agent.dynamic_config.merge import ResolvedConfig  # noqa: PLC0415 - rarely requested
 
-        return effective_configuration(ResolvedConfig(self._config, {}, {}, {}, {}), self._file, self._started_wall_ns)
+        return effective_configuration(
+            ResolvedConfig(self._config, {}, {}, {}, {}), self._documents, self._started_wall_ns
+        )
 
 
 POD_RESOURCES = "pod-resources/kubelet.sock"

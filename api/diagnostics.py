@@ -32,7 +32,8 @@ class EffectiveSetting(msgspec.Struct, frozen=True, kw_only=True):
     value: str
     """Value in the notation of the settings file, on one line."""
     source: str
-    """`default`, `file`, or the kind of the API object that sets it."""
+    """`default`, `file`, `profile NAME`, `kubelet` (follows from its cgroup root), or the kind of the API object that
+    sets it."""
     object: str = ""
     """Name of that object, `namespace/name` if it has a namespace."""
     hash: str = ""

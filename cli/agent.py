@@ -11,6 +11,7 @@ import click
 
 from agent.__main__ import AgentOptions, main
 from agent.config.loader import ConfigError
+from agent.config.profiles import OBSERVE, PROFILES
 from agent.journal.stderr import StderrLog
 from agent.qrm.actuator.state_dir import default_state_dir
 from agent.sensors.pods.static_pods import PodsError
@@ -28,7 +29,12 @@ from exporters import DEFAULT_RECORDING_MIB, MIN_RECORDING_MIB
 )
 @click.option("--kubelet", is_flag=True, help="Read the pods from the kubelet and the container runtime.")
 @click.option(
-    "--act", type=click.Choice([act.value for act in ActMode]), show_default="dry-run with pods, off without",
+    "--profile", type=click.Choice(tuple(PROFILES)), default=OBSERVE, show_default=True,
+    help="Settings for a purpose, which those of --config override; docs/settings.md lists them.",
+)  # fmt: skip
+@click.option(
+    "--act", type=click.Choice([act.value for act in ActMode]),
+    show_default=f"that of the profile with pods; off with profile {OBSERVE} and no pods",
     help="off: only measure. dry-run: decide, but write nothing. on: write to cgroups.",
 )  # fmt: skip
 @click.option(
@@ -55,7 +61,9 @@ from exporters import DEFAULT_RECORDING_MIB, MIN_RECORDING_MIB
         help="Also serve Malachite's documents at this address; Katalyst's agent expects 127.0.0.1:9002.",
 )  # fmt: skip
 @click.option("--duration", "duration_s", type=Seconds(min=0, min_open=True), help="End after this many seconds.")
-def agent(act: str | None, pods: Path | None, kubelet: bool, listen: str, malachite: str | None, **others: Any) -> None:
+def agent(
+    act: str | None, profile: str, pods: Path | None, kubelet: bool, listen: str, malachite: str | None, **others: Any
+) -> None:
     """Run the node agent until a signal ends it; then restore every changed value."""
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, handlers=[StderrLog()])
     host, port = parse_listen(listen)
@@ -64,8 +72,8 @@ def agent(act: str | None, pods: Path | None, kubelet: bool, listen: str, malach
         raise click.UsageError("--kubelet and --pods exclude each other: choose one source of pods")
     listed = kubelet or pods is not None
     options = AgentOptions(
-        act=_resolve_act(act, listed=listed), pods=pods, kubelet=kubelet, host=host, port=port, malachite=malachite_address,
-        **others,
+        act=_resolve_act(act, profile, listed=listed), profile=profile, pods=pods, kubelet=kubelet, host=host, port=port,
+        malachite=malachite_address, **others,
     )  # fmt: skip
     try:
         status = main(options)
@@ -76,12 +84,16 @@ def agent(act: str | None, pods: Path | None, kubelet: bool, listen: str, malach
     sys.exit(status)
 
 
-def _resolve_act(requested: str | None, *, listed: bool) -> ActMode:
+def _resolve_act(requested: str | None, profile: str, *, listed: bool) -> ActMode:
     """Return what the agent may do: without a list of pods it only watches."""
+    if not listed and requested is None and profile != OBSERVE:
+        raise click.UsageError(
+            f"--profile {profile} needs --pods or --kubelet: without a list of pods the agent decides nothing"
+        )
     if not listed and requested not in (None, ActMode.OFF.value):
         raise click.UsageError(
             f"--act {requested} needs --pods or --kubelet: without a list of pods the agent decides nothing"
         )
     if requested is None:
-        return ActMode.DRY_RUN if listed else ActMode.OFF
+        return PROFILES[profile].act if listed else ActMode.OFF
     return ActMode(requested)

@@ -43,8 +43,8 @@ def is_below(name: str, group: str) -> bool:
 def setting_source_text(setting: EffectiveSetting, now_ns: int) -> str:
     """Describe where a setting's value came from, and since when it applies."""
     since = "" if setting.since_wall_ns is None else f", since {_format_time(setting.since_wall_ns, now_ns)}"
-    if setting.source in ("default", "file"):
-        return f"({setting.source}{since})"
+    if not setting.object:
+        return f"({formats.printable(setting.source)}{since})"
     origin = (
         f"{formats.printable(setting.source)} {formats.printable(setting.object)} {formats.printable(setting.hash)}"
     )

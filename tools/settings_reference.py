@@ -18,6 +18,7 @@ import msgspec
 from msgspec import inspect as types
 
 from agent.config.config import AgentConfig
+from agent.config.profiles import PROFILES, profile_rows
 from agent.dynamic_config.effective import format_flow_yaml
 from api.qos import QoSLevel
 
@@ -134,6 +135,14 @@ changed; the error names file, field and remedy.
 - Values: `(0, 1]` is a number above 0 and at most 1; a QoS level is `shared_cores`, `dedicated_cores`, `reclaimed_cores` or
   `system_cores`. Quote text that YAML reads otherwise: `policy: "off"`, `start: "19:00"`.
 """
+PROFILES_HEAD = """
+## Profiles
+
+`dioptase agent --profile NAME`, and `profile` of the [chart](install.md), select these settings. The settings file and
+objects of the cluster override each of them, and `--act` overrides the mode. `dioptase config` shows `(profile NAME)` as the
+source of a value.
+
+"""
 _MAX_DEFAULT_CHARS = 40
 """Longer defaults stand below their table."""
 
@@ -147,7 +156,22 @@ class _SectionPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 def settings_reference() -> str:
     places = {place.kind.cls: place for place in _section_places()}
-    return HEAD + "".join(_section(place, places) for place in places.values())
+    return HEAD + profiles_section() + "".join(_section(place, places) for place in places.values())
+
+
+def profiles_section() -> str:
+    """Return the table of the profiles: a column each, and a row for each setting of any of them."""
+    rows = [("purpose", [profile.purpose for profile in PROFILES.values()])]
+    rows.append(("`--act`", [f"`{profile.act.value}`" for profile in PROFILES.values()]))
+    for path, values in profile_rows():
+        rows.append((f"`{path}`", ["" if value == "" else f"`{format_flow_yaml(value)}`" for value in values]))
+    head = ["| |" + "|".join(f" `{name}` " for name in PROFILES) + "|", "|---" * (len(PROFILES) + 1) + "|"]
+    lines = (*head, *(f"| {name} | {' | '.join(values)} |" for name, values in rows))
+    return (
+        PROFILES_HEAD
+        + "\n".join(lines)
+        + "\n\nAn empty cell is the default. Without pods, `observe` means `--act off`.\n"
+    )
 
 
 def field_docstrings(kind: type) -> Mapping[str, str]:

@@ -4,12 +4,14 @@ finds the container runtime's socket if the settings do not name it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from agent.config.config import AgentConfig
+from agent.config.profiles import OBSERVE, PROFILES, with_defaults
 from common.files import read_small_file
 from common.yaml_guard import MAX_DOCUMENT_BYTES, YamlDocumentError, check_yaml
 
@@ -25,27 +27,40 @@ class ConfigError(ValueError):
     """An invalid setting; the message names file, field and remedy."""
 
 
+SettingDocuments = Mapping[str, Mapping[str, Any]]
+"""Decoded settings by source, such as `file`; each overrides those after it."""
+
+
 def load_config(path: Path | None, probes: Collection[str]) -> AgentConfig:
     """Return the settings of a file, or the defaults without one. `probes` are the names of all probes."""
-    return load_document(path, probes)[1]
+    return load_documents(path, probes, OBSERVE)[1]
 
 
-def load_document(path: Path | None, probes: Collection[str]) -> tuple[Mapping[str, Any], AgentConfig]:
-    """Return the decoded file and its settings, as `load_config` does."""
-    if path is None:
-        return {}, AgentConfig()
-    try:
-        text = read_small_file(path, MAX_DOCUMENT_BYTES)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; name an existing file with --config") from error
-    document = _decode_yaml(text, str(path))
-    config = build_config(document, str(path))
+def load_documents(path: Path | None, probes: Collection[str], profile: str) -> tuple[SettingDocuments, AgentConfig]:
+    """Return the decoded file over the settings of a profile, and the settings of both, as `load_config` does."""
+    name = f"profile {profile}"
+    documents = {"file": {} if path is None else _read_yaml(path), name: PROFILES[profile].settings}
+    config = build_config(merge_documents(documents), name if path is None else str(path))
     unknown = [name for name in config.probes or () if name not in probes]
     if ALWAYS_ON_PROBE in unknown:
         raise ConfigError(f"{path}: probes: `{ALWAYS_ON_PROBE}` always runs and cannot be chosen; remove it")
     if unknown:
         raise ConfigError(f"{path}: probes: there is no probe `{unknown[0]}`; choose from {', '.join(probes)}")
-    return document or {}, config
+    return documents, config
+
+
+def _read_yaml(path: Path) -> Any:
+    try:
+        text = read_small_file(path, MAX_DOCUMENT_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; name an existing file with --config") from error
+    document = _decode_yaml(text, str(path))
+    return {} if document is None else document
+
+
+def merge_documents(documents: SettingDocuments) -> Any:
+    """Return one document of all settings; a file that is no map is returned unchanged, for validation to reject."""
+    return reduce(with_defaults, documents.values())
 
 
 def parse_config(text: bytes, name: str) -> AgentConfig:

@@ -24,33 +24,21 @@ KATALYST_OFFLINE_CGROUPS = "offline-besteffort-*"
 """Katalyst's own cgroups next to those of the kubelet's QoS classes."""
 
 
-def apply_kubelet_roots(document: Mapping[str, Any], root: str, exists: CgroupExists) -> Mapping[str, Any]:
-    """Return the settings file's document with the kubelet's cgroup paths as defaults. `exists` returns whether a
-    cgroup exists."""
+def kubelet_root_settings(root: str, exists: CgroupExists) -> Mapping[str, Any]:
+    """Return the settings that follow from the kubelet's cgroup root, for what the settings file does not set. `exists`
+    returns whether a cgroup exists."""
     drivers = [driver for driver in CgroupDriver if exists(kubepods_path(root, driver))]
-    defaults: dict[tuple[str, ...], Any] = {}
+    memory: dict[str, Any] = {}
     if drivers:
-        defaults["memory", "reclaimRoot"] = qos_class_path(root, BEST_EFFORT, drivers[0])
+        memory["reclaimRoot"] = qos_class_path(root, BEST_EFFORT, drivers[0])
     if root != "/":
         burstable = [
             qos_class_path(root, BURSTABLE, driver) for driver in (CgroupDriver.CGROUPFS, CgroupDriver.SYSTEMD)
         ]
         offline = f"{kubepods_path(root, CgroupDriver.CGROUPFS)}/{KATALYST_OFFLINE_CGROUPS}"
-        defaults["memory", "offloading", "dyingCgroups"] = [burstable[0], offline, burstable[1]]
-        defaults["eviction", "systemMemory", "psiRoots"] = burstable
-    for path, value in defaults.items():
-        document = _with_default(document, path, value)
-    return document
-
-
-def _with_default(document: Any, path: tuple[str, ...], value: Any) -> Any:
-    """Return the document with a value at this path, unless something is there or above it."""
-    name, *rest = path
-    if not isinstance(document, Mapping):
-        return document
-    if rest:
-        return {**document, name: _with_default(document.get(name, {}), tuple(rest), value)}
-    return document if name in document else {**document, name: value}
+        memory["offloading"] = {"dyingCgroups": [burstable[0], offline, burstable[1]]}
+        return {"memory": memory, "eviction": {"systemMemory": {"psiRoots": burstable}}}
+    return {"memory": memory}
 
 
 def check_against_node(

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from agent.config.config import AgentConfig
+from agent.config.loader import SettingDocuments
 from agent.dynamic_config.mappings.field_mapping import SettingPath
 from agent.dynamic_config.merge import ConfigObject, ResolvedConfig, SettingOrigin
 from agent.dynamic_config.translate import CONFIG_KINDS
@@ -49,15 +50,15 @@ def _field_default(kind: type[msgspec.Struct], key: str) -> object:
 
 def effective_configuration(
     resolved: ResolvedConfig,
-    file: Mapping[str, Any],
+    documents: SettingDocuments,
     started_wall_ns: int,
     desired: Mapping[str, ConfigObject] | None = None,
 ) -> EffectiveConfiguration:
-    """Return every setting with its source, and all objects. `file` is the decoded settings file, in force since
-    `started_wall_ns`."""
+    """Return every setting with its source, and all objects. `documents` are the settings of the node by source, in
+    force since `started_wall_ns`."""
     return EffectiveConfiguration(
         settings=tuple(
-            _setting(path, value, resolved.origins, file, started_wall_ns)
+            _setting(path, value, resolved.origins, documents, started_wall_ns)
             for path, value in setting_leaves(resolved.config)
         ),
         objects=tuple(_applied_objects(resolved, desired or {})),
@@ -85,7 +86,7 @@ def _setting(
     path: SettingPath,
     value: Any,
     origins: Mapping[SettingPath, SettingOrigin],
-    file: Mapping[str, Any],
+    documents: SettingDocuments,
     started_wall_ns: int,
 ) -> EffectiveSetting:
     name, shown = ".".join(path), "unset" if value is None else format_flow_yaml(msgspec.to_builtins(value))
@@ -102,16 +103,17 @@ def _setting(
             field=".".join((*CONFIG_KINDS[latest.object.resource].root, latest.field)),
             since_wall_ns=latest.object.since_wall_ns,
         )
-    if _is_set(file, path):
-        return EffectiveSetting(name=name, value=shown, source="file", since_wall_ns=started_wall_ns)
+    for source, document in documents.items():
+        if _is_set(document, path):
+            return EffectiveSetting(name=name, value=shown, source=source, since_wall_ns=started_wall_ns)
     return EffectiveSetting(name=name, value=shown, source="default")
 
 
-def _is_set(file: Any, path: SettingPath) -> bool:
+def _is_set(document: Any, path: SettingPath) -> bool:
     for name in path:
-        if not isinstance(file, Mapping) or name not in file:
+        if not isinstance(document, Mapping) or name not in document:
             return False
-        file = file[name]
+        document = document[name]
     return True
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from agent.config.config import AgentConfig
-from agent.config.loader import NodeCheck
+from agent.config.loader import NodeCheck, SettingDocuments
 from agent.dynamic_config.last_good import LastGoodFile
 from agent.dynamic_config.merge import ConfigObject, ResolvedConfig, resolve_config
 from agent.dynamic_config.translate import CONFIG_KINDS, GROUP, VERSION
@@ -49,11 +49,11 @@ class DynamicConfig:
     """The effective configuration: the settings file with the cluster's objects on top."""
 
     def __init__(
-        self, file: Mapping[str, Any], config: AgentConfig, check_node: NodeCheck, saved: LastGoodFile | None
+        self, documents: SettingDocuments, config: AgentConfig, check_node: NodeCheck, saved: LastGoodFile | None
     ) -> None:
-        """`file` is the decoded settings file, `config` its settings. Raises Unavailable if a damaged last-good file cannot
-        be moved aside."""
-        self._document, self._file, self._check_node, self._saved = file, config, check_node, saved
+        """`documents` are the settings of the node by source, `config` is all of them. Raises Unavailable if a damaged
+        last-good file cannot be moved aside."""
+        self._documents, self._file, self._check_node, self._saved = documents, config, check_node, saved
         self._started_wall_ns = time.time_ns()
         self.desired: Mapping[str, ConfigObject] = {} if saved is None else saved.load()
         self.resolved: ResolvedConfig = resolve_config(config, self.desired, self.desired, check_node)
@@ -100,7 +100,7 @@ class DynamicConfig:
         """Return every setting with its source."""
         from agent.dynamic_config.effective import effective_configuration  # noqa: PLC0415 - rarely requested
 
-        return effective_configuration(self.resolved, self._document, self._started_wall_ns, self.desired)
+        return effective_configuration(self.resolved, self._documents, self._started_wall_ns, self.desired)
 
 
 def _object_labels(each: ConfigObject) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ async def test_without_a_node_name_nothing_is_reported_and_settings_are_shown(tm
     cluster = ClusterConnection("", tmp_path)
     file = {"report": {"reservedCores": 1}}
     config = AgentConfig(report=ReportConfig(reserved_cores=1))
-    assert cluster.open(file, config, fits) == (config, ())
+    assert cluster.open({"file": file}, config, fits) == (config, ())
     async with AsyncExitStack() as stack:
         assert await cluster.join(AgentConfig(), ActMode.ON, None, SupervisedTasks(stack)) == ()
         assert cluster.reporters == ()

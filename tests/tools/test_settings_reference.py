@@ -11,13 +11,14 @@ from msgspec import inspect as types
 
 from agent.config.config import AgentConfig
 from agent.config.loader import parse_config
+from agent.config.profiles import profile_rows
 from agent.dynamic_config.effective import format_flow_yaml
 from probes import registry
 from tools.settings_reference import EXAMPLES, field_docstrings, settings_reference
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "settings.md"
 TEXT = settings_reference()
-ROWS = [line for line in TEXT.splitlines() if line.startswith("| `")]
+ROWS = [line for line in TEXT.partition("\n## The agent\n")[2].splitlines() if line.startswith("| `")]
 
 
 def structs(kind: types.Type) -> set[type]:
@@ -37,6 +38,15 @@ STRUCTS = sorted(structs(types.type_info(AgentConfig)), key=lambda kind: f"{kind
 
 def test_the_document_is_fresh() -> None:
     assert DOCUMENT.read_text() == TEXT, "run: python -m tools.settings_reference docs/settings.md"
+
+
+def test_profiles_are_shown_with_every_setting() -> None:
+    section = TEXT.partition("\n## Profiles\n")[2].partition("\n## ")[0]
+    assert "| | `observe` | `colocate` | `katalyst` |" in section
+    assert "| `--act` | `dry-run` | `on` | `on` |" in section
+    for path, values in profile_rows():
+        (row,) = [line for line in section.splitlines() if line.startswith(f"| `{path}` |")]
+        assert all(f"`{format_flow_yaml(value)}`" in row for value in values if value != ""), row
 
 
 def test_there_are_structs_to_check() -> None:

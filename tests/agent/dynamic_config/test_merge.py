@@ -181,7 +181,7 @@ def test_every_value_says_where_it_came_from() -> None:
             "cpuPressureEvictionConfig": {"numaSysCPUPressureEvictionConfig": {"gracePeriod": -1}},
         },
     }
-    reported = effective_configuration(settled(file, thing(config, since=7)), file, 5)
+    reported = effective_configuration(settled(file, thing(config, since=7)), {"file": file}, 5)
     assert len(reported.settings) == len({item.name for item in reported.settings}) > 250
     assert of(reported.settings, "advisor.minShareCores") == EffectiveSetting(
         name="advisor.minShareCores", value="6", source="file", since_wall_ns=5
@@ -247,7 +247,7 @@ def test_a_file_that_does_not_fit_a_new_settings_file_goes_as_far_as_it_does(tmp
     layer = thing({"qosLevelConfig": [{"qosLevel": "shared_cores", "configDetail": {"enableTMO": True}}]}, resource=TMO)
     LastGoodFile(tmp_path, "n1").save({ADMIN: ratio, TMO: layer})
     file = {"advisor": {"headroom": {"util": {"target": 0.8}}}}
-    rules = DynamicConfig(file, build_config(file, "f"), fits, LastGoodFile(tmp_path, "n1"))
+    rules = DynamicConfig({"file": file}, build_config(file, "f"), fits, LastGoodFile(tmp_path, "n1"))
     assert list(rules.resolved.applied) == [TMO]
     assert "maximum 0.7 is below target 0.8" in rules.resolved.problems[ADMIN]
 
