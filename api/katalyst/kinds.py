@@ -28,6 +28,7 @@ from api.katalyst.vpa import (
     ResourceRecommend,
     VerticalPodAutoscalerRecommendation,
 )
+from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 
 KATALYST_DOMAIN = "katalyst.kubewharf.io"
 KindScope = Literal["Cluster", "Namespaced"]
@@ -110,6 +111,24 @@ KCC_COLUMNS = (
     PrinterColumn("INVALID", "string", ".status.invalidTargetConfigList"),
     *_VALID_COLUMNS,
 )
+
+
+def _property_path(name: str) -> str:
+    return f'.spec.nodeResourceProperties[?(@.propertyName=="{name}")].propertyQuantity'
+
+
+def _allocatable_path(resource: str) -> str:
+    escaped = resource.replace(".", "\\.")
+    return f".status.resources.allocatable.{escaped}"
+
+
+CNR_COLUMNS = (
+    PrinterColumn("CPU", "string", _property_path("cpu")),
+    PrinterColumn("MEMORY", "string", _property_path("memory")),
+    PrinterColumn("RECLAIMED-MILLICPU", "string", _allocatable_path(RECLAIMED_CPU)),
+    PrinterColumn("RECLAIMED-MEMORY", "string", _allocatable_path(RECLAIMED_MEMORY)),
+    PrinterColumn("AGE", "date", ".metadata.creationTimestamp"),
+)
 OVERCOMMIT_COLUMNS = (
     PrinterColumn("OVERCOMMITRATIO", "string", ".spec.resourceOvercommitRatio"),
     PrinterColumn("SELECTOR", "string", ".spec.nodeOvercommitSelectorVal"),
@@ -130,7 +149,7 @@ def _katalyst_kind(group: str, short_name: str, scope: KindScope, *versions: Kin
 
 
 KATALYST_KINDS = (
-    _katalyst_kind("node", "kcnr", "Cluster", KindVersion("v1alpha1", CustomNodeResource)),
+    _katalyst_kind("node", "kcnr", "Cluster", KindVersion("v1alpha1", CustomNodeResource, CNR_COLUMNS)),
     _katalyst_kind("node", "npd", "Cluster", KindVersion("v1alpha1", NodeProfileDescriptor)),
     _katalyst_kind("config", "kcc", "Namespaced", KindVersion("v1alpha1", KatalystCustomConfig, KCC_COLUMNS)),
     _katalyst_kind("config", "cnc", "Cluster", KindVersion("v1alpha1", CustomNodeConfig)),

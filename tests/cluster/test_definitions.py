@@ -116,6 +116,20 @@ def test_short_names_and_columns_are_known_to_kubectl(
     for kind in KATALYST_KINDS:
         if kind.short_name:
             assert api_server.kubectl("get", kind.short_name, "-l", "made-by=nobody", f"--namespace={CONSENT}") == ""
+    path = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
+    cpu = {"propertyName": "cpu", "propertyQuantity": "8"}
+    memory = {"propertyName": "memory", "propertyQuantity": "16Gi"}
+    spec = {"nodeResourceProperties": [{"propertyName": "numa", "propertyQuantity": "2"}, cpu, memory]}
+    definitions.ask("POST", path, {"metadata": {"name": "columns"}, "spec": spec})
+    try:
+        prefix = "resource.katalyst.kubewharf.io/reclaimed_"
+        amounts = {f"{prefix}millicpu": "5200", f"{prefix}memory": "7Gi"}
+        definitions.ask("PATCH", f"{path}/columns/status", {"status": {"resources": {"allocatable": amounts}}}, MERGE)
+        head, row = api_server.kubectl("get", "kcnr", "columns").splitlines()
+        assert head.split() == ["NAME", "CPU", "MEMORY", "RECLAIMED-MILLICPU", "RECLAIMED-MEMORY", "AGE"]
+        assert row.split()[:5] == ["columns", "8", "16Gi", "5200", "7Gi"]
+    finally:
+        definitions.ask("DELETE", f"{path}/columns")
 
 
 @EVERY_VERSION

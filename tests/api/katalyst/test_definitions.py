@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -133,8 +134,20 @@ def test_every_version_has_a_status_and_columns_of_what_it_has(kind: KatalystKin
         assert (len(columns) == len(CONFIG_COLUMNS) == 13) == handed_out
         for column in columns:
             assert column["type"] in ("integer", "number", "string", "boolean", "date")
-            path = column["jsonPath"].partition("[")[0].split(".")[1:]
-            assert path[0] == "metadata" or _at(version["schema"]["openAPIV3Schema"], path), column
+            path = re.split(r"(?<!\\)\.", column["jsonPath"].partition("[")[0])[1:]
+            schema = version["schema"]["openAPIV3Schema"]
+            # A key of a map is named in the path, and not in the schema.
+            key_of_map = (_at(schema, path[:-1]) or {}).get("additionalProperties")
+            assert path[0] == "metadata" or _at(schema, path) or key_of_map, column
+
+
+def test_a_custom_node_resource_shows_capacity_and_reclaimable_resources() -> None:
+    (version,) = CRDS["CustomNodeResource"]["spec"]["versions"]
+    columns = {column["name"]: column["jsonPath"] for column in version["additionalPrinterColumns"]}
+    assert list(columns) == ["CPU", "MEMORY", "RECLAIMED-MILLICPU", "RECLAIMED-MEMORY", "AGE"]
+    assert columns["RECLAIMED-MILLICPU"] == (
+        r".status.resources.allocatable.resource\.katalyst\.kubewharf\.io/reclaimed_millicpu"
+    )
 
 
 def test_virtual_workloads_alone_can_be_scaled() -> None:
