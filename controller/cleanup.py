@@ -19,6 +19,7 @@ from controller.kcc import ownership, targets
 from controller.kinds import CNRS, KCCS, NODE_GROUP, NODES, ControllerNode
 from controller.lifecycle.health_policy import is_own_taint
 from controller.reconcile import ignore_missing
+from controller.settings import Leftover
 from kube.client import KubeClient, ObjectList, RequestBody
 from kube.errors import ApiError, ApiUnreachable
 from kube.informer import is_kind_missing
@@ -70,13 +71,25 @@ def cnr_steps(cnr: ReportedCnr) -> list[PatchStep]:
 
 def node_steps(node: ControllerNode) -> list[PatchStep]:
     """Patches that remove taints and extended resources from a Node."""
-    before, steps = node.spec.taints, list[PatchStep]()
+    return [patch for steps in NODE_STEPS.values() for patch in steps(node)]
+
+
+def _taint_steps(node: ControllerNode) -> list[PatchStep]:
+    before = node.spec.taints
     after = [taint for taint in before if not _is_eviction_taint(taint)]
-    if len(after) < len(before):
-        steps.append(({**_at_version(node), "spec": {"taints": after}}, ""))
-    if removed := dict.fromkeys(node.reclaimed_resources):
-        steps.append(({"status": {"capacity": removed, "allocatable": removed}}, "status"))
-    return steps
+    return [({**_at_version(node), "spec": {"taints": after}}, "")] if len(after) < len(before) else []
+
+
+def _resource_steps(node: ControllerNode) -> list[PatchStep]:
+    removed = dict.fromkeys(node.reclaimed_resources)
+    return [({"status": {"capacity": removed, "allocatable": removed}}, "status")] if removed else []
+
+
+NODE_STEPS: Mapping[Leftover, Callable[[ControllerNode], list[PatchStep]]] = {
+    "eviction-taints": _taint_steps,
+    "reclaimed-resources": _resource_steps,
+}
+"""Patches that remove one kind of leftover from a Node."""
 
 
 def _is_eviction_taint(taint: Mapping[str, Any]) -> bool:

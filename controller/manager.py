@@ -12,6 +12,7 @@ from controller.kcc.reconciler import CONTROLLER_NAME as KCC
 from controller.kcc.reconciler import KccController
 from controller.kinds import CNCS, CNRS, KCCS, NODES
 from controller.lifecycle.agent_health import MAX_WATCH_S, AgentHealth
+from controller.lifecycle.leftovers import LeftoverRemoval
 from controller.lifecycle.mirroring import LabelMirroring
 from controller.lifecycle.node_objects import CONTROLLER_NAME as LIFECYCLE
 from controller.lifecycle.node_objects import NodeObjects
@@ -43,6 +44,8 @@ class ControllerManager:
             objects = NodeObjects(client, nodes, {LabelMirroring.MERGED: cnrs, LabelMirroring.REPLACED: cncs}, metrics)
             self._run_functions.append(objects.run)
             queues[LIFECYCLE] = objects.queue
+            if config.leftovers:
+                self._run_functions.append(LeftoverRemoval(client, nodes, config, metrics).run)
             if config.health.enabled:
                 health = AgentHealth(client, nodes, cnrs, config.health, metrics)
                 self._run_functions.append(health.run)

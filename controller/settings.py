@@ -15,6 +15,8 @@ from controller.label_selectors import parse_selector
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 DEFAULT_AGENT_SELECTORS = {"dioptase-agent": "app.kubernetes.io/name=dioptase,app.kubernetes.io/component=agent"}
 Rate = Annotated[float, Meta(gt=0, le=1000)]
+Leftover = Literal["reclaimed-resources", "eviction-taints"]
+"""What agents write to Nodes if their settings say so."""
 
 
 class _ControllerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -70,6 +72,9 @@ class ControllerConfig(_ControllerSettings, frozen=True, kw_only=True):
     """Enabled controllers."""
     lease: str = "dioptase-controller"
     """Name of the Lease for leader election among replicas, in the namespace of the controller."""
+    leftovers: tuple[Leftover, ...] = ()
+    """What agents do not write any more, so that the controller removes it from the nodes of `health.nodeSelector`. With a
+    stock Katalyst agent on them leave out `eviction-taints`: its taints have the same names."""
     token_review: bool = False
     """Serve metrics only to clients whose bearer token the API server allows to get `/metrics`."""
     health: HealthConfig = HealthConfig()
