@@ -1,4 +1,4 @@
-"""Generates deploy/crds, the kustomize base and the table of chart values (`python -m deploy.build [HELM]`).
+"""Generates deploy/crds, files of the chart, the kustomize base and the table of values (`python -m deploy.build [HELM]`).
 Field descriptions are docstrings of the source. Without the helm program the kustomize base is left
 unchanged.
 """
@@ -15,12 +15,14 @@ from pathlib import Path
 import msgspec
 
 import api.katalyst
+from agent.config.profiles import PROFILES
 from api.katalyst.crd_schema import FieldDocs, crd_manifest
 from api.katalyst.kinds import KATALYST_KINDS, KatalystKind
 from api.katalyst.meta import KatalystStruct
 from deploy import chart
 
 DEPLOY_DIR = Path(__file__).parent
+PROFILES_HEADER = "# Generated from agent/config/profiles.py by `python -m deploy.build`.\n"
 CRD_HEADER = "# Generated from api/katalyst by `python -m deploy.build`.\n"
 
 
@@ -53,10 +55,35 @@ def crd_text(kind: KatalystKind, docs: FieldDocs) -> str:
     return CRD_HEADER + msgspec.yaml.encode(crd_manifest(kind, docs)).decode()
 
 
+def profiles_text() -> str:
+    """Return the profiles of the agent in the form that the chart's templates read."""
+    profiles = {
+        name: {"purpose": profile.purpose, "act": profile.act.value, "settings": profile.settings}
+        for name, profile in PROFILES.items()
+    }
+    return PROFILES_HEADER + msgspec.yaml.encode(profiles).decode()
+
+
+def write_chart_files() -> None:
+    """Write the files of the chart that have their source elsewhere, and delete those whose source is gone.
+
+    They are copies, because helm reports each symbolic link of a chart with every command.
+    """
+    for copy in sorted({*chart.copied_files(), *chart.copies()}):
+        source = chart.copied_files().get(copy)
+        copy.parent.mkdir(exist_ok=True)
+        if source is None:
+            copy.unlink()
+        else:
+            copy.write_bytes(source.read_bytes())
+    chart.PROFILES_FILE.write_text(profiles_text())
+
+
 if __name__ == "__main__":
     docs = collect_field_docs()
     for kind in KATALYST_KINDS:
         crd_path(kind).write_text(crd_text(kind, docs))
+    write_chart_files()
     values = (chart.CHART_DIR / "values.yaml").read_text()
     chart.INSTALL_DOCUMENT.write_text(chart.insert_values_table(chart.INSTALL_DOCUMENT.read_text(), values))
     for helm in sys.argv[1:]:

@@ -15,6 +15,10 @@ KUBE_VERSION = "1.33.0"
 """Version for which the base is rendered; older clusters need another right at kubelets (`agent.kubelet.right`)."""
 NAMESPACE, TLS_SECRET = "dioptase", "dioptase-tls"
 BASE_HEADER = "# Generated from deploy/helm/dioptase by `python -m deploy.build HELM`.\n"
+PROFILES_FILE = CHART_DIR / "profiles.yaml"
+COPIED = {"crds": (DEPLOY_DIR / "crds", "*.yaml"), "dashboards": (DEPLOY_DIR.parent / "dashboards", "*.json")}
+"""Folders of the chart with copies of other files of the repository: source folder and pattern of the file names."""
+RULES = "dashboards/rules.yaml"
 BEGIN, END = "<!-- values -->\n", "<!-- end of values -->\n"
 _LINE = re.compile(r"(?P<indent> *)(?P<name>[A-Za-z]+):(?: (?P<value>.+))?")
 
@@ -26,6 +30,21 @@ def render_base(helm: str) -> str:
         *("--no-hooks", "--set", f"tls.secretName={TLS_SECRET}"),
     ]
     return BASE_HEADER + subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def copied_files() -> dict[Path, Path]:
+    """Return the source of each copied file of the chart."""
+    files = {
+        CHART_DIR / folder / path.name: path
+        for folder, (source, pattern) in COPIED.items()
+        for path in source.glob(pattern)
+    }
+    return {**files, CHART_DIR / RULES: DEPLOY_DIR.parent / RULES}
+
+
+def copies() -> list[Path]:
+    """Return the files in the chart's folders of copies."""
+    return [path for folder in COPIED for path in (CHART_DIR / folder).glob("*")]
 
 
 def values_rows(text: str) -> Iterator[tuple[str, str, str]]:

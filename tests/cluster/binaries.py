@@ -94,17 +94,22 @@ def key(modules: Path = MODULES) -> str:
     return f"{KUBERNETES}-{digest.hexdigest()[:12]}"
 
 
-def compiled_program(name: str, cache: Path = CACHE) -> Path:
-    """Return the path of a program outside of clusters, compiled if needed. Raises Missing."""
+def program_path(name: str, cache: Path = CACHE) -> Path:
+    """Return where the compiled form of a program outside of clusters is, if it has been compiled."""
     digest = hashlib.sha256(repr(EXTRA_PROGRAMS[name]).encode())
     for file in ("go.mod", "go.sum"):
         digest.update((MODULES / name / file).read_bytes())
-    folder = cache / f"{name}-{digest.hexdigest()[:12]}"
+    return cache / f"{name}-{digest.hexdigest()[:12]}" / name
+
+
+def compiled_program(name: str, cache: Path = CACHE) -> Path:
+    """Return the path of a program outside of clusters, compiled if needed. Raises Missing."""
+    path = program_path(name, cache)
     with _alone(cache):
-        if not (folder / name).exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            compile_into(folder, name, go(cache), "1 of 1")
-    return folder / name
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            compile_into(path.parent, name, go(cache), "1 of 1")
+    return path
 
 
 @contextmanager

@@ -165,7 +165,6 @@ def installed(own_cluster: Cluster, server: Server) -> Iterator[Installed]:
         "image": {"repository": IMAGE, "tag": TAG, "pullPolicy": "Never"},
         "agent": {
             "stateDir": str(state),
-            "extendedResources": True,
             "settings": {
                 "kubelet": {"cgroupRoot": own_cluster.nodes[0].cgroup_root},
                 # Minutes on a real node.
@@ -414,6 +413,31 @@ def test_upgrade_and_rollback_keep_what_was_remembered(installed: Installed, con
     assert journal(installed)[: len(second)] == second
 
 
+def test_what_agents_do_not_write_any_more_is_removed_from_nodes(installed: Installed) -> None:
+    """Helm takes the right away before the old agent ends, which then cannot remove it."""
+
+    def node() -> dict[str, Any]:
+        return installed.server.ask("GET", "/api/v1/nodes/node1")  # type: ignore[no-any-return]
+
+    def offered() -> bool:
+        return RECLAIMED_MILLICPU in node()["status"]["capacity"]
+
+    wait("the profile's resources", offered, 60)
+    taints = [*node()["spec"].get("taints", ()), TAINT, OTHER_TAINT]
+    installed.server.ask("PATCH", "/api/v1/nodes/node1", {"spec": {"taints": taints}}, MERGE)
+    installed.upgrade("agent.extendedResources=false", "agent.evictions=false")
+    try:
+        wait("the resources' removal", lambda: not offered(), 30)
+        wait("the taint's removal", lambda: TAINT["key"] not in json.dumps(node()["spec"]), 30)
+        assert OTHER_TAINT["key"] in json.dumps(node()["spec"]), "of another owner"
+    finally:
+        installed.helm("rollback", RELEASE, "1")
+        installed.settled()
+        others = [taint for taint in node()["spec"].get("taints", ()) if taint["key"] != OTHER_TAINT["key"]]
+        installed.server.ask("PATCH", "/api/v1/nodes/node1", {"spec": {"taints": others}}, MERGE)
+    wait("the resources again", offered, 60)
+
+
 def journal(installed: Installed) -> list[str]:
     (path,) = installed.state.glob("decisions*.jsonl")
     return path.read_text().splitlines()
@@ -427,6 +451,7 @@ def setting(installed: Installed, name: str) -> Any:
 
 
 TAINT = {"key": "node.katalyst.kubewharf.io/MemoryPressure", "effect": "NoSchedule"}
+OTHER_TAINT = {"key": "example.com/other", "effect": "PreferNoSchedule"}
 LINUX = {"kubernetes.io/os": "linux"}
 UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "qosLevel": "reclaimed_cores"}
 RECLAIMED_MILLICPU = "resource.katalyst.kubewharf.io/reclaimed_millicpu"

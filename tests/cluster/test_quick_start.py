@@ -53,7 +53,7 @@ def world(
     own_cluster.kubectl("apply", "--server-side", "-f", CODE / "deploy/crds")
     controller = Controller(own_cluster, Account(own_cluster, "dioptase-controller", CONSENT, folder), folder, 5)
     account = Account(own_cluster, "dioptase-agent", CONSENT, folder, (LENDING,))
-    agent = Agent(own_cluster, node, account, folder, msgspec.yaml.decode(settings), ("--act", "on"))
+    agent = Agent(own_cluster, node, account, folder, msgspec.yaml.decode(settings), ("--profile", "katalyst"))
     for item in (controller, agent):
         item.begin()
     path = f"{Path(sys.executable).parent}:{own_cluster.programs['kubectl'].parent}:/usr/bin:/bin"

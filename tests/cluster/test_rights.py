@@ -63,8 +63,6 @@ def rights(own_cluster: Cluster, definitions: Server) -> Iterator[Mapping[str, s
         "--namespace",
         NAMESPACE,
         *templates,
-        "--set",
-        "agent.extendedResources=true",
     )
     definitions.ask("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     own_cluster.kubectl("apply", "-f", "-", text=created)
@@ -246,16 +244,18 @@ def test_the_kustomize_base_is_the_chart(own_cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("values", "granted"),
     [
-        ((), False),
-        (("agent.extendedResources=true",), True),
-        (("agent.settings.report.extendedResources=true",), True),
+        ((), True),
+        (("profile=observe",), False),
+        (("agent.extendedResources=false",), False),
+        (("profile=observe", "agent.extendedResources=true"), True),
+        (("profile=observe", "agent.settings.report.extendedResources=true"), True),
         (("agent.extendedResources=true", "agent.settings.report.extendedResources=false"), False),
     ],
 )
 def test_the_writer_of_the_nodes_capacity_has_the_right(
     own_cluster: Cluster, values: tuple[str, ...], *, granted: bool
 ) -> None:
-    """By value or by setting: the agent's role allows exactly what the agent is configured to write."""
+    """By profile, by value or by setting: the agent's role allows exactly what the agent is configured to write."""
     chosen = [word for value in values for word in ("--set", value)]
     created = helm(own_cluster, "template", "x", CHART, *chosen, "--show-only", "templates/agent-rbac.yaml")
     role = next(item for item in map(msgspec.yaml.decode, created.split("\n---\n")) if item["kind"] == "ClusterRole")
@@ -272,9 +272,23 @@ EVERYTHING = {
     "metrics": {"serviceMonitor": True, "rules": True, "dashboards": True, "labels": {"release": "prom"}},
     "networkPolicy": {"from": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
 }
+EVERYTHING |= {
+    "profile": "katalyst",
+    "image": {"digest": f"sha256:{'0' * 64}"},
+    "malachite": {"enabled": True},
+    "otlp": {"endpoint": "http://otel:4317", "headersSecret": {"name": "otel"}},
+    "recording": {"enabled": True},
+}
+EVERYTHING["agent"] |= {
+    "extraArgs": ["--duration=60"],
+    "extraEnv": [{"name": "A", "value": "b"}],
+    "extraVolumes": [{"name": "more", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
+}
 EVERYTHING["agent"] |= {"hostPaths": [{"path": "/run/other", "readOnly": True}]}
 EVERYTHING["metrics"] |= {"scrapers": [{"name": "prometheus", "namespace": "monitoring"}]}
 NOTHING = {
+    "profile": "observe",
     "agent": {"ownNodeOnly": False},
     "tls": {"enabled": False},
     "tokenReview": False,

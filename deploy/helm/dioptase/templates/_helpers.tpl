@@ -18,7 +18,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 
 {{- define "dioptase.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ .Values.image.repository }}{{ if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end -}}
 
 {{- define "dioptase.tlsSecret" -}}
@@ -37,19 +37,50 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- else -}}proxy{{- end -}}
 {{- end -}}
 
-{{/* Settings of the agent: those of the chart, overridden by agent.settings. */}}
+{{/* The profile: purpose, act and settings, of profiles.yaml, which is generated from agent/config/profiles.py. */}}
+{{- define "dioptase.profile" -}}
+{{ get (.Files.Get "profiles.yaml" | fromYaml) .Values.profile | toYaml }}
+{{- end -}}
+
+{{/* Mode of the agent. */}}
+{{- define "dioptase.act" -}}
+{{ .Values.agent.act | default (include "dioptase.profile" . | fromYaml).act }}
+{{- end -}}
+
+{{/* The agent's settings file: settings of the chart, overridden by agent.settings. */}}
 {{- define "dioptase.agentSettings" -}}
 {{- $kubelet := dict -}}
 {{- if .Values.agent.kubelet.caFile -}}{{- $_ := set $kubelet "caFile" "/etc/dioptase/kubelet.crt" -}}{{- end -}}
 {{- $said := dict "kubelet" $kubelet "exporters" (dict "tokenReview" .Values.tokenReview) -}}
-{{- if .Values.agent.extendedResources -}}{{- $_ := set $said "report" (dict "extendedResources" true) -}}{{- end -}}
+{{- if kindIs "bool" .Values.agent.extendedResources -}}
+{{- $_ := set $said "report" (dict "extendedResources" .Values.agent.extendedResources) -}}
+{{- end -}}
+{{- if eq (toString .Values.agent.evictions) "false" -}}{{- $_ := set $said "eviction" (dict "plugins" list) -}}{{- end -}}
 {{ mergeOverwrite $said (deepCopy .Values.agent.settings) | toYaml }}
 {{- end -}}
 
-{{/* Whether agents write into the Node's own capacity, enabled by value or by setting. */}}
+{{/* Settings of the file over those of the profile, as the agent merges them. */}}
+{{- define "dioptase.effectiveSettings" -}}
+{{ mergeOverwrite (include "dioptase.profile" . | fromYaml).settings (include "dioptase.agentSettings" . | fromYaml) | toYaml }}
+{{- end -}}
+
+{{/* Whether agents write into the Node's own capacity, enabled by profile, value or setting. */}}
 {{- define "dioptase.extendedResources" -}}
-{{- $report := (include "dioptase.agentSettings" . | fromYaml).report | default dict -}}
-{{- if $report.extendedResources -}}true{{- end -}}
+{{- if dig "report" "extendedResources" false (include "dioptase.effectiveSettings" . | fromYaml) -}}true{{- end -}}
+{{- end -}}
+
+{{/* Whether agents may evict pods and taint their nodes. */}}
+{{- define "dioptase.evictions" -}}
+{{- $eviction := dig "eviction" dict (include "dioptase.effectiveSettings" . | fromYaml) -}}
+{{- if kindIs "bool" .Values.agent.evictions -}}{{- if .Values.agent.evictions -}}true{{- end -}}
+{{- else if or $eviction.plugins $eviction.pluginSockets -}}true{{- end -}}
+{{- end -}}
+
+{{/* Whether a stock Katalyst agent runs beside ours, whose taints have the same names. */}}
+{{- define "dioptase.besideKatalyst" -}}
+{{- $settings := include "dioptase.effectiveSettings" . | fromYaml -}}
+{{- $sockets := dig "sockets" dict $settings -}}
+{{- if or .Values.malachite.enabled $sockets.serve $sockets.take (dig "report" "offeredIn" "" $settings) -}}true{{- end -}}
 {{- end -}}
 
 {{/* Whether agents read the Node's annotations: power alerts and overcommit ratios. */}}
@@ -60,7 +91,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 
 {{/* Directory of the runtime's NRI socket; only an agent that acts uses it. */}}
 {{- define "dioptase.nri" -}}
-{{- if eq .Values.agent.act "on" -}}{{ .Values.agent.nriDir }}{{- end -}}
+{{- if eq (include "dioptase.act" .) "on" -}}{{ .Values.agent.nriDir }}{{- end -}}
 {{- end -}}
 
 {{- define "dioptase.controllerSettings" -}}
@@ -72,8 +103,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- /* Other agents that the settings name may run on any node. */ -}}
 {{- if not (dig "health" "agents" dict .Values.controller.settings) }}{{ $_ := set $health "namespace" .Release.Namespace }}{{ end -}}
 {{- /* Without reclaimed resources, a missing agent is no reason to evict pods. */ -}}
-{{- if ne (toString .Values.agent.act) "on" }}{{ $_ := set $health "dryRun" true }}{{ end -}}
-{{- $said := dict "tokenReview" .Values.tokenReview "lease" (printf "%s-controller" (include "dioptase.name" .)) "health" $health -}}
+{{- if ne (include "dioptase.act" .) "on" }}{{ $_ := set $health "dryRun" true }}{{ end -}}
+{{- /* What an earlier release let agents write: Helm takes their right away before they end. */ -}}
+{{- $leftovers := list -}}
+{{- if not (include "dioptase.extendedResources" .) -}}{{- $leftovers = append $leftovers "reclaimed-resources" -}}{{- end -}}
+{{- if not (or (include "dioptase.evictions" .) (include "dioptase.besideKatalyst" .)) -}}{{- $leftovers = append $leftovers "eviction-taints" -}}{{- end -}}
+{{- $said := dict "leftovers" $leftovers "tokenReview" .Values.tokenReview "lease" (printf "%s-controller" (include "dioptase.name" .)) "health" $health -}}
 {{ mergeOverwrite $said (deepCopy .Values.controller.settings) | toYaml }}
 {{- end -}}
 

@@ -1,0 +1,274 @@
+"""What helm makes of the chart's values, without a cluster. Skipped until a cluster test has compiled helm."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.config.loader import build_config, parse_config
+from agent.config.profiles import PROFILES, with_defaults
+from agent.eviction import plugins
+from api.eviction import TAINT_PREFIX
+from common.validation import describe_validation_error
+from common.yaml_guard import check_yaml
+from controller.settings import ControllerConfig
+from controller.settings import parse_settings as controller_settings
+from deploy import chart
+from deploy.build import profiles_text
+from tests.cluster.binaries import program_path
+
+HELM = shutil.which("helm") or str(program_path("helm"))
+needs_helm = pytest.mark.skipif(not Path(HELM).exists(), reason="helm is missing: make test-cluster compiles it")
+PLUGINS = plugins.__name__
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
+Manifest = dict[str, Any]
+
+
+def run_helm(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([HELM, *words], capture_output=True, text=True, check=False)
+
+
+class Rendered:
+    """The manifests of the chart for some values."""
+
+    def __init__(self, values: Manifest, directory: Path) -> None:
+        (directory / "values.json").write_text(json.dumps(values))
+        words = (
+            "--namespace",
+            "dioptase",
+            "--kube-version",
+            chart.KUBE_VERSION,
+            "--values",
+            str(directory / "values.json"),
+        )
+        done = run_helm("template", "dioptase", str(chart.CHART_DIR), *words)
+        self.errors = done.stderr
+        decoded = (msgspec.yaml.decode(text) for text in done.stdout.split("\n---\n"))
+        self.manifests: list[Manifest] = [manifest for manifest in decoded if manifest]
+
+    def find(self, kind: str, name: str) -> Manifest:
+        full_name = f"dioptase-{name}"
+        (manifest,) = (each for each in self.manifests if (each["kind"], each["metadata"]["name"]) == (kind, full_name))
+        return manifest
+
+    @property
+    def pod(self) -> Manifest:
+        spec: Manifest = self.find("DaemonSet", "agent")["spec"]["template"]["spec"]
+        return spec
+
+    @property
+    def container(self) -> Manifest:
+        (container,) = self.pod["containers"]
+        return dict(container)
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        return {item["name"]: item.get("value", item.get("valueFrom")) for item in self.container["env"]}
+
+    def rights(self, component: str) -> set[tuple[str, str]]:
+        rules = self.find("ClusterRole", component)["rules"]
+        return {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
+
+    @property
+    def controller(self) -> ControllerConfig:
+        text = self.find("ConfigMap", "controller")["data"]["controller.yaml"]
+        return controller_settings(text, check_yaml, describe_validation_error)
+
+
+@pytest.fixture
+def render(tmp_path: Path) -> Any:
+    def rendered(**values: Any) -> Rendered:
+        chart_of_values = Rendered(values, tmp_path)
+        assert chart_of_values.errors == ""
+        return chart_of_values
+
+    return rendered
+
+
+EVICTS = {("pods/eviction", "create"), ("nodes", "patch")}
+PUBLISHES = {("nodes/status", "patch")}
+
+
+def test_profiles_of_the_chart_are_those_of_the_agent() -> None:
+    assert chart.PROFILES_FILE.read_text() == profiles_text(), "run: python -m deploy.build"
+    schema = json.loads((chart.CHART_DIR / "values.schema.json").read_text())
+    assert schema["properties"]["profile"]["enum"] == list(PROFILES)
+
+
+def test_copies_in_the_chart_equal_their_sources() -> None:
+    """Helm reports every symbolic link of a chart with each command, so that there are copies."""
+    assert [path for path in chart.CHART_DIR.rglob("*") if path.is_symlink()] == []
+    files = chart.copied_files()
+    assert len(files) > 25
+    assert sorted(chart.copies()) == sorted(files), "run: python -m deploy.build"
+    stale = [copy.name for copy, source in files.items() if copy.read_bytes() != source.read_bytes()]
+    assert stale == [], "run: python -m deploy.build"
+
+
+@needs_helm
+def test_helm_has_nothing_to_report() -> None:
+    """Such as `walk.go:75: found symbolic link in path`, which it prints for a chart with links."""
+    done = run_helm("template", "dioptase", str(chart.CHART_DIR))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@needs_helm
+@pytest.mark.parametrize("profile", PROFILES)
+def test_rights_follow_the_profile(render: Any, profile: str) -> None:
+    rendered = render(profile=profile)
+    assert {f"--profile={profile}", f"--act={PROFILES[profile].act.value}"} <= set(rendered.container["args"])
+    agent, settings = rendered.rights("agent"), build_config(PROFILES[profile].settings, profile)
+    assert (agent & EVICTS == EVICTS) == bool(settings.eviction.plugins)
+    assert (agent & PUBLISHES == PUBLISHES) == settings.report.extended_resources
+    if profile == "observe":
+        assert not agent & (EVICTS | PUBLISHES)
+
+
+@needs_helm
+def test_colocate_is_the_default_and_needs_no_setting(render: Any) -> None:
+    rendered = render()
+    assert "--profile=colocate" in rendered.container["args"]
+    file = parse_config(rendered.find("ConfigMap", "agent")["data"]["agent.yaml"].encode(), "agent.yaml")
+    assert not file.report.extended_resources, "the profile says so, not the file"
+    assert rendered.rights("agent") >= EVICTS | PUBLISHES
+    assert rendered.controller.leftovers == ()
+    assert ("nodes", "patch") not in rendered.rights("controller")
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("values", "evicts", "publishes"),
+    [
+        ({"agent": {"evictions": False}}, False, True),
+        ({"agent": {"extendedResources": False}}, True, False),
+        ({"agent": {"settings": {"eviction": {"plugins": []}}}}, False, True),
+        ({"agent": {"settings": {"report": {"extendedResources": False}}}}, True, False),
+        ({"profile": "observe", "agent": {"evictions": True}}, True, False),
+        ({"profile": "observe", "agent": {"extendedResources": True}}, False, True),
+        ({"profile": "observe", "agent": {"settings": {"eviction": {"pluginSockets": "/run/x"}}}}, True, False),
+        ({"profile": "katalyst", "agent": {"evictions": False, "extendedResources": False}}, False, False),
+    ],
+)
+def test_single_settings_override_the_profile(render: Any, values: Manifest, *, evicts: bool, publishes: bool) -> None:
+    """In the agent, in its role, and in what the controller removes because agents do not write it any more."""
+    rendered = render(**values)
+    assert (rendered.rights("agent") & EVICTS, rendered.rights("agent") & PUBLISHES) == (
+        EVICTS if evicts else set(),
+        PUBLISHES if publishes else set(),
+    )
+    leftovers = {"reclaimed-resources"} - ({"reclaimed-resources"} if publishes else set())
+    leftovers |= set() if evicts else {"eviction-taints"}
+    assert set(rendered.controller.leftovers) == leftovers
+    assert (("nodes", "patch") in rendered.rights("controller")) != evicts
+    assert ("nodes/status", "patch") in rendered.rights("controller")
+    profile = PROFILES[values.get("profile", "colocate")].settings
+    file = msgspec.yaml.decode(rendered.find("ConfigMap", "agent")["data"]["agent.yaml"])
+    config = build_config(with_defaults(file, profile), "merged")
+    assert config.report.extended_resources is publishes
+    if not evicts:
+        assert config.eviction.plugins == ()
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    "values", [{"malachite": {"enabled": True}}, {"agent": {"settings": {"report": {"offeredIn": "/run/x"}}}}]
+)
+def test_taints_of_a_stock_katalyst_agent_stay(render: Any, values: Manifest) -> None:
+    assert render(profile="observe", **values).controller.leftovers == ("reclaimed-resources",)
+
+
+@needs_helm
+def test_the_controller_starts_on_a_node_with_a_taint_that_it_is_to_remove(render: Any) -> None:
+    modules = (importlib.import_module(module.name) for module in pkgutil.iter_modules(plugins.__path__, f"{PLUGINS}."))
+    conditions = {module.CONDITION for module in modules if hasattr(module, "CONDITION")}
+    own = {"key": "example.com/batch", "operator": "Exists"}
+    for tolerations in ([], [own]):
+        spec = render(controller={"tolerations": tolerations}).find("Deployment", "controller")["spec"]["template"][
+            "spec"
+        ]
+        expected = [{"key": f"{TAINT_PREFIX}{name}", "operator": "Exists"} for name in sorted(conditions)]
+        assert spec["tolerations"] == [*expected, *tolerations]
+
+
+@needs_helm
+def test_malachites_api_is_served_on_the_address_that_katalyst_reads(render: Any) -> None:
+    assert "--malachite=127.0.0.1:9002" in render(malachite={"enabled": True}).container["args"]
+    assert not [word for word in render().container["args"] if "malachite" in word]
+
+
+@needs_helm
+def test_telemetry_is_sent_with_headers_from_a_secret(render: Any) -> None:
+    assert not [name for name in render().environment if name.startswith("OTEL_")]
+    otlp = {"endpoint": "https://otel:4318", "protocol": "http/protobuf", "headersSecret": {"name": "otel"}}
+    environment = render(otlp=otlp).environment
+    assert environment["OTEL_EXPORTER_OTLP_ENDPOINT"] == "https://otel:4318"
+    assert environment["OTEL_EXPORTER_OTLP_PROTOCOL"] == "http/protobuf"
+    assert environment["OTEL_EXPORTER_OTLP_HEADERS"] == {"secretKeyRef": {"name": "otel", "key": "headers"}}
+    assert environment["POD_UID"] == {"fieldRef": {"fieldPath": "metadata.uid"}}
+    assert "OTEL_EXPORTER_OTLP_HEADERS" not in render(otlp={"endpoint": "http://otel:4317"}).environment
+
+
+@needs_helm
+def test_a_recording_has_its_volume(render: Any) -> None:
+    rendered = render(recording={"enabled": True, "path": "/var/lib/rec", "maxMib": 64})
+    assert {"--record=/recording", "--record-max-mib=64"} <= set(rendered.container["args"])
+    assert {"name": "recording", "mountPath": "/recording"} in rendered.container["volumeMounts"]
+    volume = {"name": "recording", "hostPath": {"path": "/var/lib/rec", "type": "DirectoryOrCreate"}}
+    assert volume in rendered.pod["volumes"]
+
+
+@needs_helm
+def test_extras_of_the_agents_pod_come_last(render: Any) -> None:
+    volume, mount = {"name": "more", "emptyDir": {}}, {"name": "more", "mountPath": "/more"}
+    extras = {
+        "extraArgs": ["--duration=60"],
+        "extraEnv": [{"name": "A", "value": "b"}],
+        "extraVolumes": [volume],
+        "extraVolumeMounts": [mount],
+    }
+    rendered = render(agent=extras)
+    assert rendered.container["args"][-1] == "--duration=60"
+    assert rendered.container["env"][-1] == {"name": "A", "value": "b"}
+    assert (rendered.pod["volumes"][-1], rendered.container["volumeMounts"][-1]) == (volume, mount)
+
+
+@needs_helm
+def test_an_image_by_digest_is_used_by_every_pod(render: Any) -> None:
+    rendered = render(image={"repository": "r.example/dioptase", "tag": "1", "digest": DIGEST})
+    images = {
+        container["image"]
+        for manifest in rendered.manifests
+        for spec in (manifest.get("spec", {}).get("template", manifest).get("spec", {}),)
+        for container in spec.get("containers", ())
+    }
+    assert images == {f"r.example/dioptase@{DIGEST}"}
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"profile": "other"},
+        {"agent": {"evictions": "maybe"}},
+        {"image": {"digest": "sha256:12"}},
+        {"otlp": {"endpoint": "otel:4317"}},
+        {"recording": {"maxMib": 1}},
+        {"agent": {"extraArgs": ["word"]}},
+        {"malachite": {"port": 9002}},
+    ],
+)
+def test_invalid_values_are_refused_by_the_schema(tmp_path: Path, values: Manifest) -> None:
+    assert "values don't meet the specifications of the schema" in Rendered(values, tmp_path).errors
+
+
+@needs_helm
+def test_the_kustomize_base_is_fresh() -> None:
+    assert chart.render_base(HELM) == chart.KUSTOMIZE_BASE.read_text(), "run: python -m deploy.build HELM"
