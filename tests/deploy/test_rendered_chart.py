@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -250,6 +251,39 @@ def test_an_image_by_digest_is_used_by_every_pod(render: Any) -> None:
         for container in spec.get("containers", ())
     }
     assert images == {f"r.example/dioptase@{DIGEST}"}
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("values", "present", "absent"),
+    [
+        (
+            (),
+            ("profile colocate, which lends", "reclaimed_millicpu", "oomd-pressure", "profile=observe"),
+            "may select online",
+        ),
+        (("profile=katalyst",), ("profile katalyst", "may select online pods, and taint"), "Malachite"),
+        (("profile=observe",), ("Agents write to no cgroup (mode dry-run)", "profile=colocate"), "reclaimed_millicpu"),
+        (("malachite.enabled=true", "recording.enabled=true"), ("127.0.0.1:9002", "at most 256 MiB"), "telemetry"),
+    ],
+)
+def test_notes_say_what_changes_and_what_comes_next(
+    tmp_path: Path, values: tuple[str, ...], present: tuple[str, ...], absent: str
+) -> None:
+    """Rendered as a manifest, because helm renders notes only on a cluster."""
+    copy = tmp_path / "chart"
+    shutil.copytree(chart.CHART_DIR, copy)
+    shutil.move(copy / "templates/NOTES.txt", copy / "NOTES.txt")
+    (copy / "templates/notes.yaml").write_text('notes: {{ tpl (.Files.Get "NOTES.txt") . | toJson }}\n')
+    words = [word for value in values for word in ("--set", value)]
+    done = run_helm("template", "dioptase", str(copy), "--show-only", "templates/notes.yaml", *words)
+    assert done.stderr == ""
+    notes = msgspec.yaml.decode(done.stdout)["notes"]
+    assert "\nWhat changes on this cluster:\n  - " in notes
+    commands = re.findall(r"^  (kubectl|helm) ", notes.partition("\nNext:\n")[2].partition("\n\n")[0], re.M)
+    assert len(commands) == 3
+    assert [text for text in present if text not in notes] == []
+    assert absent not in notes
 
 
 @needs_helm
