@@ -120,13 +120,14 @@ def test_short_names_and_columns_are_known_to_kubectl(
     cpu = {"propertyName": "cpu", "propertyQuantity": "8"}
     memory = {"propertyName": "memory", "propertyQuantity": "16Gi"}
     spec = {"nodeResourceProperties": [{"propertyName": "numa", "propertyQuantity": "2"}, cpu, memory]}
-    definitions.ask("POST", path, {"metadata": {"name": "columns"}, "spec": spec})
+    head = {"apiVersion": "node.katalyst.kubewharf.io/v1alpha1", "kind": "CustomNodeResource"}
+    definitions.ask("POST", path, {**head, "metadata": {"name": "columns"}, "spec": spec})
     try:
         prefix = "resource.katalyst.kubewharf.io/reclaimed_"
         amounts = {f"{prefix}millicpu": "5200", f"{prefix}memory": "7Gi"}
         definitions.ask("PATCH", f"{path}/columns/status", {"status": {"resources": {"allocatable": amounts}}}, MERGE)
-        head, row = api_server.kubectl("get", "kcnr", "columns").splitlines()
-        assert head.split() == ["NAME", "CPU", "MEMORY", "RECLAIMED-MILLICPU", "RECLAIMED-MEMORY", "AGE"]
+        titles, row = api_server.kubectl("get", "kcnr", "columns").splitlines()
+        assert titles.split() == ["NAME", "CPU", "MEMORY", "RECLAIMED-MILLICPU", "RECLAIMED-MEMORY", "AGE"]
         assert row.split()[:5] == ["columns", "8", "16Gi", "5200", "7Gi"]
     finally:
         definitions.ask("DELETE", f"{path}/columns")
