@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
+from agent.config.profiles import PROFILES
 from tests.cluster import audit
 from tests.cluster.audit import AuditedRequest
 from tests.cluster.binaries import Missing
@@ -258,6 +259,18 @@ def test_the_batch_pod_is_acted_on(installed: Installed) -> None:
     assert status == 200
     assert '"applied"' in result
     assert f"{NAMESPACE}/{AGENT}" not in result, "it leaves itself alone"
+
+
+def test_a_stock_scheduler_places_a_reclaimed_pod_without_any_value_for_it(installed: Installed) -> None:
+    amounts = {RECLAIMED_MILLICPU: "50", "resource.katalyst.kubewharf.io/reclaimed_memory": "16Mi"}
+    pod = a_pod("lent", "reclaimed_cores", resources={"requests": amounts, "limits": amounts})
+    installed.server.ask("POST", "/api/v1/namespaces/installed/pods", pod)
+    try:
+        wait("the pod", lambda: running(installed.server, "installed", "lent"), 60)
+    finally:
+        installed.cluster.kubectl("--namespace", "installed", "delete", "pod", "lent", "--timeout=60s")
+    plugins = setting(installed, "eviction.plugins")
+    assert plugins == f"[{', '.join(PROFILES['colocate'].settings['eviction']['plugins'])}]"
 
 
 def test_the_agent_has_no_more_than_it_says(installed: Installed) -> None:
