@@ -18,9 +18,9 @@ from api.snapshot import LoadAverages, ThreadStates
 from probes import bpf
 from probes.load_average import DECAYS, FIXED_POINT_ONE, FSHIFT, fixed_power_int
 from probes.loader import load
-from probes.threads import FORMS, NO_THREADS, TaskIterator, ThreadsProbe, job, open_threads
+from probes.threads import NO_THREADS, TaskIterator, ThreadsProbe, job, open_threads
 from tests.builders.waiting import until
-from tests.kernel.open_probes import opened, probe_fixture
+from tests.kernel.open_probes import opened
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -47,7 +47,10 @@ while True:
 """
 
 
-probe = probe_fixture(open_threads, FORMS)
+@pytest.fixture
+def probe() -> Iterator[ThreadsProbe]:
+    with opened(open_threads) as source:
+        yield source
 
 
 @contextmanager
@@ -76,9 +79,8 @@ def states_of(observed: ProbeReading, group: TestCgroup) -> ThreadStates:
 
 def test_three_burn_five_sleep_and_two_wait_for_their_children(probe: ThreadsProbe, tmp_path: Path) -> None:
     hierarchy = require_writable_cgroups()
-    iowait = 0 if probe.form == "iterator" else None
     # The two children of the uninterruptible ones sleep as well.
-    expected = ThreadStates(runnable=3, uninterruptible=2, iowait=iowait, sleeping=5 + 2)
+    expected = ThreadStates(runnable=3, uninterruptible=2, iowait=0, sleeping=5 + 2)
     with cgroup(hierarchy, "states") as group, cgroup(hierarchy, "empty") as empty:
         for _ in range(5):
             group.start(["sleep", "600"])
