@@ -54,10 +54,14 @@ def agent(tmp_path: Path) -> Iterator[KnobWriters]:
 
 WORKERS = 2
 """Number of compiling children."""
+ONLY_FORM = {"threads": "iterator"}
+"""Forms of the probes that have one only, so that none can be selected."""
 
 
 def forms_of(name: str) -> tuple[str, ...]:
     """Return all forms of a probe in its order of preference."""
+    if name in ONLY_FORM:
+        return (ONLY_FORM[name],)
     module = "probes.runqlat" if name == "runqlat" else BY_NAME[name].open.__module__
     forms: tuple[str, ...] = sys.modules[module].FORMS
     return forms
@@ -110,8 +114,9 @@ class Programs:
             opener = partial(open_counters, events=CLOCKS)
         else:
             opener = BY_NAME[name].open
+        selected = {} if name in ONLY_FORM else {"forms": (form,)}
         try:
-            self._opened[name][form] = self.compiled(partial(opener, forms=(form,)))
+            self._opened[name][form] = self.compiled(partial(opener, **selected))
         except Unavailable as error:
             self.refused[name, form] = error.reason
 
