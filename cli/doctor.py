@@ -83,7 +83,9 @@ def check_pending_pods(environ: Mapping[str, str]) -> tuple[DoctorCheck, ...]:
         reasons = ask_pending_reasons(ApiServerOptions().access(environ), time.time())
     except Unavailable as error:
         remedy = "run `kubectl dioptase doctor` where kubectl works"
-        return (DoctorCheck(name=name, ok=True, conclusive=False, detail=f"not checked: {error.reason}", remedy=remedy),)
+        return (
+            DoctorCheck(name=name, ok=True, conclusive=False, detail=f"not checked: {error.reason}", remedy=remedy),
+        )
     if not reasons:
         return (DoctorCheck(name=name, ok=True, detail="no reclaimed pod of the cluster waits for a node"),)
     return tuple(

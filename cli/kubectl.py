@@ -20,7 +20,7 @@ from api.interfaces import Unavailable
 from api.snapshot import Snapshot
 from api.text import to_json
 from cli import formats
-from cli.explain.command import ExplainInputs, print_explanation
+from cli.explain.command import ExplainInputs, has_data, print_explanation
 from cli.fleet import findings, node_table, settings
 from cli.fleet.agent_endpoints import AgentEndpoint
 from cli.fleet.api_server import (
@@ -115,8 +115,10 @@ def explain(node: str, target: str | None, server: ApiServerOptions) -> None:
     async def question(
         client: KubeClient, proxy: AgentProxy, members: list[AgentEndpoint]
     ) -> ExplainInputs | PendingReason:
-        waiting = None if target is None else pending_reason_of(target, await _pending_reasons(client))
-        return waiting or await _fetch_agent_data(proxy, members[0])
+        inputs = await _fetch_agent_data(proxy, members[0])
+        if target is None or has_data(target, inputs):
+            return inputs
+        return pending_reason_of(target, await _pending_reasons(client)) or inputs
 
     answer = _select_nodes(server, (node,)).ask("explain", question)
     if not isinstance(answer, PendingReason):
@@ -181,11 +183,12 @@ def doctor(server: ApiServerOptions) -> None:
         # Fetch the reports first: they show which agents require a token. Without one, /healthz of these has no details.
         reports = await proxy.request_all(members, "/api/v1/doctor", DoctorReport)
         health = await proxy.request_all(members, "/healthz", HealthStatus)
-        pods, kinds, pending = await asyncio.gather(
-            list_controller_pods(client, place), _missing_crds_reason(client), _pending_reasons(client)
-        )
+        pods, kinds = await asyncio.gather(list_controller_pods(client, place), _missing_crds_reason(client))
         rows = findings.fleet_findings(health, reports, pods, kinds)
-        return len(members), rows + findings.pending_findings(pending)
+        if not server.chosen.labels and not server.chosen.nodes:
+            # A pending pod belongs to no node, so that a selection of nodes leaves it out.
+            rows += findings.pending_findings(await _pending_reasons(client))
+        return len(members), rows
 
     nodes, rows = server.ask("doctor", question)
     if server.as_json:

@@ -231,7 +231,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_content(self) -> bool:
-        return bool(self.knobs or self.pods or self.pools or self.memory or self.evictions or self.thresholds or self.conditions)
+        return bool(
+            self.knobs or self.pods or self.pools or self.memory or self.evictions or self.thresholds or self.conditions
+        )
 
 
 def explain_target(

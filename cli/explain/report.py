@@ -409,9 +409,12 @@ def condition_text(condition: ConditionView) -> Iterator[tuple[str, str]]:
     taints = ", ".join(f"{TAINT_PREFIX}{condition.name}:{effect}" for effect in condition.effects)
     yield "", formats.printable(f"condition {condition.name}: taint {taints} of the {kind}")
     yield "cause", f"{condition.plugin}; its threshold was last met {condition.last_met_s:.0f} s ago"
-    yield "ends", (
-        f"in {condition.ends_in_s:.0f} s unless the threshold is met again: it outlives its cause, so that pods do not "
-        "return to a node that is about to evict them"
+    yield (
+        "ends",
+        (
+            f"in {condition.ends_in_s:.0f} s unless the threshold is met again: it outlives its cause, so that pods do not "
+            "return to a node that is about to evict them"
+        ),
     )
 
 

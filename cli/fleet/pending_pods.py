@@ -193,7 +193,11 @@ def _reason(
         waiting = next((s.state.waiting for s in pod.status.container_statuses if s.state.waiting is not None), None)
         if waiting is None or waiting.reason in ("", "ContainerCreating", "PodInitializing"):
             return None
-        return False, f"placed on {pod.spec.node_name}, does not start: {waiting.reason} {waiting.message}".strip(), describe
+        return (
+            False,
+            f"placed on {pod.spec.node_name}, does not start: {waiting.reason} {waiting.message}".strip(),
+            describe,
+        )
     placed = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
     if placed is None:
         created = pod.metadata.creation_timestamp

@@ -40,7 +40,9 @@ def only(pods: list[PlacedPod], nodes: list[OfferingNode]) -> PendingReason:
 
 def test_a_shortage_names_the_resource_the_amount_and_the_nodes() -> None:
     running = pod("first", cpu="1k", phase="Running", spec={"nodeName": "node1"})
-    reason = only([pod("batch", cpu="2k"), running], [node("node1", cpu="1500"), node("node2", cpu="1800"), node("node3")])
+    reason = only(
+        [pod("batch", cpu="2k"), running], [node("node1", cpu="1500"), node("node2", cpu="1800"), node("node3")]
+    )
     assert reason.pods == ("default/batch",)
     assert reason.detail == (
         "it requests 2000 of reclaimed_millicpu: node2 has 1800 left, 200 short, node1 has 500 left, 1500 short, "

@@ -104,9 +104,7 @@ def test_no_limit_below_what_is_charged(charged: float, expected: float) -> None
         (4, 14.8, 15),
     ],
 )
-def test_a_change_within_a_tenth_of_the_free_memory_is_not_written(
-    free: float, before: float, expected: float
-) -> None:
+def test_a_change_within_a_tenth_of_the_free_memory_is_not_written(free: float, before: float, expected: float) -> None:
     inputs = situation([], [root(on_numa={0: (10, 5)})], free=free)
     requests = {ROOT: round(before * GIB)}
     assert limits(inputs, CONFIG, requests)[f"{ROOT} memory.max"] == str(round(expected * GIB))
