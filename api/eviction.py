@@ -58,6 +58,8 @@ class ActiveCondition(msgspec.Struct, frozen=True, kw_only=True):
     since_ns: int
     last_met_ns: int
     """CLOCK_MONOTONIC, like since_ns. The condition remains for some minutes after the threshold was last crossed."""
+    ends_ns: int = 0
+    """CLOCK_MONOTONIC at which it and its taint end unless the threshold is crossed again."""
 
 
 class EvictionThreshold(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -15,6 +17,7 @@ from agent.doctor import host_checks as node
 from agent.qrm.actuator.state_dir import default_state_dir
 from agent.sensors.pods.static_pods import PodsError, StaticPods
 from api.diagnostics import DoctorCheck
+from api.interfaces import Unavailable
 from cli.tables import check_table, print_table
 from probes import doctor as kernel
 from probes.registry import PROBE_NAMES
@@ -56,6 +59,7 @@ def doctor(*, as_json: bool, state_dir: Path, kubelet: bool, config: Path | None
             )
         except ConfigError as error:
             raise click.UsageError(str(error)) from error
+        kubelet_checks += check_pending_pods(os.environ)
     cgroups = [container.cgroup for pod in pods for container in pod.containers]
     checks = (*node.check_host(state_dir, pods=cgroups), *kubelet_checks, *kernel.probe_checks())
     if as_json:
@@ -65,6 +69,28 @@ def doctor(*, as_json: bool, state_dir: Path, kubelet: bool, config: Path | None
         print_table(check_table(("what", "found", "remedy"), rows))
         click.echo(f"\n{doctor_summary(checks)}")
     sys.exit(0 if all(check.ok for check in checks) else 1)
+
+
+def check_pending_pods(environ: Mapping[str, str]) -> tuple[DoctorCheck, ...]:
+    """Check why reclaimed pods of the cluster are Pending, with the credentials that kubectl would use here."""
+    # Other checks need no client of the API server.
+    from cli.fleet.api_server import ApiServerOptions  # noqa: PLC0415
+    from cli.fleet.findings import pending_text  # noqa: PLC0415
+    from cli.fleet.pending_pods import ask_pending_reasons  # noqa: PLC0415
+
+    name = "pending pods"
+    try:
+        reasons = ask_pending_reasons(ApiServerOptions().access(environ), time.time())
+    except Unavailable as error:
+        remedy = "run `kubectl dioptase doctor` where kubectl works"
+        return (
+            DoctorCheck(name=name, ok=True, conclusive=False, detail=f"not checked: {error.reason}", remedy=remedy),
+        )
+    if not reasons:
+        return (DoctorCheck(name=name, ok=True, detail="no reclaimed pod of the cluster waits for a node"),)
+    return tuple(
+        DoctorCheck(name=name, ok=reason.ok, detail=pending_text(reason), remedy=reason.remedy) for reason in reasons
+    )
 
 
 def is_missing_optional(check: DoctorCheck) -> bool:

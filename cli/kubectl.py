@@ -20,7 +20,7 @@ from api.interfaces import Unavailable
 from api.snapshot import Snapshot
 from api.text import to_json
 from cli import formats
-from cli.explain.command import ExplainInputs, print_explanation
+from cli.explain.command import ExplainInputs, has_data, print_explanation
 from cli.fleet import findings, node_table, settings
 from cli.fleet.agent_endpoints import AgentEndpoint
 from cli.fleet.api_server import (
@@ -32,6 +32,7 @@ from cli.fleet.api_server import (
     list_controller_pods,
     print_lines,
 )
+from cli.fleet.pending_pods import PendingReason, list_pending_reasons, pending_reason_of
 from cli.main import OutputGuardGroup
 from cli.tables import print_table
 from exporters.page.health import HealthStatus
@@ -106,12 +107,24 @@ def top(what: str, names: tuple[str, ...], server: ApiServerOptions, sort_by: st
 @click.argument("target", required=False, metavar="[POD|CGROUP|KNOB|POOL|REGION|PLUGIN|memory|#EVENT]")
 @api_server_options
 def explain(node: str, target: str | None, server: ApiServerOptions) -> None:
-    """Explain a knob, pod, pool or memory of NODE, as `dioptase explain` does on that node."""
+    """Explain a knob, pod, pool or memory of NODE, as `dioptase explain` does on that node.
 
-    async def question(_client: KubeClient, proxy: AgentProxy, members: list[AgentEndpoint]) -> ExplainInputs:
-        return await _fetch_agent_data(proxy, members[0])
+    A reclaimed pod that is Pending is on no node: with any NODE, the command explains what it waits for.
+    """
 
-    sys.exit(print_explanation(target, _select_nodes(server, (node,)).ask("explain", question), as_json=server.as_json))
+    async def question(
+        client: KubeClient, proxy: AgentProxy, members: list[AgentEndpoint]
+    ) -> ExplainInputs | PendingReason:
+        inputs = await _fetch_agent_data(proxy, members[0])
+        if target is None or has_data(target, inputs):
+            return inputs
+        return pending_reason_of(target, await _pending_reasons(client)) or inputs
+
+    answer = _select_nodes(server, (node,)).ask("explain", question)
+    if not isinstance(answer, PendingReason):
+        sys.exit(print_explanation(target, answer, as_json=server.as_json))
+    text = f"{target} is Pending: {answer.detail}.", f"  remedy: {answer.remedy}"
+    print_lines([to_json(answer).decode()] if server.as_json else [formats.printable(line) for line in text])
 
 
 async def _fetch_agent_data(proxy: AgentProxy, member: AgentEndpoint) -> ExplainInputs:
@@ -171,7 +184,11 @@ def doctor(server: ApiServerOptions) -> None:
         reports = await proxy.request_all(members, "/api/v1/doctor", DoctorReport)
         health = await proxy.request_all(members, "/healthz", HealthStatus)
         pods, kinds = await asyncio.gather(list_controller_pods(client, place), _missing_crds_reason(client))
-        return len(members), findings.fleet_findings(health, reports, pods, kinds)
+        rows = findings.fleet_findings(health, reports, pods, kinds)
+        if not server.chosen.labels and not server.chosen.nodes:
+            # A pending pod belongs to no node, so that a selection of nodes leaves it out.
+            rows += findings.pending_findings(await _pending_reasons(client))
+        return len(members), rows
 
     nodes, rows = server.ask("doctor", question)
     if server.as_json:
@@ -204,6 +221,14 @@ def page(node: str, server: ApiServerOptions) -> None:
 
     with suppress(KeyboardInterrupt):
         only.ask("page", question)
+
+
+async def _pending_reasons(client: KubeClient) -> tuple[PendingReason, ...] | Unavailable:
+    """Return why reclaimed pods are Pending, or why it is not known."""
+    try:
+        return await list_pending_reasons(client, time.time())
+    except Unavailable as error:
+        return error
 
 
 async def _missing_crds_reason(client: KubeClient) -> str:

@@ -265,6 +265,10 @@ def _conditions(
             continue
         since = retained[condition.name].since_ns if condition.name in retained else now_ns
         retained[condition.name] = ActiveCondition(
-            condition=condition, plugin=threshold.plugin, since_ns=since, last_met_ns=now_ns
+            condition=condition,
+            plugin=threshold.plugin,
+            since_ns=since,
+            last_met_ns=now_ns,
+            ends_ns=now_ns + round(config.condition_s * NS_PER_S),
         )
     return retained

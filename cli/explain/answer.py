@@ -17,7 +17,7 @@ from api.pod import Pod
 from api.qos import QoSLevel
 from api.snapshot import ComponentHealth, Snapshot
 from exporters.view.cycle_view import View
-from exporters.view.decision_view import NodeAdviceView, ShadowView, ThresholdView
+from exporters.view.decision_view import ConditionView, NodeAdviceView, ShadowView, ThresholdView
 
 RECLAIM_POOL = "reclaim"
 MEMORY_TARGET = "memory"
@@ -226,10 +226,14 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     evictions: tuple[PodEvictions, ...] = ()
     thresholds: tuple[ThresholdView, ...] = ()
     """Thresholds of the eviction plugin that is the target; otherwise those that are met."""
+    conditions: tuple[ConditionView, ...] = ()
+    """Conditions in force, with the taint of each: those of the plugin that is the target, or without a target all."""
 
     @property
     def has_content(self) -> bool:
-        return bool(self.knobs or self.pods or self.pools or self.memory or self.evictions or self.thresholds)
+        return bool(
+            self.knobs or self.pods or self.pools or self.memory or self.evictions or self.thresholds or self.conditions
+        )
 
 
 def explain_target(
@@ -283,6 +287,11 @@ def explain_target(
         memory=explain_memory(target, view),
         evictions=_eviction_histories(target, view, evictions),
         thresholds=tuple(t for t in thresholds if target == t.plugin or (target is None and t.met != "not-met")),
+        conditions=tuple(
+            condition
+            for condition in (view.evictions.conditions if view.evictions is not None else ())
+            if target in (None, condition.plugin, condition.name)
+        ),
     )
 
 

@@ -46,6 +46,12 @@ ExplainInputs = tuple[View, Snapshot, list[JournalEntry], list[EvictionEntry]]
 """The agent's data: its latest cycle and snapshot, its decisions and its evictions, oldest first."""
 
 
+def has_data(target: str, inputs: ExplainInputs) -> bool:
+    """Return whether the agent has anything about the target."""
+    view, snapshot, entries, evicted = inputs
+    return explain_target(target, view, entries, snapshot, time.time_ns(), evicted).has_content
+
+
 def print_explanation(target: str | None, inputs: ExplainInputs, *, as_json: bool) -> int:
     """Print the explanation, or the valid targets if the target is unknown; return the exit status."""
     view, snapshot, entries, evicted = inputs

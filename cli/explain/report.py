@@ -16,7 +16,7 @@ from api.advice import (
     RegionAdvice,
 )
 from api.decision import ActMode, JournalEntry, OutcomeStatus
-from api.eviction import EvictionEntry, EvictionVictim, format_observation
+from api.eviction import TAINT_PREFIX, EvictionEntry, EvictionVictim, format_observation
 from api.knobs import Reason
 from api.snapshot import CADENCE_PERIOD_NS, Cadence
 from cli import formats
@@ -29,7 +29,7 @@ from cli.explain.answer import (
     PoolExplanation,
     ReclaimableCpu,
 )
-from exporters.view.decision_view import ThresholdView
+from exporters.view.decision_view import ConditionView, ThresholdView
 
 _SLOW, _RARE = (
     f", up to {CADENCE_PERIOD_NS[cadence] // 1_000_000_000} s old" for cadence in (Cadence.SLOW, Cadence.RARE)
@@ -403,6 +403,21 @@ def latest_cycle_text(now: LatestCycle) -> Iterator[tuple[str, str]]:
         yield "" if i else "sources", f"{sign} {name}: {status}"
 
 
+def condition_text(condition: ConditionView) -> Iterator[tuple[str, str]]:
+    """Yield the section of an eviction condition: its taint, its cause and when it ends."""
+    kind = "Node" if condition.kind == "node" else "CustomNodeResource"
+    taints = ", ".join(f"{TAINT_PREFIX}{condition.name}:{effect}" for effect in condition.effects)
+    yield "", formats.printable(f"condition {condition.name}: taint {taints} of the {kind}")
+    yield "cause", f"{condition.plugin}; its threshold was last met {condition.last_met_s:.0f} s ago"
+    yield (
+        "ends",
+        (
+            f"in {condition.ends_in_s:.0f} s unless the threshold is met again: it outlives its cause, so that pods do not "
+            "return to a node that is about to evict them"
+        ),
+    )
+
+
 def explanation_text(explanation: Explanation, now_ns: int, width: int) -> Iterator[str]:
     """Yield all lines of the explanation, a section per knob, pod and pool."""
     for history in explanation.knobs:
@@ -417,6 +432,8 @@ def explanation_text(explanation: Explanation, now_ns: int, width: int) -> Itera
         yield from wrap_section(eviction_text(evicted, now_ns), width)
     for threshold in explanation.thresholds:
         yield from wrap_section(threshold_text(threshold), width)
+    for condition in explanation.conditions:
+        yield from wrap_section(condition_text(condition), width)
     yield from wrap_section(latest_cycle_text(explanation.now), width)
 
 
@@ -433,6 +450,7 @@ def wrap_section(parts: Iterator[tuple[str, str]], width: int) -> Iterator[str]:
 
 def unknown_target_text(target: str, kinds: dict[str, list[str]]) -> Iterator[str]:
     """Yield the lines for an unknown target, with the valid ones by kind."""
-    yield f"There is no data on '{formats.printable(target)}'. Valid targets:"
+    yield f"There is no data on '{formats.printable(target)}'. A pod that is Pending is on no node: `kubectl dioptase doctor`"
+    yield "names what it waits for. Valid targets:"
     for kind, names in kinds.items():
         yield f"  {kind:<9}{', '.join(formats.printable(name) for name in names) or 'none'}"

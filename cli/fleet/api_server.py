@@ -11,7 +11,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -288,10 +288,10 @@ class ApiServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = DEFAULT_REQUEST_TIMEOUT_S
     as_json: bool = False
 
-    def access(self) -> ApiAccess:
+    def access(self, environ: Mapping[str, str] = os.environ) -> ApiAccess:
         """Find the cluster as kubectl does: option, KUBECONFIG, ~/.kube/config, the pod's own account. Raises Unavailable."""
-        listed = os.environ.get("KUBECONFIG", "")
-        home = default_kubeconfig_path(os.environ)
+        listed = environ.get("KUBECONFIG", "")
+        home = default_kubeconfig_path(environ)
         if self.kubeconfig is not None:
             paths = [self.kubeconfig]
         elif listed:
@@ -299,7 +299,7 @@ class ApiServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         elif home.exists() or self.context:
             paths = [home]
         else:
-            return load_access(os.environ, check_yaml)
+            return load_access(environ, check_yaml)
         return load_kubeconfig_access(paths, check_yaml, self.context, logins=True)
 
     def ask(

@@ -8,9 +8,11 @@ import msgspec
 from rich.table import Table
 
 from api.diagnostics import DoctorReport
+from api.interfaces import Unavailable
 from cli import formats
 from cli.fleet.agent_endpoints import FleetPod, pod_problem
 from cli.fleet.api_server import AgentReply
+from cli.fleet.pending_pods import PendingReason
 from cli.tables import check_table, format_node_names
 from exporters.page.health import HealthStatus
 
@@ -110,6 +112,23 @@ def _node_findings(
         for (name, ok, detail, remedy), nodes in nodes_by_finding.items()
     ]
     return sorted(rows, key=lambda row: (row.ok, -len(row.nodes), row.name))
+
+
+def pending_findings(pending: Sequence[PendingReason] | Unavailable) -> list[FleetFinding]:
+    """Return a finding for each reason why reclaimed pods are Pending, or that it could not be checked."""
+    name = "pending pods"
+    if isinstance(pending, Unavailable):
+        detail = f"not checked: {pending.reason}"
+        return [FleetFinding(name=name, ok=True, detail=detail, remedy=pending.remedy)]
+    return [
+        FleetFinding(name=name, ok=reason.ok, detail=pending_text(reason), remedy=reason.remedy) for reason in pending
+    ]
+
+
+def pending_text(reason: PendingReason) -> str:
+    """Return the pods and their reason as one sentence."""
+    more = f" and {len(reason.pods) - 1} more" if len(reason.pods) > 1 else ""
+    return f"{reason.pods[0]}{more}: {reason.detail}"
 
 
 def findings_table(rows: Sequence[FleetFinding], nodes: int) -> Table:

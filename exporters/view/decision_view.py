@@ -45,6 +45,8 @@ class ConditionView(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float
     last_met_s: float
     """Time since its threshold was last met."""
+    ends_in_s: float = 0.0
+    """Time until it and its taint end, unless the threshold is met again."""
 
 
 class VictimView(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +95,7 @@ def eviction_view(finished: Cycle) -> EvictionView | None:
                 plugin=item.plugin,
                 age_s=_seconds_since(item.since_ns, now_ns),
                 last_met_s=_seconds_since(item.last_met_ns, now_ns),
+                ends_in_s=_seconds_since(now_ns, item.ends_ns),
             )
             for item in result.conditions
         ),

@@ -141,7 +141,9 @@ RICH_EVICTIONS = EvictionResult(
         ),
     ),
     conditions=(
-        ActiveCondition(condition=EvictionCondition(name="MemoryPressure"), plugin=MEMORY_PLUGIN, since_ns=S, last_met_ns=S),
+        ActiveCondition(
+            condition=EvictionCondition(name="MemoryPressure"), plugin=MEMORY_PLUGIN, since_ns=S, last_met_ns=S, ends_ns=301 * S
+        ),
     ),
     victims=(
         EvictionVictim(

@@ -1,7 +1,7 @@
 """Detects memory pressure of the node and its NUMA nodes, and limits reclaimed pods together (memory guard).
 Critical is the larger of the configured minimum and twice kswapd's watermark: below it page cache is dropped.
-The limit of a reclaim root is its use plus what is free above the critical watermark. It shrinks at once, grows
-in steps.
+The limit of a reclaim root is its use plus what is free above the critical watermark. A root without a reclaimed
+container has no limit. A change by less than a tenth of the free memory above the watermark is not worth a write.
 """
 
 from __future__ import annotations
@@ -84,7 +84,10 @@ def _unknown_condition(place: str, missing: InputMissing) -> MemoryCondition:
 
 
 _MIN_GROWTH = 1.01
-"""Minimum growth factor of a limit: free memory fluctuates, and a smaller change is not worth a write."""
+"""Minimum growth factor of a limit: a smaller change is not worth a write."""
+_NOISE_RATIO = 0.1
+"""Part of the free memory above the watermark by which a limit may be wrong. Free memory of an idle node changes by some
+percent a minute; the nearer the watermark is, the more exact the limit becomes, and at the watermark it shrinks at once."""
 
 
 class GuardResult(NamedTuple):
@@ -97,8 +100,11 @@ class GuardResult(NamedTuple):
 
 def limit_reclaimed_memory(inputs: MemoryInputs, config: MemoryConfig, before: Mapping[str, int]) -> GuardResult:
     """Return the limits of the reclaim roots of the node and of NUMA nodes; `before` are the previous limits."""
-    roots = set(inputs.roots)
+    roots = {root for root in inputs.roots if _has_member(inputs, root)}
     hidden = {root: size for root, size in before.items() if root not in inputs.snapshot.cgroups}
+    if inputs.roots and not roots:
+        text = f"No reclaimed pod runs in {' or '.join(inputs.roots)}: its memory is not limited."
+        return GuardResult((), hidden, Reason(rule="memory_guard_no_pod", text=text))
     if not roots and hidden:
         text = f"{', '.join(sorted(hidden))} cannot be read: the memory limit of reclaimed pods stays as it is."
         return GuardResult((), hidden, Reason(rule="memory_guard_unknown", text=text))
@@ -124,9 +130,9 @@ def limit_reclaimed_memory(inputs: MemoryInputs, config: MemoryConfig, before: M
         limits = {
             root: _root_use_bytes(inputs, config, root) + spares[numa]
             for numa, root in inputs.numa_roots.items()
-            if root and numa in spares
+            if root in roots and numa in spares
         }
-        if inputs.root.path:
+        if inputs.root.path in roots:
             limits[inputs.root.path] = _root_use_bytes(inputs, config, inputs.root.path) + sum(spares.values())
     except InputMissing as missing:
         text = f"Not known: {missing}. The memory limit of reclaimed pods stays as it is."
@@ -141,7 +147,11 @@ def limit_reclaimed_memory(inputs: MemoryInputs, config: MemoryConfig, before: M
     )
     # A limit cannot reduce what is charged beyond pages on NUMA nodes, such as kernel memory.
     floors = {root: _charged_bytes(inputs, root) for root in limits}
-    sizes = {root: _round_limit(max(size, floors[root]), before.get(root)) for root, size in limits.items()}
+    spare_by_root = {root: spares.get(numa, 0.0) for numa, root in inputs.numa_roots.items()}
+    sizes = {
+        root: _round_limit(max(size, floors[root]), before.get(root), spare_by_root.get(root, sum(spares.values())))
+        for root, size in limits.items()
+    }
     return GuardResult(_limit_requests(sizes, config, reason), hidden | sizes, reason)
 
 
@@ -164,9 +174,15 @@ def _charged_bytes(inputs: MemoryInputs, root: str) -> int:
     return 0 if sample is None else sample.memory_bytes or 0
 
 
-def _round_limit(size: float, before: int | None) -> int:
-    if before is not None and before <= size < before * _MIN_GROWTH:
-        return before
+def _has_member(inputs: MemoryInputs, root: str) -> bool:
+    return any(cgroup.startswith(f"{root}/") for cgroup in inputs.root.members)
+
+
+def _round_limit(size: float, before: int | None, spare: float) -> int:
+    if before is not None:
+        noise = spare * _NOISE_RATIO
+        if before - noise <= size < before + max(noise, before * (_MIN_GROWTH - 1)):
+            return before
     return -(-int(size) // PAGESIZE) * PAGESIZE
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from agent.qrm.cpuset.allowed_cpus import AllowedCpus, restrict_to_allowed
 from agent.qrm.cpuset.state import RECLAIM, CpusetAllocation
+from agent.qrm.decisions.container_limits import enforce_container_limits
 from agent.qrm.decisions.cpu_priority import (
     has_only_reclaimed_pods,
     priority_cgroups,
@@ -130,6 +131,12 @@ def _share_reason(advice: Advice, container: Container, weight: float, total: fl
     return msgspec.structs.replace(reason, text=text, inputs=inputs)
 
 
+def _unlimited_reason(advice: Advice, container: Container) -> Reason:
+    """Return the reason where reclaimed pods may use the whole node, with the container's own limit."""
+    own = _own_limit_text(container, advice.reclaimable_cores)
+    return msgspec.structs.replace(advice.reason, text=f"{advice.reason.text}{own}") if own else advice.reason
+
+
 def _priority_requests(snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]) -> Iterator[KnobRequest]:
     """Yield the requests for the lowest priority of reclaimed pods."""
     for cgroup, pod in priority_cgroups(snapshot.pods, snapshot.cgroups).items():
@@ -156,7 +163,9 @@ def _node_wide_quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, tuple[
         value = f"max {QUOTA_PERIODS_US[0]}" if cores is None else format_quota(cores)
         result[cgroup] = (
             value,
-            advice.reason if unlimited else _share_reason(advice, container, weights[cgroup], total),
+            _unlimited_reason(advice, container)
+            if unlimited
+            else _share_reason(advice, container, weights[cgroup], total),
         )
     return result
 
@@ -266,9 +275,8 @@ def compose_decisions(
         requests = cpu_requests(advice, restrict_to_allowed(snapshot, result.allowed_cpus), knobs, placement)
         requests += _idle_ancestor_requests(result, snapshot, knobs) if advice.idle else ()
     requests += result.memory.knob_requests if result.memory is not None else ()
-    decisions = resolve_knob_requests(
-        (*requests, *result.knob_requests.requests), snapshot, knobs, result.extra_cgroups
-    )
+    limited = enforce_container_limits((*requests, *result.knob_requests.requests), snapshot)
+    decisions = resolve_knob_requests(limited, snapshot, knobs, result.extra_cgroups)
     kubelet_knobs = _knobs_of_kubelet(managers)
     return tuple(decision for decision in decisions if decision.knob not in kubelet_knobs)
 

@@ -223,7 +223,12 @@ def _build_containers(
         )
         problems += [f"container {name}: {problem}" for problem in container_problems]
         built.append(
-            Container(name=name, cgroup=cgroup, sidecar=init or name != main, **container_fields(requirements))
+            Container(
+                name=name,
+                cgroup=cgroup,
+                sidecar=init or name != main,
+                **container_fields(requirements, reclaimed=qos is QoSLevel.RECLAIMED),
+            )
         )
     return tuple(built), tuple(problems)
 

@@ -64,10 +64,13 @@ def read_requirements(
     return requirements
 
 
-def container_fields(requirements: ResourceRequirements) -> dict[str, Any]:
-    """Return the resource fields of api.pod.Container. A reclaimed limit alone is a request too."""
+def container_fields(requirements: ResourceRequirements, *, reclaimed: bool) -> dict[str, Any]:
+    """Return the resource fields of api.pod.Container. A limit of a reclaimed resource alone is a request too, and the
+    container's CPU or memory limit if its pod is reclaimed."""
     requests, limits = requirements
     millicpu = requests.get(RECLAIMED_CPU, limits.get(RECLAIMED_CPU))
+    if reclaimed:
+        limits = _with_reclaimed_limits(limits)
     return {
         "cpu_request_cores": _cores_or_none(requests.get(CPU)),
         "cpu_limit_cores": _cores_or_none(limits.get(CPU)),
@@ -77,6 +80,13 @@ def container_fields(requirements: ResourceRequirements) -> dict[str, Any]:
         "reclaimed_memory_bytes": _integer(requests.get(RECLAIMED_MEMORY, limits.get(RECLAIMED_MEMORY))),
         "net_bandwidth_mbit": _integer(requests.get(NET_BANDWIDTH, limits.get(NET_BANDWIDTH))),
     }
+
+
+def _with_reclaimed_limits(limits: Mapping[str, Decimal]) -> Mapping[str, Decimal]:
+    """Return the limits, with those of reclaimed CPU and memory as CPU and memory; of two limits the lower one."""
+    reclaimed = {CPU: limits.get(RECLAIMED_CPU, Decimal(0)) / MILLI, MEMORY: limits.get(RECLAIMED_MEMORY, Decimal(0))}
+    lowest = {name: min(size, limits.get(name, size)) for name, size in reclaimed.items() if size}
+    return {**limits, **lowest}
 
 
 def is_whole(quantity: Decimal) -> bool:

@@ -20,7 +20,7 @@ from api.eviction import (
 from api.knobs import Reason
 from cli.explain.answer import PodEvictions
 from cli.explain.command import explain
-from cli.explain.report import eviction_text, threshold_text
+from cli.explain.report import condition_text, eviction_text, threshold_text
 from cli.top.frame import overview_lines
 from cli.top.summary import notice_lines
 from exporters.view.cycle_view import build_view
@@ -135,6 +135,19 @@ def test_a_threshold_is_explained_by_its_rule_and_inputs() -> None:
         ("", "factor 5 (from the settings)"),
         ("", "pods 3 (from pods)"),
     ]
+
+
+def test_a_condition_is_explained_by_its_taint_and_its_end() -> None:
+    """A taint outlives its cause by five minutes."""
+    view = build_view(cycle_with(5, RICH_EVICTIONS)).evictions
+    assert view is not None
+    heading, *parts = condition_text(view.conditions[0])
+    assert heading[1] == (
+        "condition MemoryPressure: taint node.katalyst.kubewharf.io/MemoryPressure:NoSchedule of the Node"
+    )
+    texts = dict(parts)
+    assert texts["cause"] == f"{MEMORY_PLUGIN}; its threshold was last met 4 s ago"
+    assert texts["ends"].startswith("in 296 s unless the threshold is met again")
 
 
 def test_an_unknown_target_lists_the_plugins(agent: AgentServer) -> None:

@@ -119,6 +119,7 @@ def test_the_view_has_what_is_met_first_and_ages_in_seconds() -> None:
     ]
     (condition,) = view.conditions
     assert (condition.name, condition.effects, condition.last_met_s) == ("MemoryPressure", ("NoSchedule",), 4.0)
+    assert condition.ends_in_s == 296.0
     assert [(victim.pod, victim.dry_run) for victim in view.victims] == [
         ("default/batch", False),
         ("default/web", True),

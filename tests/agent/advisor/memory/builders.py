@@ -122,7 +122,10 @@ def situation(
         node=node,
         cgroups={"/": cgroup_sample("/", id=1), **{each.path: each for each in groups}},
     )
-    fields.setdefault("root", ReclaimRoot(path=ROOT if any(each.path == ROOT for each in groups) else ""))
+    path = ROOT if any(each.path == ROOT for each in groups) else ""
+    # The guard limits a root only while a reclaimed container runs in it.
+    roots = (path, *fields.get("numa_roots", {}).values())
+    fields.setdefault("root", ReclaimRoot(path=path, members=tuple(f"{root}/batch" for root in roots if root)))
     return MemoryInputs(snapshot=snapshot, now_ns=round(at_s * S), **fields)
 
 

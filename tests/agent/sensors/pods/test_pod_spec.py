@@ -93,6 +93,27 @@ def test_reclaimed_resources(
     assert result.cpu_limit_cores is None
 
 
+@pytest.mark.parametrize(
+    ("limits", "cores", "memory"),
+    [
+        ({MILLICPU: "500", MEMORY: "128Mi"}, 0.5, 128 << 20),
+        ({MILLICPU: "2k", "cpu": "500m", MEMORY: "1Gi", "memory": "128Mi"}, 0.5, 128 << 20),
+        ({MILLICPU: "500", "cpu": "2", MEMORY: "128Mi", "memory": "1Gi"}, 0.5, 128 << 20),
+        ({MILLICPU: "0", MEMORY: "0"}, None, None),
+        ({}, None, None),
+    ],
+)
+def test_limits_of_reclaimed_resources_are_limits_of_a_reclaimed_pod(
+    limits: dict[str, object], cores: float | None, memory: int | None
+) -> None:
+    """The kubelet enforces no limit of an extended resource."""
+    container = {"name": "c", "cgroup": "/c", "resources": {"limits": limits}}
+    batch = parsed(containers=[container], annotations={QOS_LEVEL_KEY: "reclaimed_cores"}).containers[0]
+    online = parsed(containers=[container]).containers[0]
+    assert (batch.cpu_limit_cores, batch.memory_limit_bytes) == (cores, memory)
+    assert online.cpu_limit_cores == (None if "cpu" not in limits else {"500m": 0.5, "2": 2.0}[str(limits["cpu"])])
+
+
 def test_network_bandwidth_is_in_megabits() -> None:
     result = [asking({NET_BANDWIDTH: "1k"}, {}), asking({}, {NET_BANDWIDTH: 25}), asking({}, {})]
     assert [container.net_bandwidth_mbit for container in result] == [1000, 25, None]

@@ -1,0 +1,282 @@
+"""Explains why reclaimed pods are Pending: no scheduler, too little of a reclaimed resource, or what the scheduler says.
+Compares what the pods request with what each node offers and has left, as the API server lists both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from http import HTTPStatus
+
+import msgspec
+
+from api import VERSION
+from api.eviction import TAINT_PREFIX
+from api.interfaces import Unavailable
+from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
+from api.qos import QOS_LEVEL_KEY, QoSLevel
+from api.quantity import format_bytes, format_count, parse_quantity
+from kube.client import KubeClient, ListScope
+from kube.credentials import ApiAccess
+from kube.errors import ApiError, ApiUnreachable
+from kube.objects import KubeMetadata, ResourceType, parse_timestamp
+
+DEFAULT_SCHEDULER = "default-scheduler"
+MIN_AGE_S = 10.0
+"""A younger pod may be between its creation and the first attempt of its scheduler."""
+MAX_NODES, TIMEOUT_S = 3, 10.0
+OFFER_REMEDY = (
+    "use profile colocate or `--set agent.extendedResources=true`; a new agent reports nothing for two minutes; "
+    "kubectl dioptase top shows HEADROOM"
+)
+ROOM_REMEDY = "request less, delete reclaimed pods, or wait: the amounts follow the idle resources of the node"
+NO_RIGHT = "ask an administrator for the right to list pods and nodes of the cluster"
+
+
+class _KubeStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    pass
+
+
+class _Requirements(_KubeStruct, frozen=True, kw_only=True):
+    requests: Mapping[str, str | int | float] = {}
+
+
+class _Container(_KubeStruct, frozen=True, kw_only=True):
+    resources: _Requirements = _Requirements()
+
+
+class _PodSpec(_KubeStruct, frozen=True, kw_only=True):
+    node_name: str = ""
+    scheduler_name: str = DEFAULT_SCHEDULER
+    containers: tuple[_Container, ...] = ()
+
+
+class _Condition(_KubeStruct, frozen=True, kw_only=True):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class _State(_KubeStruct, frozen=True, kw_only=True):
+    waiting: _Condition | None = None
+
+
+class _ContainerStatus(_KubeStruct, frozen=True, kw_only=True):
+    state: _State = _State()
+
+
+class _PodStatus(_KubeStruct, frozen=True, kw_only=True):
+    phase: str = ""
+    conditions: tuple[_Condition, ...] = ()
+    container_statuses: tuple[_ContainerStatus, ...] = ()
+
+
+class PlacedPod(_KubeStruct, frozen=True, kw_only=True):
+    """The parts of a pod that decide where it can be placed."""
+
+    metadata: KubeMetadata = KubeMetadata()
+    spec: _PodSpec = _PodSpec()
+    status: _PodStatus = _PodStatus()
+
+    @property
+    def key(self) -> str:
+        """Namespace and name."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    def reclaimed_requests(self) -> dict[str, Decimal]:
+        """Return the reclaimed resources that its containers request, by name."""
+        total: dict[str, Decimal] = {}
+        for container in self.spec.containers:
+            for name in (RECLAIMED_CPU, RECLAIMED_MEMORY):
+                if (amount := _quantity(container.resources.requests.get(name, 0))) > 0:
+                    total[name] = total.get(name, Decimal(0)) + amount
+        return total
+
+    @property
+    def is_pending_reclaimed(self) -> bool:
+        """Whether the pod is reclaimed and none of its containers has started."""
+        annotated = self.metadata.annotations.get(QOS_LEVEL_KEY) == QoSLevel.RECLAIMED.value
+        pending = self.status.phase == "Pending" and self.metadata.deletion_timestamp is None
+        return pending and (annotated or bool(self.reclaimed_requests()))
+
+
+class _Taint(_KubeStruct, frozen=True, kw_only=True):
+    key: str = ""
+    effect: str = ""
+
+
+class _NodeSpec(_KubeStruct, frozen=True, kw_only=True):
+    taints: tuple[_Taint, ...] = ()
+
+
+class _NodeStatus(_KubeStruct, frozen=True, kw_only=True):
+    allocatable: Mapping[str, str] = {}
+
+
+class OfferingNode(_KubeStruct, frozen=True, kw_only=True):
+    """The parts of a Node that decide which pods fit."""
+
+    metadata: KubeMetadata = KubeMetadata()
+    spec: _NodeSpec = _NodeSpec()
+    status: _NodeStatus = _NodeStatus()
+
+
+class PendingReason(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a group of pods is Pending, and the remedy."""
+
+    pods: tuple[str, ...]
+    ok: bool
+    """False if waiting does not help: nothing schedules the pods, or no node offers what they request."""
+    detail: str
+    remedy: str
+
+
+PENDING_POD_RESOURCE = ResourceType("", "v1", "pods", "Pod", PlacedPod, namespaced=True)
+OFFERING_NODE_RESOURCE = ResourceType("", "v1", "nodes", "Node", OfferingNode)
+
+
+def ask_pending_reasons(access: ApiAccess, now_s: float) -> tuple[PendingReason, ...]:
+    """Return `list_pending_reasons` with these credentials. Raises Unavailable."""
+
+    async def run() -> tuple[PendingReason, ...]:
+        async with KubeClient(access, f"dioptase-doctor/{VERSION}", TIMEOUT_S) as client:
+            return await list_pending_reasons(client, now_s)
+
+    return asyncio.run(run())
+
+
+async def list_pending_reasons(client: KubeClient, now_s: float) -> tuple[PendingReason, ...]:
+    """Return the reasons of the cluster's pending reclaimed pods, by the rights of the user. Raises Unavailable."""
+    unfinished = ListScope(fields="status.phase!=Succeeded,status.phase!=Failed")
+    try:
+        pods, nodes = await asyncio.gather(
+            client.list(PENDING_POD_RESOURCE, unfinished), client.list(OFFERING_NODE_RESOURCE)
+        )
+    except (ApiError, ApiUnreachable, ValueError) as error:
+        forbidden = isinstance(error, ApiError) and error.status == HTTPStatus.FORBIDDEN
+        raise Unavailable(str(error), NO_RIGHT if forbidden else "check that `kubectl get pods -A` works") from error
+    return pending_reasons(tuple(pods.objects.values()), tuple(nodes.objects.values()), now_s)
+
+
+def pending_reasons(
+    pods: Sequence[PlacedPod], nodes: Sequence[OfferingNode], now_s: float
+) -> tuple[PendingReason, ...]:
+    """Return one reason for each group of pending reclaimed pods with the same reason, those that need action first.
+    `pods` are all pods of the cluster that have not ended, `now_s` seconds since the epoch."""
+    free = _free_by_node(pods, nodes)
+    groups: dict[tuple[bool, str, str], list[str]] = {}
+    for pod in sorted(pods, key=lambda pod: pod.key):
+        if pod.is_pending_reclaimed and (reason := _reason(pod, nodes, free, now_s)) is not None:
+            groups.setdefault(reason, []).append(pod.key)
+    found = [
+        PendingReason(pods=tuple(names), ok=ok, detail=detail, remedy=remedy)
+        for (ok, detail, remedy), names in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda reason: (reason.ok, -len(reason.pods), reason.pods)))
+
+
+def pending_reason_of(pod: str, reasons: Sequence[PendingReason] | Unavailable) -> PendingReason | None:
+    """Return the reason of a pod, given by its name or with its namespace; None if it is not known to be Pending."""
+    if isinstance(reasons, Unavailable):
+        return None
+    return next((each for each in reasons for key in each.pods if pod in (key, key.partition("/")[2])), None)
+
+
+def _reason(
+    pod: PlacedPod, nodes: Sequence[OfferingNode], free: Mapping[str, Mapping[str, Decimal]], now_s: float
+) -> tuple[bool, str, str] | None:
+    """Return whether waiting may help, the reason and the remedy; None while it is too early to say."""
+    describe = "kubectl describe pod shows its events"
+    if pod.spec.node_name:
+        waiting = next((s.state.waiting for s in pod.status.container_statuses if s.state.waiting is not None), None)
+        if waiting is None or waiting.reason in ("", "ContainerCreating", "PodInitializing"):
+            return None
+        return (
+            False,
+            f"placed on {pod.spec.node_name}, does not start: {waiting.reason} {waiting.message}".strip(),
+            describe,
+        )
+    placed = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
+    if placed is None:
+        created = pod.metadata.creation_timestamp
+        if created is not None and now_s - parse_timestamp(created) < MIN_AGE_S:
+            return None
+        return False, f"no scheduler named {pod.spec.scheduler_name} has tried to place it", _scheduler_remedy(pod)
+    if placed.reason == "SchedulingGated":
+        return True, "its scheduling gates are closed", "the owner of the gate, such as a queue, opens it"
+    shortages = list(_shortages(pod, free))
+    if shortages:
+        offered = any(name in amounts for name in pod.reclaimed_requests() for amounts in free.values())
+        return offered, "; ".join(shortages), ROOM_REMEDY if offered else OFFER_REMEDY
+    taints = "; ".join(_taint_texts(nodes))
+    text = f"its scheduler says: {placed.message or placed.reason}"
+    if taints:
+        remedy = f"{taints}: it stays five minutes after its cause; kubectl dioptase explain NODE shows when it ends"
+        return True, text, remedy
+    return True, text, describe
+
+
+def _scheduler_remedy(pod: PlacedPod) -> str:
+    if pod.spec.scheduler_name == DEFAULT_SCHEDULER:
+        return "check that kube-scheduler runs: kubectl -n kube-system get pods,leases"
+    return "remove spec.schedulerName, so that the stock scheduler places the pod, or run a scheduler of that name"
+
+
+def _shortages(pod: PlacedPod, free: Mapping[str, Mapping[str, Decimal]]) -> Iterator[str]:
+    """Yield a sentence for each resource that is short on every node, if no node has enough of all of them."""
+    requests = pod.reclaimed_requests()
+    if any(all(amounts.get(name, Decimal(0)) >= size for name, size in requests.items()) for amounts in free.values()):
+        return
+    for name, size in requests.items():
+        short = sorted((size - amounts.get(name, Decimal(0)), node) for node, amounts in free.items())
+        short = [(by, node) for by, node in short if by > 0]
+        if not short:
+            continue
+        unit = name.partition("/")[2]
+        if not any(name in amounts for amounts in free.values()):
+            yield f"it requests {_amount(name, size)} of {unit}, which no node offers"
+            continue
+        listed = ", ".join(
+            f"{node} has {_amount(name, free[node].get(name, Decimal(0)))} left, {_amount(name, by)} short"
+            for by, node in short[:MAX_NODES]
+        )
+        more = f", and {format_count(len(short) - MAX_NODES, 'more node')}" if len(short) > MAX_NODES else ""
+        yield f"it requests {_amount(name, size)} of {unit}: {listed}{more}"
+
+
+def _free_by_node(pods: Iterable[PlacedPod], nodes: Iterable[OfferingNode]) -> dict[str, dict[str, Decimal]]:
+    """Return by node what it offers of each reclaimed resource minus the requests of its pods; at least 0."""
+    free = {
+        node.metadata.name: {
+            name: _quantity(node.status.allocatable[name])
+            for name in (RECLAIMED_CPU, RECLAIMED_MEMORY)
+            if name in node.status.allocatable
+        }
+        for node in nodes
+    }
+    for pod in pods:
+        amounts = free.get(pod.spec.node_name, {})
+        for name, size in pod.reclaimed_requests().items():
+            if name in amounts:
+                amounts[name] = max(amounts[name] - size, Decimal(0))
+    return free
+
+
+def _taint_texts(nodes: Iterable[OfferingNode]) -> Iterator[str]:
+    for node in sorted(nodes, key=lambda node: node.metadata.name)[:MAX_NODES]:
+        for taint in node.spec.taints:
+            if taint.key.startswith(TAINT_PREFIX):
+                yield f"{node.metadata.name} has the taint {taint.key}:{taint.effect}"
+
+
+def _quantity(value: str | float) -> Decimal:
+    try:
+        return parse_quantity(str(value))
+    except ValueError:
+        return Decimal(0)
+
+
+def _amount(name: str, size: Decimal) -> str:
+    return format_bytes(float(size)) if name == RECLAIMED_MEMORY else f"{size:.0f}"

@@ -1,0 +1,124 @@
+"""Why reclaimed pods are Pending, from pods and nodes as the API server lists them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from api.interfaces import Unavailable
+from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
+from cli.doctor import check_pending_pods
+from cli.fleet.findings import pending_findings
+from cli.fleet.pending_pods import OfferingNode, PendingReason, PlacedPod, pending_reason_of, pending_reasons
+
+NOW_S = 1_800_000_000.0
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: no."}
+
+
+def pod(name: str, cpu: str = "1k", memory: str = "", phase: str = "Pending", **fields: Any) -> PlacedPod:
+    requests = {RECLAIMED_CPU: cpu} | ({RECLAIMED_MEMORY: memory} if memory else {})
+    spec = {"containers": [{"resources": {"requests": requests}}], **fields.pop("spec", {})}
+    status = {"phase": phase, "conditions": [UNSCHEDULABLE], **fields.pop("status", {})}
+    metadata = {"namespace": "default", "name": name, **fields}
+    return msgspec.convert({"metadata": metadata, "spec": spec, "status": status}, PlacedPod)
+
+
+def node(name: str, cpu: str = "", memory: str = "", taint: str = "") -> OfferingNode:
+    allocatable = ({RECLAIMED_CPU: cpu} if cpu else {}) | ({RECLAIMED_MEMORY: memory} if memory else {})
+    taints = [{"key": taint, "effect": "NoSchedule"}] if taint else []
+    return msgspec.convert(
+        {"metadata": {"name": name}, "spec": {"taints": taints}, "status": {"allocatable": allocatable}}, OfferingNode
+    )
+
+
+def only(pods: list[PlacedPod], nodes: list[OfferingNode]) -> PendingReason:
+    (reason,) = pending_reasons(pods, nodes, NOW_S)
+    return reason
+
+
+def test_a_shortage_names_the_resource_the_amount_and_the_nodes() -> None:
+    running = pod("first", cpu="1k", phase="Running", spec={"nodeName": "node1"})
+    reason = only(
+        [pod("batch", cpu="2k"), running], [node("node1", cpu="1500"), node("node2", cpu="1800"), node("node3")]
+    )
+    assert reason.pods == ("default/batch",)
+    assert reason.detail == (
+        "it requests 2000 of reclaimed_millicpu: node2 has 1800 left, 200 short, node1 has 500 left, 1500 short, "
+        "node3 has 0 left, 2000 short"
+    )
+    assert (reason.ok, "request less" in reason.remedy) == (True, True)
+
+
+def test_only_the_resource_that_is_short_is_named() -> None:
+    reason = only([pod("batch", cpu="1k", memory="2Gi")], [node("node1", cpu="1500", memory="1Gi")])
+    assert reason.detail == "it requests 2.00 GiB of reclaimed_memory: node1 has 1.00 GiB left, 1.00 GiB short"
+
+
+def test_a_resource_that_no_node_offers_needs_a_setting() -> None:
+    reason = only([pod("batch")], [node("node1"), node("node2")])
+    assert reason.detail == "it requests 1000 of reclaimed_millicpu, which no node offers"
+    assert (reason.ok, "agent.extendedResources=true" in reason.remedy) == (False, True)
+
+
+def test_more_than_three_nodes_are_counted() -> None:
+    reason = only([pod("batch")], [node(f"node{number}", cpu="100") for number in range(5)])
+    assert reason.detail.endswith("node2 has 100 left, 900 short, and 2 more nodes")
+
+
+def test_where_it_would_fit_the_scheduler_and_the_taint_are_named() -> None:
+    plain = only([pod("batch")], [node("node1", cpu="2k")])
+    assert (plain.detail, plain.remedy) == (
+        "its scheduler says: 0/2 nodes: no.",
+        "kubectl describe pod shows its events",
+    )
+    tainted = only([pod("batch")], [node("node1", cpu="2k", taint="node.katalyst.kubewharf.io/MemoryPressure")])
+    assert tainted.remedy.startswith(
+        "node1 has the taint node.katalyst.kubewharf.io/MemoryPressure:NoSchedule: it stays five minutes after its cause"
+    )
+
+
+def test_a_pod_that_no_scheduler_has_tried_names_the_scheduler() -> None:
+    spec, status = {"schedulerName": "katalyst-scheduler"}, {"conditions": []}
+    reason = only([pod("batch", spec=spec, status=status)], [node("node1", cpu="2k")])
+    assert reason.detail == "no scheduler named katalyst-scheduler has tried to place it"
+    assert (reason.ok, reason.remedy.startswith("remove spec.schedulerName")) == (False, True)
+    young = pod("batch", spec=spec, status=status, creationTimestamp="2027-01-15T08:00:00Z")
+    assert pending_reasons([young], [], NOW_S + 9) == ()
+    assert len(pending_reasons([young], [], NOW_S + 11)) == 1
+
+
+def test_a_placed_pod_that_does_not_start_names_the_reason_of_its_container() -> None:
+    waiting = {"reason": "ImagePullBackOff", "message": "not found"}
+    status = {"containerStatuses": [{"state": {"waiting": waiting}}]}
+    reason = only([pod("batch", spec={"nodeName": "node1"}, status=status)], [node("node1", cpu="2k")])
+    assert reason.detail == "placed on node1, does not start: ImagePullBackOff not found"
+    starting = {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}
+    assert pending_reasons([pod("batch", spec={"nodeName": "node1"}, status=starting)], [], NOW_S) == ()
+
+
+def test_online_terminating_and_running_pods_are_left_out() -> None:
+    online = pod("web", spec={"containers": []})
+    annotated = pod("bare", spec={"containers": []}, annotations={"katalyst.kubewharf.io/qos_level": "reclaimed_cores"})
+    leaving = pod("old", deletionTimestamp="2026-01-01T00:00:00Z")
+    reasons = pending_reasons([online, annotated, leaving, pod("fine", phase="Running")], [node("node1")], NOW_S)
+    assert [reason.pods for reason in reasons] == [("default/bare",)]
+
+
+def test_pods_with_the_same_reason_are_one_finding() -> None:
+    reasons = pending_reasons([pod(f"job-{number}") for number in range(3)], [node("node1", cpu="500")], NOW_S)
+    (row,) = pending_findings(reasons)
+    assert row.detail.startswith("default/job-0 and 2 more: it requests 1000 of reclaimed_millicpu: node1 has 500 left")
+    assert (row.name, row.ok) == ("pending pods", True)
+    assert pending_reason_of("job-2", reasons) == pending_reason_of("default/job-0", reasons) == reasons[0]
+    assert pending_reason_of("job-3", reasons) is None
+
+
+def test_without_rights_doctor_says_what_was_not_checked(tmp_path: Path) -> None:
+    (row,) = pending_findings(Unavailable("pods is forbidden", "ask an administrator"))
+    assert (row.ok, row.detail, row.remedy) == (True, "not checked: pods is forbidden", "ask an administrator")
+    (check,) = check_pending_pods({"HOME": str(tmp_path)})
+    assert (check.ok, check.conclusive) == (True, False)
+    assert check.detail.startswith("not checked: no API server is configured")
+    assert check.remedy == "run `kubectl dioptase doctor` where kubectl works"

@@ -1,0 +1,83 @@
+"""Runs the commands of docs/first-steps.md: the chart on a real node, a batch Job that uses idle CPU and yields."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import images
+from tests.cluster.binaries import Missing, compiled_program
+from tests.cluster.cluster import Cluster
+from tests.cluster.daemons import PATIENCE, wait
+from tests.cluster.doc_commands import follow, steps
+from tests.cluster.external_cluster import ExternalCluster
+from tests.cluster.image_and_chart import IMAGE, TAG, image_archive
+from tests.cluster.programs import CODE
+from tests.cluster.test_quick_start import BUSYBOX
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
+PAGE = (CODE / "docs/first-steps.md").read_text()
+HELM = '#!/bin/sh\nif [ "$1" = install ]; then set -- "$@" --values {values}; fi\nexec {helm} "$@"\n'
+"""Values of this machine: the image's tag, the node's cgroup and state directory. The page installs with none."""
+
+
+@pytest.fixture
+def world(own_cluster: Cluster, cluster: Cluster | ExternalCluster, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The page's prerequisites: a node with both images, and the shell's variables."""
+    try:
+        image = image_archive()
+    except Missing as error:
+        pytest.skip(str(error))
+    node = own_cluster.nodes[0]
+    shell = tmp_path / "busybox.tar"
+    images.write(shell, {BUSYBOX: ()})
+    for archive in (image, shell):
+        node.load(archive)
+    values = tmp_path / "values.json"
+    values.write_text(
+        json.dumps(
+            {
+                "image": {"repository": IMAGE, "tag": TAG, "pullPolicy": "Never"},
+                "agent": {
+                    "stateDir": str(own_cluster.names.run / "first-steps"),
+                    "settings": {"kubelet": {"cgroupRoot": node.cgroup_root}},
+                },
+            }
+        )
+    )
+    helm = tmp_path / "bin/helm"
+    helm.parent.mkdir()
+    helm.write_text(HELM.format(values=values, helm=compiled_program("helm")))
+    helm.chmod(0o755)
+    path = [helm.parent, Path(sys.executable).parent, own_cluster.programs["kubectl"].parent, "/usr/bin", "/bin"]
+    yield {
+        "PATH": ":".join(map(str, path)), "KUBECONFIG": str(own_cluster.kubeconfig), "NODE": node.name,
+        "HOME": str(tmp_path), "PYTHONPATH": str(CODE),
+    }  # fmt: skip
+    own_cluster.kubectl("delete", "job,pod", "batch", "service", "-n", "default", "--ignore-not-found", "--wait=false")
+
+
+def used_cores(world: dict[str, str]) -> dict[str, float]:
+    """Return the CPU that each container of the node uses, by container name."""
+    command = ["kubectl", "dioptase", "top", "pods", "-o", "json"]
+    done = subprocess.run(
+        command, env=world, cwd=CODE, capture_output=True, text=True, check=True, timeout=60 * PATIENCE
+    )
+    return {row["container"]: row.get("cpu_cores") or 0.0 for row in json.loads(done.stdout)}
+
+
+def test_the_commands_of_the_page_have_the_outputs_of_the_page(world: dict[str, str]) -> None:
+    listed = list(steps(PAGE))
+    assert len(listed) == 8
+    for step in listed:
+        follow(step, world, CODE, 300)
+        if "kind: Job" in step.script:
+            # The node is shared with other tests: how much is idle varies, the limit of one core does not.
+            wait("the Job uses idle CPU", lambda: 0.1 < used_cores(world).get("batch", 0.0) < 1.1, 60)
+        if "name: service" in step.script:
+            wait("the Job yields", lambda: used_cores(world)["batch"] < used_cores(world)["service"] / 4, 60)
