@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.machine import memory_kib_of
-from demo.batch import ARENA_MIB, FILE_MIB
+from demo.batch import ARENA_MIB, FILE_MIB, BatchWork
 from demo.counters import ClientCell
 from demo.launch import ROOT, launch_in_cgroups, module_command
 from demo.online import bind_service, pieces_for
@@ -95,7 +95,7 @@ def test_requests_of_work_on_memory_cost_more_the_more_pieces_they_are(tmp_path:
 def test_memory_burners_hold_memory_and_page_cache_and_leave_nothing(tmp_path: Path) -> None:
     loads = DemoWorkloads(SMALL, tmp_path)
     try:
-        loads.start_batch(memory=True)
+        loads.start_batch(kind=BatchWork.STREAM)
         until(lambda: min(loads.batch.values()) > 2 * ARENA_MIB)
         workers = _workers(loads.process("batch").pid)
         largest = max(memory_kib_of(pid, "VmHWM") for pid in workers)
