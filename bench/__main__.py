@@ -11,6 +11,7 @@ BENCHMARKS = (
     "probe_cost",
     "event_cost",
     "cycle_cost",
+    "agent_cost",
     "peers",
     "cluster",
     "colocation",

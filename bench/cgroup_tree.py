@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agent.sensors.cgroup.hierarchy import unescape_mount
 from api.interfaces import Unavailable
-from demo.launch import ROOT, module_command
+from demo.launch import ROOT
 
 V2_CONTROLLERS = ("cpu", "cpuset", "io", "memory", "pids")
 EMPTY_TIMEOUT_S = 15.0
@@ -105,8 +105,8 @@ def own_cgroup(name: str, values: Mapping[str, str], mounts: Sequence[Path]) -> 
             enable_controllers(mount)
             make_cgroup(directory, values, leaf=False)
         lock = _lock(directories[0])
-        command = [*module_command("bench.cgroup_tree"), *map(str, directories)]
-        guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd=ROOT, pass_fds=())
+        command = [sys.executable, "-m", "bench.cgroup_tree", *map(str, directories)]
+        guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd=ROOT)
     except OSError as error:
         remove_tree(directories, timeout_s=0.0)
         raise Unavailable(
@@ -118,7 +118,8 @@ def own_cgroup(name: str, values: Mapping[str, str], mounts: Sequence[Path]) -> 
     finally:
         assert guard.stdin is not None
         guard.stdin.close()
-        guard.wait()
+        if guard.wait():
+            remove_tree(directories)
         os.close(lock)
 
 

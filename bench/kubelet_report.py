@@ -89,10 +89,10 @@ def summary_table(results: ColocationResults) -> list[str]:
     text = (
         "p99 latency of the service in milliseconds, medians, and batch work as a part of a stock kubelet's. Goals of the "
         f"agent (`ours`), of which {sum(verdicts)} of {len(verdicts)} are met: a p99 of at most {MAX_P99_OF_BEST:g} x the "
-        f"better of a stock kubelet (`stock`) and the best that the kernel gives (`floor`); at least {MIN_UNITS_OF_STOCK:g} of a stock "
-        f"kubelet's batch work where its p99 is at most {STOCK_FAILS_FROM:g} x that without batch work (`alone`), and at most "
-        f"a third of its p99 where it is more; at least {MIN_NODE_USE:.0%} of the node busy, where a stock kubelet reaches "
-        f"that. {_noise_text(results)}"
+        "better of a stock kubelet (`stock`) and the best that the kernel gives (`floor`); at least "
+        f"{MIN_UNITS_OF_STOCK:g} of a stock kubelet's batch work where its p99 is at most {STOCK_FAILS_FROM:g} x that without "
+        f"batch work (`alone`), and at most a third of its p99 where it is more; at least {MIN_NODE_USE:.0%} of the node "
+        f"busy, where a stock kubelet reaches that. {_noise_text(results)}"
     )
     return [text, "", *markdown_table(SUMMARY_HEADS, rows)]
 
