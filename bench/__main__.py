@@ -11,14 +11,19 @@ BENCHMARKS = (
     "probe_cost",
     "event_cost",
     "cycle_cost",
+    "agent_cost",
     "peers",
     "cluster",
     "colocation",
+    "colocation_flat",
     "predictors",
     "day",
     "soak",
     "fuzz",
 )
+COMMANDS = {"colocation_flat": ("bench.colocation", "--layout", "flat")}
+"""Module and options of the benchmarks that are no module of their own name."""
+README_MARKS = ("<!-- bench/results/colocation.summary.md -->", "<!-- end -->")
 HEAD = """# Results
 
 Measured by `make bench`; each section says when and on what. These machines are shared and noisy: compare numbers within a
@@ -27,7 +32,10 @@ section, which were measured side by side in one run, and trust ratios more than
 
 
 def assemble() -> None:
-    """Join the sections to bench/RESULTS.md; a benchmark without results has a note instead."""
+    """Join the sections to bench/RESULTS.md, and put the colocation table into the README.
+
+    A benchmark without results has a note instead.
+    """
     parts = [HEAD]
     for name in BENCHMARKS:
         section = HERE / "results" / f"{name}.md"
@@ -35,6 +43,18 @@ def assemble() -> None:
         # Sections are next to their pictures in results/; the page is one directory above.
         parts.append(text.replace(f"]({name}.", f"](results/{name}."))
     (HERE / "RESULTS.md").write_text("\n".join(part.strip() + "\n" for part in parts))
+    summary = HERE / "results/colocation.summary.md"
+    if summary.exists():
+        readme = HERE.parent / "README.md"
+        readme.write_text(with_summary(readme.read_text(), summary.read_text()))
+
+
+def with_summary(readme: str, summary: str) -> str:
+    """Return the README with the table of the colocation benchmark between its marks; unchanged without marks."""
+    begin, end = README_MARKS
+    before, mark, rest = readme.partition(begin)
+    _, end_mark, after = rest.partition(end)
+    return f"{before}{begin}\n{summary.strip()}\n{end}{after}" if mark and end_mark else readme
 
 
 def main(arguments: list[str]) -> int:
@@ -48,7 +68,9 @@ def main(arguments: list[str]) -> int:
     failed = []
     for name in BENCHMARKS if "--assemble" not in arguments else ():
         print(f"== {name}", flush=True)
-        if subprocess.run([sys.executable, "-m", f"bench.{name}"], cwd=HERE.parent, check=False).returncode:
+        if subprocess.run(
+            [sys.executable, "-m", *COMMANDS.get(name, (f"bench.{name}",))], cwd=HERE.parent, check=False
+        ).returncode:
             failed.append(name)
     assemble()
     print(f"wrote {HERE / 'RESULTS.md'}" + (f"; failed: {', '.join(failed)}" if failed else ""))

@@ -1,34 +1,40 @@
-"""The main benchmark: an open-loop online service with batch work, in every scenario and colocation mode.
-Cells are shuffled within each repetition, so that a slow minute of the machine affects no mode more than another.
+"""The main benchmark: an open-loop online service with batch work, in every scenario and colocation mode, on the cgroups that a
+kubelet makes, or with `--layout flat` in two cgroups side by side. Cells are shuffled within each repetition, so that a slow
+minute of the machine affects no mode more than another.
 """
 
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import os
 import random
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-from agent.sensors.cgroup.hierarchy import detect_hierarchy
+import msgspec
+
+from agent.sensors.cgroup.hierarchy import Hierarchy, detect_hierarchy
 from api.interfaces import RunqLatencySource, Unavailable
 from api.snapshot import RunqLatency
-from bench import colocation_report
+from bench import colocation_report, kubelet_report
 from bench.colocation_cell import AGENT_WARMUP_S, WARMUP_S, CellResult, CellSetup, measure_cell, warmup_s
 from bench.colocation_figures import save_figures
+from bench.colocation_layouts import FLAT, KUBELET, kubelet_root
 from bench.colocation_modes import (
     COMPARED_MODES,
     CURVE_MODES,
-    CURVE_SCENARIO,
-    DEFAULT_SCENARIOS,
+    KUBELET_COMPARED_MODES,
+    KUBELET_MODES,
     MAIN_MODES,
     MODES_BY_NAME,
-    ONLINE,
 )
-from bench.colocation_modes import SCENARIOS_BY_NAME as SCENARIOS
-from bench.colocation_report import ColocationResults, Reaction, markdown
+from bench.colocation_report import ColocationResults, Reaction
+from bench.colocation_scenarios import CURVE_SCENARIO, DEFAULT_SCENARIOS, SCENARIOS_BY_LAYOUT
+from bench.colocation_scenarios import SCENARIOS_BY_NAME as SCENARIOS
 from bench.machine import bench_parser, end_cleanly_on_sigterm, name_list, node_times, this_machine, write_results
 from bench.reaction import KINDS, PERIOD_S, measure_reaction
 from demo.online import pieces_for
@@ -45,23 +51,44 @@ CellPlan = list[tuple[int, str, str]]
 """Repetition, mode, scenario."""
 
 
+class LayoutDefaults(msgspec.Struct, frozen=True):
+    """What a full run on one layout measures."""
+
+    modes: tuple[str, ...]
+    compared: tuple[str, ...]
+    """Modes of the first round only."""
+    curve: tuple[str, ...]
+    """Modes of the trade-off."""
+    seconds: float
+    steps: int
+    minutes: float
+
+
+LAYOUTS = {
+    KUBELET: LayoutDefaults(KUBELET_MODES, KUBELET_COMPARED_MODES, (), seconds=6.0, steps=0, minutes=72.0),
+    FLAT: LayoutDefaults(MAIN_MODES, COMPARED_MODES, CURVE_MODES, seconds=8.0, steps=30, minutes=25.0),
+}
+REACTION_SCENARIOS = {KUBELET: "burstable-besteffort-cpu-10", FLAT: "steady-10"}
+
+
 def options(argv: Sequence[str]) -> argparse.Namespace:
     parser = bench_parser("colocation", __doc__)
+    parser.add_argument("--layout", choices=tuple(LAYOUTS), default=KUBELET, help="where the cgroups are")
     parser.add_argument("--modes", type=name_list(MODES_BY_NAME), help="these alone, in every round of every scenario")
     parser.add_argument(
-        "--scenarios", type=name_list(SCENARIOS), default=DEFAULT_SCENARIOS, help=f"of {', '.join(SCENARIOS)}"
+        "--scenarios", help="names or patterns with *, separated by commas; default: those of the report"
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--curve-rounds", type=int, default=2, help="rounds of the trade-off; 0 leaves it out")
-    parser.add_argument("--seconds", type=float, default=8.0, help="measured time of a cell, after its warm-up")
     parser.add_argument(
-        "--steps", type=int, default=30, help="jumps of the load in each reaction test; 0 leaves them out"
+        "--curve-rounds", type=int, default=2, help="rounds of the trade-off, flat only; 0 leaves it out"
     )
+    parser.add_argument("--seconds", type=float, help="measured time of a cell, after its warm-up: 6, flat 8")
+    parser.add_argument("--steps", type=int, help="jumps of the load in each reaction test: 0 (none), flat 30")
     parser.add_argument(
         "--reactions", type=name_list(MODES_BY_NAME), default=("ours",), help="modes of the reaction tests"
     )
     parser.add_argument(
-        "--minutes", type=float, default=25.0, help="repetitions that do not fit into this are left out and listed"
+        "--minutes", type=float, help="repetitions that do not fit into this are left out and listed: 72, flat 25"
     )
     parser.add_argument("--waits", action="store_true", help="also read the online cgroup's run-queue wait")
     parser.add_argument(
@@ -69,20 +96,42 @@ def options(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(argv)
+    defaults = LAYOUTS[args.layout]
+    for name in ("seconds", "steps", "minutes"):
+        if getattr(args, name) is None:
+            setattr(args, name, getattr(defaults, name))
+    try:
+        args.scenarios = matching_scenarios(args.layout, args.scenarios)
+    except ValueError as error:
+        parser.error(str(error))
     if args.quick:
         args.rounds, args.seconds, args.curve_rounds, args.steps = 1, 2.0, 0, min(args.steps, 2)
     return args
 
 
+def matching_scenarios(layout: str, patterns: str | None) -> tuple[str, ...]:
+    """Return the scenarios of a layout that match a comma-separated list of patterns. Raises ValueError for one without any."""
+    if patterns is None:
+        return DEFAULT_SCENARIOS[layout]
+    names: list[str] = []
+    for pattern in patterns.split(","):
+        matches = fnmatch.filter(SCENARIOS_BY_LAYOUT[layout], pattern)
+        if not matches:
+            listed = ", ".join(SCENARIOS_BY_LAYOUT[layout])
+            raise ValueError(f"--scenarios: {pattern!r} matches none of layout {layout}: {listed}")
+        names += matches
+    return tuple(dict.fromkeys(names))
+
+
 def plan_of(args: argparse.Namespace) -> CellPlan:
     """Return all cells in order of measurement, repetition by repetition, so that a time limit cuts off repetitions."""
-    order = random.Random(args.seed)
+    order, layout = random.Random(args.seed), LAYOUTS[args.layout]
+    curve_modes = (args.modes or layout.curve) if layout.curve else ()
     plan: CellPlan = []
-    for number in range(1, max(args.rounds, args.curve_rounds) + 1):
-        modes = args.modes or (MAIN_MODES + COMPARED_MODES if number == 1 else MAIN_MODES)
+    for number in range(1, max(args.rounds, args.curve_rounds if curve_modes else 0) + 1):
+        modes = args.modes or (layout.modes + layout.compared if number == 1 else layout.modes)
         cells = [(number, mode, name) for name in args.scenarios for mode in modes if number <= args.rounds]
-        curve = args.modes or CURVE_MODES
-        cells += [(number, mode, CURVE_SCENARIO) for mode in curve if number <= args.curve_rounds]
+        cells += [(number, mode, CURVE_SCENARIO) for mode in curve_modes if number <= args.curve_rounds]
         cells = list(dict.fromkeys(cells))
         order.shuffle(cells)
         plan += cells
@@ -170,11 +219,13 @@ def _noise_level(cell: CellResult) -> float:
 
 def _cell_line(cell: CellResult) -> str:
     text = (
-        f"{cell.scenario:13} {cell.mode:12} p50 {cell.p50_ms:7.2f} p99 {cell.p99_ms:8.2f} p99.9 {cell.p999_ms:8.2f} ms, "
+        f"{cell.scenario:13} {cell.mode:11} p50 {cell.p50_ms:7.2f} p99 {cell.p99_ms:8.2f} p99.9 {cell.p999_ms:8.2f} ms, "
         f"{cell.units_per_s:7,.0f} units/s, node {cell.node_use:4.0%}, stolen {cell.noise.stolen:.1%}, "
         f"others {cell.noise.others:.1%}, lost {cell.lost}, service {cell.online_us:.0f} us, "
         f"client {cell.client_cores:.2f} cores"
     )
+    if cell.agent_cores:
+        text += f", agent {cell.agent_cores:.3f} cores"
     if cell.lending is not None:
         text += f", reclaimable {cell.lending.reclaimable_cores:.2f} cores, {cell.lending.changes} changes"
     if cell.waits is not None:
@@ -186,7 +237,8 @@ def reactions(args: argparse.Namespace, bed: CellSetup) -> list[Reaction]:
     reactions = []
     for mode, kind in [(mode, kind) for mode in args.reactions for kind in KINDS] if args.steps else ():
         print(f"{mode}: {args.steps} {kind} of the load", flush=True)
-        reactions.append(measure_reaction(bed, MODES_BY_NAME[mode], kind, args.steps))
+        base = SCENARIOS[REACTION_SCENARIOS[args.layout]]
+        reactions.append(measure_reaction(bed, MODES_BY_NAME[mode], base, kind, args.steps))
         late = colocation_report.format_reaction_ms(colocation_report.reaction_quantile(reactions[-1], 0.99))
         print(
             f"  taken back in "
@@ -215,12 +267,12 @@ def reactions_s(args: argparse.Namespace) -> float:
 
 def settings(args: argparse.Namespace, bed: CellSetup) -> str:
     size = bed.size
+    rounds = f"{args.rounds} and {args.curve_rounds} of the trade-off" if args.layout == FLAT else f"{args.rounds}"
     return (
         f"Service: {size.workers} workers, {size.service_us} us of CPU a request, or where memory matters {bed.pieces:,} "
         "copies of 1 KiB out of 4 MiB, which cost as much on the quiet machine; Poisson arrivals, open loop. Batch: "
-        f"{size.burners} burners, each the SHA-256 of 64 KiB over and over, or copying through 96 MiB of its own and 192 MiB "
-        f"of page cache. Shuffled rounds, {args.rounds} and {args.curve_rounds} of the trade-off, of {args.seconds:g} s a cell "
-        "after "
+        f"{size.burners} burners, each the SHA-256 of 64 KiB over and over, or copying through 96 MiB of memory of its own. "
+        f"Shuffled rounds, {rounds}, of {args.seconds:g} s a cell after "
         f"{WARMUP_S:g} s of warm-up ({AGENT_WARMUP_S:g} s where the agent runs: it lends step by step). Latency from when a "
         f"request was due to the kernel's timestamp of its reply; a lost request counts with 5 s. The client runs under "
         f"SCHED_FIFO on the same CPUs. A cell in which other processes took {MAX_QUIET_OTHERS:.0%} of the node or more, or the "
@@ -238,16 +290,27 @@ def _open_waits() -> RunqLatencySource:
 def main(argv: Sequence[str] | None = None) -> int:
     args = options(sys.argv[1:] if argv is None else argv)
     end_cleanly_on_sigterm()
-    source: RunqLatencySource | None = None
     try:
-        hierarchy = detect_hierarchy()
-        source = _open_waits() if args.waits else None
+        with ExitStack() as stack:
+            hierarchy = detect_hierarchy()
+            source = _open_waits() if args.waits else None
+            if source is not None:
+                stack.callback(source.close)
+            if args.layout == KUBELET:
+                stack.enter_context(kubelet_root(hierarchy, allowed_cpu_count()))
+            results = measure(args, hierarchy, source)
     except Unavailable as error:
         print(f"bench: {error.reason}\n  remedy: {error.remedy}", file=sys.stderr)
         return 2
+    write(results, args.out)
+    return 1 if results.failures or not results.cells else 0
+
+
+def measure(args: argparse.Namespace, hierarchy: Hierarchy, source: RunqLatencySource | None) -> ColocationResults:
+    """Measure the reaction times and all cells."""
 
     def waits(cgroup_id: int) -> RunqLatency | None:
-        return source.read({cgroup_id: f"/{ONLINE}"}).get(cgroup_id) if source else None
+        return source.read({cgroup_id: "/online"}).get(cgroup_id) if source else None
 
     cpus = tuple(sorted(os.sched_getaffinity(0)))
     size, plan = size_for(allowed_cpu_count()), plan_of(args)
@@ -260,32 +323,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{len(plan)} cells, and {args.steps} jumps of each kind: about {minutes:.0f} minutes", flush=True)
     reacted = reactions(args, bed)
     cells, failures, left_out = run_cells(args, bed, plan, budget)
-    results = ColocationResults(
+    return ColocationResults(
         machine=this_machine(hierarchy.mode),
         settings=settings(args, bed),
+        layout=args.layout,
         cells=tuple(cells),
         reactions=tuple(reacted),
         failures=tuple(failures),
         left_out=tuple(left_out),
     )
-    if source is not None:
-        source.close()
-    write(results, args.out)
-    return 1 if failures or not cells else 0
 
 
 def write(results: ColocationResults, directory: Path) -> None:
-    write_results(directory, "colocation", markdown(results), results)
-    save_figures(results, directory)
-    print(
-        "\n".join(
-            (
-                *colocation_report.tradeoff_markdown(results),
-                *(goal.line() for goal in colocation_report.evaluate_colocation_goals(results)),
-            )
-        )
-    )
-    print(f"wrote {directory}/colocation.md, .json, .svg and .tradeoff.svg")
+    """Write the section, the results and the figures, and print the goals."""
+    if results.layout == KUBELET:
+        name, text, printed = "colocation", kubelet_report.markdown(results), kubelet_report.summary_table(results)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{name}.summary.md").write_text("\n".join(printed) + "\n")
+    else:
+        name, text = "colocation_flat", colocation_report.markdown(results)
+        printed = colocation_report.tradeoff_markdown(results)
+        printed += [goal.line() for goal in colocation_report.evaluate_colocation_goals(results)]
+    write_results(directory, name, text, results)
+    save_figures(results, directory, name)
+    print("\n".join(printed))
+    print(f"wrote {directory}/{name}.md and others")
 
 
 if __name__ == "__main__":

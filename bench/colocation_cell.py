@@ -6,38 +6,34 @@ import tempfile
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from statistics import fmean
 
 import msgspec
 
+from agent.config.profiles import with_defaults
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import JournalEntry, OutcomeStatus
 from api.histogram import quantile_ns
 from api.rates import runq_latency_delta
 from api.snapshot import RunqLatency
 from api.units import NS_PER_MS, NS_PER_S
-from bench.colocation_modes import BATCH, ONLINE, ColocationMode, ModeKnobs, Scenario
+from bench.colocation_layouts import CellCgroups, flat_cgroups, kubelet_cgroups
+from bench.colocation_modes import ColocationMode, ModeKnobs
+from bench.colocation_scenarios import Scenario
 from bench.machine import TICKS_PER_S, NodeTimes, children_of, cpu_ns_of, node_times, wait_until_ready
 from cli.agent_process import AgentExited, AgentProcess, free_port
-from demo.cgroups import DemoCgroups
 from demo.counters import ClientCell
 from demo.schedule import Schedule
 from demo.workloads import DemoWorkloads, WorkloadSize
 from exporters.view.cycle_view import View
 
 WARMUP_S = 2.0
+DISK = "/var/tmp"
+"""A directory on a disk, unlike /tmp on many machines, for the files of the workloads."""
 AGENT_WARMUP_S = 12.0
 """After a breach the agent grows the reclaimable CPU by 10 % of the node a second; the steady state is measured."""
-PODS = f"""pods:
-- name: online
-  annotations: {{katalyst.kubewharf.io/qos_level: shared_cores}}
-  containers: [{{name: online, cgroup: /{ONLINE}}}]
-- name: batch
-  annotations: {{katalyst.kubewharf.io/qos_level: reclaimed_cores}}
-  containers: [{{name: batch, cgroup: /{BATCH}}}]
-"""
 
 
 class MeasurementNoise(msgspec.Struct, frozen=True):
@@ -91,6 +87,8 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     client_cores: float
     lag_us: float
     """Average delay of the client's requests."""
+    agent_cores: float = 0.0
+    """CPU of the agent's processes; its BPF programs run in the tasks of others."""
     noise: MeasurementNoise
     lending: AgentActivity | None = None
     """Only with an agent."""
@@ -106,8 +104,8 @@ class CounterMarks(msgspec.Struct, frozen=True):
     node: NodeTimes
     online_ns: int
     client_ns: int
-    rest_ns: int
-    """CPU time of the batch job and of the agent."""
+    batch_ns: int
+    agent_ns: int
     answered: int
     wait: RunqLatency | None
 
@@ -121,15 +119,6 @@ def quantile_ms(latencies_ns: Sequence[int], q: float) -> float:
     if not latencies_ns:
         return float("nan")
     return latencies_ns[min(len(latencies_ns) - 1, int(q * len(latencies_ns)))] / NS_PER_MS
-
-
-@contextmanager
-def bench_cgroups(hierarchy: Hierarchy) -> Iterator[DemoCgroups]:
-    groups = DemoCgroups.make(hierarchy.v1, hierarchy.v2, (ONLINE, BATCH))
-    try:
-        yield groups
-    finally:
-        groups.remove()
 
 
 class CellSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +137,7 @@ class CellSetup(msgspec.Struct, frozen=True, kw_only=True):
 class RunningCell(msgspec.Struct, frozen=True):
     """The workloads in their cgroups, and the agent if the mode has one."""
 
-    groups: DemoCgroups
+    groups: CellCgroups
     loads: DemoWorkloads
     agent: AgentProcess | None
     samples: Path
@@ -160,19 +149,20 @@ def running_cell(
     bed: CellSetup, mode: ColocationMode, scenario: Scenario, schedule: Schedule, **client: object
 ) -> Iterator[RunningCell]:
     """Start everything of one cell in new cgroups; stop and remove it at the end."""
-    with bench_cgroups(bed.hierarchy) as groups, tempfile.TemporaryDirectory(prefix="dioptase-bench-") as name:
+    size = msgspec.structs.replace(bed.size, burners=scenario.burners * bed.size.burners)
+    with cell_cgroups(bed, scenario) as groups, tempfile.TemporaryDirectory(prefix="dioptase-bench-", dir=DISK) as name:
         directory = Path(name)
-        loads = DemoWorkloads(bed.size, directory, groups.procs(ONLINE), groups.procs(BATCH))
+        loads = DemoWorkloads(size, directory, groups.procs(groups.online), groups.procs(groups.batch))
         agent: AgentProcess | None = None
         try:
             if mode.write_knobs is not None:
                 mode.write_knobs(ModeKnobs(bed.hierarchy, groups, bed.cpus, scenario.load))
             if mode.agent_config is not None:
                 # Before the load: the child that compiles the probes has a low priority, and the load would delay it for long.
-                agent = start_agent(directory, mode.agent_config)
-            loads.start_online(pieces=bed.pieces if scenario.memory else None)
+                agent = start_agent(directory, groups, mode.agent_config)
+            loads.start_online(pieces=bed.pieces if scenario.on_memory else None, reads=scenario.reads)
             if mode.batch:
-                loads.start_batch(idle=mode.sched_idle, memory=scenario.memory)
+                loads.start_batch(idle=mode.sched_idle, kind=scenario.kind)
             samples = directory / "samples"
             loads.start_client(schedule, samples=samples, **client)  # type: ignore[arg-type]
             yield RunningCell(groups, loads, agent, samples)
@@ -183,14 +173,24 @@ def running_cell(
             loads.close()
 
 
-def start_agent(directory: Path, config: str) -> AgentProcess:
-    """Start the real agent with --act on for the bench's pods; returns when a cycle is finished and the probes are loaded."""
-    (directory / "pods.yaml").write_text(PODS)
-    (directory / "agent.yaml").write_text(config)
+def cell_cgroups(bed: CellSetup, scenario: Scenario) -> AbstractContextManager[CellCgroups]:
+    """Return the cgroups of the scenario's layout, which exist within the `with` block."""
+    if not scenario.online:
+        return flat_cgroups(bed.hierarchy)
+    return kubelet_cgroups(bed.hierarchy, bed.size.cpus, online=scenario.online, batch=scenario.batch)
+
+
+def start_agent(directory: Path, groups: CellCgroups, config: str) -> AgentProcess:
+    """Start the real agent, acting on the bench's pods; returns when a cycle is finished and the probes are loaded."""
+    document = with_defaults(msgspec.yaml.decode(config) or {}, groups.settings)
+    (directory / "pods.yaml").write_text(groups.pods)
+    (directory / "agent.yaml").write_bytes(msgspec.yaml.encode(document))
     files = (("--pods", "pods.yaml"), ("--config", "agent.yaml"), ("--state-dir", "state"))
     options = [text for option, name in files for text in (option, str(directory / name))]
     with (directory / "agent.log").open("wb") as log:
-        agent = AgentProcess([*options, "--act", "on"], port=free_port(), output=log)
+        agent = AgentProcess(
+            [*options, *groups.agent_options], port=free_port(), output=log, procs=groups.procs(groups.agent)
+        )
     try:
         wait_until_ready(agent)
     except AgentExited as error:
@@ -207,7 +207,7 @@ def measure_cell(bed: CellSetup, mode: ColocationMode, scenario: Scenario, round
     client: dict[str, object] = {"duration_s": warmup + seconds + 0.5, "seed": round_number, "warmup_s": warmup}
     with running_cell(bed, mode, scenario, schedule, **client) as running:
         loads, agent = running.loads, running.agent
-        cgroup_id = (bed.hierarchy.primary / ONLINE).stat().st_ino
+        cgroup_id = running.groups.directories(running.groups.online)[0].stat().st_ino
         while not loads.client[ClientCell.STARTED_NS]:
             time.sleep(0.01)
         began = _mark(loads, agent, cgroup_id, None)
@@ -247,9 +247,12 @@ def _agent_activity(agent: AgentProcess, from_ns: int, until_ns: int) -> AgentAc
     return AgentActivity(fmean(reclaimable), len(applied)) if reclaimable else None
 
 
+OWN_TIMES = ("online_ns", "client_ns", "batch_ns", "agent_ns")
+
+
 def _noise(before: CounterMarks, after: CounterMarks) -> MeasurementNoise:
     total = max(after.node.total - before.node.total, 1)
-    known_ns = sum(getattr(after, name) - getattr(before, name) for name in ("online_ns", "client_ns", "rest_ns"))
+    known_ns = sum(getattr(after, name) - getattr(before, name) for name in OWN_TIMES)
     busy = (after.node.busy - before.node.busy) / total
     return MeasurementNoise(
         busy - known_ns / NS_PER_S / (total / TICKS_PER_S), (after.node.stolen - before.node.stolen) / total
@@ -260,15 +263,14 @@ def _mark(
     loads: DemoWorkloads, agent: AgentProcess | None, cgroup_id: int, waits: RunqLatencyReader | None
 ) -> CounterMarks:
     online = loads.process("online").pid
-    rest = [loads.process("batch").pid] if loads.has("batch") else []
-    rest += [agent.pid] if agent else []
     return CounterMarks(
         time.time_ns(),
         loads.units(),
         node_times(),
         _family_cpu_ns(online),
         cpu_ns_of(loads.process("client").pid),
-        sum(map(_family_cpu_ns, rest)),
+        _family_cpu_ns(loads.process("batch").pid) if loads.has("batch") else 0,
+        _family_cpu_ns(agent.pid) if agent else 0,
         loads.client[ClientCell.ANSWERED],
         waits(cgroup_id) if waits else None,
     )
@@ -303,6 +305,7 @@ def _cell_numbers(
         online_us=(after.online_ns - before.online_ns) / max(after.answered - before.answered, 1) / 1000,
         client_cores=(after.client_ns - before.client_ns) / NS_PER_S / seconds,
         lag_us=client[0],
+        agent_cores=(after.agent_ns - before.agent_ns) / NS_PER_S / seconds,
         waits=_runq_latency_quantiles(before.wait, after.wait),
     )
 

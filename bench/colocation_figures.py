@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from bench.colocation_modes import CURVE_SCENARIO
+from bench.colocation_layouts import FLAT
 from bench.colocation_modes import MODES_BY_NAME as MODES
 from bench.colocation_report import (
     MAX_P99_OF_ALONE,
@@ -22,6 +22,7 @@ from bench.colocation_report import (
     cell_p99,
     tradeoff_curve,
 )
+from bench.colocation_scenarios import CURVE_SCENARIO
 
 COLOURS = ("#000000", "#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7", "#b8a900", "#7f7f7f")
 """Okabe and Ito's palette and a grey; its yellow is darkened for a white background. Modes also differ by their marker."""
@@ -32,11 +33,12 @@ MODE_SPACING = 0.09
 """Distance between modes of one scenario; scenarios are 1 apart."""
 
 
-def save_figures(results: ColocationResults, directory: Path) -> None:
-    """Write colocation.svg and colocation.tradeoff.svg to the directory."""
+def save_figures(results: ColocationResults, directory: Path, name: str) -> None:
+    """Write NAME.svg to the directory, and for the flat layout NAME.tradeoff.svg."""
+    figures = {f"{name}.svg": p99_figure, f"{name}.tradeoff.svg": tradeoff_figure}
     with _style():
-        for name, draw in (("colocation.svg", p99_figure), ("colocation.tradeoff.svg", tradeoff_figure)):
-            draw(results).savefig(directory / name, metadata={"Date": None})
+        for file, draw in (figures if results.layout == FLAT else {f"{name}.svg": kubelet_figure}).items():
+            draw(results).savefig(directory / file, metadata={"Date": None})
 
 
 def _style() -> AbstractContextManager[None]:
@@ -72,6 +74,34 @@ def p99_figure(results: ColocationResults) -> Figure:
     axes.set_xticks(range(len(scenarios)), scenarios)
     axes.grid(visible=False, axis="x")
     if modes:
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, title="mode")
+    return figure
+
+
+def kubelet_figure(results: ColocationResults) -> Figure:
+    """Draw a line for each scenario: p99 of each mode as a multiple of that without batch work, medians and all rounds."""
+    figure, axes = _axes("p99 latency of the online service on a kubelet's cgroups")
+    axes.set_xscale("log")
+    axes.set_yscale("linear")
+    scenarios = results.scenarios()
+    modes = [mode for mode in results.modes() if MODES[mode].batch]
+    for index, mode in enumerate(modes):
+        for y, scenario in enumerate(scenarios):
+            group, alone = results.group(mode, scenario), results.group("alone", scenario)
+            if group is None or alone is None:
+                continue
+            base, (low, high) = alone.median(cell_p99), group.spread(cell_p99)
+            middle, label = group.median(cell_p99), mode if y == 0 else None
+            axes.errorbar(
+                [middle / base], [y + (index - (len(modes) - 1) / 2) * MODE_SPACING],
+                xerr=([(middle - low) / base], [(high - middle) / base]), fmt=MARKERS[index], color=COLOURS[index],
+                markersize=5, label=label,
+            )  # fmt: skip
+    axes.set_yticks(range(len(scenarios)), scenarios)
+    axes.invert_yaxis()
+    axes.set(xlabel="p99 (multiple of that without batch work); bar: minimum to maximum of all rounds")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    if modes and scenarios:
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, title="mode")
     return figure
 

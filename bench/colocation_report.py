@@ -9,9 +9,10 @@ from statistics import median
 import msgspec
 
 from bench.colocation_cell import CellResult
-from bench.colocation_modes import CURVE_SCENARIO
+from bench.colocation_layouts import FLAT
 from bench.colocation_modes import MODES_BY_NAME as MODES
-from bench.colocation_modes import SCENARIOS_BY_NAME as SCENARIOS
+from bench.colocation_scenarios import CURVE_SCENARIO
+from bench.colocation_scenarios import SCENARIOS_BY_NAME as SCENARIOS
 from bench.machine import BenchMachine, markdown_table
 
 CellMetric = Callable[[CellResult], float]
@@ -53,6 +54,8 @@ class ColocationResults(msgspec.Struct, frozen=True, kw_only=True):
 
     machine: BenchMachine
     settings: str
+    layout: str = FLAT
+    """Where the cgroups were: a key of bench.colocation.LAYOUTS."""
     cells: tuple[CellResult, ...]
     reactions: tuple[Reaction, ...] = ()
     failures: tuple[str, ...] = ()
@@ -148,7 +151,7 @@ def tradeoff_markdown(results: ColocationResults) -> list[str]:
         f"In `{CURVE_SCENARIO}`: batch work done as a part of the floor's, and the service's p99 relative to",
         "`alone`, both medians; the targets are the `targetWaitMs` of policy `latency`.",
         "",
-        "![p99 against batch work done](colocation.tradeoff.svg)",
+        "![p99 against batch work done](colocation_flat.tradeoff.svg)",
         "",
     ]
     heads = ("mode", "target ms", "batch / floor", "p99 / alone (all rounds)", "within 1.10x alone")
@@ -238,24 +241,28 @@ SCENARIO_COLUMNS = (
 
 def markdown(results: ColocationResults) -> str:
     """Render the section of RESULTS.md."""
-    out = ["## Colocation", "", results.machine.line(), "", results.settings, ""]
+    out = ["## Colocation in two cgroups side by side", "", results.machine.line(), "", results.settings, ""]
     out += [f"- **{name}**: {MODES[name].what}" for name in results.modes()]
-    out += ["", "![p99 in each scenario](colocation.svg)", ""]
+    out += ["", "![p99 in each scenario](colocation_flat.svg)", ""]
     if goals := evaluate_colocation_goals(results):
         out += ["Goals:", "", *(goal.line() for goal in goals), ""]
     for scenario in results.scenarios():
         out += _scenario_table(results, scenario)
     out += (
-        tradeoff_markdown(results)
-        + _reaction_table(results)
-        + _runq_latency_table(results)
-        + _instrument_table(results)
+        tradeoff_markdown(results) + reaction_table(results) + _runq_latency_table(results) + instrument_table(results)
     )
+    out += missing_cells(results)
+    return "\n".join(out)
+
+
+def missing_cells(results: ColocationResults) -> list[str]:
+    """Render what failed, and what there was no time for."""
+    out: list[str] = []
     if results.failures:
         out += ["### Cells that failed", "", *(f"- {failure}" for failure in results.failures), ""]
     if results.left_out:
         out += ["### Repetitions for which there was no time", "", *(f"- {which}" for which in results.left_out), ""]
-    return "\n".join(out)
+    return out
 
 
 def _scenario_table(results: ColocationResults, scenario: str) -> list[str]:
@@ -294,7 +301,7 @@ REACTION_COLUMNS = (
 )  # fmt: skip
 
 
-def _reaction_table(results: ColocationResults) -> list[str]:
+def reaction_table(results: ColocationResults) -> list[str]:
     if not results.reactions:
         return []
     out = [
@@ -350,7 +357,7 @@ def _middle(values: Sequence[float]) -> str:
     return f"{median(values):.3f}" if values else ""
 
 
-def _instrument_table(results: ColocationResults) -> list[str]:
+def instrument_table(results: ColocationResults) -> list[str]:
     """Render the quality of the instruments: cost of a request, share and delay of the client."""
     out = [
         "### Instruments",

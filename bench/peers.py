@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPException
 from pathlib import Path
@@ -17,13 +17,13 @@ from statistics import median
 
 import msgspec
 
-from agent.sensors.cgroup.hierarchy import detect_hierarchy, unescape_mount
+from agent.sensors.cgroup.hierarchy import detect_hierarchy
 from api.interfaces import Unavailable
 from api.units import NS_PER_S
+from bench.cgroup_tree import cgroup_mounts, make_cgroup, remove_tree
 from bench.exporter_processes import EXPORTERS, PARENT, ExporterProcess, ExporterVariant, count_series, missing_reason
 from bench.machine import bench_parser, end_cleanly_on_sigterm, name_list, this_machine, write_results
 from bench.peers_report import ExporterRow, PeersResults, layout, markdown, peers_goal_lines
-from demo.cgroups import V1_CONTROLLERS
 from demo.launch import launch_in_cgroups
 from probes import bpf
 
@@ -49,17 +49,15 @@ def populated_cgroups(
 
     `in_pods`: each cgroup gets a parent of its own, so there are twice as many.
     """
-    mounts = _cgroup_mounts()
+    mounts = cgroup_mounts()
     names = [f"{parent}/pod{index:03}/container" if in_pods else f"{parent}/{index:03}" for index in range(count)]
     groups = [parent, *(group for name in names for group in _ancestors(name))]
-    created: list[Path] = []
     processes: list[subprocess.Popen[bytes]] = []
-    for mount in mounts:
-        _remove_tree(mount / parent)
+    remove_tree([mount / parent for mount in mounts])
     try:
         for group in groups:
             for mount in mounts:
-                _make_cgroup(mount / group, created, LIMITS if in_pods and group != parent else {}, leaf=group in names)
+                make_cgroup(mount / group, LIMITS if in_pods and group != parent else {}, leaf=group in names)
         for index, name in enumerate(names):
             processes.append(
                 launch_in_cgroups(program(index), procs=[mount / name / "cgroup.procs" for mount in mounts])
@@ -69,50 +67,13 @@ def populated_cgroups(
         for process in processes:
             process.kill()
             process.wait()
-        for directory in reversed(created):
-            directory.rmdir()
+        remove_tree([mount / parent for mount in mounts])
 
 
 def _ancestors(name: str) -> list[str]:
     """Return the cgroups on the path below the topmost one, and the cgroup itself last."""
     parts = name.split("/")
     return ["/".join(parts[:depth]) for depth in range(2, len(parts) + 1)]
-
-
-def _cgroup_mounts() -> list[Path]:
-    # All trees, also those that the agent does not read: cAdvisor reads the processes of a cgroup in the devices controller.
-    mounts: dict[int, Path] = {}
-    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
-        left, _, right = line.partition(" - ")
-        if right.partition(" ")[0] in ("cgroup", "cgroup2"):
-            mount = Path(unescape_mount(left.split(" ")[4]))
-            mounts.setdefault(mount.stat().st_dev, mount)
-    return list(mounts.values())
-
-
-def _remove_tree(directory: Path) -> None:
-    """Remove what a killed run left; the kernel refuses this while processes live in it."""
-    if directory.exists():
-        for child in directory.iterdir():
-            if child.is_dir():
-                _remove_tree(child)
-        directory.rmdir()
-
-
-def _make_cgroup(directory: Path, created: list[Path], limits: Mapping[str, str], *, leaf: bool) -> None:
-    directory.mkdir()
-    created.append(directory)
-    for name in ("cpuset.cpus", "cpuset.mems"):
-        file, parent = directory / name, directory.parent / name
-        if file.exists() and parent.exists() and not file.read_text().strip():
-            file.write_text(parent.read_text())
-    for name, value in limits.items():
-        if (file := directory / name).exists():
-            file.write_text(value)
-    control = directory / "cgroup.subtree_control"
-    if not leaf and control.exists():
-        offered = (directory / "cgroup.controllers").read_text().split()
-        control.write_text(" ".join(f"+{name}" for name in V1_CONTROLLERS if name in offered))
 
 
 def pods_file(paths: Sequence[str]) -> str:

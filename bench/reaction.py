@@ -17,9 +17,10 @@ from api.decision import JournalEntry, OutcomeStatus
 from api.knobs import Knob
 from api.units import NS_PER_MS, NS_PER_S
 from bench.colocation_cell import CellSetup, running_cell, warmup_s
-from bench.colocation_modes import BATCH, ONLINE, ColocationMode, Scenario
+from bench.colocation_layouts import CellCgroups
+from bench.colocation_modes import ColocationMode
 from bench.colocation_report import Reaction
-from demo.cgroups import DemoCgroups
+from bench.colocation_scenarios import Scenario
 from demo.counters import ClientCell
 from demo.schedule import RateBursts, random_bursts
 
@@ -44,13 +45,13 @@ def schedule_of(kind: str, low: float, high: float, steps: int) -> RateBursts:
 class BatchCpuSampler:
     """Samples the CPU time of the batch job, and records the times at which a knob file changes."""
 
-    def __init__(self, hierarchy: Hierarchy, groups: DemoCgroups) -> None:
-        directories = [directory for name in (ONLINE, BATCH) for directory in groups.directories(name)]
+    def __init__(self, hierarchy: Hierarchy, groups: CellCgroups) -> None:
+        directories = [d for path in (groups.online, groups.batch, groups.competing) for d in groups.directories(path)]
         names = ("cpu.idle", "cpu.shares", "cpu.weight", "cpu.cfs_quota_us", "cpu.max", "cpuset.cpus")
         self._files = [path.open("rb", buffering=0) for d in directories for n in names if (path := d / n).exists()]
-        mount, v2 = hierarchy.controller("cpuacct"), hierarchy.mode == "v2"
+        mount, v2, batch = hierarchy.controller("cpuacct"), hierarchy.mode == "v2", groups.batch.lstrip("/")
         self._use = (
-            hierarchy.primary / BATCH / "cpu.stat" if v2 or mount is None else mount / BATCH / "cpuacct.usage"
+            hierarchy.primary / batch / "cpu.stat" if v2 or mount is None else mount / batch / "cpuacct.usage"
         ).open("rb", buffering=0)
         self.samples: list[tuple[int, int]] = []
         """CLOCK_REALTIME and cumulative CPU time, in nanoseconds."""
@@ -92,10 +93,10 @@ def used_ns(text: bytes) -> int:
     return int(rest.split(maxsplit=1)[0]) * 1000 if word == b"usage_usec" else int(word)
 
 
-def measure_reaction(bed: CellSetup, mode: ColocationMode, kind: str, steps: int) -> Reaction:
-    """Apply sudden jumps of the load to the service, and measure the batch job's loss of CPU."""
+def measure_reaction(bed: CellSetup, mode: ColocationMode, base: Scenario, kind: str, steps: int) -> Reaction:
+    """Apply sudden jumps of the load to the service of a scenario, and measure the batch job's loss of CPU."""
     schedule = schedule_of(kind, bed.size.rate(CALM_SHARE), bed.size.rate(STEP_SHARE), steps)
-    scenario = Scenario(name=kind, what=kind, load=CALM_SHARE)
+    scenario = msgspec.structs.replace(base, name=kind, what=kind, load=CALM_SHARE)
     first_s = warmup_s(mode)
     schedule = msgspec.structs.replace(schedule, from_s=first_s)
     duration_s = first_s + PERIOD_S * steps

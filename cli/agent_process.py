@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import IO
 
 from api.interfaces import Unavailable
@@ -37,11 +38,13 @@ class AgentProcess:
         port: int,
         output: IO[bytes] | None = None,
         command: Sequence[str] = AGENT_COMMAND,
+        procs: Sequence[Path] = (),
     ) -> None:
+        """Start it, in the cgroups of these cgroup.procs files; without any in that of this process."""
         self.host, self.port = LOOPBACK_OF.get(host, host), port
         listen = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._process = launch_in_cgroups(
-            [*command, "--listen", listen, *options], end_signal=signal.SIGTERM, output=output
+            [*command, "--listen", listen, *options], procs=procs, end_signal=signal.SIGTERM, output=output
         )
 
     @property

@@ -11,12 +11,14 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import msgspec
 
 from api.units import NS_PER_S, US_PER_S
+from demo.batch import BatchWork
 from demo.counters import BOUNDS_US, BUCKETS, CLIENT_CELLS, ClientCell, SharedCounters
 from demo.launch import launch_in_cgroups, module_command
 from demo.online import bind_service
@@ -123,6 +125,14 @@ def allowed_cpu_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
+class FileReads(Enum):
+    """Where the requests of the service read a file from."""
+
+    NONE = "none"
+    PAGE_CACHE = "page cache"
+    DISK = "disk"
+
+
 class DemoWorkloads:
     """Processes and their counters; `online` and `batch` are the cgroup.procs files to join, none without cgroups."""
 
@@ -138,25 +148,26 @@ class DemoWorkloads:
         self.client = SharedCounters(directory / "client.counters", CLIENT_CELLS)
         self.batch = SharedCounters(directory / "batch.counters", size.burners)
 
-    def start_online(self, *, pieces: int | None = None) -> None:
+    def start_online(self, *, pieces: int | None = None, reads: FileReads = FileReads.NONE) -> None:
         """Start the service on a socket that is bound already, so that requests are queued while it starts.
 
-        With `pieces`, requests copy that many pieces of memory; otherwise they use CPU time.
+        With `pieces`, requests copy that many pieces of memory; otherwise they use CPU time. They read files as `reads` says.
         """
         assert self._socket is not None
         fd = self._socket.fileno()
-        sizes = ["--workers", str(self.size.workers), "--service-us", str(self.size.service_us)]
-        sizes += ["--pieces", str(pieces)] if pieces is not None else []
-        command = [*module_command("demo.online"), "--fd", str(fd), *sizes]
+        options = ["--workers", str(self.size.workers), "--service-us", str(self.size.service_us)]
+        options += ["--pieces", str(pieces)] if pieces is not None else []
+        options += ["--file", str(self._directory / "online.data")] if reads is not FileReads.NONE else []
+        options += ["--direct"] if reads is FileReads.DISK else []
+        command = [*module_command("demo.online"), "--fd", str(fd), *options]
         self._processes["online"] = launch_in_cgroups(command, procs=self._procs["online"], pass_fds=[fd])
         self._socket.close()
         self._socket = None
 
-    def start_batch(self, *, idle: bool = False, memory: bool = False) -> None:
-        """Start the burners, under SCHED_IDLE if `idle`, on memory and page cache if `memory`."""
+    def start_batch(self, *, idle: bool = False, kind: BatchWork = BatchWork.CPU) -> None:
+        """Start the burners, under SCHED_IDLE if `idle`."""
         where = ["--burners", str(self.size.burners), "--counters", str(self._directory / "batch.counters")]
-        command = [*module_command("demo.batch"), *where, *(["--idle"] if idle else [])]
-        command += ["--file", str(self._directory / "batch.data")] if memory else []
+        command = [*module_command("demo.batch"), *where, "--kind", kind, *(["--idle"] if idle else [])]
         self._processes["batch"] = launch_in_cgroups(command, procs=self._procs["batch"])
 
     def start_client(

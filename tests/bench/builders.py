@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bench.colocation_cell import CellResult, MeasurementNoise
-from bench.colocation_modes import CURVE_SCENARIO
 from bench.colocation_report import ColocationResults, Reaction
+from bench.colocation_scenarios import CURVE_SCENARIO
 from bench.machine import BenchMachine
 
 MACHINE = BenchMachine(

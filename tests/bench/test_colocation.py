@@ -12,24 +12,49 @@ from agent.sensors.cgroup.hierarchy import Hierarchy
 from bench import colocation, colocation_report
 from bench.colocation import TimeBudget, expected_s, options, plan_of, reactions_s, run_cells
 from bench.colocation_cell import CellSetup, MeasurementNoise
-from bench.colocation_modes import COMPARED_MODES, CURVE_MODES, CURVE_SCENARIO, DEFAULT_SCENARIOS, MAIN_MODES
-from bench.colocation_modes import SCENARIOS_BY_NAME as SCENARIOS
+from bench.colocation_layouts import FLAT, KUBELET
+from bench.colocation_modes import COMPARED_MODES, CURVE_MODES, KUBELET_COMPARED_MODES, KUBELET_MODES, MAIN_MODES
 from bench.colocation_report import Reaction, markdown
+from bench.colocation_scenarios import CURVE_SCENARIO, DEFAULT_SCENARIOS
+from bench.colocation_scenarios import SCENARIOS_BY_NAME as SCENARIOS
 from demo.schedule import ConstantRate, RateBursts
 from demo.workloads import size_for
 from tests.bench.builders import CURVE, cell, results
 
 
-def test_the_whole_measurement_fits_into_its_minutes() -> None:
-    args = options([])
+@pytest.mark.parametrize("layout", [KUBELET, FLAT])
+def test_the_whole_measurement_fits_into_its_minutes(layout: str) -> None:
+    args = options(["--layout", layout])
     cells = sum(expected_s(mode, args.seconds) for _, mode, _ in plan_of(args))
     assert (cells + reactions_s(args)) / 60 < args.minutes
 
 
+def test_the_plan_on_a_kubelets_layout_has_every_pair_of_classes_and_every_kind_of_work() -> None:
+    args = options([])
+    assert (args.layout, args.minutes) == (KUBELET, 72)
+    counted = Counter((mode, scenario) for _, mode, scenario in plan_of(args))
+    assert {counted[mode, name] for mode in KUBELET_MODES for name in args.scenarios} == {3}
+    assert {counted[mode, name] for mode in KUBELET_COMPARED_MODES for name in args.scenarios} == {1}
+    assert counted.total() == 18 * (3 * 4 + 2)
+    pairs = Counter((SCENARIOS[name].online, SCENARIOS[name].batch) for name in args.scenarios)
+    assert pairs.pop(("Burstable", "BestEffort")) == 8
+    assert pairs.pop(("Burstable", "Burstable")) == 6
+    assert list(pairs.values()) == [1, 1, 1, 1]
+
+
+def test_scenarios_are_selected_by_patterns() -> None:
+    assert options(["--scenarios", "guaranteed-*-disk-10,burstable-burstable-tasks-bursty"]).scenarios == (
+        "guaranteed-besteffort-disk-10",
+        "guaranteed-burstable-disk-10",
+        "burstable-burstable-tasks-bursty",
+    )
+    assert len(options(["--scenarios", "*"]).scenarios) == 3 * 2 * 5 * 4
+
+
 def test_the_plan_repeats_what_counts_and_measures_the_rest_once() -> None:
-    counted = Counter((mode, scenario) for _, mode, scenario in plan_of(options([])))
-    assert {counted[mode, name] for mode in MAIN_MODES for name in DEFAULT_SCENARIOS} == {3}
-    assert {counted[mode, name] for mode in COMPARED_MODES for name in DEFAULT_SCENARIOS} == {1}
+    counted = Counter((mode, scenario) for _, mode, scenario in plan_of(options(["--layout", FLAT])))
+    assert {counted[mode, name] for mode in MAIN_MODES for name in DEFAULT_SCENARIOS[FLAT]} == {3}
+    assert {counted[mode, name] for mode in COMPARED_MODES for name in DEFAULT_SCENARIOS[FLAT]} == {1}
     assert {counted[mode, CURVE_SCENARIO] for mode in CURVE_MODES} == {2}
     assert counted.total() == 3 * 4 * 3 + 2 * 3 + 2 * 7
 
@@ -43,7 +68,9 @@ def test_rounds_come_one_after_the_other_and_are_shuffled_within() -> None:
 
 
 def test_modes_that_are_named_are_all_there_is() -> None:
-    plan = plan_of(options(["--modes", "floor,idle", "--scenarios", "steady-10,bursty", "--curve-rounds", "0"]))
+    plan = plan_of(
+        options(["--layout", "flat", "--modes", "floor,idle", "--scenarios", "steady-10,bursty", "--curve-rounds", "0"])
+    )
     assert sorted(plan) == [
         (number, mode, name) for number in (1, 2, 3) for mode in ("floor", "idle") for name in ("bursty", "steady-10")
     ]
@@ -53,7 +80,8 @@ def test_modes_that_are_named_are_all_there_is() -> None:
 def test_names_that_are_none_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         options(arguments)
-    assert "is not one of" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert any(words in printed for words in ("is not one of", "matches none of layout kubelet"))
 
 
 def test_repetitions_have_only_what_the_plan_leaves() -> None:
@@ -70,7 +98,7 @@ def test_repetitions_that_no_longer_fit_are_left_out_and_named(monkeypatch: pyte
     monkeypatch.setattr(
         colocation, "measure_cell", lambda _bed, mode, scenario, _n: cell(mode.name, 1, 1, scenario=scenario.name)
     )
-    args = options(["--quick", "--modes", "alone,floor", "--scenarios", "memory"])
+    args = options(["--quick", "--layout", "flat", "--modes", "alone,floor", "--scenarios", "memory"])
     bed = CellSetup(hierarchy=Hierarchy(v1={}, v2=None), cpus=(0, 1), size=size_for(2), pieces=1, seconds=2)
     plan = [(1, "alone", "memory"), (1, "floor", "memory"), (2, "floor", "memory"), (2, "alone", "memory")]
     cells, failures, left_out = run_cells(args, bed, plan, TimeBudget(0, planned_s=60))
@@ -124,7 +152,7 @@ def test_a_quota_that_was_never_decided_is_reported(
     assert "quota decided: after 40, 90 ms; written: after 55 ms" in text
 
 
-@pytest.mark.parametrize("name", [*DEFAULT_SCENARIOS, CURVE_SCENARIO])
+@pytest.mark.parametrize("name", [*DEFAULT_SCENARIOS[FLAT], *DEFAULT_SCENARIOS[KUBELET], CURVE_SCENARIO])
 def test_a_scenario_asks_for_its_load_on_average_and_the_same_after_any_warm_up(name: str) -> None:
     size, scenario = size_for(2), SCENARIOS[name]
     short, long = (scenario.schedule(size, 8, from_s) for from_s in (2.0, 12.0))
@@ -205,5 +233,5 @@ def test_the_section_has_goals_the_curve_and_both_pictures() -> None:
     assert "- PASS bursty-memory: with a stricter target" in text
     assert "| ours-protect | 3 | 0.60 | 1.10 (1.10 to 1.10) | yes |" in text
     assert "| canonical |  | 0.80 | 10.00 (10.00 to 10.00) | no |" in text
-    assert "](colocation.svg)" in text
-    assert "](colocation.tradeoff.svg)" in text
+    assert "](colocation_flat.svg)" in text
+    assert "](colocation_flat.tradeoff.svg)" in text

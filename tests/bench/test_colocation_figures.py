@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-from bench.colocation_figures import p99_figure, save_figures, tradeoff_figure
+from bench.colocation_figures import kubelet_figure, p99_figure, save_figures, tradeoff_figure
 from bench.colocation_report import ColocationResults
 from tests.bench.builders import CURVE, cell, results
 
@@ -64,12 +64,25 @@ def test_the_tradeoff_has_every_mode_with_batch_work_and_joins_the_targets_in_th
     assert [tuple(each) for each in dashed] == [(0, pytest.approx(1.1)), (0, pytest.approx(2.1)), (0.95, 0)]
 
 
+def test_a_kubelets_figure_has_a_line_for_each_scenario_with_multiples_of_alone() -> None:
+    name = "burstable-besteffort-cpu-60"
+    (axes,) = kubelet_figure(
+        results(
+            cell("alone", 2.0, 0, scenario=name),
+            *(cell("stock", p99_ms, 1, scenario=name) for p99_ms in (6.0, 10.0, 8.0)),
+            cell("ours", 3.0, 1, scenario=name),
+        )
+    ).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [name]
+    assert {mode: x for mode, ((x, _),) in medians(axes).items()} == {"stock": 4.0, "ours": 1.5}
+
+
 @pytest.mark.parametrize("measured", [CURVE, results()], ids=["all", "nothing measured"])
 def test_files_are_svg_of_800_pixels_and_the_same_each_time(tmp_path: Path, measured: ColocationResults) -> None:
     files = []
     for run in ("first", "second"):
         (tmp_path / run).mkdir()
-        save_figures(measured, tmp_path / run)
+        save_figures(measured, tmp_path / run, "colocation")
         files.append({path.name: path.read_bytes() for path in (tmp_path / run).iterdir()})
     assert files[0] == files[1]
     assert sorted(files[0]) == ["colocation.svg", "colocation.tradeoff.svg"]

@@ -6,17 +6,18 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from bench.machine import memory_kib_of
-from demo.batch import ARENA_MIB, FILE_MIB
+from demo.batch import ARENA_MIB, FILE_MIB, BatchWork
 from demo.counters import ClientCell
 from demo.launch import ROOT, launch_in_cgroups, module_command
-from demo.online import bind_service, pieces_for
+from demo.online import CACHED_READS, bind_service, pieces_for
 from demo.schedule import ConstantRate
-from demo.workloads import MAX_RATE, DemoWorkloads, WorkloadSize, demo_wave, size_for
+from demo.workloads import MAX_RATE, DemoWorkloads, FileReads, WorkloadSize, demo_wave, size_for
 from tests.builders.waiting import until
 
 pytestmark = pytest.mark.kernel
@@ -95,7 +96,7 @@ def test_requests_of_work_on_memory_cost_more_the_more_pieces_they_are(tmp_path:
 def test_memory_burners_hold_memory_and_page_cache_and_leave_nothing(tmp_path: Path) -> None:
     loads = DemoWorkloads(SMALL, tmp_path)
     try:
-        loads.start_batch(memory=True)
+        loads.start_batch(kind=BatchWork.STREAM)
         until(lambda: min(loads.batch.values()) > 2 * ARENA_MIB)
         workers = _workers(loads.process("batch").pid)
         largest = max(memory_kib_of(pid, "VmHWM") for pid in workers)
@@ -103,6 +104,39 @@ def test_memory_burners_hold_memory_and_page_cache_and_leave_nothing(tmp_path: P
         assert (tmp_path / "batch.data").stat().st_size == FILE_MIB << 20
     finally:
         loads.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "reads"), [(BatchWork.PAGE_CACHE, FileReads.PAGE_CACHE), (BatchWork.DISK, FileReads.DISK)]
+)
+def test_files_are_read_and_written_through_the_page_cache_or_past_it(kind: BatchWork, reads: FileReads) -> None:
+    """On a disk: a file system in memory may refuse direct I/O. Of 64 MiB each, the service's file is read in blocks of 4 KiB."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        loads = DemoWorkloads(SMALL, Path(name))
+        try:
+            loads.start_online(reads=reads)
+            loads.start_batch(kind=kind)
+            loads.start_client(ConstantRate(rate=50), duration_s=3)
+            assert loads.process("client").wait(60) == 0
+            until(lambda: min(loads.batch.values()) > 64)
+            assert loads.client[ClientCell.ANSWERED] > 100
+            read = sum(_io(pid, "rchar") for pid in _workers(loads.process("online").pid))
+            from_disk = sum(_io(pid, "read_bytes") for pid in _workers(loads.process("online").pid))
+            assert loads.ended() is None
+        finally:
+            loads.close()
+    assert read >= loads_blocks(reads) * 100 * 4096
+    assert (from_disk >= 100 * 4096) is (reads is FileReads.DISK)
+
+
+def loads_blocks(reads: FileReads) -> int:
+    return CACHED_READS if reads is FileReads.PAGE_CACHE else 1
+
+
+def _io(pid: int, field: str) -> int:
+    return next(
+        int(line.split()[1]) for line in Path(f"/proc/{pid}/io").read_text().splitlines() if line.startswith(field)
+    )
 
 
 def _workers(pid: int) -> list[int]:
