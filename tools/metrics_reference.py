@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from api.metric_profiles import LABEL_VALUES, MAX_AGGRESSORS_PER_CGROUP, PROFILE_LIMITS, MetricProfile, has_metric, is_late
 from api.metrics import AGENT_METRICS, CGROUP_LABELS, COARSE_BOUNDS_S, RUNQ_LATENCY_BOUNDS_S, Metric
-from exporters.prometheus.cgroup_families import MAX_AGGRESSORS_PER_CGROUP, MAX_DEVICES_PER_CGROUP
+from exporters.prometheus.cgroup_families import MAX_DEVICES_PER_CGROUP
+from exporters.prometheus.late_series import START_S
 from exporters.prometheus.node_families import MAX_INTERFACES
 
 CGROUP_MEMORY_PREFIXES = tuple(
@@ -32,6 +34,9 @@ CHAPTERS = (
     (("dioptase_decisions_", "dioptase_rounds_"), "Decisions"),
     ("dioptase_", "The agent itself"),
 )
+STANDARD_AGGRESSORS = PROFILE_LIMITS[MetricProfile.STANDARD].aggressors
+MAX_LISTED_BOUNDS = 12
+"""Number of bucket bounds that the table of profiles lists."""
 HEAD = f"""# Metrics
 
 Generated from `api/metrics.py` by `python -m tools.metrics_reference docs/metrics.md`; edit that file instead of this one.
@@ -48,26 +53,71 @@ OTLP, together with `system.*`, `container.*` and `k8s.*` of the semantic conven
 - CPU, memory, pressure and I/O include descendants, values of probes do not; each row says it. Add them up with
   `cgroup=~"/web(/.*)?"`, as page and `dioptase top` do.
 - Names of kinds, events, modes and vectors are the kernel's. `device`: a disk's name, or `MAJOR:MINOR`.
-- Histograms: run-queue latency has {len(RUNQ_LATENCY_BOUNDS_S)} bounds from 1 us to 34 s, factor 2; without a probe, one bucket
-  (sum and count of `/proc/PID/schedstat`). Throttles, reclaim and block I/O have {len(COARSE_BOUNDS_S)} bounds from 16 us to
-  17 s, factor 4.
+- Histograms in profile `full`: run-queue latency has {len(RUNQ_LATENCY_BOUNDS_S)} bounds from 1 us to 34 s, factor 2; without a
+  probe, one bucket (sum and count of `/proc/PID/schedstat`). Throttles, reclaim and block I/O have {len(COARSE_BOUNDS_S)} bounds
+  from 16 us to 17 s, factor 4.
 - OpenMetrics exemplars (`round`, with OpenTelemetry `trace_id` and `span_id`): decisions, cycles, and the longest wait of each
   pod in the latest cycle.
-- Limits: `exporters.maxCgroups` cgroups with about 200 series each, {MAX_AGGRESSORS_PER_CGROUP} culprits and
+- Limits: `exporters.maxCgroups` cgroups, {MAX_AGGRESSORS_PER_CGROUP} culprits and
   {MAX_DEVICES_PER_CGROUP} devices per cgroup, {MAX_INTERFACES} interfaces; `dioptase_exporter_dropped_total` counts the rest.
 - `process_*` are the agent's own, from the Prometheus client library.
+
+## Profiles
+
+The setting `exporters.metricProfile`, in the chart `metrics.profile`, selects the metrics. The column *profile* has the
+smallest profile with the metric, and in brackets the label values that `standard` is limited to.
+
+| profile | series of an ordinary container | cgroups on a node with pods | culprits | bounds of run-queue latency | of other histograms |
+|---|---|---|---|---|---|
+{{profiles}}
+- Dashboards and alerts need `standard`.
+- An ordinary container has a CPU quota, a memory limit, TCP connections, one disk and {STANDARD_AGGRESSORS} culprits, and was
+  neither throttled nor in reclaim. With all of that it has up to 30 series more.
+- *late*: in `small` and `standard` the series begins when it has counted something. It is zero for {START_S} s and has its value
+  from then on, until the cgroup is removed; so `rate()` and `increase()` count from zero for every scrape interval up to
+  {START_S} s. Counters of cgroups that the agent has exported for less than {START_S} s, as after its start, begin with their
+  value. Over OTLP they have it at once, with the time at which they were zero.
+- Native histograms are not served: they need the protobuf exposition, which the Prometheus client library for Python does not
+  have.
 """
+
+
+def _profile_row(profile: MetricProfile) -> str:
+    limits = PROFILE_LIMITS[profile]
+    bound = "all" if limits.series_per_container is None else f"at most {limits.series_per_container}"
+    cgroups = "containers, QoS classes, top-level cgroups" if limits.container_cgroups_only else "all"
+    return (
+        f"| `{profile.value}` | {bound} | {cgroups} | {limits.aggressors} | {_bounds(limits.latency_slots)} "
+        f"| {_bounds(limits.coarse_slots)} |\n"
+    )
+
+
+def _bounds(slots: tuple[int, ...]) -> str:
+    if len(slots) > MAX_LISTED_BOUNDS:
+        return f"{len(slots)}"
+    return ", ".join(f"{RUNQ_LATENCY_BOUNDS_S[slot] * 1000:.3g}" for slot in slots) + " ms" if slots else "no series"
+
+
+def _profile_cell(metric: Metric) -> str:
+    smallest = next(profile for profile in MetricProfile if has_metric(profile, metric))
+    late = ", late" if is_late(MetricProfile.STANDARD, metric) and smallest is not MetricProfile.FULL else ""
+    limited = LABEL_VALUES[MetricProfile.STANDARD].get(metric.name, {})
+    values = "; ".join(", ".join(sorted(allowed)) for allowed in limited.values())
+    return f"{smallest.value}{late}{f' ({values})' if values else ''}"
 
 
 def metrics_reference() -> str:
     """Generate the document."""
     rest = list(AGENT_METRICS)
-    text = HEAD
+    text = HEAD.format(profiles="".join(map(_profile_row, MetricProfile)))
     for prefix, title in CHAPTERS:
         rows = [metric for metric in rest if metric.name.startswith(prefix)]
         rest = [metric for metric in rest if metric not in rows]
-        text += f"\n## {title}\n\n| metric | meaning | labels |\n|---|---|---|\n"
-        text += "".join(f"| {_name_cell(metric)} | {metric.help} | {_labels_cell(metric)} |\n" for metric in rows)
+        text += f"\n## {title}\n\n| metric | meaning | labels | profile |\n|---|---|---|---|\n"
+        text += "".join(
+            f"| {_name_cell(metric)} | {metric.help} | {_labels_cell(metric)} | {_profile_cell(metric)} |\n"
+            for metric in rows
+        )
     return text
 
 

@@ -16,6 +16,7 @@ from agent.config.memory import MemoryConfig
 from agent.config.qos import QosConfig
 from agent.config.qrm import CpuPlacementConfig, KnobsConfig
 from agent.config.report import ReportConfig
+from api.metric_profiles import MetricProfile
 
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -59,8 +60,11 @@ class SocketsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class ExportersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """Metrics for Prometheus and OpenTelemetry."""
 
+    metric_profile: MetricProfile = MetricProfile.STANDARD
+    """Metrics to export, see docs/metrics.md: `small` has at most 25 series for an ordinary container, `standard` 60, `full`
+    all of them, and those of each pod's cgroup too. Dashboards and alerts need `standard`."""
     max_cgroups: Annotated[int, Meta(ge=1, le=100_000)] = 512
-    """Cgroups with series, about 200 each; those of pods first, then those nearest to the root."""
+    """Cgroups with series; those of pods first, then those nearest to the root."""
     token_review: bool = False
     """Serve only bearer tokens that the API server accepts, see docs/operations.md. Needs `--node`; use TLS."""
 

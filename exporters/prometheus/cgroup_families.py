@@ -15,28 +15,34 @@ from typing import NamedTuple
 from api.cpu import parse_cpu_list
 from api.decision import Cycle
 from api.histogram import quantile_ns
+from api.metric_profiles import MAX_AGGRESSORS_PER_CGROUP, PROFILE_LIMITS
 from api.metrics import AGENT_METRICS_BY_NAME, RUNQ_LATENCY_BOUNDS_S
 from api.snapshot import UNLIMITED, Blame, CgroupLimits, CgroupSample, Durations, RunqLatency, Snapshot, SocketTraffic
 from api.text import printable
 from api.units import NS_PER_S
+from exporters.prometheus.late_series import LateSeries
 from exporters.prometheus.metric_family import (
+    BucketLayout,
     Exemplar,
     Labels,
-    MetricDistribution,
     MetricFamily,
     MetricNumber,
     MetricPoint,
-    coarse_distribution,
-    fine_distribution,
     ns_to_seconds,
+    slot_distribution,
 )
 from exporters.prometheus.node_families import stalled_seconds
+from exporters.prometheus.profile_filter import (
+    COARSE_LAYOUTS,
+    LATENCY_LAYOUTS,
+    CgroupSeries,
+    ProfileFilter,
+    SeriesScope,
+    profile_cgroups,
+    select_cgroups,
+)
 
 OwnSamples = Iterable[tuple[Labels, MetricNumber | None]]
-NO_POD_LABELS: Labels = ("", "", "", "")
-"""Namespace, pod, container and QoS level of a cgroup that no listed pod owns."""
-MAX_AGGRESSORS_PER_CGROUP = 16
-"""Number of aggressors per cgroup that have series: those with the largest share of its latency."""
 MAX_DEVICES_PER_CGROUP = 16
 EVALUATED_PERCENTILES = (("p50", 0.5), ("p99", 0.99))
 """Values of the label `percentile`: `quantile` is reserved for summaries."""
@@ -70,81 +76,82 @@ WORKINGSET = tuple(
 MEMORY_EVENTS = ("low", "high", "max", "oom", "oom_kill", "oom_group_kill")
 
 
-class CgroupSeries(NamedTuple):
-    """One cgroup that has series, with the values of CGROUP_LABELS."""
-
-    owner: Labels
-    sample: CgroupSample
-
-
 def cgroup_families(
-    snapshot: Snapshot, finished: Cycle, trace: tuple[tuple[str, str], ...], max_cgroups: int
+    snapshot: Snapshot,
+    finished: Cycle,
+    trace: tuple[tuple[str, str], ...],
+    scope: SeriesScope,
+    late: LateSeries | None = None,
 ) -> Iterator[MetricFamily]:
     """Yield every cgroup family of a snapshot of this cycle; those without a number are empty.
 
-    `trace` has the labels of the cycle's exemplars.
+    `trace` has the labels of the cycle's exemplars; `late` the series that have begun.
     """
-    previous = finished.previous
-    shown = select_cgroups(snapshot, max_cgroups)
+    shown = select_cgroups(snapshot, scope)
+    selection = ProfileFilter(scope.profile, shown, snapshot.taken_at_ns, late)
+    for family in _every_cgroup_family(snapshot, finished, trace, shown, selection):
+        if selection.has(family.metric.name):
+            yield selection.select(family)
+
+
+def _every_cgroup_family(
+    snapshot: Snapshot,
+    finished: Cycle,
+    trace: tuple[tuple[str, str], ...],
+    shown: list[CgroupSeries],
+    selection: ProfileFilter,
+) -> Iterator[MetricFamily]:
+    previous, profile = finished.previous, selection.profile
     for name, scalar in CGROUP_SCALARS:
-        points = (MetricPoint(owner, (), value) for owner, sample in shown if (value := scalar(sample)) is not None)
-        yield MetricFamily(AGENT_METRICS_BY_NAME[name], points=tuple(points))
+        if selection.has(name):
+            points = (MetricPoint(owner, (), value) for owner, sample in shown if (value := scalar(sample)) is not None)
+            yield MetricFamily(AGENT_METRICS_BY_NAME[name], points=tuple(points))
     for name, split in CGROUP_SPLITS:
-        points = (
-            MetricPoint(owner, own, value)
-            for owner, sample in shown
-            for own, value in split(sample)
-            if value is not None
-        )
-        yield MetricFamily(AGENT_METRICS_BY_NAME[name], points=tuple(points))
-    yield _runq_latency(shown, previous, trace, snapshot.wall_time_ns)
+        if selection.has(name):
+            points = (
+                MetricPoint(owner, own, value)
+                for owner, sample in shown
+                for own, value in split(sample)
+                if value is not None
+            )
+            yield MetricFamily(AGENT_METRICS_BY_NAME[name], points=tuple(points))
+    yield _runq_latency(shown, previous, _CycleExemplar(trace, snapshot.wall_time_ns), LATENCY_LAYOUTS[profile])
     yield _evaluated_latency(finished.evaluated_latency, shown)
-    yield _blame(snapshot, previous, shown)
-    yield _distribution_family("dioptase_cgroup_throttle_seconds", shown, _throttles)
-    yield _distribution_family("dioptase_cgroup_reclaim_seconds", shown, _reclaim)
-    yield from _devices(snapshot, shown)
+    yield _blame(snapshot, previous, shown, PROFILE_LIMITS[profile].aggressors)
+    layout = COARSE_LAYOUTS[profile]
+    yield _distribution_family("dioptase_cgroup_throttle_seconds", shown, _throttles, layout)
+    yield _distribution_family("dioptase_cgroup_reclaim_seconds", shown, _reclaim, layout)
+    yield from _devices(snapshot, shown, layout)
 
 
-def select_cgroups(snapshot: Snapshot, max_cgroups: int) -> list[CgroupSeries]:
-    """Return the cgroups that have series: if there are too many, first those of pods, then those nearest to the root."""
-    owners = {
-        container.cgroup: (pod.namespace, pod.name, container.name, pod.qos.value)
-        for pod in snapshot.pods
-        for container in pod.containers
-    }
-    paths: Iterable[str] = snapshot.cgroups
-    if len(snapshot.cgroups) > max_cgroups:
-        paths = sorted(paths, key=lambda path: (path not in owners, path.count("/"), path))[:max_cgroups]
-    return [
-        CgroupSeries(tuple(map(printable, (path, *owners.get(path, NO_POD_LABELS)))), snapshot.cgroups[path])
-        for path in paths
-    ]
+def count_dropped(snapshot: Snapshot, scope: SeriesScope) -> Mapping[str, int]:
+    """Return the number of cgroups, aggressors and devices without series in this cycle because there are too many.
 
-
-def count_dropped(snapshot: Snapshot, max_cgroups: int) -> Mapping[str, int]:
-    """Return the number of cgroups, aggressors and devices without series in this cycle because there are too many."""
+    What the profile leaves out is not counted.
+    """
     samples = snapshot.cgroups.values()
     aggressors = (
         len(sample.blame.by_cgroup) - 1 - MAX_AGGRESSORS_PER_CGROUP for sample in samples if sample.blame is not None
     )
     devices = (max(len(sample.io), len(sample.block_io)) - MAX_DEVICES_PER_CGROUP for sample in samples)
+    too_many = len(snapshot.cgroups) > scope.max_cgroups
     return {
-        "cgroup": max(0, len(snapshot.cgroups) - max_cgroups),
+        "cgroup": max(0, len(profile_cgroups(snapshot, scope)) - scope.max_cgroups) if too_many else 0,
         "culprit": sum(more for more in aggressors if more > 0),
         "device": sum(more for more in devices if more > 0),
     }
 
 
-def worst_aggressors(path: str, blame: Blame, before: Blame | None = None) -> Mapping[str, int]:
+def worst_aggressors(
+    path: str, blame: Blame, before: Blame | None = None, limit: int = MAX_AGGRESSORS_PER_CGROUP
+) -> Mapping[str, int]:
     """Return nanoseconds by aggressor, without the cgroup itself; if there are too many, the worst since `before`."""
     others = {aggressor: ns for aggressor, ns in blame.by_cgroup.items() if aggressor != path and ns}
-    if len(others) <= MAX_AGGRESSORS_PER_CGROUP:
+    if len(others) <= limit:
         return others
     then = {} if before is None else before.by_cgroup
     # A new or growing aggressor must have a series at once, whatever others did in the past.
-    return dict(
-        nlargest(MAX_AGGRESSORS_PER_CGROUP, others.items(), key=lambda item: (item[1] - then.get(item[0], 0), item[1]))
-    )
+    return dict(nlargest(limit, others.items(), key=lambda item: (item[1] - then.get(item[0], 0), item[1])))
 
 
 def device_names(snapshot: Snapshot) -> Mapping[str, str]:
@@ -152,12 +159,19 @@ def device_names(snapshot: Snapshot) -> Mapping[str, str]:
     return {disk.number: printable(name) for name, disk in snapshot.node.disks.items()}
 
 
+class _CycleExemplar(NamedTuple):
+    """Trace labels and time of the exemplars of a cycle."""
+
+    trace: tuple[tuple[str, str], ...]
+    at_ns: int
+
+
 def _runq_latency(
-    shown: list[CgroupSeries], previous: Snapshot | None, trace: tuple[tuple[str, str], ...], at_ns: int
+    shown: list[CgroupSeries], previous: Snapshot | None, exemplar: _CycleExemplar, layout: BucketLayout
 ) -> MetricFamily:
     distributions = tuple(
-        fine_distribution(
-            owner, sample.wait, _longest_wait_exemplar(sample, previous, trace, at_ns) if owner[1] else None
+        slot_distribution(
+            owner, (), sample.wait, layout, _longest_wait_exemplar(sample, previous, exemplar) if owner[1] else None
         )
         for owner, sample in shown
         if sample.wait is not None
@@ -177,7 +191,7 @@ def _evaluated_latency(latencies: Mapping[str, RunqLatency | None], shown: list[
 
 
 def _longest_wait_exemplar(
-    sample: CgroupSample, previous: Snapshot | None, trace: tuple[tuple[str, str], ...], at_ns: int
+    sample: CgroupSample, previous: Snapshot | None, exemplar: _CycleExemplar
 ) -> Mapping[int, Exemplar]:
     """Return the longest wait of this cycle as the upper bound of its slot. The last slot has no bound."""
     before = previous.cgroups.get(sample.path) if previous is not None else None
@@ -187,11 +201,13 @@ def _longest_wait_exemplar(
     earlier = before.wait.slots
     for slot in range(len(RUNQ_LATENCY_BOUNDS_S) - 1, -1, -1):
         if slots[slot] > earlier[slot]:
-            return {slot: Exemplar(trace, RUNQ_LATENCY_BOUNDS_S[slot], at_ns)}
+            return {slot: Exemplar(exemplar.trace, RUNQ_LATENCY_BOUNDS_S[slot], exemplar.at_ns)}
     return {}
 
 
-def _blame(snapshot: Snapshot, previous: Snapshot | None, shown: list[CgroupSeries]) -> MetricFamily:
+def _blame(
+    snapshot: Snapshot, previous: Snapshot | None, shown: list[CgroupSeries], max_aggressors: int
+) -> MetricFamily:
     pods = {container.cgroup: printable(pod.key) for pod in snapshot.pods for container in pod.containers}
     points: list[MetricPoint] = []
     for owner, sample in shown:
@@ -199,7 +215,8 @@ def _blame(snapshot: Snapshot, previous: Snapshot | None, shown: list[CgroupSeri
         if blame is None:
             continue
         then = previous.cgroups.get(sample.path) if previous is not None else None
-        for aggressor, ns in worst_aggressors(sample.path, blame, then.blame if then is not None else None).items():
+        before = then.blame if then is not None else None
+        for aggressor, ns in worst_aggressors(sample.path, blame, before, max_aggressors).items():
             own = ("neighbour", printable(aggressor), pods.get(aggressor, ""))
             points.append(MetricPoint(owner, own, ns / NS_PER_S))
         for cause, ns in (
@@ -213,10 +230,13 @@ def _blame(snapshot: Snapshot, previous: Snapshot | None, shown: list[CgroupSeri
 
 
 def _distribution_family(
-    name: str, shown: list[CgroupSeries], of: Callable[[CgroupSample], Iterable[tuple[Labels, Durations]]]
+    name: str,
+    shown: list[CgroupSeries],
+    of: Callable[[CgroupSample], Iterable[tuple[Labels, Durations]]],
+    layout: BucketLayout,
 ) -> MetricFamily:
     distributions = tuple(
-        coarse_distribution(owner, own, durations) for owner, sample in shown for own, durations in of(sample)
+        slot_distribution(owner, own, durations, layout) for owner, sample in shown for own, durations in of(sample)
     )
     return MetricFamily(AGENT_METRICS_BY_NAME[name], distributions=distributions)
 
@@ -230,7 +250,7 @@ def _reclaim(sample: CgroupSample) -> Iterable[tuple[Labels, Durations]]:
     return () if reclaim is None else ((("direct",), reclaim.direct), (("limit",), reclaim.limit))
 
 
-def _devices(snapshot: Snapshot, shown: list[CgroupSeries]) -> Iterator[MetricFamily]:
+def _devices(snapshot: Snapshot, shown: list[CgroupSeries], layout: BucketLayout) -> Iterator[MetricFamily]:
     names = device_names(snapshot)
     moved: list[MetricPoint] = []
     done: list[MetricPoint] = []
@@ -252,7 +272,7 @@ def _devices(snapshot: Snapshot, shown: list[CgroupSeries]) -> Iterator[MetricFa
                 ("write", block.write_bytes, block.writes),
             ):
                 requested.append(MetricPoint(owner, (device, operation), size))
-                block_times.append(coarse_distribution(owner, (device, operation), durations))
+                block_times.append(slot_distribution(owner, (device, operation), durations, layout))
     yield MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_io_bytes_total"], points=tuple(moved))
     yield MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_io_operations_total"], points=tuple(done))
     yield MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_block_io_request_bytes_total"], points=tuple(requested))

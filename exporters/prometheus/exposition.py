@@ -11,6 +11,7 @@ import math
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import islice
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -19,9 +20,10 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from api.decision import Cycle
-from api.metrics import CGROUP_LABELS, COARSE_BOUNDS_S, RUNQ_LATENCY_BOUNDS_S, Metric
+from api.metrics import CGROUP_LABELS, Metric
 from api.units import NS_PER_S
 from exporters.prometheus.families import AgentInfo, MetricsState, metric_families
+from exporters.prometheus.late_series import LateSeries
 from exporters.prometheus.metric_family import Exemplar, Labels, MetricDistribution, MetricFamily, MetricNumber
 
 TEXT, OPENMETRICS = CONTENT_TYPE_PLAIN_0_0_4, OPENMETRICS_1_0
@@ -39,6 +41,7 @@ class PrometheusExporter:
         ProcessCollector(registry=self._process)
         self._rendering = threading.Lock()
         self._rendered: dict[str, tuple[MetricsState, bytes]] = {}
+        self._late = LateSeries()
 
     @property
     def state(self) -> MetricsState:
@@ -60,7 +63,7 @@ class PrometheusExporter:
     def _pack(self, state: MetricsState, *, openmetrics: bool) -> bytes:
         """Compress while writing: the text of a full node is several MiB, and its pieces take far more."""
         gzip = zlib.compressobj(1, wbits=zlib.MAX_WBITS | 16)
-        text = render_lines(metric_families(state), openmetrics=openmetrics)
+        text = render_lines(metric_families(state, self._late), openmetrics=openmetrics)
         packed = [
             gzip.compress("".join(pieces).encode())
             for pieces in iter(lambda: tuple(islice(text, MAX_JOINED_PIECES)), ())
@@ -142,7 +145,7 @@ def _header(metric: Metric, openmetrics: bool) -> Iterator[str]:
 
 
 def _histogram(name: str, labels: str, distribution: MetricDistribution, openmetrics: bool) -> str:
-    bounds = LE_LABELS.get(distribution.bounds_s) or _le_labels(distribution.bounds_s)
+    bounds = _le_labels(distribution.bounds_s)
     bucket = f"{name}_bucket{{{labels},le=" if labels else f"{name}_bucket{{le="
     written = [f"{bucket}{bound}{count}" for bound, count in zip(bounds, distribution.cumulative, strict=True)]
     if openmetrics:
@@ -159,6 +162,7 @@ def _exemplar(exemplar: Exemplar) -> str:
     return f" # {{{labels}}} {_number_text(exemplar.value)} {exemplar.at_ns / NS_PER_S:.3f}"
 
 
+@lru_cache(maxsize=64)
 def _le_labels(bounds_s: tuple[float, ...]) -> tuple[str, ...]:
     return (*(f'"{float(bound)!r}"}} ' for bound in bounds_s), '"+Inf"} ')
 
@@ -176,5 +180,3 @@ def _number_text(value: MetricNumber) -> str:
         return repr(value)
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
-
-LE_LABELS = {bounds: _le_labels(bounds) for bounds in (RUNQ_LATENCY_BOUNDS_S, COARSE_BOUNDS_S)}

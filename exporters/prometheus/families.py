@@ -14,6 +14,7 @@ import msgspec
 from api.advice import NodeAdvice, PowerActionKind
 from api.decision import ActMode, Cycle, Outcome, OutcomeStatus
 from api.knobs import Knob
+from api.metric_profiles import MetricProfile, has_metric
 from api.metrics import AGENT_METRICS_BY_NAME
 from api.snapshot import UNLIMITED, CgroupLimits, Snapshot
 from api.text import printable
@@ -27,6 +28,7 @@ from exporters.prometheus.decision_families import (
     forecast_families,
     headroom_families,
 )
+from exporters.prometheus.late_series import LateSeries
 from exporters.prometheus.metric_family import (
     Exemplar,
     Labels,
@@ -36,6 +38,7 @@ from exporters.prometheus.metric_family import (
     point_family,
 )
 from exporters.prometheus.node_families import MAX_INTERFACES, node_families
+from exporters.prometheus.profile_filter import SeriesScope
 
 
 def cycle_trace_ids(snapshot: Snapshot) -> tuple[int, int]:
@@ -92,7 +95,7 @@ def _limit_fields(outcome: Outcome) -> Mapping[str, int | str | bool]:
 
 
 MAX_CGROUPS_WITH_SERIES = 512
-"""Maximum number of cgroups with series, about 200 each; exporters.maxCgroups in the settings."""
+"""Maximum number of cgroups with series; exporters.maxCgroups in the settings."""
 
 
 class RecordingState(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +120,7 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
     traced: bool = False
     """Whether cycles are sent as spans, so that exemplars can refer to them."""
     recording: RecordingState | None = None
+    metric_profile: MetricProfile = MetricProfile.FULL
     max_cgroups: int = MAX_CGROUPS_WITH_SERIES
     api_requests: Mapping[tuple[str, str, str], int] = {}
     """Requests by method, resource and status; empty without a cluster."""
@@ -130,6 +134,11 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Age of advice by direction (`given` or `taken`) and resource."""
     peers: Mapping[str, int] = {}
     """Number of peers of our sockets by role."""
+
+    @property
+    def scope(self) -> SeriesScope:
+        """What limits the series of cgroups."""
+        return SeriesScope(self.metric_profile, self.max_cgroups)
 
 
 class EventTally(msgspec.Struct, frozen=True):
@@ -170,7 +179,7 @@ class MetricsState(msgspec.Struct, frozen=True, kw_only=True):
                 _count_event(repairs, (decision.knob.value,), exemplar)
         cycles = dict(self.cycles)
         _count_event(cycles, (finished.trigger, finished.advice.action if finished.advice else ""), exemplar)
-        now = _dropped_series(snapshot, info.max_cgroups)
+        now = _dropped_series(snapshot, info.scope)
         return MetricsState(
             version=self.version,
             about=info,
@@ -184,21 +193,25 @@ class MetricsState(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def metric_families(observed: MetricsState) -> Iterator[MetricFamily]:
-    """Yield every family of the catalogue that has values, by scope."""
-    for family in _every_family(observed):
-        if family.points or family.distributions:
+def metric_families(observed: MetricsState, late: LateSeries | None = None) -> Iterator[MetricFamily]:
+    """Yield every family of the metric profile that has values, by scope.
+
+    `late` has the series that have begun, for formats without the start time of a counter (late_series.py).
+    """
+    profile = observed.about.metric_profile
+    for family in _every_family(observed, late):
+        if (family.points or family.distributions) and has_metric(profile, family.metric):
             yield family
 
 
-def _every_family(observed: MetricsState) -> Iterator[MetricFamily]:
+def _every_family(observed: MetricsState, late: LateSeries | None) -> Iterator[MetricFamily]:
     finished, about = observed.latest, observed.about
     if finished is not None:
         snapshot = finished.snapshot
         trace = exemplar_labels(snapshot, traced=about.traced)
         yield from node_families(snapshot)
         in_force = with_limits_read_back(finished)
-        yield from cgroup_families(in_force, finished, trace, about.max_cgroups)
+        yield from cgroup_families(in_force, finished, trace, about.scope, late)
         yield _indicators(snapshot)
         yield from _advice_totals(finished)
         yield from advice_families(finished)
@@ -231,8 +244,8 @@ def _tallies(name: str, tallies: Mapping[Labels, EventTally]) -> MetricFamily:
     return MetricFamily(AGENT_METRICS_BY_NAME[name], points=tuple(shown))
 
 
-def _dropped_series(snapshot: Snapshot, max_cgroups: int) -> Mapping[str, int]:
-    return {**count_dropped(snapshot, max_cgroups), "interface": max(0, len(snapshot.node.interfaces) - MAX_INTERFACES)}
+def _dropped_series(snapshot: Snapshot, scope: SeriesScope) -> Mapping[str, int]:
+    return {**count_dropped(snapshot, scope), "interface": max(0, len(snapshot.node.interfaces) - MAX_INTERFACES)}
 
 
 def _indicators(snapshot: Snapshot) -> MetricFamily:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
-from api.histogram import COARSE_SLOTS
-from api.metrics import AGENT_METRICS_BY_NAME, COARSE_BOUNDS_S, RUNQ_LATENCY_BOUNDS_S, Metric
+from api.metrics import AGENT_METRICS_BY_NAME, RUNQ_LATENCY_BOUNDS_S, Metric
 from api.snapshot import Durations
 from api.text import printable
 from api.units import NS_PER_S
@@ -75,27 +75,38 @@ def ns_to_seconds(nanoseconds: int | None) -> float | None:
     return None if nanoseconds is None else nanoseconds / NS_PER_S
 
 
-def fine_distribution(
-    owner: Labels, durations: Durations, exemplars: Mapping[int, Exemplar] | None = None
+class BucketLayout:
+    """The buckets of a histogram: upper bounds in seconds, and their slots."""
+
+    def __init__(self, slots: tuple[int, ...]) -> None:
+        self.slots = slots
+        self.bounds_s = tuple(RUNQ_LATENCY_BOUNDS_S[slot] for slot in slots)
+
+    def bucket_of(self, slot: int) -> int:
+        """Return the index of the first bucket that includes a slot."""
+        return bisect_left(self.slots, slot)
+
+
+def slot_distribution(
+    owner: Labels,
+    own: Labels,
+    durations: Durations,
+    layout: BucketLayout,
+    exemplars: Mapping[int, Exemplar] | None = None,
 ) -> MetricDistribution:
-    """Return a histogram of all slots.
+    """Return a histogram with the buckets of `layout`; `exemplars` by slot.
 
     Its count is the sum of the slots, because the kernel's count is read at another time.
     """
     sum_s = durations.sum_ns / NS_PER_S
     if durations.slots is None:
-        return MetricDistribution(owner, (), (), (durations.count,), sum_s)
-    return MetricDistribution(
-        owner, (), RUNQ_LATENCY_BOUNDS_S, tuple(accumulate(durations.slots)), sum_s, exemplars or {}
-    )
-
-
-def coarse_distribution(owner: Labels, own: Labels, durations: Durations) -> MetricDistribution:
-    """Return a histogram of every second slot, for metrics with several histograms per cgroup."""
-    sum_s = durations.sum_ns / NS_PER_S
-    if durations.slots is None:
         return MetricDistribution(owner, own, (), (durations.count,), sum_s)
     counts = tuple(accumulate(durations.slots))
-    return MetricDistribution(
-        owner, own, COARSE_BOUNDS_S, (*(counts[slot] for slot in COARSE_SLOTS), counts[-1]), sum_s
-    )
+    cumulative = (*(counts[slot] for slot in layout.slots), counts[-1])
+    by_bucket = {layout.bucket_of(slot): exemplar for slot, exemplar in exemplars.items()} if exemplars else {}
+    return MetricDistribution(owner, own, layout.bounds_s, cumulative, sum_s, by_bucket)
+
+
+def zero_distribution(shown: MetricDistribution) -> MetricDistribution:
+    """Return the same histogram without observations."""
+    return shown._replace(cumulative=(0,) * len(shown.cumulative), sum_s=0.0, exemplars={})

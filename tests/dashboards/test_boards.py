@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from api.metrics import AGENT_METRICS, CONTROLLER_METRICS
+from api.metric_profiles import LABEL_VALUES, MetricProfile, has_metric
+from api.metrics import AGENT_METRICS, AGENT_METRICS_BY_NAME, CONTROLLER_METRICS
 from dashboards import build
 from dashboards.panels import Board
 from tests.dashboards.prometheus_server import DASHBOARDS, committed, panel_queries, rules
@@ -79,6 +80,34 @@ def test_every_queried_metric_is_in_the_catalogue() -> None:
     recorded = {rule.record.partition(":")[0] for rule in rules() if rule.record}
     assert names - recorded <= KNOWN_METRICS
     assert "dioptase_cgroup_runq_wait_seconds" in names
+
+
+SELECTOR = re.compile(r"(dioptase_[a-z0-9_]+)\{([^}]*)\}")
+MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
+
+
+def unselectable(expr: str) -> list[str]:
+    """Matchers of a query for label values that profile `standard` does not have, so that it would find nothing."""
+    missing = []
+    for name, matchers in SELECTOR.findall(expr):
+        allowed = LABEL_VALUES[MetricProfile.STANDARD].get(re.sub(r"_(bucket|sum|count)$", "", name), {})
+        for label, operator, value in MATCHER.findall(matchers):
+            if label in allowed and operator == "=" and value not in allowed[label]:
+                missing.append(f"{name}{{{label}={value}}}")
+            if label in allowed and operator == "=~" and not set(value.split("|")) <= allowed[label]:
+                missing.append(f"{name}{{{label}=~{value}}}")
+    return missing
+
+
+def test_every_query_is_answered_by_the_metrics_and_label_values_of_profile_standard() -> None:
+    requests = [*panel_queries(), *((rule.record or rule.alert, rule.expr) for rule in rules())]
+    names = {re.sub(r"_(bucket|sum|count)$", "", name) for _, expr in requests for name in METRIC.findall(expr)}
+    names |= {name for path in committed() for name in re.findall(r"label_values\((\w+)", path.read_text())}
+    used = [AGENT_METRICS_BY_NAME[name] for name in sorted(names & AGENT_METRICS_BY_NAME.keys())]
+    assert [metric.name for metric in used if not has_metric(MetricProfile.STANDARD, metric)] == []
+    assert len(used) > 100
+    assert {name: missing for name, expr in requests if (missing := unselectable(expr))} == {}
+    assert unselectable('rate(dioptase_cgroup_load{period="5m"}[5m])') == ["dioptase_cgroup_load{period=5m}"]
 
 
 def test_series_of_nodes_are_grouped_by_job_and_instance() -> None:

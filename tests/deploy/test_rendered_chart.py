@@ -297,10 +297,24 @@ def test_notes_say_what_changes_and_what_comes_next(
         {"recording": {"maxMib": 1}},
         {"agent": {"extraArgs": ["word"]}},
         {"malachite": {"port": 9002}},
+        {"metrics": {"profile": "tiny"}},
     ],
 )
 def test_invalid_values_are_refused_by_the_schema(tmp_path: Path, values: Manifest) -> None:
     assert "values don't meet the specifications of the schema" in Rendered(values, tmp_path).errors
+
+
+@needs_helm
+def test_the_metric_profile_reaches_the_agent_and_relabelings_the_service_monitor(tmp_path: Path) -> None:
+    drop = {"sourceLabels": ["__name__"], "regex": "dioptase_cgroup_load", "action": "drop"}
+    metrics = {"profile": "small", "serviceMonitor": True, "metricRelabelings": [drop]}
+    shown = Rendered({"metrics": metrics}, tmp_path)
+    settings = shown.find("ConfigMap", "agent")["data"]["agent.yaml"]
+    assert parse_config(settings.encode(), "agent.yaml").exporters.metric_profile == "small"
+    assert shown.find("ServiceMonitor", "agent")["spec"]["endpoints"][0]["metricRelabelings"] == [drop]
+    (tmp_path / "defaults").mkdir()
+    defaults = Rendered({"metrics": {"serviceMonitor": True}}, tmp_path / "defaults")
+    assert "metricRelabelings" not in defaults.find("ServiceMonitor", "agent")["spec"]["endpoints"][0]
 
 
 @needs_helm

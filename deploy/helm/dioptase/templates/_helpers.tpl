@@ -51,7 +51,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- define "dioptase.agentSettings" -}}
 {{- $kubelet := dict -}}
 {{- if .Values.agent.kubelet.caFile -}}{{- $_ := set $kubelet "caFile" "/etc/dioptase/kubelet.crt" -}}{{- end -}}
-{{- $said := dict "kubelet" $kubelet "exporters" (dict "tokenReview" .Values.tokenReview) -}}
+{{- $said := dict "kubelet" $kubelet "exporters" (dict "tokenReview" .Values.tokenReview "metricProfile" .Values.metrics.profile) -}}
 {{- if kindIs "bool" .Values.agent.extendedResources -}}
 {{- $_ := set $said "report" (dict "extendedResources" .Values.agent.extendedResources) -}}
 {{- end -}}
