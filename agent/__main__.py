@@ -11,7 +11,9 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, closing
@@ -25,6 +27,7 @@ from agent import components
 from agent.config.config import AgentConfig
 from agent.config.loader import ConfigError, NodeCheck, SettingDocuments
 from agent.config.profiles import OBSERVE
+from agent.journal.colocation_counter import ColocationCounter
 from agent.journal.decisions import DecisionJournal
 from agent.journal.evictions import EvictionJournal
 from agent.journal.log import CycleLog
@@ -198,6 +201,7 @@ class _Parts(msgspec.Struct, kw_only=True):
     node_knobs: NodeKnobs | None
     evictor: EvictionRunner | None
     runtime: NriLifecycle
+    totals: ColocationCounter
     act_warnings: tuple[str, ...]
     """Why `act` is less than was requested."""
     startup_warnings: tuple[str, ...]
@@ -254,6 +258,8 @@ async def _open_parts(
     pods = inputs.pods
     originals, originals_warnings = _open_originals(options, stack)
     state_dir = options.state_dir if originals else None
+    totals = ColocationCounter(state_dir, time.time_ns())
+    stack.callback(totals.close)
     cluster = components.ClusterConnection(options.node, state_dir, inputs.configuration)
     config, cluster_warnings = cluster.open(documents, config, check_node)
     act, act_warnings = _effective_act(options.act, files, originals, pods, config)
@@ -274,9 +280,11 @@ async def _open_parts(
         node_knobs=node_knobs,
         evictor=components.open_evictor(config, act, hierarchy, stack, node=options.node, kubelet=options.kubelet),
         runtime=components.open_nri_lifecycle(config, act, pods, hierarchy, _pod_parsing_context(config), state[0]),
+        totals=totals,
         act_warnings=act_warnings,
         startup_warnings=(
             *originals_warnings,
+            *totals.messages,
             *cluster_warnings,
             *act_warnings,
             *latency_warnings,
@@ -334,6 +342,7 @@ def _open_loop(
         peers=parts.cluster.peers,
         checkpoint=CpusetCheckpoint(*parts.state) if parts.act is ActMode.ON else None,
         forecasts=forecasts,
+        totals=parts.totals,
         startup_warnings=parts.startup_warnings,
     )
 
@@ -459,6 +468,7 @@ async def _open_exporters(
         journal=journal,
         evictions=evictions,
         version=VERSION,
+        node_name=options.node or socket.gethostname(),
         stale_s=max(STALE_S, 3 * config.interval_s),
         about=agent_info,
         configuration=cluster.effective_configuration,

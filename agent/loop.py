@@ -23,6 +23,7 @@ from agent.advisor.forecast.node_forecast import ForecastState
 from agent.advisor.latency import can_shrink_quota, is_latency_alarm, latency_limits_ns
 from agent.advisor.preview import PreviewInputs
 from agent.config.config import AgentConfig
+from agent.journal.colocation_counter import ColocationCounter
 from agent.journal.forecast_file import ForecastFile
 from agent.qrm.actuator.actuator import Actuator
 from agent.qrm.actuator.checkpoint import CpusetCheckpoint
@@ -109,6 +110,7 @@ class Loop:
         forecasts: ForecastFile | None = None,
         node_knobs: NodeKnobs | None = None,
         peers: KatalystPeers | None = None,
+        totals: ColocationCounter | None = None,
         startup_warnings: tuple[str, ...] = (),
     ) -> None:
         """Loads the state of the previous agent. Raises Unavailable if the checkpoint cannot be read.
@@ -134,7 +136,7 @@ class Loop:
         self._shadow_state = PolicyState()
         self._restores_previous_quota = True
         self._evictor, self._evictor_config = evictor, config
-        self._node_knobs, self._peers = node_knobs, peers
+        self._node_knobs, self._peers, self._totals = node_knobs, peers, totals
         self._previous: Snapshot | None = None
         self._latest: Cycle | None = None
         self._preview_inputs: PreviewInputs | None = None
@@ -261,6 +263,8 @@ class Loop:
         )
         finished.share_rates(draft.rates)
         finished.share_evaluated_latency({} if result is None else result.evaluated_latency)
+        if self._totals is not None:
+            finished = self._count_totals(self._totals, finished)
         self._previous, self._latest = draft.snapshot, finished
         self._publish_to(self._thread_sinks, finished)
         return finished
@@ -428,6 +432,15 @@ class Loop:
             draft.report(_bug_health("shadow", error))
             return
         draft.shadow = result.advice
+
+    def _count_totals(self, totals: ColocationCounter, finished: Cycle) -> Cycle:
+        """Return the cycle with the totals of colocation. A failure is reported in the next cycle."""
+        name, counted = "colocation-state", [finished]
+        self._guard_publish(name, lambda: counted.append(totals.count(finished)))
+        if name not in self._publish_failures and (error := totals.failure) is not None:
+            health = ComponentHealth(name=name, ok=False, error=error.reason, remedy=error.remedy)
+            self._publish_failures[name] = health
+        return counted[-1]
 
     def _publish(self, finished: Cycle) -> None:
         """Passes the cycle to the sinks of the event loop and arms the pressure triggers of its online cgroups."""

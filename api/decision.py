@@ -11,13 +11,14 @@ from enum import StrEnum
 import msgspec
 
 from api.advice import CpuAdvice, Headroom, MemoryAdvice, NicBandwidth, NodeAdvice
+from api.colocation import ColocationTotals
 from api.eviction import EvictionEvent, EvictionResult
 from api.forecast import Forecast
 from api.knobs import Knob, Reason
-from api.rates import Rates, online_runq_latency, rates_since
+from api.rates import Rates, online_runq_latency, rates_since, reclaimed_interference_ns
 from api.snapshot import RunqLatency, Snapshot
 
-_RATES, _EVALUATED = "rates", "evaluated"
+_RATES, _EVALUATED, _INTERFERENCE = "rates", "evaluated", "interference"
 
 
 class ActMode(StrEnum):
@@ -143,6 +144,8 @@ class Cycle(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Thresholds and victims; None if no eviction plugin is configured."""
     kills: tuple[EvictionEvent, ...] = ()
     """Progress of the evictions."""
+    totals: ColocationTotals | None = None
+    """Totals up to this cycle; None in recordings of agents that did not count."""
     duration_ns: int = 0
     startup_warnings: tuple[str, ...] = msgspec.field(default=(), name="banner")
     """Missing prerequisites of this node and their remedies, one sentence each."""
@@ -176,6 +179,16 @@ class Cycle(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def share_evaluated_latency(self, latency: Mapping[str, RunqLatency | None]) -> None:
         """Takes the latency that the policy of this cycle evaluated; empty if it evaluates none."""
         self.__dict__[_EVALUATED] = (self.snapshot, latency)
+
+    @property
+    def interference_ns(self) -> int | None:
+        """Time that tasks of online pods waited since the previous cycle while reclaimed pods had the CPU; None if unknown."""
+        snapshot, shared = self.__dict__.get(_INTERFERENCE, (None, None))
+        if snapshot is not self.snapshot:
+            shared = reclaimed_interference_ns(self.snapshot, self.rates, self.previous)
+            self.__dict__[_INTERFERENCE] = (self.snapshot, shared)
+        interference_ns: int | None = shared
+        return interference_ns
 
     @property
     def done(self) -> tuple[Outcome, ...]:

@@ -14,6 +14,7 @@ import msgspec
 
 from api.cpu import Cpu
 from api.histogram import BOUNDS_NS, slot_of
+from api.qos import QoSLevel
 from api.snapshot import CgroupSample, CpuTimes, Pressure, RunqLatency, Snapshot
 from api.units import NS_PER_MS, NS_PER_US
 
@@ -267,3 +268,32 @@ def cgroup_runq_latency(sample: CgroupSample, change: Rates | None, previous: Sn
         return rate.wait if rate else None
     is_new = change is not None and previous is not None and "/" in previous.cgroups
     return sample.wait if is_new else None
+
+
+def reclaimed_interference_ns(snapshot: Snapshot, change: Rates | None, previous: Snapshot | None) -> int | None:
+    """Return the time that tasks of online containers waited since the previous cycle while reclaimed pods had the CPU,
+    summed over tasks; None if the probe `blame` measured no online container."""
+    online = [container.cgroup for pod in snapshot.pods if pod.qos.online for container in pod.containers]
+    if change is None or previous is None or not online:
+        return None
+    reclaimed = {
+        container.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for container in pod.containers
+    }
+    total = None
+    for paths in cgroups_by_container(snapshot.cgroups, online).values():
+        for path in paths:
+            before, now = previous.cgroups.get(path), snapshot.cgroups[path]
+            if now.blame is None or before is None or before.blame is None or before.id != now.id:
+                continue
+            total = total or 0
+            for aggressor, waited_ns in now.blame.by_cgroup.items():
+                if _is_inside(aggressor, reclaimed):
+                    total += delta(before.blame.by_cgroup.get(aggressor, 0), waited_ns) or 0
+    return total
+
+
+def _is_inside(path: str, cgroups: Collection[str]) -> bool:
+    """Return whether the path is one of these cgroups, or below one."""
+    while path and path not in cgroups:
+        path = path.rpartition("/")[0]
+    return bool(path)

@@ -1,4 +1,4 @@
-"""The `kubectl dioptase` plugin: top, explain, config, doctor and page for the nodes of a cluster.
+"""The `kubectl dioptase` plugin: top, value, explain, config, doctor and page for the nodes of a cluster.
 It must import no Linux-only module and no server library: it runs on a workstation (see the import-linter contract).
 """
 
@@ -20,6 +20,7 @@ from api.interfaces import Unavailable
 from api.snapshot import Snapshot
 from api.text import to_json
 from cli import formats
+from cli.colocation_report import NodeTotals, fleet_report
 from cli.explain.command import ExplainInputs, has_data, print_explanation
 from cli.fleet import findings, node_table, settings
 from cli.fleet.agent_endpoints import AgentEndpoint
@@ -75,6 +76,7 @@ def main() -> None:
 def top(what: str, names: tuple[str, ...], server: ApiServerOptions, sort_by: str) -> None:
     """Show reclaimable and used CPU, run-queue latency of online pods and state of the agent for every node, or for every pod.
 
+    CORE-HOURS is the CPU time of reclaimed pods since the first agent ran on the node (see kubectl dioptase value).
     HARM is the time that online tasks wait for a CPU held by reclaimed pods, in milliseconds a second. The NAME of a pod
     may be prefixed with its namespace and a slash.
     """
@@ -99,6 +101,27 @@ def top(what: str, names: tuple[str, ...], server: ApiServerOptions, sort_by: st
         for reply in replies:
             if reply.answer is None:
                 click.echo(formats.printable(f"✕ {reply.member.node}: {reply.problem}"), err=True)
+    sys.exit(0 if any(reply.answer is not None for reply in replies) else 1)
+
+
+@kubectl.command()
+@click.argument("names", nargs=-1, metavar="[NODE]...")
+@api_server_options
+def value(names: tuple[str, ...], server: ApiServerOptions) -> None:
+    """Show what colocation gained and cost: reclaimable and used core-hours, the run-queue latency of online pods with and
+    without batch work, and what was taken back, of each node and of all together."""
+
+    async def question(_client: KubeClient, proxy: AgentProxy, members: list[AgentEndpoint]) -> list[AgentReply[View]]:
+        return await proxy.request_all(members, "/api/v1/view", View)
+
+    replies = (_select_nodes(server, names) if names else server).ask("value", question)
+    nodes = [
+        NodeTotals(node=reply.member.node, problem=reply.problem)
+        if reply.answer is None
+        else NodeTotals(node=reply.member.node, act=reply.answer.act, totals=reply.answer.totals)
+        for reply in replies
+    ]
+    print_lines([to_json(nodes).decode()] if server.as_json else fleet_report(nodes))
     sys.exit(0 if any(reply.answer is not None for reply in replies) else 1)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dashboards import agent, colocation, decisions, fleet, memory, node, overview, workload
+from dashboards import agent, colocation, decisions, fleet, memory, node, overview, workload, worth
 from dashboards.panels import Board
 
 HERE = Path(__file__).parent
@@ -17,6 +17,7 @@ def boards() -> tuple[Board, ...]:
     return (
         overview.board(),
         fleet.board(),
+        worth.board(),
         colocation.board(),
         workload.board(),
         node.board(),

@@ -55,6 +55,8 @@ class Board(NamedTuple):
     answers: str
     variables: tuple[str, ...]
     rows: tuple[tuple[str, list[Panel]], ...]
+    span: str = "15m"
+    """Time that is shown at first."""
 
     def json(self) -> str:
         """The whole dashboard as Grafana imports it."""
@@ -63,7 +65,7 @@ class Board(NamedTuple):
             .uid(f"dioptase-{self.name}")
             .description(self.answers)
             .tags(["dioptase"])
-            .time("now-15m", "now")
+            .time(f"now-{self.span}", "now")
             .refresh("10s")
             .timezone("browser")
             .tooltip(dashboard.DashboardCursorSync.CROSSHAIR)

@@ -31,6 +31,7 @@ CHAPTERS = (
         ),
         "Reclaimed resources",
     ),
+    (("dioptase_reclaimable_", "dioptase_reclaimed_", "dioptase_online_"), "Totals of colocation"),
     (("dioptase_decisions_", "dioptase_rounds_"), "Decisions"),
     ("dioptase_", "The agent itself"),
 )
@@ -46,7 +47,8 @@ OTLP, together with `system.*`, `container.*` and `k8s.*` of the semantic conven
 
 - Name in OpenTelemetry: dots, without `_total` and without the unit below the name; `dioptase_node_cpu_seconds_total` is
   `dioptase.node.cpu`.
-- `agent` below a counter or histogram: it starts with the agent. Others start at boot, or with the cgroup or pod.
+- `agent` below a counter or histogram: it starts with the agent; `first`: with the first agent on the node, and continues
+  after a restart (`colocation_state` in the state directory). Others start at boot, or with the cgroup or pod.
 - A value that kernel, cgroup or privileges do not provide has no sample: never 0, never -1.
 - `CGROUP`: the labels {", ".join(f"`{label}`" for label in CGROUP_LABELS)}; all but the first are empty without a listed pod.
   Only a container's own cgroup has pod labels, so sums over pods count nothing twice.
@@ -122,8 +124,8 @@ def metrics_reference() -> str:
 
 
 def _name_cell(metric: Metric) -> str:
-    counts = metric.kind != "gauge" and metric.since == "agent"
-    kind = ", ".join(filter(None, (metric.kind, metric.unit, "agent" if counts else "")))
+    since = metric.since if metric.kind != "gauge" and metric.since != "boot" else ""
+    kind = ", ".join(filter(None, (metric.kind, metric.unit, since)))
     return f"`{metric.name}`<br>{kind}"
 
 

@@ -12,6 +12,7 @@ import msgspec
 from api.cpu import parse_cpu_list
 from api.quantity import parse_quantity
 from cli import formats
+from cli.colocation_report import NS_PER_HOUR
 from cli.fleet.api_server import AgentReply
 from cli.tables import TableHeading, format_table
 from cli.top.charts import is_online, is_reclaimed
@@ -37,6 +38,8 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reclaimable_cores: float | None = msgspec.field(default=None, name="lent_cores")
     used_cores: float | None = None
     """CPU used by reclaimed pods."""
+    used_core_hours: float | None = None
+    """CPU time of reclaimed pods in hours of one CPU, since the first agent ran on the node."""
     advertised_cores: float | None = None
     """Headroom that the node reports for all reclaimed pods together."""
     harm_ms: float | None = None
@@ -95,8 +98,11 @@ def node_row(reply: AgentReply[View]) -> NodeRow:
         busy_cores=view.busy_cores,
         reclaimable_cores=view.reclaimable_cores,
         used_cores=view.reclaimed_cores,
+        used_core_hours=None if view.totals is None else view.totals.used_ns / NS_PER_HOUR,
         advertised_cores=None if advertised is None else advertised.cores,
-        harm_ms=_sum_known(interference_ms(c, view) for c in view.containers),
+        harm_ms=view.interference_ms
+        if view.interference_ms is not None
+        else _sum_known(interference_ms(c, view) for c in view.containers),
         wait_p99_us=worst[0],
         wait_pod=worst[1],
         pools={name: _cpu_count(cpus) for name, cpus in view.pools.items()},
@@ -166,7 +172,7 @@ POD_SORTS: dict[str, Callable[[PodRow], tuple[Any, ...]]] = {
 
 def node_table(rows: Sequence[NodeRow]) -> list[str]:
     """Return the table of nodes, with a total line for several nodes."""
-    right = "cpus alloc busy lent used headroom harm wait".upper().split()
+    right = "cpus alloc busy lent used core-hours headroom harm wait".upper().split()
     heads = [
         TableHeading("NODE"),
         *(TableHeading(head, right=True) for head in right),
@@ -184,12 +190,16 @@ def _node_cells(row: NodeRow) -> list[str]:
         formats.printable(row.node),
         formats.integer(row.cpus),
         formats.cores(row.allocatable_cores),
-        *map(formats.cores, (row.busy_cores, row.reclaimable_cores, row.used_cores, row.advertised_cores)),
+        *map(formats.cores, _core_amounts(row)),
         _ms_per_s(row.harm_ms),
         formats.duration(row.wait_p99_us),
         pools_text(row.pools),
         node_status(row),
     ]
+
+
+def _core_amounts(row: NodeRow) -> tuple[float | None, ...]:
+    return row.busy_cores, row.reclaimable_cores, row.used_cores, row.used_core_hours, row.advertised_cores
 
 
 def node_status(row: NodeRow) -> str:
@@ -220,9 +230,7 @@ def _first_names(names: Sequence[str]) -> str:
 
 def _total_cells(rows: Sequence[NodeRow]) -> list[str]:
     unknown = sum(bool(row.problem) for row in rows)
-    sums = [_sum_known(values) for values in zip(
-        *((row.busy_cores, row.reclaimable_cores, row.used_cores, row.advertised_cores) for row in rows), strict=True
-    )]  # fmt: skip
+    sums = [_sum_known(values) for values in zip(*map(_core_amounts, rows), strict=True)]
     waits = [row.wait_p99_us for row in rows if row.wait_p99_us is not None]
     return [
         f"{len(rows)} nodes",

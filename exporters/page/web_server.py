@@ -138,6 +138,7 @@ class AgentWebServer:
         journal: DecisionRecord,
         evictions: EvictionRecord | None = None,
         version: str,
+        node_name: str = "",
         page: Path = PAGE_DIRECTORY,
         stale_s: float = STALE_S,
         about: Callable[[], AgentInfo] = AgentInfo,
@@ -149,7 +150,7 @@ class AgentWebServer:
         self._journal, self._evictions = journal, evictions
         self._configuration = configuration
         self._checked = None if checks is None else CachedFindings(version, checks)
-        self._page = page
+        self._page, self._node_name = page, node_name
         self._health = CycleHealth(stale_s)
         self._exposition = PrometheusExporter(version, about)
         self._history = ViewHistory()
@@ -170,7 +171,7 @@ class AgentWebServer:
     def publish(self, finished: Cycle) -> None:
         self._health.record_cycle(finished)
         try:
-            view = cycle_view.build_view(finished)
+            view = cycle_view.build_view(finished, self._node_name)
             view_json = to_json(view)
             self._exposition.publish(finished)
             self._history.add(finished.snapshot.seq, to_json(cycle_view.past_view(view)))

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from api.advice import NOT_NUMA_BOUND, Headroom, MemoryAdvice, MemoryCondition, MemoryPressure, PoolSize
+from api.colocation import ColocationTotals
 from api.decision import Advice, Cycle
 from api.eviction import EvictionBlock, EvictionEventReason, EvictionResult, EvictionThreshold, ThresholdMet
 from api.forecast import Forecast, ForecastResource
-from exporters.prometheus.metric_family import Labels, MetricFamily, point_family
+from api.metrics import AGENT_METRICS_BY_NAME
+from exporters.prometheus.metric_family import Labels, MetricFamily, fine_distribution, ns_to_seconds, point_family
 from exporters.prometheus.node_families import MAX_INTERFACES
 
 
@@ -104,6 +106,39 @@ def _memory_advice(advice: MemoryAdvice) -> Iterator[MetricFamily]:
 def _shortfall_bytes(result: MemoryCondition) -> int | None:
     """Return None, not zero, if the shortfall is unknown."""
     return None if result.state is MemoryPressure.UNKNOWN else result.target_bytes
+
+
+def colocation_families(totals: ColocationTotals) -> Iterator[MetricFamily]:
+    """Yield the totals of colocation; those that were never measured have no points."""
+    online = {"busy": totals.busy, "idle": totals.idle}
+    measured = {name: each for name, each in online.items() if each.duration_ns}
+    interference_ns = totals.interference_ns if totals.interference_duration_ns else None
+    yield point_family("dioptase_reclaimable_cpu_seconds_total", [((), ns_to_seconds(totals.reclaimable_ns))])
+    yield point_family(
+        "dioptase_reclaimed_cpu_seconds_total",
+        (((name,), ns_to_seconds(ns)) for name, ns in totals.reclaimed_ns.items()),
+    )
+    yield point_family("dioptase_reclaimed_interference_seconds_total", [((), ns_to_seconds(interference_ns))])
+    yield MetricFamily(
+        AGENT_METRICS_BY_NAME["dioptase_online_runq_wait_seconds"],
+        distributions=tuple(
+            fine_distribution((), each.latency)._replace(own=(name,)) for name, each in measured.items()
+        ),
+    )
+    yield point_family(
+        "dioptase_online_measured_seconds_total",
+        (((name,), ns_to_seconds(each.duration_ns)) for name, each in measured.items()),
+    )
+    yield point_family(
+        "dioptase_online_cpu_seconds_total",
+        (((name,), ns_to_seconds(each.cpu_ns)) for name, each in measured.items()),
+    )
+    yield point_family(
+        "dioptase_reclaimed_reductions_total", (((rule,), count) for rule, count in totals.reductions.items())
+    )
+    yield point_family(
+        "dioptase_reclaimed_evictions_total", (((rule,), count) for rule, count in totals.evictions.items())
+    )
 
 
 RESOURCE_UNITS = {ForecastResource.CPU: "cores", ForecastResource.MEMORY: "bytes"}

@@ -23,6 +23,7 @@ from exporters.prometheus.cgroup_families import cgroup_families, count_dropped
 from exporters.prometheus.decision_families import (
     VictimCounts,
     advice_families,
+    colocation_families,
     count_kills,
     eviction_families,
     forecast_families,
@@ -218,6 +219,8 @@ def _every_family(observed: MetricsState, late: LateSeries | None) -> Iterator[M
         if finished.evictions is not None:
             yield from eviction_families(finished.evictions)
         yield from forecast_families(finished.forecasts)
+        if finished.totals is not None:
+            yield from colocation_families(finished.totals)
     yield _tallies("dioptase_decisions_total", observed.decisions)
     yield _tallies("dioptase_knob_repairs_total", observed.repairs)
     yield _tallies("dioptase_rounds_total", observed.cycles)

@@ -12,6 +12,7 @@ from heapq import nlargest
 import msgspec
 
 from api.advice import Headroom, MemoryAdvice, NicBandwidth, PoolSize, RegionAdvice
+from api.colocation import ColocationTotals
 from api.cpu import format_cpu_list
 from api.decision import Cycle, OutcomeStatus
 from api.forecast import Forecast
@@ -350,6 +351,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """CLOCK_MONOTONIC, used for ages, because the wall clock may be set."""
     wall_time_ms: int
     """CLOCK_REALTIME, for display only."""
+    node_name: str = ""
+    """Name of the node; empty from agents that do not report it."""
     act: str
     trigger: str
     interval_ms: float | None
@@ -369,6 +372,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     reclaimed_cores: float | None
     """CPU that reclaimed pods used since the previous cycle."""
     requirement_cores: float | None
+    interference_ms: float | None = None
+    """Milliseconds a second that tasks of online pods waited while reclaimed pods had the CPU; None if it is not measured."""
+    totals: ColocationTotals | None = None
+    """Totals of colocation up to this cycle, in nanoseconds."""
     headroom: Headroom | None = None
     """Resources that reclaimed pods can request in total, including what they use now."""
     reported_headroom: Headroom | None = msgspec.field(default=None, name="advertised")
@@ -423,8 +430,8 @@ def _container_views(finished: Cycle) -> tuple[ContainerView, ...]:
     )
 
 
-def build_view(finished: Cycle) -> View:
-    """Return the view of a cycle; rates are absent in the first one."""
+def build_view(finished: Cycle, node_name: str = "") -> View:
+    """Return the view of a cycle of this node; rates are absent in the first one."""
     snapshot, previous, advice = finished.snapshot, finished.previous, finished.advice
     change = finished.rates
     containers = _container_views(finished)
@@ -436,6 +443,7 @@ def build_view(finished: Cycle) -> View:
         seq=snapshot.seq,
         taken_at_ms=snapshot.taken_at_ns // 1_000_000,
         wall_time_ms=snapshot.wall_time_ns // 1_000_000,
+        node_name=node_name,
         act=finished.act.value,
         trigger=finished.trigger,
         interval_ms=change.node.interval_ns / 1e6 if change else None,
@@ -452,6 +460,8 @@ def build_view(finished: Cycle) -> View:
         reclaimable_cores=advice.reclaimable_cores if advice else None,
         reclaimed_cores=sum(reclaimed) if reclaimed else None,
         requirement_cores=advice.requirement_cores if advice else None,
+        interference_ms=_interference_ms(finished),
+        totals=finished.totals,
         headroom=advice.headroom if advice else None,
         reported_headroom=advice.reported_headroom if advice else None,
         shadow=shadow_view(finished.shadow),
@@ -474,6 +484,11 @@ def build_view(finished: Cycle) -> View:
     )
 
 
+def _interference_ms(finished: Cycle) -> float | None:
+    waited_ns, rates = finished.interference_ns, finished.rates
+    return None if waited_ns is None or rates is None else waited_ns * NS_PER_S / NS_PER_MS / rates.node.interval_ns
+
+
 def _without_knob_requests(memory: MemoryAdvice | None) -> MemoryAdvice | None:
     return None if memory is None else msgspec.structs.replace(memory, knob_requests=())
 
@@ -493,6 +508,7 @@ def past_view(view: View) -> View:
         cards=(),
         memory=None,
         evictions=None,
+        totals=None,
         headroom=None,
         reported_headroom=None,
     )

@@ -27,6 +27,7 @@ from api.advice import (
     RegionAdvice,
     RegionKind,
 )
+from api.colocation import ColocationTotals, OnlineTotals
 from api.decision import Cycle
 from api.eviction import (
     ActiveCondition,
@@ -69,7 +70,7 @@ from api.snapshot import (
 )
 from api.units import MIB
 from exporters.prometheus.families import RecordingState
-from tests.builders.four_cpu_node import ABOUT, BATCH, BOOTED_AT_NS, MS, S, advice, busy_cycle
+from tests.builders.four_cpu_node import ABOUT, BATCH, BOOTED_AT_NS, MS, WEB_WAITS, S, advice, busy_cycle, waits
 
 RICH_ABOUT = msgspec.structs.replace(
     ABOUT, traced=True, recording=RecordingState(writable=True, size_bytes=5 * MIB, cycles=40, lost_cycles=2)
@@ -347,6 +348,28 @@ def full_policy_result(finished: Cycle) -> Cycle:
     )
 
 
+def rich_totals(seconds: int) -> ColocationTotals:
+    """Return the totals after this many seconds: 2.5 cores reclaimable, 2.125 used, 5 ms a second of interference; in three
+    quarters of the time reclaimed pods were busy. p99 of online pods is 128 us with batch work, 60.8 us without."""
+    busy, idle = seconds * 3 // 4, seconds // 4
+    return ColocationTotals(
+        since_wall_ns=BOOTED_AT_NS,
+        duration_ns=seconds * S,
+        reclaimable_ns=2500 * MS * seconds,
+        reclaimed_ns={"default": 2000 * MS * seconds, "team-a": 125 * MS * seconds},
+        interference_ns=5 * MS * seconds,
+        interference_duration_ns=seconds * S,
+        busy=OnlineTotals(duration_ns=busy * S, cpu_ns=1500 * MS * busy, latency=waits(WEB_WAITS, busy)),
+        idle=OnlineTotals(duration_ns=idle * S, cpu_ns=1200 * MS * idle, latency=waits({3: 90, 6: 10}, idle)),
+        reductions={"wait_above_target": seconds // 600},
+        evictions={"below_min": seconds // 7200},
+    )
+
+
+RICH_TOTALS = rich_totals(7200)
+"""Of two hours."""
+
+
 def full_cycle(seq: int = 2, *, cgroups: int = 0) -> Cycle:
     """Return a cycle with a value for every row of the catalogue; `cgroups` more belong to no pod and resemble /web."""
     finished = busy_cycle(seq, cgroups=cgroups)
@@ -355,5 +378,6 @@ def full_cycle(seq: int = 2, *, cgroups: int = 0) -> Cycle:
             finished,
             snapshot=full_snapshot(finished.snapshot),
             previous=None if finished.previous is None else full_snapshot(finished.previous),
+            totals=RICH_TOTALS,
         )
     )

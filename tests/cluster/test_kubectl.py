@@ -129,6 +129,7 @@ def steady(fleet: Fleet, text: str) -> str:
     ("words", "status"),
     [
         (("top", "--request-timeout", "2"), 0),
+        (("value", "--request-timeout", "2"), 0),
         (("top", "pods", "web", "--sort-by", "wait", "--request-timeout", "1"), 0),
         (("config", "--differing", "--request-timeout", "1"), 0),
         (("doctor", "--request-timeout", "2"), 1),

@@ -66,7 +66,7 @@ def test_an_unreachable_agent_has_the_reason_and_the_clusters_data() -> None:
 def test_a_first_round_has_no_rates_and_no_advice() -> None:
     row = node_row(reply(view=build_view(bare_cycle()), cpu=""))
     assert (row.allocatable_cores, row.busy_cores, row.reclaimable_cores, row.harm_ms, row.wait_p99_us) == (None,) * 5
-    assert node_table([row])[1].split()[1:] == ["0", *formats.ABSENT * 8, "off,", "no", "advice"]
+    assert node_table([row])[1].split()[1:] == ["0", *formats.ABSENT * 9, "off,", "no", "advice"]
 
 
 @pytest.mark.parametrize(

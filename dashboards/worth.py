@@ -1,0 +1,135 @@
+"""The dashboard of gain and cost: core-hours of reclaimed pods, latency of online pods with and without them."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models import units
+
+from dashboards.panels import NODE_SELECTOR, RATE_INTERVAL, Board, Panel, Query, line_panel, stat_panel
+
+LENT = f"dioptase_reclaimable_cpu_seconds_total{{{NODE_SELECTOR}}}"
+USED = f"dioptase_reclaimed_cpu_seconds_total{{{NODE_SELECTOR}}}"
+WAITED = f"dioptase_reclaimed_interference_seconds_total{{{NODE_SELECTOR}}}"
+DAY, HOUR = "[1d]", "[1h]"
+WITH, WITHOUT = "busy", "idle"
+
+
+def board() -> Board:
+    return Board(
+        "worth",
+        "Dioptase: is it worth it",
+        (
+            "What colocation gains in CPU of reclaimed pods, what it costs online pods in run-queue latency, and what was taken "
+            "back. Totals continue when an agent restarts."
+        ),
+        (),
+        (
+            ("The last day", _last_day()),
+            ("CPU gained", _gain()),
+            ("Latency of online pods", _latency()),
+            ("Taken back from reclaimed pods", _taken_back()),
+        ),
+        span="24h",
+    )
+
+
+def core_hours(counter: str) -> str:
+    """Growth of a counter of CPU seconds over a day, in hours of one CPU."""
+    return f"sum(increase({counter}{DAY})) / 3600"
+
+
+def quantile(q: float, reclaimed_pods: str, window: str) -> str:
+    """Quantile of the run-queue latency of online pods over a window, while reclaimed pods were busy or idle."""
+    buckets = f'dioptase_online_runq_wait_seconds_bucket{{{NODE_SELECTOR},reclaimed_pods="{reclaimed_pods}"}}'
+    return f"histogram_quantile({q}, sum by (le) (increase({buckets}{window})))"
+
+
+def _last_day() -> list[Panel]:
+    return [
+        stat_panel(
+            "Core-hours lent", units.Short, core_hours(LENT),
+            "CPU time that reclaimed pods could use: within their limit, and not used by anything else.",
+        ),
+        stat_panel(
+            "Core-hours used", units.Short, core_hours(USED),
+            "CPU time that reclaimed pods used: work that needed no node of its own.",
+        ),
+        stat_panel(
+            "Used share of lent CPU", units.PercentUnit, f"{core_hours(USED)} / ({core_hours(LENT)})",
+            "Low: there is too little batch work for the idle CPU.",
+        ),
+        stat_panel(
+            "Online p99 with batch work", units.Seconds, quantile(0.99, WITH, DAY),
+            "Run-queue latency of all online pods in the time in which reclaimed pods used 0.05 cores of a node or more.",
+        ),
+        stat_panel(
+            "Online p99 without batch work", units.Seconds, quantile(0.99, WITHOUT, DAY),
+            "The same in the rest of the time. No value: reclaimed pods were busy all day, so there is nothing to compare with.",
+        ),
+        stat_panel(
+            "Online waits for reclaimed pods", "s/s", f"sum(rate({WAITED}{DAY}))",
+            "Seconds per second that tasks of online pods waited while a reclaimed pod had their CPU.",
+        ),
+    ]  # fmt: skip
+
+
+def _gain() -> list[Panel]:
+    return [
+        line_panel(
+            "CPU lent and used", "cores",
+            "Use far below the lent CPU: reclaimed pods have no more work. Use close to it: they could use more.",
+            Query(f"sum(rate({LENT}{RATE_INTERVAL}))", "lent"),
+            Query(f"sum(rate({USED}{RATE_INTERVAL}))", "used"),
+        ),
+        line_panel(
+            "CPU used by namespace", "cores", "CPU of reclaimed pods, summed over the nodes.",
+            Query(f"sum by (namespace) (rate({USED}{RATE_INTERVAL}))", "{{namespace}}"), stacked=True,
+        ),
+    ]  # fmt: skip
+
+
+def _latency() -> list[Panel]:
+    online = [f"dioptase_online_{what}_seconds_total{{{NODE_SELECTOR}}}" for what in ("cpu", "measured")]
+    return [
+        line_panel(
+            "Online run-queue latency with and without batch work, p99", units.Seconds,
+            "Of the last hour. Equal lines: batch work costs online pods nothing. Compare the CPU of online pods first.",
+            Query(quantile(0.99, WITH, HOUR), "with batch work"),
+            Query(quantile(0.99, WITHOUT, HOUR), "without batch work"), log=True,
+        ),
+        line_panel(
+            "Online run-queue latency with and without batch work, p50", units.Seconds,
+            "Of the last hour: the usual wait, where p99 is the rare long one.",
+            Query(quantile(0.5, WITH, HOUR), "with batch work"),
+            Query(quantile(0.5, WITHOUT, HOUR), "without batch work"), log=True,
+        ),
+        line_panel(
+            "CPU of online pods with and without batch work", "cores",
+            "Mean per node of the last hour. If the two differ much, so does the latency, whatever batch work does.",
+            Query(
+                " / ".join(f"sum by (reclaimed_pods) (increase({metric}{HOUR}))" for metric in online),
+                "reclaimed pods {{reclaimed_pods}}",
+            ),
+        ),
+        line_panel(
+            "Online waits for reclaimed pods by node", "s/s",
+            "Time that tasks of online pods waited while a reclaimed pod had their CPU. High on one node: look at the dashboard "
+            "of its workloads.",
+            Query(f"topk(12, sum by (job, instance) (rate({WAITED}{RATE_INTERVAL})))", "{{instance}}"),
+        ),
+    ]  # fmt: skip
+
+
+def _taken_back() -> list[Panel]:
+    counters = [f"dioptase_reclaimed_{what}_total{{{NODE_SELECTOR}}}" for what in ("reductions", "evictions")]
+    return [
+        line_panel(
+            "CPU reductions by rule", units.Short,
+            "Cycles that reduced the CPU quota or the CPUs of reclaimed pods, in the last hour.",
+            Query(f"sum by (rule) (increase({counters[0]}{HOUR}))", "{{rule}}"), stacked=True,
+        ),
+        line_panel(
+            "Evictions of reclaimed pods by rule", units.Short,
+            "Evictions in the last hour. `dioptase explain POD` has the reason of each.",
+            Query(f"sum by (rule) (increase({counters[1]}{HOUR}))", "{{rule}}"), stacked=True,
+        ),
+    ]  # fmt: skip
