@@ -29,6 +29,7 @@ BUSY = "while :; do :; done"
 CLASS = ROOT / "kubepods.slice/kubepods-besteffort.slice"
 PODS = {"web": ("shared_cores", {"requests": {"cpu": "200m"}}), "batch": ("reclaimed_cores", {})}
 OUT = Path("/run/out")
+SOURCES_OF_PODS = ("kubelet", "container-runtime", "pod-cgroups", "pod-siblings")
 
 
 @pytest.fixture(scope="module")
@@ -90,12 +91,23 @@ def wait_for_cgroup(cluster: Cluster, name: str) -> Path:
 
 def restart_kubelet(cluster: Cluster, node: Node) -> None:
     """Kill the kubelet, start it again, and wait until it has reported the node as ready since."""
-    path = f"/api/v1/nodes/{node.name}"
+    before = read_heartbeat(cluster, node)
     cluster.daemons.end(node.kubelet, signal.SIGKILL)
-    # Who was ready stays so for 40 s without a report.
-    cluster.server.ask("DELETE", path)
     cluster.daemons.again(node.kubelet)
-    cluster.daemons.wait(node.kubelet, lambda: cluster.ready(node.name), 90)
+    cluster.daemons.wait(node.kubelet, lambda: cluster.ready(node.name) and read_heartbeat(cluster, node) != before, 90)
+
+
+def read_heartbeat(cluster: Cluster, node: Node) -> str:
+    """Return the time of the kubelet's latest status report, which it also sends at its start."""
+    conditions = cluster.server.ask("GET", f"/api/v1/nodes/{node.name}")["status"]["conditions"]
+    return str(next(item["lastHeartbeatTime"] for item in conditions if item["type"] == "Ready"))
+
+
+def sources_of_pods_are_healthy(agent: Agent) -> bool:
+    """Return True. Raises AssertionError with the errors of the failed sources."""
+    errors = {name: text for name, text in agent.troubles().items() if name in SOURCES_OF_PODS}
+    assert not errors
+    return True
 
 
 def test_slices_are_named_by_the_systemd_driver(cgroups: dict[str, Path]) -> None:
@@ -105,7 +117,7 @@ def test_slices_are_named_by_the_systemd_driver(cgroups: dict[str, Path]) -> Non
     ]
 
 
-def test_a_kubelet_starts_beside_an_idle_class_and_gives_it_its_weight(cluster: Cluster, node: Node) -> None:
+def test_a_kubelet_starts_while_its_class_is_idle_and_writes_the_weight(cluster: Cluster, node: Node) -> None:
     """With the cgroupfs driver it does not start. systemd writes the weight, which clears cpu.idle, before the kubelet does."""
     (CLASS / "cpu.idle").write_text("1")
     with pytest.raises(OSError, match="Invalid argument"):
@@ -116,6 +128,12 @@ def test_a_kubelet_starts_beside_an_idle_class_and_gives_it_its_weight(cluster: 
 
 
 def test_the_agent_finds_pods_of_the_systemd_driver(agent: Agent, cgroups: dict[str, Path]) -> None:
-    wait("the batch pod is managed", lambda: (cgroups["batch"] / "cpu.idle").read_text() == "1\n")
-    assert (cgroups["web"] / "cpu.idle").read_text() == "0\n"
-    assert not {"kubelet", "cri", "pod-cgroups"} & set(agent.troubles()), agent.troubles()
+    """The priority belongs to the pod's cgroup, and to that of the class while it contains only reclaimed pods."""
+    idle = {"pod": cgroups["batch"].parent, "class": CLASS}
+    wait(
+        "the pod and its class are idle",
+        lambda: all((path / "cpu.idle").read_text() == "1\n" for path in idle.values()),
+    )
+    web = cgroups["web"]
+    assert {(path / "cpu.idle").read_text() for path in (web, web.parent, web.parent.parent)} == {"0\n"}
+    wait("the sources of pods are healthy", lambda: sources_of_pods_are_healthy(agent))
