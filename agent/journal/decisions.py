@@ -1,5 +1,5 @@
 """Journal of decisions: what was decided, why, and its outcome, for `dioptase explain` and the page.
-An outcome that repeats in every cycle, such as a dry run or a refusal, is recorded once until it changes.
+An outcome that repeats in every cycle, such as a dry run or a refusal, is recorded once until it changes; so is a repair.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from agent.journal.jsonl_log import JsonlLog
+from agent.journal.repeated_repairs import RepeatedRepairs
 from api.decision import Cycle, JournalEntry, Outcome, OutcomeStatus
 
 REPEATED_STATUSES = frozenset(
@@ -28,6 +29,7 @@ class DecisionJournal(JsonlLog[JournalEntry]):
         self._last: OrderedDict[tuple[str, str], OutcomeKey] = OrderedDict()
         self._pods: OrderedDict[str, str] = OrderedDict()
         self._max_keys = 4 * keep
+        self._repairs = RepeatedRepairs(self._max_keys)
         super().__init__(path, JournalEntry, "decisions", keep, self._remember_pod)
 
     def publish(self, cycle: Cycle) -> None:
@@ -46,6 +48,8 @@ class DecisionJournal(JsonlLog[JournalEntry]):
         self._last[knob] = now
         if len(self._last) > self._max_keys:
             self._last.popitem(last=False)
+        if self._repairs.includes(outcome):
+            return False
         return outcome.status is not OutcomeStatus.UNCHANGED and (
             outcome.status not in REPEATED_STATUSES or before != now
         )

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 from agent.journal.evictions import EvictionLog
+from agent.journal.repeated_repairs import RepeatedRepairs
 from api.decision import Cycle, Outcome, OutcomeStatus
 from api.knobs import Reason
 from api.snapshot import ComponentHealth
@@ -23,6 +24,7 @@ class CycleLog:
 
     def __init__(self) -> None:
         self._logged: OrderedDict[tuple[str, str], tuple[OutcomeStatus, str, str]] = OrderedDict()
+        self._repairs = RepeatedRepairs(MAX_KNOBS)
         self._failing: dict[str, str] = {}
         self._rejected = frozenset[str]()
         self._pods: tuple[str, ...] | None = None
@@ -65,6 +67,8 @@ class CycleLog:
         self._rejected = reasons
 
     def _log_outcome(self, outcome: Outcome) -> None:
+        if self._repairs.includes(outcome):
+            return
         decision = outcome.decision
         key, state = (decision.cgroup, decision.knob.value), (outcome.status, decision.value, outcome.error)
         if self._logged.get(key) == state and outcome.status is not OutcomeStatus.APPLIED:

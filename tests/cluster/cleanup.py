@@ -56,7 +56,7 @@ def claim(numbers: Iterable[int], *, retained: bool, home: Path = HOME) -> Names
             if not retained:
                 (new / "owner").write_bytes(msgspec.json.encode(Owner(os.getpid(), started(os.getpid()))))
             new.rename(names.run)
-            _make_mount_points(home)
+            make_mount_points(home)
             return names
     raise ClusterNumberTaken(
         f"every number is taken; {home} has the clusters: make cluster-down removes that of make cluster"
@@ -151,7 +151,7 @@ def _mounts_below(folder: Path) -> list[str]:
     return [point for point in reversed(points) if point.startswith(f"{folder}/")]
 
 
-def _make_mount_points(home: Path) -> None:
+def make_mount_points(home: Path) -> None:
     """Create the paths over which nodes mount, after recording which ones are new."""
     with (home / "made").open("a") as created:
         for path in map(Path, OWN):

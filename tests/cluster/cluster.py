@@ -79,6 +79,17 @@ class Cluster:
         account = "/api/v1/namespaces/default/serviceaccounts/default"
         self.daemons.wait(CONTROLLERS, lambda: self.server.ask("GET", account), 60)
 
+    def resume(self) -> None:
+        """Start everything again after a reboot of this machine, from the files on disk. The nodes are not awaited."""
+        cleanup.make_mount_points(self.names.home)
+        network.lay(self.names)
+        self.control.resume()
+        there: list[str] = []
+        for node in self.nodes:
+            network.add(self.names, node.name, there)
+            node.resume()
+            there.append(node.name)
+
     def ready(self, node: str) -> bool:
         """Return whether a node is ready; False if it does not exist."""
         try:

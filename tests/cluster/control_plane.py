@@ -54,6 +54,14 @@ class Control:
         )  # fmt: skip
         self._start(SCHEDULER, f"--kubeconfig={admin}", "--leader-elect=false", "--bind-address=127.0.0.1")
 
+    def resume(self) -> None:
+        """Start everything again with its recorded command, after a reboot of this machine."""
+        for name in ("etcd", API_SERVER):
+            self._daemons.again(name)
+        self.ready()
+        for name in (CONTROLLERS, SCHEDULER):
+            self._daemons.again(name)
+
     def _start(self, name: str, *words: object) -> None:
         self._daemons.start(name, self._names.space(CONTROL), (self._programs[name], *words))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -95,23 +96,33 @@ class Node:
         """Start the node's programs; the kubelet registers the node. Raises Late with a log."""
         for path in OWN:
             self.at(path).mkdir(parents=True)
-        self._daemons.start(
-            self.name, self._names.space(self.name),
-            ("unshare", "--mount", "--propagation", "private", "sh", "-c", _MOUNTS, self.folder / "root", *OWN),
-        )  # fmt: skip
-        self._daemons.wait(self.name, self._entered, 20)
+        self._begin_mounts()
         self._write_network()
         (self.folder / "containerd.toml").write_text(
             _CONTAINERD.replace("PAUSE", images.PAUSE).replace("IS_SYSTEMD", str(cgroup_driver == SYSTEMD).lower())
         )
-        self._start(self.containerd, self._programs["containerd"], "-c", self.folder / "containerd.toml")
-        self._daemons.wait(self.containerd, lambda: self._ctr("version"), 30)
+        self._begin_containerd()
         archive = self._names.run / "images.tar"
         if not archive.exists():
             images.write(archive)
         self.load(archive)
-        self._begin_kubelet(authority, cgroup_driver)
-        self._begin_proxy(authority)
+        self._configure_kubelet(authority, cgroup_driver)
+        self._begin_kubelet()
+        self._configure_proxy(authority)
+        self._begin_proxy()
+
+    def resume(self) -> None:
+        """Start the node's programs again after a reboot of this machine, with the files on disk."""
+        for path in OWN:
+            # A real machine has /run in memory.
+            if path.startswith("/run/"):
+                shutil.rmtree(self.at(path))
+                self.at(path).mkdir()
+        (self.folder / "root/ready").unlink()
+        self._begin_mounts()
+        self._begin_containerd()
+        self._begin_kubelet()
+        self._begin_proxy()
 
     def load(self, archive: Path) -> None:
         """Import the images of an archive."""
@@ -121,22 +132,36 @@ class Node:
         """Give an existing image a second name."""
         self._ctr("images", "tag", "--force", image, name)
 
+    def _begin_mounts(self) -> None:
+        self._daemons.start(
+            self.name, self._names.space(self.name),
+            ("unshare", "--mount", "--propagation", "private", "sh", "-c", _MOUNTS, self.folder / "root", *OWN),
+        )  # fmt: skip
+        self._daemons.wait(self.name, self._entered, 20)
+
+    def _begin_containerd(self) -> None:
+        self._start(self.containerd, self._programs["containerd"], "-c", self.folder / "containerd.toml")
+        self._daemons.wait(self.containerd, lambda: self._ctr("version"), 30)
+
     def _entered(self) -> bool:
         ready = (self.folder / "root/ready").exists()
         if not ready and self._daemons.pid(self.name) is None:
             raise ProcessLookupError(self.name)
         return ready
 
-    def _begin_kubelet(self, authority: Authority, cgroup_driver: str) -> None:
+    def _configure_kubelet(self, authority: Authority, cgroup_driver: str) -> None:
         authority.issue(self.name, f"/O=system:nodes/CN=system:node:{self.name}", f"IP:{self.address},DNS:{self.name}")
         # systemd's slices are its own: below /kubepods.slice, and removed with the machine.
         cgroup_root = "/" if cgroup_driver == SYSTEMD else cgroups.prepare(self._names, self.name)
         config = self._kubelet_config(authority, cgroup_root) | {"cgroupDriver": cgroup_driver}
         (self.folder / "kubelet.json").write_text(json.dumps(config))
-        kubeconfig = authority.kubeconfig(self.name, self.folder / "kubelet.kubeconfig")
+        authority.kubeconfig(self.name, self.folder / "kubelet.kubeconfig")
+
+    def _begin_kubelet(self) -> None:
         self._start(
             self.kubelet, self._programs["kubelet"], f"--config={self.folder}/kubelet.json",
-            f"--kubeconfig={kubeconfig}", f"--hostname-override={self.name}", f"--node-ip={self.address}",
+            f"--kubeconfig={self.folder}/kubelet.kubeconfig", f"--hostname-override={self.name}",
+            f"--node-ip={self.address}",
         )  # fmt: skip
 
     def _kubelet_config(self, authority: Authority, cgroup_root: str) -> dict[str, object]:
@@ -168,7 +193,7 @@ class Node:
             "imageGCLowThresholdPercent": 99,
         }
 
-    def _begin_proxy(self, authority: Authority) -> None:
+    def _configure_proxy(self, authority: Authority) -> None:
         user = f"{self.name}-proxy"
         authority.issue(user, "/CN=system:kube-proxy")
         config = {
@@ -184,7 +209,9 @@ class Node:
             "metricsBindAddress": "127.0.0.1:10249",
         }
         (self.folder / "proxy.json").write_text(json.dumps(config))
-        self._start(user, self._programs["kube-proxy"], f"--config={self.folder}/proxy.json")
+
+    def _begin_proxy(self) -> None:
+        self._start(f"{self.name}-proxy", self._programs["kube-proxy"], f"--config={self.folder}/proxy.json")
 
     def _write_network(self) -> None:
         plugin = {

@@ -1,139 +1,226 @@
 """A stock kubelet with the systemd cgroup driver on cgroup v2: systemd is the init of the guest.
 
 Most clusters run this way. Slices and scopes belong to systemd, which writes weights that others have changed, so that the
-agent, the kubelet and systemd share the same files.
+agent, the kubelet and systemd share the same files. The tests run in their order; the last one leaves the node to
+tests/cluster/test_reboot.py, which the next boot of the same disk runs.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cluster.cgroups import ROOT
-from tests.cluster.cluster import CONSENT, Cluster, create_cluster
+from tests.cluster.cluster import CONSENT, create_cluster
+from tests.cluster.control_plane import API_SERVER
 from tests.cluster.daemons import wait
-from tests.cluster.names import HOME
-from tests.cluster.node import SYSTEMD, Node
-from tests.cluster.objects import a_pod
-from tests.cluster.programs import CODE, Agent
-from tests.cluster.service_accounts import LENDING, Account
+from tests.cluster.node import SYSTEMD
+from tests.cluster.objects import IDLING
+from tests.cluster.systemd_node import CLASS, DISK, OUT, SystemdNode, is_idle, mount_disk, settings_of_pods
 
 pytestmark = pytest.mark.vm_systemd
-BUSY = "while :; do :; done"
-CLASS = ROOT / "kubepods.slice/kubepods-besteffort.slice"
-PODS = {"web": ("shared_cores", {"requests": {"cpu": "200m"}}), "batch": ("reclaimed_cores", {})}
-OUT = Path("/run/out")
-SOURCES_OF_PODS = ("kubelet", "container-runtime", "pod-cgroups", "pod-siblings")
+MILLICPU, BYTES = "resource.katalyst.kubewharf.io/reclaimed_millicpu", "resource.katalyst.kubewharf.io/reclaimed_memory"
+OWN_QUOTA = f"cat /sys/fs/cgroup/cpu.max; {IDLING}"
+"""Shell script of a pod that prints the quota that its first instruction finds."""
+CPUS = 4
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """A cluster of one node in the guest's memory; only the logs are copied out."""
-    # The guest's root is an overlay, on which containerd can lay none of its own.
-    HOME.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "cluster", HOME], check=True)
+def node() -> Iterator[SystemdNode]:
+    """A cluster of one node on the data disk, with an online and a reclaimed pod. It ends as with the machine's power, but
+    for the programs that do not sync their files."""
+    shutil.rmtree(DISK, ignore_errors=True)
+    mount_disk()
+    cluster = None
     try:
-        made_one = create_cluster(1, cgroup_driver=SYSTEMD)
-        made_one.kubectl("apply", "--server-side", "-f", CODE / "deploy/crds")
-        yield made_one
+        cluster = create_cluster(1, retained=True, cgroup_driver=SYSTEMD)
+        node = SystemdNode(cluster)
+        account = f"/api/v1/namespaces/{CONSENT}/serviceaccounts/default"
+        wait("the service account", lambda: cluster.server.ask("GET", account))
+        node.create("web", "shared_cores", resources={"requests": {"cpu": "200m"}})
+        node.create("batch", "reclaimed_cores")
+        yield node
     finally:
-        for folder in HOME.glob("*/daemons"):
+        if cluster is not None:
+            for name in (API_SERVER, "etcd"):
+                cluster.daemons.end(name, signal.SIGTERM)
+        for folder in DISK.glob("*/daemons"):
             shutil.copytree(folder, OUT / "daemons", dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="module")
-def node(cluster: Cluster) -> Node:
-    return cluster.nodes[0]
+def before(node: SystemdNode) -> Mapping[str, str]:
+    """The settings of all cgroups of pods before the first agent."""
+    return settings_of_pods(node, "web", "batch")
 
 
 @pytest.fixture(scope="module")
-def cgroups(cluster: Cluster, node: Node) -> dict[str, Path]:
-    """The containers' cgroups of an online and a reclaimed pod, both of which compute all the time."""
-    for name, (level, resources) in PODS.items():
-        pod = a_pod(name, level, BUSY, resources)
-        pod["spec"]["nodeName"] = node.name
-        cluster.server.ask("POST", f"/api/v1/namespaces/{CONSENT}/pods", pod)
-    return {name: wait_for_cgroup(cluster, name) for name in PODS}
+def installed(node: SystemdNode, before: Mapping[str, str]) -> SystemdNode:
+    """The same node once the chart is installed."""
+    assert len(before) > 100
+    node.install()
+    return node
 
 
-@pytest.fixture(scope="module")
-def agent(cluster: Cluster, node: Node, cgroups: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Agent:
-    """An agent that acts on the node; it finds the pods running."""
-    folder = tmp_path_factory.mktemp("agent")
-    account = Account(cluster, "dioptase-agent", CONSENT, folder, (LENDING,))
-    made_one = Agent(cluster, node, account, folder, {"intervalS": 1}, ("--act", "on"))
-    made_one.begin()
-    return made_one
+def path_of(cgroup: Path) -> str:
+    """Return the cgroup's path as the agent writes it."""
+    return f"/{cgroup.relative_to(ROOT)}"
 
 
-def read_pod(cluster: Cluster, name: str) -> Any:
-    return cluster.server.ask("GET", f"/api/v1/namespaces/{CONSENT}/pods/{name}")
+def wait_for_priority(node: SystemdNode) -> None:
+    """Wait until the reclaimed pod and its class are idle."""
+    pod = node.scope("batch").parent
+    wait("cpu.idle of the pod and of its class", lambda: is_idle(pod) and is_idle(CLASS))
 
 
-def wait_for_cgroup(cluster: Cluster, name: str) -> Path:
-    """Return the scope of the pod's running container."""
-
-    def container() -> str:
-        statuses = read_pod(cluster, name)["status"].get("containerStatuses", [{}])
-        return str(statuses[0]["containerID"]) if statuses[0].get("ready") else ""
-
-    wait(f"pod {name}", container)
-    identity = container().removeprefix("containerd://")
-    (scope,) = ROOT.glob(f"kubepods.slice/**/cri-containerd-{identity}.scope")
-    return scope
+def wait_for_repair(node: SystemdNode, cgroup: Path) -> None:
+    """Wait until cgroup is idle again: in the first cycle that began after this call at the latest, and that is the cycle
+    after the current one."""
+    current = node.cycle()
+    while True:
+        cycle = node.cycle()
+        if is_idle(cgroup):
+            return
+        assert cycle < current + 2, f"{cgroup} is not idle in cycle {cycle}, and was not in cycle {current}"
 
 
-def restart_kubelet(cluster: Cluster, node: Node) -> None:
-    """Kill the kubelet, start it again, and wait until it has reported the node as ready since."""
-    before = read_heartbeat(cluster, node)
-    cluster.daemons.end(node.kubelet, signal.SIGKILL)
-    cluster.daemons.again(node.kubelet)
-    cluster.daemons.wait(node.kubelet, lambda: cluster.ready(node.name) and read_heartbeat(cluster, node) != before, 90)
+def originals(node: SystemdNode) -> Mapping[str, object]:
+    """Return the recorded original values by cgroup and knob."""
+    entries = json.loads((node.state / "originals.json").read_bytes())["body"]["entries"]
+    return {f"{entry['cgroup']} {entry['knob']}": entry["raw"]["texts"] for entry in entries}
 
 
-def read_heartbeat(cluster: Cluster, node: Node) -> str:
-    """Return the time of the kubelet's latest status report, which it also sends at its start."""
-    conditions = cluster.server.ask("GET", f"/api/v1/nodes/{node.name}")["status"]["conditions"]
-    return str(next(item["lastHeartbeatTime"] for item in conditions if item["type"] == "Ready"))
-
-
-def sources_of_pods_are_healthy(agent: Agent) -> bool:
-    """Return True. Raises AssertionError with the errors of the failed sources."""
-    errors = {name: text for name, text in agent.troubles().items() if name in SOURCES_OF_PODS}
-    assert not errors
-    return True
-
-
-def test_slices_are_named_by_the_systemd_driver(cgroups: dict[str, Path]) -> None:
-    assert [cgroups[name].relative_to(ROOT).parts[:2] for name in PODS] == [
+def test_slices_are_named_by_the_systemd_driver(node: SystemdNode) -> None:
+    assert [node.scope(name).relative_to(ROOT).parts[:2] for name in ("web", "batch")] == [
         ("kubepods.slice", "kubepods-burstable.slice"),
         ("kubepods.slice", "kubepods-besteffort.slice"),
     ]
 
 
-def test_a_kubelet_starts_while_its_class_is_idle_and_writes_the_weight(cluster: Cluster, node: Node) -> None:
+def test_a_kubelet_starts_while_its_class_is_idle_and_writes_the_weight(
+    node: SystemdNode, before: Mapping[str, str]
+) -> None:
     """With the cgroupfs driver it does not start. systemd writes the weight, which clears cpu.idle, before the kubelet does."""
     (CLASS / "cpu.idle").write_text("1")
     with pytest.raises(OSError, match="Invalid argument"):
         (CLASS / "cpu.weight").write_text("1")
-    restart_kubelet(cluster, node)
-    wait("the kubelet has written the class's weight", lambda: (CLASS / "cpu.idle").read_text() == "0\n", 90)
-    assert (CLASS / "cpu.weight").read_text() == "1\n"
+    node.restart_kubelet()
+    wait("the kubelet has written the class's weight", lambda: not is_idle(CLASS), 90)
+    assert (CLASS / "cpu.weight").read_text() == before["kubepods.slice/kubepods-besteffort.slice/cpu.weight"] == "1\n"
 
 
-def test_the_agent_finds_pods_of_the_systemd_driver(agent: Agent, cgroups: dict[str, Path]) -> None:
+def test_the_pod_of_the_chart_gives_reclaimed_pods_the_lowest_priority(installed: SystemdNode) -> None:
     """The priority belongs to the pod's cgroup, and to that of the class while it contains only reclaimed pods."""
-    idle = {"pod": cgroups["batch"].parent, "class": CLASS}
-    wait(
-        "the pod and its class are idle",
-        lambda: all((path / "cpu.idle").read_text() == "1\n" for path in idle.values()),
+    wait_for_priority(installed)
+    web, batch = installed.scope("web"), installed.scope("batch")
+    assert not any(map(is_idle, (web, web.parent, web.parent.parent, batch)))
+    for source in ("kubelet", "container-runtime", "pod-cgroups", "pod-siblings", "nri"):
+        wait(source, lambda source=source: installed.source_is_healthy(source))  # type: ignore[misc]
+
+
+def test_a_pod_of_another_level_ends_the_priority_of_its_class(installed: SystemdNode) -> None:
+    installed.create("guest", "shared_cores")
+    wait("the class is not idle", lambda: not is_idle(CLASS) and (CLASS / "cpu.weight").read_text() == "1\n")
+    assert is_idle(installed.scope("batch").parent), "beside the guest, which is of the same class"
+    errors = {source["name"]: source["error"] for source in installed.view()["sources"] if not source["ok"]}
+    assert f"it also contains {CONSENT}/guest, not reclaimed" in errors["pod-siblings"]
+    installed.delete("guest")
+    wait_for_priority(installed)
+
+
+def test_a_stock_scheduler_places_a_reclaimed_pod_whose_limit_holds_from_its_first_instruction(
+    installed: SystemdNode,
+) -> None:
+    amounts = {MILLICPU: "500", BYTES: "16Mi"}
+    installed.create("lent", "reclaimed_cores", OWN_QUOTA, {"requests": amounts, "limits": amounts})
+    (quota,) = installed.logs("lent", 1)
+    assert 0 < int(quota.split()[0]) < CPUS * 100_000
+    scope = path_of(installed.scope("lent"))
+    first = next(entry for entry in installed.decisions() if entry["outcome"]["decision"]["cgroup"] == scope)
+    assert (first["trigger"], first["outcome"]["decision"]["knob"], first["outcome"]["after"]) == (
+        "nri",
+        "cpu.max",
+        quota,
     )
-    web = cgroups["web"]
-    assert {(path / "cpu.idle").read_text() for path in (web, web.parent, web.parent.parent)} == {"0\n"}
-    wait("the sources of pods are healthy", lambda: sources_of_pods_are_healthy(agent))
+    installed.delete("lent")
+
+
+def test_the_kubelet_s_update_every_minute_is_repaired_and_adds_no_entry(installed: SystemdNode) -> None:
+    """A repair is an entry once; equal ones that follow are only counted."""
+    wait_for_priority(installed)
+    for _ in range(2):
+        repairs, recorded, saved = installed.repairs(), installed.decisions(), originals(installed)
+        wait("the kubelet's update", lambda repairs=repairs: installed.repairs() > repairs, 90)  # type: ignore[misc]
+        changes = [each["outcome"] for each in recorded if each["outcome"]["decision"]["cgroup"] == path_of(CLASS)]
+        if changes[-1]["repaired"]:
+            break
+    assert is_idle(CLASS)
+    assert (installed.decisions(), originals(installed)) == (recorded, saved)
+
+
+@pytest.mark.parametrize(
+    "words", [("daemon-reload",), ("set-property", "--runtime", CLASS.name, "CPUWeight=50")], ids=["reload", "property"]
+)
+def test_what_systemd_clears_is_set_in_the_next_cycle(installed: SystemdNode, words: tuple[str, ...]) -> None:
+    before = originals(installed)
+    subprocess.run(["systemctl", *words], check=True)
+    wait_for_repair(installed, CLASS)
+    wait_for_priority(installed)
+    assert originals(installed).keys() == before.keys()
+
+
+def test_a_kubelet_restarts_while_the_agent_keeps_its_class_idle(installed: SystemdNode) -> None:
+    repairs = installed.repairs()
+    installed.restart_kubelet()
+    wait("the kubelet's weight, and the repair", lambda: installed.repairs() > repairs, 90)
+    wait_for_priority(installed)
+
+
+def test_a_kubelet_restarts_while_a_killed_agent_has_left_its_class_idle(installed: SystemdNode) -> None:
+    """The kubelet starts, writes the weight, and then starts the agent again."""
+    killed, saved = installed.agent_pid(), originals(installed)
+    installed.restart_kubelet(killed_agent=killed)
+    wait("the next agent", lambda: installed.agent_pid() != killed, 90)
+    wait("its cycles", lambda: installed.cycle() >= 2, 90)
+    wait_for_priority(installed)
+    assert originals(installed) == saved
+
+
+def test_a_runtime_that_restarts_has_the_limits_of_new_containers_again(installed: SystemdNode) -> None:
+    daemons, name = installed.cluster.daemons, installed.node.containerd
+    daemons.end(name, signal.SIGKILL)
+    daemons.again(name)
+    wait("the runtime", lambda: installed.node.run("true") == "" and installed.cluster.ready(installed.node.name))
+    wait("the NRI plugin", lambda: installed.source_is_healthy("nri"))
+    assert is_idle(CLASS)
+    installed.create("later", "reclaimed_cores", OWN_QUOTA)
+    assert 0 < int(installed.logs("later", 1)[0].split()[0]) < CPUS * 100_000
+    installed.delete("later")
+
+
+def test_after_uninstall_every_cgroup_file_is_as_it_was(installed: SystemdNode, before: Mapping[str, str]) -> None:
+    installed.uninstall()
+    # The kubelet computes the weights of its classes from the requests of pods when a pod starts, and every minute.
+    installed.create("last", "shared_cores")
+    installed.delete("last")
+
+    def differences() -> dict[str, tuple[str, str | None]]:
+        after = settings_of_pods(installed, "web", "batch")
+        return {name: (text, after.get(name)) for name, text in before.items() if after.get(name) != text}
+
+    assert not [name for name in differences() if "-pod" in name]
+    wait("the weights of the classes", lambda: not differences(), 90)
+    assert not (installed.state / "originals.json").exists()
+
+
+def test_an_agent_acts_when_the_machine_is_switched_off(node: SystemdNode, before: Mapping[str, str]) -> None:
+    node.install()
+    wait_for_priority(node)
+    assert f"{path_of(CLASS)} cpu.idle" in originals(node)
+    (DISK / "before.json").write_text(json.dumps(before))

@@ -34,7 +34,8 @@ BOOTS = {
     "vm_probes": Boot(USUAL, timeout_s=900),
     "vm_four": Boot(Shape(cpus=8, nodes=4, memory_mib=4096), timeout_s=900),
     "vm_big": Boot(Shape(cpus=48, nodes=2, memory_mib=4096), timeout_s=900),
-    "vm_systemd": Boot(Shape(nodes=1, memory_mib=5120, systemd=True), timeout_s=1200),
+    "vm_systemd": Boot(Shape(nodes=1, memory_mib=4096, systemd=True), timeout_s=1200),
+    "vm_rebooted": Boot(Shape(nodes=1, memory_mib=4096, systemd=True), timeout_s=900),
     "vm_cluster": Boot(Shape(cpus=48, nodes=2, memory_mib=10240), timeout_s=3600),
 }
 """Boots by mark. Time limits allow for a busy machine."""
@@ -57,6 +58,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, help="where console.log and junit.xml go; thrown away unless this is set")
     parser.add_argument(
         "--junit-xml", type=Path, help="have the guest's JUnit report here, and take its absence for a failure"
+    )
+    parser.add_argument(
+        "--data", type=Path, help="file of the data disk, created if missing: the next boot can use it again"
     )
     parser.add_argument("command", nargs="*", help="what to run instead of the tests")
     options = parser.parse_args(arguments)
@@ -97,7 +101,7 @@ def boot(options: argparse.Namespace) -> int:
             report.unlink(missing_ok=True)
         kernel = obtain(options.kernel)
         command = options.command or pytest(marks)
-        status = run(kernel, command, out, shape=shape, timeout_s=timeout_s)
+        status = run(kernel, command, out, shape=shape, timeout_s=timeout_s, data=options.data)
         total = is_whole(out / REPORT)
         if status == 0 and not total and (options.junit_xml or not options.command):
             print(f"the guest said that all is well, but brought no results: {REPORT} is missing, torn or empty")

@@ -71,11 +71,15 @@ class Shape(NamedTuple):
 USUAL = Shape()
 
 
-def run(kernel: Kernel, command: Sequence[str], out: Path, *, shape: Shape = USUAL, timeout_s: float = 600) -> int:
+def run(
+    kernel: Kernel, command: Sequence[str], out: Path, *, shape: Shape = USUAL, timeout_s: float = 600,
+    data: Path | None = None,
+) -> int:  # fmt: skip
     """Run a command as root in a guest with this machine's root, read-only; return its exit status, or LOST.
 
     The guest can write only to `out`, which it sees as /run/out; the console goes to `console.log` there and to the terminal.
-    Raises Missing and OSError.
+    `data` is the file of the data disk, for the next boot too; without one the disk is empty and temporary. Raises Missing
+    and OSError.
     """
     if wrong := re.search(r"[\s,]", f"{ROOT}{kernel.directory}{out.resolve()}"):
         raise Missing(
@@ -99,6 +103,8 @@ def run(kernel: Kernel, command: Sequence[str], out: Path, *, shape: Shape = USU
         plain = "" if sys.stdout.isatty() else "NO_COLOR=1 "  # the kernel hands on what it does not know
         init = "guest.systemd " if shape.systemd else ""
         disks = {name: stack.enter_context(_nameless()) for name in DISKS}
+        if data is not None:
+            disks["data"] = stack.enter_context(data.open("r+b" if data.exists() else "w+b"))
         argv = [
             *_argv(kernel, first, accelerator, shape), *_disks(disks), *_shares(out),
             "-append", _append(kernel, f"panic=-1 oops=panic quiet {init}{plain}{CLOCKS[accelerator]}"), "-serial", "stdio",

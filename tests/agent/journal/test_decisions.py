@@ -67,6 +67,21 @@ def test_values_that_the_runtime_applied_between_cycles_are_entries() -> None:
     assert [(entry.trigger, entry.cycle_seq, entry.outcome) for entry in journal.entries()] == [("nri", 7, result)]
 
 
+def test_a_repair_that_repeats_is_one_entry_until_the_value_is_decided_again() -> None:
+    """The kubelet clears cpu.idle of its classes every minute, 1,440 times a day."""
+    journal = DecisionJournal(None)
+    first, repaired, same = (
+        outcome(Knob.IDLE, "1", before="0", after="1"),
+        outcome(Knob.IDLE, "1", before="0", after="1", repaired=True),
+        outcome(Knob.IDLE, "1", OutcomeStatus.UNCHANGED, before="1", after="1"),
+    )
+    cycles = [first, *([same, repaired] * 1440), first, repaired]
+    for seq, each in enumerate(cycles, 2):
+        journal.publish(turn(seq, each))
+    recorded = [(entry.cycle_seq, entry.outcome.repaired) for entry in journal.entries()]
+    assert recorded == [(2, False), (4, True), (2883, False), (2884, True)]
+
+
 def test_the_newest_entries_after_a_seq_oldest_first() -> None:
     journal = DecisionJournal(None)
     numbered(journal, 10)

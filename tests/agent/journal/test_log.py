@@ -84,6 +84,17 @@ def test_a_repair_is_logged_as_such(caplog: pytest.LogCaptureFixture) -> None:
     assert logged(caplog, finished(repaired))[1:] == ["INFO /b: cpu.idle 0 -> 1 (repaired) because"]
 
 
+def test_a_repair_that_repeats_is_logged_once_until_a_value_changes(caplog: pytest.LogCaptureFixture) -> None:
+    """The kubelet clears cpu.idle of its classes every minute."""
+    repaired = msgspec.structs.replace(outcome(OutcomeStatus.APPLIED), repaired=True)
+    same, other = outcome(OutcomeStatus.UNCHANGED), msgspec.structs.replace(repaired, before="7")
+    cycles = [finished(each) for each in (repaired, same, repaired, same, repaired, other, repaired)]
+    lines = logged(caplog, *cycles)
+    assert [line.partition(" -> ")[0] for line in lines[1:]] == [
+        f"INFO /b: cpu.idle {text}" for text in ("0", "7", "0")
+    ]
+
+
 def test_failure_and_recovery_of_a_component_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     bad = (ComponentHealth(name="pods", ok=False, error="not YAML", remedy="fix it"),)
     lines = logged(caplog, finished(), finished(sources=bad), finished(sources=bad), finished())
