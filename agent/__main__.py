@@ -223,6 +223,7 @@ async def _run(
         sensor = _open_sensor(options, parts, indicators, (exporters.reporters, (tasks,)), stack)
         if options.malachite is not None:
             exporters.sinks.append(await _open_malachite(*options.malachite, parts.hierarchy, stack))
+        parts.startup_warnings += _restore_earlier_values(options.act, parts)
         loop = _open_loop(options, parts, sensor, exporters, stack)
         parts.cluster.start(loop.apply_config, tasks)
         parts.runtime.start(lambda: loop.preview_inputs)
@@ -358,9 +359,42 @@ def _open_originals(options: AgentOptions, stack: AsyncExitStack) -> tuple[Origi
     except Unavailable as error:
         return None, (f"{error.reason}: {error.remedy}.",)
     stack.callback(originals.close)
-    count = len(originals.entries())
-    warning = f"An earlier agent left {count} values changed; this agent restores them when it ends with --act on."
-    return originals, (*originals.messages, *((warning,) if count else ()))
+    return originals, originals.messages
+
+
+def _restore_earlier_values(requested: ActMode, parts: _Parts) -> tuple[str, ...]:
+    """Restore what a killed agent left changed, unless this agent was requested to act; return a startup warning.
+
+    An acting agent goes on from these values instead, and restores them when it ends. Nothing is restored without the
+    lock of the state directory, because its holder may be acting.
+    """
+    if parts.originals is None:
+        return ()
+    count = len(parts.originals.entries())
+    if requested is ActMode.ON:
+        remedy = "it restores them when it ends"
+        if parts.act is not ActMode.ON:
+            remedy = "it runs dry and does not restore them: stop it and run `dioptase reset`"
+        return (
+            (f"An earlier agent left {count} values changed. This agent continues with them; {remedy}.",)
+            if count
+            else ()
+        )
+    node_knobs: NodeKnobs | None = None
+    warnings: tuple[str, ...] = ()
+    # Not for the groups in resctrl alone, which may be those of an agent with another state directory.
+    if any((parts.state[0] / name).exists() for name in (components.NODE_ORIGINALS, components.OOM_ORIGINALS)):
+        node_knobs, warnings = components.open_node_knobs(AgentConfig(), ActMode.ON, parts.hierarchy, parts.state, SYS)
+    if count or node_knobs is not None:
+        remaining = restore_all(parts.originals, parts.files, node_knobs, None, CycleLog())
+        if not remaining:
+            return (
+                *warnings,
+                "Restored the values that an earlier agent left changed, because this agent does not act.",
+            )
+        text = f"{remaining} values that an earlier agent left changed could not be restored"
+        return (*warnings, f"{text}: stop this agent and run `dioptase reset`.")
+    return warnings
 
 
 def _effective_act(

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Literal
 
@@ -15,7 +15,12 @@ from api.knobs import Reason
 from api.quantity import format_bytes
 
 TAINT_PREFIX = "node.katalyst.kubewharf.io/"
-"""Prefix of the taints for eviction conditions; the agent owns every taint with this prefix."""
+"""Prefix of the taints for eviction conditions. A stock Katalyst agent writes taints with the same prefix."""
+NODE_TAINTS_ANNOTATION = "dioptase.io/node-taints"
+"""Annotation of a Node that records the taints its agent added, as `KEY:EFFECT,...`. It changes in the same patch as the
+taints, so that after a crash the next agent, the controller and `dioptase withdraw` remove these taints and no others."""
+NodeTaint = tuple[str, str]
+"""Key and effect of a taint of a Node."""
 
 _BYTE_SCOPES = re.compile(
     r"(NumaMemory|NumaMemoryBalance|rootfs) .*|SystemMemory free|SystemRootfs bytes|.*reclaimed_memory "
@@ -28,6 +33,17 @@ def format_observation(value: float | None, scope: str, subject: str) -> str:
     if value is None:
         return "not known"
     return format_bytes(value) if _BYTE_SCOPES.fullmatch(f"{scope} {subject}") else f"{value:.12g}"
+
+
+def recorded_taints(annotations: Mapping[str, str]) -> frozenset[NodeTaint]:
+    """Return the taints that the annotations of a Node record as added by its agent."""
+    words = annotations.get(NODE_TAINTS_ANNOTATION, "").split(",")
+    return frozenset((key, effect) for key, _, effect in (word.rpartition(":") for word in words) if key)
+
+
+def format_recorded_taints(taints: Iterable[NodeTaint]) -> str | None:
+    """Return the annotation's text for these taints; None, which removes it in a merge patch, without taints."""
+    return ",".join(f"{key}:{effect}" for key, effect in sorted(taints)) or None
 
 
 class ThresholdMet(StrEnum):

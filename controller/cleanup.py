@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from api.eviction import TAINT_PREFIX
+from api.eviction import NODE_TAINTS_ANNOTATION, TAINT_PREFIX, recorded_taints
 from api.katalyst.kinds import CONFIG_COLUMNS, KATALYST_KINDS, KatalystKind
 from controller.kcc import ownership, targets
 from controller.kinds import CNRS, KCCS, NODE_GROUP, NODES, ControllerNode
@@ -70,14 +70,17 @@ def cnr_steps(cnr: ReportedCnr) -> list[PatchStep]:
 
 
 def node_steps(node: ControllerNode) -> list[PatchStep]:
-    """Patches that remove taints and extended resources from a Node."""
+    """Return patches that remove recorded taints and extended resources from a Node."""
     return [patch for steps in NODE_STEPS.values() for patch in steps(node)]
 
 
 def _taint_steps(node: ControllerNode) -> list[PatchStep]:
-    before = node.spec.taints
-    after = [taint for taint in before if not _is_eviction_taint(taint)]
-    return [({**_at_version(node), "spec": {"taints": after}}, "")] if len(after) < len(before) else []
+    # A stock Katalyst agent writes taints with the same prefix, so only those that ours recorded are removed.
+    recorded = recorded_taints(node.metadata.annotations)
+    if not recorded:
+        return []
+    after = [taint for taint in node.spec.taints if (taint.get("key"), taint.get("effect")) not in recorded]
+    return [({**_at_version(node, annotations={NODE_TAINTS_ANNOTATION: None}), "spec": {"taints": after}}, "")]
 
 
 def _resource_steps(node: ControllerNode) -> list[PatchStep]:

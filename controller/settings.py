@@ -73,8 +73,8 @@ class ControllerConfig(_ControllerSettings, frozen=True, kw_only=True):
     lease: str = "dioptase-controller"
     """Name of the Lease for leader election among replicas, in the namespace of the controller."""
     leftovers: tuple[Leftover, ...] = ()
-    """What agents do not write any more, so that the controller removes it from the nodes of `health.nodeSelector`. With a
-    stock Katalyst agent on them leave out `eviction-taints`: its taints have the same names."""
+    """What agents do not write any more, so that the controller removes it from the nodes of `health.nodeSelector`. Of
+    taints it removes only those that the agent recorded in an annotation of the Node."""
     token_review: bool = False
     """Serve metrics only to clients whose bearer token the API server allows to get `/metrics`."""
     health: HealthConfig = HealthConfig()

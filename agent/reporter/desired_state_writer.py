@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -29,9 +29,9 @@ WITHDRAW_TIMEOUT_S = 3.0
 MAX_CAS_TRIES = 3
 """Attempts of a compare-and-swap that loses against other writers."""
 RETRY_REMEDY = "wait for the next attempt; until then the scheduler uses the values written last"
-
-
 NODES = ResourceType("", "v1", "nodes", "Node", TaintedObject)
+PatchFields = tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]
+"""Further fields of the metadata, and the complete list of taints."""
 
 
 class DesiredStateWriter(ABC):
@@ -141,12 +141,34 @@ async def write_taints(
     cannot overwrite another writer. Raises ApiError and ApiUnreachable.
     """
     desired = tuple(desired)
+
+    def change(current: TaintedObject) -> PatchFields | None:
+        taints = merge_taints(current.spec.taints, desired, formerly_written)
+        return None if taints is None else ({}, taints)
+
+    return await patch_taints(client, kind, name, change)
+
+
+async def patch_taints(
+    client: KubeClient,
+    kind: ResourceType[TaintedObject],
+    name: str,
+    change: Callable[[TaintedObject], PatchFields | None],
+) -> bool:
+    """Patch an object with what `change` computes from its current state; return whether a patch was sent.
+
+    Raises ApiError and ApiUnreachable.
+    """
     for tries_left in range(MAX_CAS_TRIES - 1, -1, -1):
         current = await client.get(kind, name)
-        taints = merge_taints(current.spec.taints, desired, formerly_written)
-        if taints is None:
+        fields = change(current)
+        if fields is None:
             return False
-        body = {"metadata": {"resourceVersion": current.metadata.resource_version}, "spec": {"taints": taints}}
+        metadata, taints = fields
+        body = {
+            "metadata": {"resourceVersion": current.metadata.resource_version, **metadata},
+            "spec": {"taints": taints},
+        }
         try:
             await client.merge_patch(kind, name, body)
         except ApiError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from agent import __main__ as agent
 from agent.config.config import AgentConfig, SocketsConfig
 from agent.config.qrm import CpuPlacementConfig
+from agent.qrm.actuator.state_dir import open_originals
 from agent.qrm.actuator.writer import KnobWriter
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from agent.sensors.node.machine import read_topology
@@ -17,8 +19,10 @@ from agent.sensors.node.node_reader import NodeReader
 from api.cpu import Topology
 from api.decision import ActMode
 from api.interfaces import Unavailable
+from api.knobs import Knob
 from api.pod import Pod
 from api.snapshot import NodeSample
+from tests.agent.qrm.actuator.trees import BOOT, Bench
 
 
 class Silent:
@@ -39,6 +43,74 @@ def test_the_agent_starts_before_pods_are_listed(tmp_path: Path) -> None:
         ActMode.DRY_RUN,
         "Decisions run dry: sockets.serve has advisor, whose QRM plugin carries them out.",
     )
+
+
+def parts_of(bench: Bench, act: ActMode, state: Path) -> Any:
+    """Return those parts of an agent that restoring needs."""
+    return SimpleNamespace(
+        originals=bench.originals,
+        files=bench.files,
+        act=act,
+        config=AgentConfig(),
+        hierarchy=bench.tree.hierarchy,
+        state=(state, BOOT),
+    )
+
+
+@pytest.mark.parametrize(
+    ("requested", "effective", "quota", "warning"),
+    [
+        (
+            ActMode.OFF,
+            ActMode.OFF,
+            "max 100000",
+            "Restored the values that an earlier agent left changed, because this agent does not act.",
+        ),
+        (
+            ActMode.DRY_RUN,
+            ActMode.DRY_RUN,
+            "max 100000",
+            "Restored the values that an earlier agent left changed, because this agent does not act.",
+        ),
+        (
+            ActMode.ON,
+            ActMode.ON,
+            "10000 100000",
+            "An earlier agent left 1 values changed. This agent continues with them; it restores them when it ends.",
+        ),
+        (
+            ActMode.ON,
+            ActMode.DRY_RUN,
+            "10000 100000",
+            "An earlier agent left 1 values changed. This agent continues with them; it runs dry and does not restore"
+            " them: stop it and run `dioptase reset`.",
+        ),
+    ],
+)
+def test_values_of_a_killed_agent_do_not_outlast_the_start_of_one_that_does_not_act(
+    tmp_path: Path, requested: ActMode, effective: ActMode, quota: str, warning: str
+) -> None:
+    bench = Bench(tmp_path, "v2")
+    bench.apply(("/batch", Knob.QUOTA, "10000"))
+    bench.originals.close()
+    bench.originals = open_originals(tmp_path / "state", BOOT)
+    parts = parts_of(bench, effective, tmp_path / "state")
+    assert agent._restore_earlier_values(requested, parts) == (warning,)
+    assert bench.tree.file("/batch", "cpu.max").read_text().strip() == quota
+    if requested is not ActMode.ON:
+        assert agent._restore_earlier_values(requested, parts) == (), "nothing is left"
+    bench.close()
+
+
+@pytest.mark.parametrize("requested", list(ActMode))
+def test_without_the_lock_of_the_state_directory_nothing_is_restored(tmp_path: Path, requested: ActMode) -> None:
+    bench = Bench(tmp_path, "v2")
+    bench.apply(("/batch", Knob.QUOTA, "10000"))
+    parts = parts_of(bench, requested, tmp_path / "state")
+    parts.originals = None
+    assert agent._restore_earlier_values(requested, parts) == ()
+    assert bench.tree.file("/batch", "cpu.max").read_text().strip() == "10000 100000"
+    bench.close()
 
 
 @pytest.mark.parametrize(

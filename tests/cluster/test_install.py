@@ -437,7 +437,8 @@ def test_what_agents_do_not_write_any_more_is_removed_from_nodes(installed: Inst
 
     wait("the profile's resources", offered, 60)
     taints = [*node()["spec"].get("taints", ()), TAINT, OTHER_TAINT]
-    installed.server.ask("PATCH", "/api/v1/nodes/node1", {"spec": {"taints": taints}}, MERGE)
+    recorded = {"metadata": {"annotations": RECORDED_TAINT}, "spec": {"taints": taints}}
+    installed.server.ask("PATCH", "/api/v1/nodes/node1", recorded, MERGE)
     installed.upgrade("agent.extendedResources=false", "agent.evictions=false")
     try:
         wait("the resources' removal", lambda: not offered(), 30)
@@ -464,6 +465,8 @@ def setting(installed: Installed, name: str) -> Any:
 
 
 TAINT = {"key": "node.katalyst.kubewharf.io/MemoryPressure", "effect": "NoSchedule"}
+RECORDED_TAINT = {"dioptase.io/node-taints": f"{TAINT['key']}:NoSchedule"}
+"""The annotation with which the agent that added TAINT records it."""
 OTHER_TAINT = {"key": "example.com/other", "effect": "PreferNoSchedule"}
 LINUX = {"kubernetes.io/os": "linux"}
 UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "qosLevel": "reclaimed_cores"}
@@ -475,7 +478,8 @@ CNRS = f"/apis/{NODE}/v1alpha1/customnoderesources"
 def dead(installed: Installed) -> Iterator[str]:
     """A node whose agent vanished; what the agent and the controller wrote still exists."""
     name, server = "dead", installed.server
-    server.ask("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": LINUX}, "spec": {"taints": [TAINT]}})
+    metadata = {"name": name, "labels": LINUX, "annotations": RECORDED_TAINT}
+    server.ask("POST", "/api/v1/nodes", {"metadata": metadata, "spec": {"taints": [TAINT]}})
     server.ask("PATCH", f"/api/v1/nodes/{name}/status", {"status": {"capacity": {RECLAIMED_MILLICPU: "4k"}}}, MERGE)
     wait("its object", lambda: server.refusal("GET", f"{CNRS}/{name}") is None, 20)
     server.ask("PATCH", f"{CNRS}/{name}", {"spec": {"taints": [UNSCHEDULABLE]}}, MERGE)

@@ -86,9 +86,8 @@ def test_nothing_stays_but_the_objects(
     pods = f"/api/v1/namespaces/{workspace}/pods"
     wait("both run", lambda: [item["status"]["phase"] for item in server.ask("GET", pods)["items"]] == ["Running"] * 2)
     amounts = {"cpu": "8", MILLICPU: "4000"}
-    server.ask(
-        "POST", "/api/v1/nodes", {"metadata": {"name": "withdrawn"}, "spec": {"taints": [FOREIGN_TAINT, PRESSURE]}}
-    )
+    metadata = {"name": "withdrawn", "annotations": {"dioptase.io/node-taints": f"{PRESSURE['key']}:NoSchedule"}}
+    server.ask("POST", "/api/v1/nodes", {"metadata": metadata, "spec": {"taints": [FOREIGN_TAINT, PRESSURE]}})
     server.ask("PATCH", f"{NODE}/status", {"status": {"capacity": amounts, "allocatable": amounts}}, MERGE)
     server.ask("POST", CNRS, {
         "apiVersion": "node.katalyst.kubewharf.io/v1alpha1", "kind": "CustomNodeResource",

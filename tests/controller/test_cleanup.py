@@ -32,6 +32,8 @@ from tests.builders.api_server import client_of, status_response
 META = KubeMetadata(name="n1", resource_version="7")
 AS_OF = {"resourceVersion": "7"}
 PRESSURE = {"key": "node.katalyst.kubewharf.io/MemoryPressure", "effect": "NoSchedule"}
+UNRECORDED = {"key": "node.katalyst.kubewharf.io/CPUPressure", "effect": "NoSchedule"}
+RECORD = "dioptase.io/node-taints"
 FOREIGN_TAINT = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "extra": "1"}
 MILLICPU, MEMORY = (f"resource.katalyst.kubewharf.io/reclaimed_{name}" for name in ("millicpu", "memory"))
 
@@ -78,13 +80,13 @@ def test_steps_of_a_custom_node_resource(
 def test_steps_of_a_node() -> None:
     resources = {MILLICPU: "4000", MEMORY: "1", "cpu": "8"}
     object_ = ControllerNode(
-        metadata=META,
-        spec=TaintsSpec(taints=(FOREIGN_TAINT, PRESSURE)),
+        metadata=KubeMetadata(name="n1", resource_version="7", annotations={RECORD: f"{PRESSURE['key']}:NoSchedule"}),
+        spec=TaintsSpec(taints=(FOREIGN_TAINT, PRESSURE, UNRECORDED)),
         status=ControllerNodeStatus(capacity=resources, allocatable={"cpu": "8", MILLICPU: "0"}),
     )
     nothing = {MILLICPU: None, MEMORY: None}
     assert node_steps(object_) == [
-        ({"metadata": AS_OF, "spec": {"taints": [FOREIGN_TAINT]}}, ""),
+        ({"metadata": {**AS_OF, "annotations": {RECORD: None}}, "spec": {"taints": [FOREIGN_TAINT, UNRECORDED]}}, ""),
         ({"status": {"capacity": nothing, "allocatable": nothing}}, "status"),
     ]
     assert node_steps(ControllerNode(metadata=META, status=ControllerNodeStatus(capacity={"cpu": "8"}))) == []

@@ -179,14 +179,6 @@ def test_single_settings_override_the_profile(render: Any, values: Manifest, *, 
 
 
 @needs_helm
-@pytest.mark.parametrize(
-    "values", [{"malachite": {"enabled": True}}, {"agent": {"settings": {"report": {"offeredIn": "/run/x"}}}}]
-)
-def test_taints_of_a_stock_katalyst_agent_stay(render: Any, values: Manifest) -> None:
-    assert render(profile="observe", **values).controller.leftovers == ("reclaimed-resources",)
-
-
-@needs_helm
 def test_the_controller_starts_on_a_node_with_a_taint_that_it_is_to_remove(render: Any) -> None:
     modules = (importlib.import_module(module.name) for module in pkgutil.iter_modules(plugins.__path__, f"{PLUGINS}."))
     conditions = {module.CONDITION for module in modules if hasattr(module, "CONDITION")}

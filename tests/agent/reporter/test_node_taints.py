@@ -57,8 +57,17 @@ PRESSED = msgspec.structs.replace(busy_cycle(), evictions=in_force(EvictionCondi
 CALM = msgspec.structs.replace(busy_cycle(), evictions=EvictionResult())
 
 
-def node_with(*taints: dict[str, str]) -> FakeApiServer:
-    return FakeApiServer({NODE: {"metadata": {"name": "n1", "resourceVersion": "1"}, "spec": {"taints": list(taints)}}})
+RECORD = "dioptase.io/node-taints"
+
+
+def node_with(*taints: dict[str, str], record: str | None = None) -> FakeApiServer:
+    annotations = {} if record is None else {"annotations": {RECORD: record}}
+    metadata = {"name": "n1", "resourceVersion": "1", **annotations}
+    return FakeApiServer({NODE: {"metadata": metadata, "spec": {"taints": list(taints)}}})
+
+
+def record_of(server: FakeApiServer) -> Any:
+    return server.objects[NODE]["metadata"].get("annotations", {}).get(RECORD)
 
 
 def stored(server: FakeApiServer) -> Any:
@@ -74,6 +83,7 @@ async def test_a_condition_is_written_checked_and_removed() -> None:
         taints.publish(PRESSED)
         await taints.sync(5)
         assert stored(server) == [OTHERS, MEMORY]
+        assert record_of(server) == f"{PREFIX}MemoryPressure:NoSchedule"
         await taints.sync(10)
         assert [request.method for request in server.requests] == ["GET", "PATCH"]
         # Another client removes the taint; it is back within a minute.
@@ -82,14 +92,14 @@ async def test_a_condition_is_written_checked_and_removed() -> None:
         assert stored(server) == [OTHERS, MEMORY]
         taints.publish(CALM)
         await taints.sync(70)
-        assert (stored(server), taints.problem()) == ([OTHERS], None)
+        assert (stored(server), record_of(server), taints.problem()) == ([OTHERS], None, None)
         before = len(server.requests)
         await taints.sync(1000)
         assert len(server.requests) == before, "without conditions no request is sent"
 
 
 async def test_taints_of_a_killed_agent_are_removed_by_the_next_one_and_those_of_an_agent_that_ends_by_itself() -> None:
-    server = node_with(OTHERS, MEMORY)
+    server = node_with(OTHERS, MEMORY, record=f"{PREFIX}MemoryPressure:NoSchedule")
     async with server.client() as client:
         taints = NodeTaints(client, "n1")
         taints.publish(CALM)
@@ -103,6 +113,18 @@ async def test_taints_of_a_killed_agent_are_removed_by_the_next_one_and_those_of
         await taints.sync(5)
         await taints.withdraw()
         assert stored(server) == [OTHERS]
+
+
+async def test_taints_that_a_stock_katalyst_agent_added_stay() -> None:
+    cpu = {"key": f"{PREFIX}CPUPressure", "effect": "NoSchedule"}
+    server = node_with(cpu, MEMORY)
+    async with server.client() as client:
+        taints = NodeTaints(client, "n1")
+        taints.publish(PRESSED)
+        await taints.sync(0)
+        assert [request.method for request in server.requests] == ["GET"], "the desired taint is there already"
+        await taints.withdraw()
+        assert (stored(server), record_of(server)) == ([cpu, MEMORY], None)
 
 
 @pytest.mark.parametrize(("rivals", "written"), [(2, True), (3, False)])

@@ -16,14 +16,16 @@ from kube.informer import Informer
 from tests.builders.api_server import FakeApiServer
 
 PRESSURE = {"key": "node.katalyst.kubewharf.io/MemoryPressure", "effect": "NoSchedule"}
+KATALYSTS = {"key": "node.katalyst.kubewharf.io/CPUPressure", "effect": "NoSchedule"}
+RECORD = {"dioptase.io/node-taints": "node.katalyst.kubewharf.io/MemoryPressure:NoSchedule", "example.com/a": "b"}
 CORDON = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 AMOUNTS = {RECLAIMED_CPU: "4k", RECLAIMED_MEMORY: "1Gi", "cpu": "8"}
 
 
 def node(name: str, **labels: str) -> dict[str, Any]:
     return {
-        "metadata": {"name": name, "labels": labels, "resourceVersion": "1"},
-        "spec": {"taints": [PRESSURE, CORDON]},
+        "metadata": {"name": name, "labels": labels, "annotations": dict(RECORD), "resourceVersion": "1"},
+        "spec": {"taints": [PRESSURE, KATALYSTS, CORDON]},
         "status": {"capacity": dict(AMOUNTS), "allocatable": dict(AMOUNTS)},
     }
 
@@ -52,7 +54,8 @@ async def test_both_kinds_are_removed_in_one_pass(server: FakeApiServer) -> None
     await remove(server, "reclaimed-resources", "eviction-taints")
     after = server.objects[NODES.path("n1")]
     assert after["status"] == {"capacity": {"cpu": "8"}, "allocatable": {"cpu": "8"}}
-    assert after["spec"]["taints"] == [CORDON]
+    assert after["spec"]["taints"] == [KATALYSTS, CORDON], "a stock Katalyst agent wrote the other one"
+    assert after["metadata"]["annotations"] == {"example.com/a": "b"}
     assert server.objects[NODES.path("n2")] == node("n2"), "no agent is expected there"
 
 
@@ -62,6 +65,12 @@ async def test_both_kinds_are_removed_in_one_pass(server: FakeApiServer) -> None
 async def test_only_the_kinds_that_are_named_are_removed(server: FakeApiServer, kind: Leftover, path: str) -> None:
     await remove(server, kind)
     assert [request.path for request in server.requests if request.method == "PATCH"] == [path]
+
+
+async def test_a_node_without_a_record_is_not_patched(server: FakeApiServer) -> None:
+    del server.objects[NODES.path("n1")]["metadata"]["annotations"]
+    await remove(server, "eviction-taints")
+    assert [request for request in server.requests if request.method == "PATCH"] == []
 
 
 async def test_a_refused_patch_is_sent_again_after_a_minute(server: FakeApiServer) -> None:

@@ -76,13 +76,6 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- else if or $eviction.plugins $eviction.pluginSockets -}}true{{- end -}}
 {{- end -}}
 
-{{/* Whether a stock Katalyst agent runs beside ours, whose taints have the same names. */}}
-{{- define "dioptase.besideKatalyst" -}}
-{{- $settings := include "dioptase.effectiveSettings" . | fromYaml -}}
-{{- $sockets := dig "sockets" dict $settings -}}
-{{- if or .Values.malachite.enabled $sockets.serve $sockets.take (dig "report" "offeredIn" "" $settings) -}}true{{- end -}}
-{{- end -}}
-
 {{/* Whether agents read the Node's annotations: power alerts and overcommit ratios. */}}
 {{- define "dioptase.nodeAnnotations" -}}
 {{- $settings := include "dioptase.agentSettings" . | fromYaml -}}
@@ -104,10 +97,10 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if not (dig "health" "agents" dict .Values.controller.settings) }}{{ $_ := set $health "namespace" .Release.Namespace }}{{ end -}}
 {{- /* Without reclaimed resources, a missing agent is no reason to evict pods. */ -}}
 {{- if ne (include "dioptase.act" .) "on" }}{{ $_ := set $health "dryRun" true }}{{ end -}}
-{{- /* What an earlier release let agents write: Helm takes their right away before they end. */ -}}
+{{- /* What an earlier release let agents write: Helm takes their right away before they end. Only recorded taints are removed. */ -}}
 {{- $leftovers := list -}}
 {{- if not (include "dioptase.extendedResources" .) -}}{{- $leftovers = append $leftovers "reclaimed-resources" -}}{{- end -}}
-{{- if not (or (include "dioptase.evictions" .) (include "dioptase.besideKatalyst" .)) -}}{{- $leftovers = append $leftovers "eviction-taints" -}}{{- end -}}
+{{- if not (include "dioptase.evictions" .) -}}{{- $leftovers = append $leftovers "eviction-taints" -}}{{- end -}}
 {{- $said := dict "leftovers" $leftovers "tokenReview" .Values.tokenReview "lease" (printf "%s-controller" (include "dioptase.name" .)) "health" $health -}}
 {{ mergeOverwrite $said (deepCopy .Values.controller.settings) | toYaml }}
 {{- end -}}
