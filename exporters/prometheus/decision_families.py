@@ -15,9 +15,11 @@ from api.colocation import ColocationTotals
 from api.decision import Advice, Cycle
 from api.eviction import EvictionBlock, EvictionEventReason, EvictionResult, EvictionThreshold, ThresholdMet
 from api.forecast import Forecast, ForecastResource
+from api.metric_profiles import MetricProfile
 from api.metrics import AGENT_METRICS_BY_NAME
-from exporters.prometheus.metric_family import Labels, MetricFamily, fine_distribution, ns_to_seconds, point_family
+from exporters.prometheus.metric_family import Labels, MetricFamily, ns_to_seconds, point_family, slot_distribution
 from exporters.prometheus.node_families import MAX_INTERFACES
+from exporters.prometheus.profile_filter import LATENCY_LAYOUTS
 
 
 def headroom_families(advice: Advice) -> Iterator[MetricFamily]:
@@ -122,7 +124,8 @@ def colocation_families(totals: ColocationTotals) -> Iterator[MetricFamily]:
     yield MetricFamily(
         AGENT_METRICS_BY_NAME["dioptase_online_runq_wait_seconds"],
         distributions=tuple(
-            fine_distribution((), each.latency)._replace(own=(name,)) for name, each in measured.items()
+            slot_distribution((), (name,), each.latency, LATENCY_LAYOUTS[MetricProfile.FULL])
+            for name, each in measured.items()
         ),
     )
     yield point_family(
