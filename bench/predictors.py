@@ -14,7 +14,18 @@ from agent.advisor.forecast.baselines import METHODS, ForecastMethod
 from api.forecast import ForecastResource
 from api.units import NS_PER_S
 from bench.machine import bench_parser, end_cleanly_on_sigterm, this_machine, write_results
-from bench.predictors_report import PredictorRow, PredictorScore, PredictorsResults, goal_lines, heading, markdown
+from bench.predictors_report import (
+    AGE_HOURS,
+    AgeRow,
+    AgeScore,
+    PredictorRow,
+    PredictorScore,
+    PredictorsResults,
+    age_goal_lines,
+    goal_lines,
+    heading,
+    markdown,
+)
 from bench.traces import FAMILIES, Trace, generate, nodes_of, read_machines
 
 CORES = 64.0
@@ -74,6 +85,46 @@ def compare_methods(sets: Iterable[tuple[str, float, Sequence[Trace]]]) -> Itera
             )
 
 
+def evaluate_by_age(method: ForecastMethod, trace: Trace) -> tuple[AgeScore, ...]:
+    """Evaluate one method on one trace every five minutes from the first hour on; one score per age of AGE_HOURS."""
+    used, step_s = trace.used, trace.step_s
+    every, ahead = EVERY_S // step_s, HORIZON_S // step_s
+    state, scores = method.start(ForecastResource.CPU), [AgeScore() for _ in AGE_HOURS]
+    for index, share in enumerate(used[:-ahead]):
+        now_ns = START_NS + index * step_s * NS_PER_S
+        state = method.observe(state, now_ns, share * CORES)
+        hours = index * step_s / HORIZON_S
+        if index % every or hours < AGE_HOURS[0][0]:
+            continue
+        age = next(number for number, (_, end) in enumerate(AGE_HOURS) if end is None or hours < end)
+        peak = method.predict(state, now_ns, HORIZON_S * NS_PER_S).peak
+        forecast = 1.0 if peak is None else min(peak / CORES, 1.0)
+        score = scores[age]
+        scores[age] = AgeScore(
+            moments=score.moments + 1,
+            forecasts=score.forecasts + (peak is not None),
+            missed=score.missed + (max(used[index + 1 : index + 1 + ahead]) > forecast),
+            reclaimable=score.reclaimable + 1 - forecast,
+        )
+    return tuple(scores)
+
+
+def sum_ages(parts: Sequence[tuple[AgeScore, ...]]) -> tuple[AgeScore, ...]:
+    """Sum the scores of several traces age by age."""
+    return tuple(
+        AgeScore(**{field: sum(getattr(score, field) for score in scores) for field in AgeScore.__struct_fields__})
+        for scores in zip(*parts, strict=True)
+    )
+
+
+def compare_by_age(sets: Iterable[tuple[str, float, Sequence[Trace]]]) -> Iterator[AgeRow]:
+    """Yield a row per set of traces and method; sums over the traces."""
+    for name, _, traces in sets:
+        for method_name, method in METHODS.items():
+            ages = sum_ages([evaluate_by_age(method, trace) for trace in traces])
+            yield AgeRow(traces=name, predictor=method_name, ages=ages)
+
+
 def sum_scores(parts: Sequence[PredictorScore]) -> PredictorScore:
     """Sum the scores; of the state sizes take the largest."""
     fields = [field for field in PredictorScore.__struct_fields__ if field != "state_bytes"]
@@ -85,6 +136,17 @@ def _trace_sets(args: argparse.Namespace) -> Iterator[tuple[str, float, Sequence
     for family in FAMILIES if args.families is None else args.families:
         days = max(args.days, 14) if family == "weekly" else args.days
         yield _with_mean(family, generate(family, args.machines, days, args.seed))
+    yield from _file_sets(args)
+
+
+def _age_sets(args: argparse.Namespace) -> Iterator[tuple[str, float, Sequence[Trace]]]:
+    """Many machines of two days: each contributes only a dozen forecasts, of one cause, to an hour of age."""
+    for family in FAMILIES if args.families is None else args.families:
+        yield _with_mean(family, generate(family, args.age_machines, 2, args.seed + 1))
+    yield from _file_sets(args)
+
+
+def _file_sets(args: argparse.Namespace) -> Iterator[tuple[str, float, Sequence[Trace]]]:
     for path in args.trace:
         machines = read_machines(path)
         yield _with_mean(f"{path.name}, machines", machines)
@@ -107,6 +169,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--families", nargs="*", choices=FAMILIES, metavar="NAME", help="generated ones; all unless given"
     )
     parser.add_argument("--machines", type=int, default=5, help="of each family")
+    parser.add_argument(
+        "--age-machines", type=int, default=20, help="of each family in the table by age of history, two days each"
+    )
     parser.add_argument("--days", type=int, default=8, help="of each trace; 14 at least where weeks matter")
     parser.add_argument("--seed", type=int, default=SEED)
     return parser.parse_args(argv)
@@ -122,6 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for row in compare_methods(_trace_sets(args)):
             rows.append(row)
             print(row.line(), flush=True)
+        by_age = tuple(compare_by_age(_age_sets(args)))
     except (OSError, ValueError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
@@ -130,9 +196,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings=f"{args.machines} machines of each family, {args.days} days (weekly at least 14), seed {args.seed}.",
         methods=tuple((name, method.description) for name, method in METHODS.items()),
         rows=tuple(rows),
+        age_machines=args.age_machines,
+        by_age=by_age,
     )
     write_results(args.out, "predictors", markdown(results), results)
-    print("\n".join(goal_lines(rows)))
+    print("\n".join([*goal_lines(rows), *age_goal_lines(by_age)]))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from decimal import Decimal
 
 import msgspec
@@ -30,6 +31,32 @@ def test_cpu_lists_are_read(text: str, cpus: tuple[int, ...]) -> None:
 def test_what_is_no_cpu_list_is_refused_and_quoted(text: str) -> None:
     with pytest.raises(ValueError, match="CPU list"):
         parse_cpu_list(text)
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20))))
+def test_overlapping_ranges_are_the_union_of_their_numbers(ranges: list[tuple[int, int]]) -> None:
+    text = ",".join(f"{low}-{low + length}" for low, length in ranges)
+    union = {cpu for low, length in ranges for cpu in range(low, low + length + 1)}
+    assert parse_cpu_list(text) == tuple(sorted(union))
+
+
+def test_a_repeated_wide_range_takes_as_long_as_a_repeated_narrow_one() -> None:
+    """The text of an annotation decides, not the sum of its ranges: expanding each range took 100 times the CPU time."""
+
+    def cpu_ns(text: str) -> int:
+        started_ns = time.process_time_ns()
+        parse_cpu_list(text)
+        return time.process_time_ns() - started_ns
+
+    wide, narrow = ",".join(["0-8191"] * 9000), ",".join(["8191-8191"] * 9000)
+    assert parse_cpu_list(wide) == tuple(range(8192))
+    assert min(cpu_ns(wide) for _ in range(3)) < 10 * min(cpu_ns(narrow) for _ in range(3))
+
+
+def test_an_error_quotes_the_start_of_a_long_list() -> None:
+    with pytest.raises(ValueError, match="neither a number") as caught:
+        parse_cpu_list("0," * 100_000 + "x" * 50_000)
+    assert len(str(caught.value)) < 250
 
 
 @given(st.sets(st.integers(0, 300)))

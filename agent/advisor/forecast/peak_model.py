@@ -192,6 +192,23 @@ def weighted_quantile(residuals: tuple[float, ...], quantile: float) -> float:
     return residuals[order[-1]]
 
 
+SHORT_HISTORY_SHARE = 0.09
+"""Share of the range of peaks that the margin gains at 12 hours of history. docs/forecast.md describes the fit."""
+
+
+def short_history_margin(peaks: Peaks) -> float:
+    """Return what is added to the margin while less than a day of peaks is known, in the unit of the samples; 0 later.
+
+    It is SHORT_HISTORY_SHARE times the range of the known peaks times (a day / known time - 1). Errors of a few hours overlap
+    and all come from one part of the day: their quantile understates what the rest of the day brings. The range adapts the
+    addition to the kind of workload, and needs no unit.
+    """
+    measured = [value for value in peaks if value is not None]
+    if not 0 < len(measured) < DAY_BUCKETS:
+        return 0.0
+    return SHORT_HISTORY_SHARE * (DAY_BUCKETS / len(measured) - 1) * (max(measured) - min(measured))
+
+
 MAX_ERRORS = DAY_BUCKETS
 
 

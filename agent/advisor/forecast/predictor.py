@@ -1,11 +1,13 @@
 """Predicts the peak of the next hour from samples of use; incremental, and calibrated by its own misses.
-Forecast = expected peak + margin + the excess of the last hour over all its forecasts. It reads no clock.
+Forecast = expected peak + margin, wider with less than a day of history, + the excess of the last hour over all its forecasts.
+It reads no clock.
 Samples may have any interval up to five minutes; the unit of a forecast is that of the samples.
 """
 
 from __future__ import annotations
 
 from math import isfinite
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -134,7 +136,7 @@ def predict_peak(
             state,
             pending,
             (format_amount(resource, base), format_amount(resource, peak)),
-            (age_s, history_s, alarm),
+            _ReasonContext(age_s, history_s, alarm, peak_model.short_history_margin(peaks)),
             config,
         ),
     )
@@ -195,7 +197,8 @@ def _forecast_peak(
     predicted = None
     if state.margin.amount is not None:
         excess_held = max([excess, *(entry.excess for entry in state.pending[-HORIZON_BUCKETS + 1 :])])
-        predicted = max(base + state.margin.amount + excess_held, newest)
+        margin = state.margin.amount + peak_model.short_history_margin(peaks)
+        predicted = max(base + margin + excess_held, newest)
     return PendingForecast(features=features, base=base, predicted=predicted, excess=excess)
 
 
@@ -214,22 +217,32 @@ def _unknown_forecast(rule: str, text: str, history_s: float) -> PeakForecast:
     )
 
 
+class _ReasonContext(NamedTuple):
+    age_s: float
+    history_s: float
+    alarm: bool
+    short_history_margin: float
+
+
 def _forecast_reason(
     state: PeakPredictor,
     pending: PendingForecast,
     amounts: tuple[str, str],
-    context: tuple[float, float, bool],
+    context: _ReasonContext,
     config: ForecastConfig,
 ) -> Reason:
-    (base, peak), (age_s, history_s, alarm) = amounts, context
+    (base, peak), age_s, history_s = amounts, context.age_s, context.history_s
     ratio, quantile = peak_model.recent_miss_ratio(state.accuracy), state.margin.quantile
     text = f"The expected peak within the hour is {base}, {peak} with the margin"
     if abs(age_s) > config.stale_s:
         rule, text = "stale", f"The last sample is {age_s:.0f} s old: {peak}, the highest peak of the history."
-    elif alarm:
+    elif context.alarm:
         rule, text = "drift_alarm", f"{text}, which is wider because use exceeded every forecast within the last hour."
     elif history_s < config.min_history_s:
-        rule, text = "short_history", f"{text}, from only {history_s / 3600:.1f} hours of history."
+        rule, text = (
+            "short_history",
+            f"{text}, which is wider because only {history_s / 3600:.1f} hours of history are known.",
+        )
     else:
         rule, text = "calibrated", f"{text} that covers {quantile:.1%} of the errors."
     return Reason(
@@ -239,6 +252,7 @@ def _forecast_reason(
         inputs={
             "base": pending.base,
             "margin": state.margin.amount,
+            "short_history_margin": context.short_history_margin,
             "excess": pending.excess,
             "quantile": quantile,
             "miss_ratio_day": ratio,

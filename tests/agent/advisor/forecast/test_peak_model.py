@@ -163,6 +163,30 @@ def test_the_margin_is_one_of_the_errors_and_the_quantile_within_bounds(
         assert margin.amount is None or margin.amount in margin.residuals
 
 
+@pytest.mark.parametrize(
+    ("hours", "added"), [(0, 0.0), (1, 20.7), (3, 6.3), (6, 2.7), (12, 0.9), (18, 0.3), (24, 0.0), (72, 0.0)]
+)
+def test_the_margin_is_wider_by_nine_percent_of_the_range_times_unknown_over_known_day(
+    hours: int, added: float
+) -> None:
+    """Peaks between 20 and 30 cores."""
+    peaks = [20.0, 30.0] * (hours * 6)
+    assert peak_model.short_history_margin(peaks) == pytest.approx(added)
+    assert peak_model.short_history_margin([*peaks, *([None] * 600)]) == pytest.approx(added)  # gaps are not history
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1e6)), max_size=300), st.floats(0.001, 1e9))
+def test_the_short_history_margin_is_never_negative_and_has_the_unit_of_the_samples(
+    peaks: list[float | None], unit: float
+) -> None:
+    """In bytes or in cores the same share of the range; it shrinks as the same peaks repeat."""
+    margin = peak_model.short_history_margin(peaks)
+    assert margin >= 0
+    scaled = peak_model.short_history_margin([None if peak is None else peak * unit for peak in peaks])
+    assert scaled == pytest.approx(margin * unit, rel=1e-6, abs=1e-9 * unit)
+    assert peak_model.short_history_margin(peaks * 2) <= margin
+
+
 def test_accuracy_counts_misses_their_size_and_bias() -> None:
     result = ForecastAccuracy()
     for predicted, actual in ((10.0, 8.0), (10.0, 13.0), (10.0, 11.0), (10.0, 10.0)):

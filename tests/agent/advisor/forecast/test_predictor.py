@@ -60,6 +60,18 @@ def test_steady_use_is_predicted_exactly() -> None:
     assert "10" in forecast.reason.text
 
 
+def test_three_hours_of_history_have_a_wider_margin_and_say_so() -> None:
+    """Peaks alternate between 10 and 20 cores: 36 of them, the open one included, add 0.09 x 7 x 10 cores."""
+    state = PeakPredictor()
+    for number in range(36):
+        state = observe_use(state, number * 5 * MINUTE, 20.0 if number % 2 else 10.0)
+    forecast = predict_peak(state, 35 * 5 * MINUTE)
+    assert forecast.reason.inputs["short_history_margin"] == pytest.approx(0.09 * (288 / 36 - 1) * 10)
+    assert forecast.margin == pytest.approx((state.margin.amount or 0.0) + 6.3)
+    assert "wider because only 2.9 hours of history are known" in forecast.reason.text
+    assert predict_peak(STEADY, 2 * DAY).reason.inputs["short_history_margin"] == 0.0
+
+
 def test_a_level_shift_is_followed_by_the_next_sample_and_widened_beyond_it() -> None:
     state = observe_use(STEADY, 2 * DAY, 30.0)
     forecast = predict_peak(state, 2 * DAY)
