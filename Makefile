@@ -59,7 +59,7 @@ fmt: setup-test ## format the code
 image: packages-image ## build the image, without a registry or a daemon: build/dioptase.tar
 	@deploy/image build/dioptase.tar $(ARGS)
 
-bench: setup-bench ## measure everything (about an hour) and write bench/results/
+bench: setup-bench ## measure everything (about two hours) and write bench/results/
 	@$(BIN)/python -m bench $(ARGS)
 
 setup: $(VENV)/run.stamp ## install what running needs, once

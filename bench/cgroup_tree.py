@@ -93,7 +93,8 @@ def own_cgroup(name: str, values: Mapping[str, str], mounts: Sequence[Path]) -> 
     """Create a cgroup for everything that this process creates, in every hierarchy; yields its directories. Removes it with
     all below it at the end, also if this process is killed, and before that what an earlier run has left.
 
-    Raises Unavailable if another run uses it, or if cgroups cannot be created.
+    Controllers of version 2 that it enables in the root stay enabled. Raises Unavailable if another run uses it, or if cgroups
+    cannot be created.
     """
     directories = [mount / name for mount in mounts]
     guard: subprocess.Popen[bytes] | None = None

@@ -85,13 +85,15 @@ def kubelet_figure(results: ColocationResults) -> Figure:
     axes.set_yscale("linear")
     scenarios = results.scenarios()
     modes = [mode for mode in results.modes() if MODES[mode].batch]
+    labelled: set[str] = set()
     for index, mode in enumerate(modes):
         for y, scenario in enumerate(scenarios):
             group, alone = results.group(mode, scenario), results.group("alone", scenario)
             if group is None or alone is None:
                 continue
             base, (low, high) = alone.median(cell_p99), group.spread(cell_p99)
-            middle, label = group.median(cell_p99), mode if y == 0 else None
+            middle, label = group.median(cell_p99), None if mode in labelled else mode
+            labelled.add(mode)
             axes.errorbar(
                 [middle / base], [y + (index - (len(modes) - 1) / 2) * MODE_SPACING],
                 xerr=([(middle - low) / base], [(high - middle) / base]), fmt=MARKERS[index], color=COLOURS[index],
@@ -101,7 +103,7 @@ def kubelet_figure(results: ColocationResults) -> Figure:
     axes.invert_yaxis()
     axes.set(xlabel="p99 (multiple of that without batch work); bar: minimum to maximum of all rounds")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    if modes and scenarios:
+    if labelled:
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, title="mode")
     return figure
 

@@ -76,7 +76,7 @@ def kubelet_root(hierarchy: Hierarchy, cpus: int) -> Iterator[None]:
     Raises Unavailable if another run uses it, or if cgroups cannot be created.
     """
     layout = bench_layout(KUBELET_ROOT, cpus, usual_driver(hierarchy), online="Burstable", batch="BestEffort")
-    with own_cgroup(layout.top.lstrip("/"), layout.top_values().files(), _ordered_mounts(hierarchy)):
+    with own_cgroup(layout.top.lstrip("/"), layout.top_files(), _ordered_mounts(hierarchy)):
         yield
 
 

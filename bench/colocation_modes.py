@@ -81,6 +81,7 @@ SUPPRESS_CONFIG = """advisor: {policy: none}
 knobs: {suppress: {policy: cfsQuota}}
 eviction: {plugins: []}
 report: {extendedResources: false}
+memory: {reclaimRoot: ""}
 """
 """Koordinator's default threshold (65 %), and nothing else of the agent: no priority, no memory guard, no eviction."""
 MODES: tuple[ColocationMode, ...] = (

@@ -31,7 +31,7 @@ from api.units import MIB
 
 MIN_SHARES, MAX_SHARES, SHARES_PER_CPU = 2, 262144, 1024
 PERIOD_US = 100_000
-SYSTEM_SHARES = 1024
+SYSTEM_WEIGHTS = {"cpu.shares": 1024, "cpu.weight": 100}
 """Weight of the system's cgroup next to `kubepods`: systemd's default, which is also the kernel's."""
 MEMORY_MIB = 1024
 """Memory request of each pod with requests, and limit of a Guaranteed pod."""
@@ -66,13 +66,15 @@ class LayoutPod(msgspec.Struct, frozen=True, kw_only=True):
 class CgroupValues(msgspec.Struct, frozen=True, kw_only=True):
     """What the kubelet writes into a cgroup; None leaves the kernel's default."""
 
-    shares: int
+    shares: int | None = None
     quota_us: int | None = None
     memory_bytes: int | None = None
 
     def files(self) -> dict[str, str]:
         """Return the contents of the files of both cgroup versions, by name."""
-        values = {"cpu.shares": str(self.shares), "cpu.weight": str(weight_of_shares(self.shares))}
+        values = {}
+        if self.shares is not None:
+            values = {"cpu.shares": str(self.shares), "cpu.weight": str(weight_of_shares(self.shares))}
         if self.quota_us is not None:
             values |= {"cpu.cfs_quota_us": str(self.quota_us), "cpu.max": f"{self.quota_us} {PERIOD_US}"}
         if self.memory_bytes is not None:
@@ -126,7 +128,7 @@ class KubeletLayout(msgspec.Struct, frozen=True, kw_only=True):
         """Return every cgroup below the root with its values, parents first."""
         burstable = sum(pod.cgroup_millicpu for pod in self.pods if pod.qos == BURSTABLE)
         cgroups = {
-            self.system: CgroupValues(shares=SYSTEM_SHARES),
+            self.system: CgroupValues(),
             # The node's allocatable CPU: all of it, as nothing is reserved.
             self.kubepods: CgroupValues(shares=millicpu_to_shares(1000 * self.cpus)),
             qos_class_path(self.root, BURSTABLE, self.driver): CgroupValues(shares=millicpu_to_shares(burstable)),
@@ -139,10 +141,11 @@ class KubeletLayout(msgspec.Struct, frozen=True, kw_only=True):
             cgroups[self.container(pod.name)] = values
         return cgroups
 
-    def top_values(self) -> CgroupValues:
-        """Return the values of the root. On a node its children compete with nothing but kernel threads, so its weight is the
-        sum of theirs."""
-        return CgroupValues(shares=millicpu_to_shares(1000 * self.cpus) + SYSTEM_SHARES)
+    def top_files(self) -> dict[str, str]:
+        """Return the contents of the root's files. On a node its children compete with nothing but kernel threads, so its
+        weight is the sum of theirs."""
+        kubepods = self.cgroups()[self.kubepods].files()
+        return {name: str(int(kubepods[name]) + weight) for name, weight in SYSTEM_WEIGHTS.items()}
 
     def manifest(self) -> str:
         """Return the pods as a list of Kubernetes objects, with the cgroups as the kubelet and the runtime name them."""
@@ -213,5 +216,5 @@ def competing_cgroup(batch: str, online: str) -> str:
     """Return the cgroup of the batch job, or the one above it, that is a sibling of the service's, or of one above that: only
     there the scheduler compares the two."""
     steps, other = batch.split("/"), online.split("/")
-    common = next(index for index, (one, two) in enumerate(zip(steps, other, strict=False)) if one != two)
+    common = next(index for index, pair in enumerate(zip(steps, other, strict=False)) if pair[0] != pair[1])
     return "/".join(steps[: common + 1])

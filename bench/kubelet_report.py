@@ -104,9 +104,9 @@ def _summary_row(results: ColocationResults, scenario: str, goals: ScenarioGoals
     done = results.ratio(scenario, "ours", "stock", cell_units)
     return [
         scenario, *p99s,
-        _judged(goals.of_best, met.get("of_best")), _judged(goals.of_failing_stock, met.get("of_failing_stock")),
-        *(_judged(value, None) for value in units), _judged(done, met.get("units_of_stock")),
-        _judged(_node_use(results.group("ours", scenario)), met.get("node_use"), percent=True),
+        _marked(goals.of_best, met.get("of_best")), _marked(goals.of_failing_stock, met.get("of_failing_stock")),
+        *(_marked(value, None) for value in units), _marked(done, met.get("units_of_stock")),
+        _marked(_node_use(results.group("ours", scenario)), met.get("node_use"), percent=True),
     ]  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def _node_use(group: CellGroup | None) -> float | None:
     return None if group is None else group.median(cell_node_use)
 
 
-def _judged(value: float | None, met: bool | None, *, percent: bool = False) -> str:
+def _marked(value: float | None, met: bool | None, *, percent: bool = False) -> str:
     """Return a value, marked if it misses its goal; empty for None."""
     if value is None:
         return ""
@@ -183,10 +183,10 @@ def _detail_table(results: ColocationResults, scenario: str) -> list[str]:
         rows.append(
             (
                 mode, f"{group.median(lambda c: c.p50_ms):.2f}", f"{group.median(cell_p99):.2f} ({low:.2f} to {high:.2f})",
-                f"{group.median(lambda c: c.p999_ms):.2f}", _judged(results.ratio(scenario, mode, "alone", cell_p99), None),
-                _judged(results.ratio(scenario, mode, "stock", cell_p99), None),
+                f"{group.median(lambda c: c.p999_ms):.2f}", _marked(results.ratio(scenario, mode, "alone", cell_p99), None),
+                _marked(results.ratio(scenario, mode, "stock", cell_p99), None),
                 f"{group.median(cell_units):,.0f} ({fewest:,.0f} to {highest:,.0f})",
-                _judged(results.ratio(scenario, mode, "stock", cell_units), None),
+                _marked(results.ratio(scenario, mode, "stock", cell_units), None),
                 f"{group.median(cell_node_use):.1%}", f"{agent:.3f}" if agent else "",
                 f"{group.median(lambda c: c.online_us):.0f}", f"{group.median(lambda c: c.noise.stolen):.1%}",
                 f"{sum(cell.lost for cell in group.cells)}",

@@ -37,12 +37,14 @@ def test_a_class_has_the_sum_of_its_pods_and_a_pod_its_request() -> None:
     """On two CPUs: 500m online, 100m batch, 100m agent; 700m are 716 shares."""
     node = layout("Burstable", "Burstable")
     shares = {path.removeprefix("/dioptase_bench"): values.shares for path, values in node.cgroups().items()}
-    assert shares.pop("/system.slice") == 1024
+    assert shares.pop("/system.slice") is None
     assert shares.pop("/kubepods") == 2048
     assert shares.pop("/kubepods/burstable") == 716
     assert shares.pop("/kubepods/besteffort") == 2
-    assert sorted(shares.values()) == [102, 102, 102, 102, 512, 512]
-    assert node.top_values().shares == 2048 + 1024
+    assert sorted(value or 0 for value in shares.values()) == [102, 102, 102, 102, 512, 512]
+    assert node.top_files() == {"cpu.shares": "3072", "cpu.weight": "179"}, (
+        "with the system's 1024, or 100 on version 2"
+    )
 
 
 def test_only_a_guaranteed_pod_has_limits_and_it_has_no_class() -> None:
