@@ -170,11 +170,11 @@ def pending_reasons(
     for pod in sorted(pods, key=lambda pod: pod.key):
         if pod.is_pending_reclaimed and (reason := _reason(pod, nodes, free, now_s)) is not None:
             groups.setdefault(reason, []).append(pod.key)
-    found = [
+    reasons = [
         PendingReason(pods=tuple(names), ok=ok, detail=detail, remedy=remedy)
         for (ok, detail, remedy), names in groups.items()
     ]
-    return tuple(sorted(found, key=lambda reason: (reason.ok, -len(reason.pods), reason.pods)))
+    return tuple(sorted(reasons, key=lambda reason: (reason.ok, -len(reason.pods), reason.pods)))
 
 
 def pending_reason_of(pod: str, reasons: Sequence[PendingReason] | Unavailable) -> PendingReason | None:
@@ -198,20 +198,20 @@ def _reason(
             f"placed on {pod.spec.node_name}, does not start: {waiting.reason} {waiting.message}".strip(),
             describe,
         )
-    placed = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
-    if placed is None:
+    scheduled = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
+    if scheduled is None:
         created = pod.metadata.creation_timestamp
         if created is not None and now_s - parse_timestamp(created) < MIN_AGE_S:
             return None
         return False, f"no scheduler named {pod.spec.scheduler_name} has tried to place it", _scheduler_remedy(pod)
-    if placed.reason == "SchedulingGated":
+    if scheduled.reason == "SchedulingGated":
         return True, "its scheduling gates are closed", "the owner of the gate, such as a queue, opens it"
     shortages = list(_shortages(pod, free))
     if shortages:
         offered = any(name in amounts for name in pod.reclaimed_requests() for amounts in free.values())
         return offered, "; ".join(shortages), ROOM_REMEDY if offered else OFFER_REMEDY
     taints = "; ".join(_taint_texts(nodes))
-    text = f"its scheduler says: {placed.message or placed.reason}"
+    text = f"its scheduler says: {scheduled.message or scheduled.reason}"
     if taints:
         remedy = f"{taints}: it stays five minutes after its cause; kubectl dioptase explain NODE shows when it ends"
         return True, text, remedy

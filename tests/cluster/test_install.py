@@ -262,7 +262,7 @@ def test_the_batch_pod_is_acted_on(installed: Installed) -> None:
 
 
 def test_a_stock_scheduler_places_a_reclaimed_pod_without_any_value_for_it(installed: Installed) -> None:
-    amounts = {RECLAIMED_MILLICPU: "50", "resource.katalyst.kubewharf.io/reclaimed_memory": "16Mi"}
+    amounts = {RECLAIMED_MILLICPU: "50", "resource.katalyst.kubewharf.io/reclaimed_memory": "64Mi"}
     pod = a_pod("lent", "reclaimed_cores", resources={"requests": amounts, "limits": amounts})
     installed.server.ask("POST", "/api/v1/namespaces/installed/pods", pod)
     try:

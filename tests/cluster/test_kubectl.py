@@ -162,6 +162,28 @@ def test_one_node_explains_itself(mixed: Fleet, call: Call) -> None:
         assert complaint in done.stderr
 
 
+def test_a_pending_pod_is_explained_by_what_it_waits_for(
+    fleet: Fleet, agents: Agents, server: Server, own_cluster: Cluster, call: Call
+) -> None:
+    fleet.agent("a", agents.start(effective_config()))
+    pod = a_pod("batch", "reclaimed_cores")
+    pod["spec"]["schedulerName"] = "katalyst-scheduler"
+    server.ask("POST", f"/api/v1/namespaces/{fleet.namespace}/pods", pod)
+    expected = "no scheduler named katalyst-scheduler has tried to place it"
+
+    def explained() -> str:
+        return call("explain", fleet.name("a"), f"{fleet.namespace}/batch").stdout
+
+    text = f"{fleet.namespace}/batch is Pending: {expected}.\n  remedy: remove spec.schedulerName"
+    wait("the reason", lambda: explained().startswith(text), 60)
+    done = run("doctor", "-o", "json", "--kubeconfig", str(own_cluster.kubeconfig), "-n", fleet.namespace)
+    rows = [row for row in json.loads(done.stdout) if row["name"] == "pending pods"]
+    assert any(row["detail"] == f"{fleet.namespace}/batch: {expected}" and not row["ok"] for row in rows)
+    assert done.returncode == 1
+    chosen = json.loads(call("doctor", "-o", "json").stdout)
+    assert "pending pods" not in [row["name"] for row in chosen], "-l selects nodes, on which it is not"
+
+
 def test_a_wrong_scheme_is_reported(fleet: Fleet, agents: Agents, call: Call, tmp_path: Path) -> None:
     Authority(tmp_path).issue("server")
     (tmp_path / "tls.yml").write_text("tls_server_config: {cert_file: server.crt, key_file: server.key}\n")

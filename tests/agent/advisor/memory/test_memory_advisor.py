@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.advisor.memory.memory_advisor import advise_memory
+from agent.advisor.advisor_state import AdvisorState
+from agent.advisor.memory.memory_advisor import advise_memory, build_memory_inputs
 from agent.advisor.memory.memory_inputs import MemoryAdvisorState, MemoryInputs, ReclaimRoot
+from agent.config.config import AgentConfig
 from agent.config.memory import (
     CacheReaperConfig,
     MemoryConfig,
@@ -23,10 +25,12 @@ from agent.config.memory import (
 from api.advice import MemoryAdvice, MemoryPressure
 from api.cpu import Topology
 from api.knobs import Knob
+from api.pod import Pod
 from api.qos import QoSLevel
 from api.snapshot import CgroupSample, NodeSample, Pressure, Snapshot
 from api.units import GIB
 from tests.agent.advisor.memory.builders import ROOT, S, group, pod, root, situation, without
+from tests.builders.pods import pod as build_pod
 
 RECLAIMED = QoSLevel.RECLAIMED
 EVERYTHING = MemoryConfig(
@@ -50,6 +54,26 @@ def test_without_any_input_there_are_no_requests_and_no_headroom() -> None:
         assert advice.condition.state is MemoryPressure.UNKNOWN
         assert advice.knob_requests == ()
         assert state.headroom_bytes == 5.0
+
+
+@pytest.mark.parametrize(
+    ("batch", "limited"),
+    [
+        ([], set()),
+        ([replace(pod("batch", RECLAIMED), containers=())], set()),
+        ([build_pod("batch", RECLAIMED, cgroup="/kubepods/burstable/batch")], set()),
+        ([pod("batch", RECLAIMED)], {(ROOT, Knob.MEMORY_MAX), (ROOT, Knob.MEMORY_HIGH)}),
+    ],
+    ids=["no pod", "no container", "in another class", "in the class"],
+)
+def test_the_class_of_reclaimed_pods_is_limited_only_while_one_runs_in_it(
+    batch: list[Pod], limited: set[tuple[str, Knob]]
+) -> None:
+    snapshot = situation([pod("web", QoSLevel.SHARED), *batch], [root(on_numa={0: (1, 0)})]).snapshot
+    config = AgentConfig(memory=MemoryConfig(reclaim_root=ROOT))
+    inputs = build_memory_inputs(snapshot, AdvisorState(), config, snapshot.taken_at_ns)
+    advice, _ = advise_memory(inputs, MemoryAdvisorState(), config.memory)
+    assert {(request.cgroup, request.knob) for request in advice.knob_requests} == limited
 
 
 def loaded(at_s: float = 1000, **fields: Any) -> MemoryInputs:
