@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from agent.config.config import AgentConfig
-from agent.config.loader import parse_config
+from tests.builders.settings import parse_config
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTING_NAMES = frozenset(re.findall(r"^\| `(?:\w+\.)*(\w+)`", (ROOT / "docs/settings.md").read_text(), re.MULTILINE))
