@@ -44,6 +44,7 @@ from api.pod import Pod
 from api.qos import QoSLevel
 from api.rates import Rates, cgroups_by_container, rates_since, sum_runq_latencies
 from api.snapshot import ComponentHealth, NodeSample, RunqLatency, Snapshot
+from api.units import NS_PER_S
 
 if TYPE_CHECKING:
     from agent.eviction.runner import EvictionRunner
@@ -344,7 +345,7 @@ class Loop:
         # An unreadable tree does not show that a pod has left, and neither does a kubelet that was not reached yet.
         if snapshot.cgroups and (snapshot.pods or snapshot.pods_fresh):
             pending = self._actuator.pending_originals.unlisted(
-                {decision.cgroup for decision in decisions}, now_ns / 1e9
+                {decision.cgroup for decision in decisions}, now_ns / NS_PER_S
             )
             managed = managed_cgroups(snapshot.pods, snapshot.cgroups)
             unseen = ((managed | result.extra_cgroups) - snapshot.cgroups.keys()) | pending

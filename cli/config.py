@@ -9,6 +9,7 @@ import click
 
 from api.diagnostics import AppliedConfigObject, EffectiveConfiguration, EffectiveSetting
 from api.interfaces import Unavailable
+from api.units import NS_PER_S
 from cli import formats
 from cli.client import AgentClient
 from cli.options import exit_unavailable, url_option
@@ -65,8 +66,8 @@ def config_object_text(applied: AppliedConfigObject, now_ns: int) -> Iterator[st
 
 def _format_time(wall_ns: int, now_ns: int) -> str:
     """Format the local time of day, with the date if it is not today."""
-    at = time.localtime(wall_ns / 1e9)
-    today = time.localtime(now_ns / 1e9)
+    at = time.localtime(wall_ns / NS_PER_S)
+    today = time.localtime(now_ns / NS_PER_S)
     same = (at.tm_year, at.tm_yday) == (today.tm_year, today.tm_yday)
     return time.strftime("%H:%M:%S" if same else "%Y-%m-%d %H:%M:%S", at)
 

@@ -11,8 +11,9 @@ import msgspec
 from rich.console import Console
 
 from agent.config.config import AgentConfig
-from agent.config.loader import ConfigError, load_config
+from agent.config.loader import ConfigError, build_config, load_documents
 from agent.config.node_check import check_against_node
+from agent.config.profiles import OBSERVE, PROFILES, with_defaults
 from agent.offline.replay import replay_cycles
 from agent.offline.simulation import workloads
 from agent.offline.simulation.simulator import run_simulation
@@ -35,16 +36,22 @@ FORECASTS = {
 }
 """Policy `latency` with headroom from a forecast peak, by forecasting method."""
 HORIZON_S = 600.0
+_profile_option = click.option(
+    "--profile", type=click.Choice(tuple(PROFILES)), default=OBSERVE, show_default=True,
+    help="The --profile of the agent: its settings apply below those of every --policy that is not itself a profile.",
+)  # fmt: skip
 
 
 @click.command()
 @click.argument("recording", type=click.Path(path_type=Path, exists=True))
 @click.option("--policy", "policies", multiple=True, metavar="NAME|FILE", help=
-    "A policy by name, or a settings file; repeatable. Default: every named policy.")  # fmt: skip
+    f"A policy by name, a profile ({', '.join(PROFILES)}), or a settings file; repeatable. "
+    f"Default: {', '.join(POLICIES)}.")  # fmt: skip
+@_profile_option
 @click.option("--horizon", type=Seconds(min=1), default=HORIZON_S, show_default=True,
     help="Compare the reported headroom with the CPU that online pods used in this many seconds afterwards.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print scores and lines as one JSON object.")
-def replay(recording: Path, policies: tuple[str, ...], horizon: float, *, as_json: bool) -> None:
+def replay(recording: Path, policies: tuple[str, ...], profile: str, horizon: float, *, as_json: bool) -> None:
     """Evaluate the cycles of RECORDING (a directory that `dioptase agent --record` wrote, or one of its files) again.
 
     Throttled batch work is assumed to use all CPU that a policy makes reclaimable, and the run-queue latency that it causes to
@@ -53,7 +60,7 @@ def replay(recording: Path, policies: tuple[str, ...], horizon: float, *, as_jso
     afterwards, as far as the recording is longer than --horizon. Run-queue latency is reported once, as recorded: under another
     policy, only the part caused by batch work is estimated.
     """
-    configs = {name: load_policy_config(name) for name in policies or POLICIES}
+    configs = {name: load_policy_config(name, profile) for name in policies or POLICIES}
     tracks = {name: PolicyTimeline(horizon) for name in configs}
     console, cpus, damaged = Console(stderr=True), 0, 0
 
@@ -80,17 +87,24 @@ def replay(recording: Path, policies: tuple[str, ...], horizon: float, *, as_jso
     print_scores(tracks, cpus, horizon, as_json=as_json, recorded=True)
 
 
-def load_policy_config(policy: str) -> AgentConfig:
-    """Return the policy of that name with its defaults, or the settings of a file."""
-    if policy in POLICIES:
-        return msgspec.convert({"advisor": {"policy": policy}}, AgentConfig)
-    if policy in FORECASTS:
-        chosen = {"advisor": {"headroom": {"policy": "forecast"}}, "forecast": {"method": FORECASTS[policy]}}
-        return msgspec.convert(chosen, AgentConfig)
-    if not Path(policy).exists():
-        raise click.UsageError(f"--policy {policy}: neither one of {', '.join((*POLICIES, *FORECASTS))} nor a file")
+def load_policy_config(policy: str, profile: str) -> AgentConfig:
+    """Return the policy of that name or the settings of a file, over those of the profile, as the agent merges them.
+
+    A policy that is itself a profile has the settings of that one.
+    """
+    base = PROFILES[profile].settings
     try:
-        return load_config(Path(policy), registry.PROBE_NAMES)
+        if policy in PROFILES:
+            return build_config(PROFILES[policy].settings, policy)
+        if policy in POLICIES:
+            return build_config(with_defaults({"advisor": {"policy": policy}}, base), f"profile {profile}")
+        if policy in FORECASTS:
+            chosen = {"advisor": {"headroom": {"policy": "forecast"}}, "forecast": {"method": FORECASTS[policy]}}
+            return build_config(with_defaults(chosen, base), f"profile {profile}")
+        if not Path(policy).exists():
+            names = ", ".join((*POLICIES, *FORECASTS, *PROFILES))
+            raise click.UsageError(f"--policy {policy}: neither one of {names} nor a file")
+        return load_documents(Path(policy), registry.PROBE_NAMES, profile)[1]
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
 
@@ -138,7 +152,8 @@ PROGRESS_TTY_S, PROGRESS_LOG_S = 0.5, 10.0
 
 @click.command()
 @click.option("--policy", "policies", multiple=True, metavar="NAME|FILE", default=("latency", "canonical"), show_default=True,
-    help="A policy by name, or a settings file; repeatable.")  # fmt: skip
+    help=f"A policy by name, a profile ({', '.join(PROFILES)}), or a settings file; repeatable.")  # fmt: skip
+@_profile_option
 @click.option("--cpus", type=click.IntRange(1, workloads.MAX_CPUS), default=48, show_default=True)
 @click.option(
     "--numa", type=click.IntRange(1, workloads.MAX_NUMA_NODES), default=1, show_default=True, help="NUMA nodes."
@@ -152,7 +167,9 @@ PROGRESS_TTY_S, PROGRESS_LOG_S = 0.5, 10.0
 @click.option("--horizon", type=Seconds(min=1), default=HORIZON_S, show_default=True,
     help="Compare the reported headroom with the CPU that online pods used in this many seconds afterwards.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print scores and lines as one JSON object.")
-def simulate(policies: tuple[str, ...], kinds: tuple[str, ...], *, horizon: float, as_json: bool, **how: float) -> None:
+def simulate(
+    policies: tuple[str, ...], kinds: tuple[str, ...], *, profile: str, horizon: float, as_json: bool, **how: float
+) -> None:
     """Run policies on a generated node: each by itself, on the same load; decisions take effect in the next cycle.
 
     The model is coarse: CPU is divisible, queues are M/M/c, a waking task waits a moment for idle batch work and a time slice
@@ -165,7 +182,7 @@ def simulate(policies: tuple[str, ...], kinds: tuple[str, ...], *, horizon: floa
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     seconds, tracks, began = how["hours"] * 3600, {}, time.monotonic()
-    configs = {name: load_policy_config(name) for name in policies}
+    configs = {name: load_policy_config(name, profile) for name in policies}
     for name, config in configs.items():
         check_config_fits(name, config, plan.topology, plan.memory_bytes)
     names = tuple(configs)

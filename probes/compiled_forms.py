@@ -18,7 +18,9 @@ import json
 import os
 import platform
 import re
+import secrets
 import stat
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,8 +30,12 @@ DEFAULT_DIRECTORY = "/var/cache/dioptase"
 MAX_FILES = 128
 """Files kept, those used last: all probes of five kernels."""
 MAX_FILE_BYTES = 4 << 20
-_OWN_FILES = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{64}\.\d+")
-"""Names of the compiled forms, and of those that a killed process has not finished."""
+MAX_WRITE_S = 600.0
+"""Age from which an unfinished file counts as left by a killed process."""
+_OWN_FILES = re.compile(r"[0-9a-f]{64}")
+"""Names of the compiled forms."""
+_UNFINISHED_FILES = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]+")
+"""Names of compiled forms while they are written."""
 _INSTRUCTION_BYTES = 8
 _LOAD_64_BITS = 0x18
 """BPF_LD | BPF_IMM | BPF_DW, which takes two instructions (include/uapi/linux/bpf.h)."""
@@ -104,10 +110,11 @@ def read_form(directory: Path, name: str) -> CompiledForm | None:
 
 
 def write_form(directory: Path, name: str, form: CompiledForm) -> None:
-    """Keep a compiled form, and remove the forms beyond MAX_FILES that were not used for longest. Raises OSError."""
+    """Keep a compiled form, and remove the forms beyond MAX_FILES, those used longest ago first. Raises OSError."""
     programs = {key: base64.b64encode(code).decode() for key, code in form.programs.items()}
     body = json.dumps({"maps": [each._asdict() for each in form.maps], "programs": programs}).encode()
-    temporary = f".{name}.{os.getpid()}"
+    # Containers that share the directory can have the same process id.
+    temporary = f".{name}.{secrets.token_hex(8)}"
     with suppress(FileExistsError):
         # Not its parents: the umask would decide their mode.
         directory.mkdir(mode=0o700)
@@ -121,7 +128,7 @@ def write_form(directory: Path, name: str, form: CompiledForm) -> None:
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=folder)
-        _remove_oldest(folder)
+        _remove_oldest(folder, time.time())
 
 
 @contextmanager
@@ -141,10 +148,16 @@ def _check_owner(status: os.stat_result) -> None:
         raise PermissionError(errno.EPERM, "it belongs to another user, or others can write it")
 
 
-def _remove_oldest(folder: int) -> None:
-    names = [name for name in os.listdir(folder) if _OWN_FILES.fullmatch(name)]
-    times = sorted((os.stat(name, dir_fd=folder).st_mtime_ns, name) for name in names)
-    for _, name in times[:-MAX_FILES]:
-        # Another process may have removed it since.
+def _remove_oldest(folder: int, now_s: float) -> None:
+    """Remove the forms beyond MAX_FILES, and what killed processes have not finished."""
+    forms, removed = list[tuple[float, str]](), list[str]()
+    for name in os.listdir(folder):
+        # Another process may have renamed or removed it since.
+        with suppress(FileNotFoundError):
+            if _OWN_FILES.fullmatch(name):
+                forms.append((os.stat(name, dir_fd=folder).st_mtime, name))
+            elif _UNFINISHED_FILES.fullmatch(name) and now_s - os.stat(name, dir_fd=folder).st_mtime > MAX_WRITE_S:
+                removed.append(name)
+    for name in (*removed, *(name for _, name in sorted(forms)[:-MAX_FILES])):
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)

@@ -20,9 +20,8 @@ from api.advice import PowerAction, PowerActionKind, PowerCap
 from api.knobs import Reason
 from api.rates import delta
 from api.snapshot import Snapshot
-from api.units import NS_PER_S
+from api.units import NS_PER_S, NS_PER_US
 
-_NS_PER_US = 1000
 _PLATFORM, _DRAM, _PACKAGE = "psys", "dram", "package"
 RESPONSE_S: Mapping[str, int] = {"s0": 120, "p0": 1800, "p1": 3600, "p2": 14400}
 """By level: seconds after the alert within which the budget has to be met."""
@@ -123,7 +122,7 @@ def domain_watts(before: Snapshot, now: Snapshot) -> Mapping[str, float]:
         change = delta(before.node.power_uj.get(domain), energy)
         if change is None or elapsed_ns <= 0:
             return {}
-        watts[domain] = change * _NS_PER_US / elapsed_ns
+        watts[domain] = change * NS_PER_US / elapsed_ns
     return watts
 
 

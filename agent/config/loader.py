@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from agent.config.config import AgentConfig
-from agent.config.profiles import OBSERVE, PROFILES, with_defaults
+from agent.config.profiles import PROFILES, with_defaults
 from common.files import read_small_file
 from common.yaml_guard import MAX_DOCUMENT_BYTES, YamlDocumentError, check_yaml
 
@@ -31,13 +31,11 @@ SettingDocuments = Mapping[str, Mapping[str, Any]]
 """Decoded settings by source, such as `file`; each overrides those after it."""
 
 
-def load_config(path: Path | None, probes: Collection[str]) -> AgentConfig:
-    """Return the settings of a file, or the defaults without one. `probes` are the names of all probes."""
-    return load_documents(path, probes, OBSERVE)[1]
-
-
 def load_documents(path: Path | None, probes: Collection[str], profile: str) -> tuple[SettingDocuments, AgentConfig]:
-    """Return the decoded file over the settings of a profile, and the settings of both, as `load_config` does."""
+    """Return the decoded file over the settings of a profile, and the settings of both merged.
+
+    Without a file the profile's settings apply. `probes` are the names of all probes. Raises ConfigError.
+    """
     name = f"profile {profile}"
     documents = {"file": {} if path is None else _read_yaml(path), name: PROFILES[profile].settings}
     config = build_config(merge_documents(documents), name if path is None else str(path))
@@ -54,7 +52,7 @@ def _read_yaml(path: Path) -> Any:
         text = read_small_file(path, MAX_DOCUMENT_BYTES)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; name an existing file with --config") from error
-    document = _decode_yaml(text, str(path))
+    document = decode_settings(text, str(path))
     return {} if document is None else document
 
 
@@ -63,12 +61,8 @@ def merge_documents(documents: SettingDocuments) -> Any:
     return reduce(with_defaults, documents.values())
 
 
-def parse_config(text: bytes, name: str) -> AgentConfig:
-    """Return settings from YAML; an empty file is the defaults. Raises ConfigError with file, field and remedy."""
-    return build_config(_decode_yaml(text, name), name)
-
-
-def _decode_yaml(text: bytes, name: str) -> Any:
+def decode_settings(text: bytes, name: str) -> Any:
+    """Return the decoded YAML of a settings file. Raises ConfigError with file, line and remedy."""
     try:
         decoded = text.decode()
         check_yaml(decoded)

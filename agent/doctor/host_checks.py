@@ -18,6 +18,7 @@ from api.cpu import format_cpu_list
 from api.diagnostics import DoctorCheck
 from api.interfaces import Unavailable
 from api.knobs import Knob
+from api.units import US_PER_S
 
 KNOB_REMEDIES = {
     Knob.CPUSET: "enable the cpuset controller: echo +cpuset > cgroup.subtree_control (v2), or mount it (v1)",
@@ -141,7 +142,7 @@ def _check_pressure(hierarchy: Hierarchy, proc: Path) -> list[DoctorCheck]:
     except Unavailable as error:
         checks.append(DoctorCheck(name="pressure triggers", ok=False, detail=error.reason, remedy=error.remedy))
     else:
-        checks.append(DoctorCheck(name="pressure triggers", ok=True, detail=f"window {trigger.window_us / 1e6:g} s"))
+        checks.append(DoctorCheck(name="pressure triggers", ok=True, detail=f"window {trigger.window_us / US_PER_S:g} s"))
         trigger.close()
     if hierarchy.v2 is None:
         remedy = "mount the unified hierarchy in addition to version 1: mount -t cgroup2 none /sys/fs/cgroup/unified"

@@ -11,10 +11,11 @@ from pathlib import Path
 from agent.journal.jsonl_log import JsonlLog
 from api.decision import Cycle
 from api.eviction import EvictionEntry, EvictionEvent, EvictionResult, EvictionThreshold, EvictionVictim, ThresholdMet
+from api.units import NS_PER_S
 
 log = logging.getLogger("dioptase")
 
-REPEAT_INTERVAL_NS = 600 * 1_000_000_000
+REPEAT_INTERVAL_NS = 600 * NS_PER_S
 MAX_ENTRIES = 500
 _VictimKey = tuple[str, str, str, bool, bool]
 

@@ -13,6 +13,7 @@ from agent.advisor.forecast.node_forecast import ForecastSeries
 from agent.advisor.forecast.peak_model import BUCKET_NS, HISTORY_BUCKETS, HORIZON_BUCKETS
 from agent.advisor.forecast.predictor import PeakPredictor, resume_predictor
 from api.interfaces import Unavailable
+from api.units import NS_PER_S
 from common.files import read_small_file
 from common.state_file import StateFileDamaged, decode_state, encode_state, quarantine_file, replace_file
 
@@ -20,7 +21,7 @@ VERSION = 1
 """Version of the file, including the inputs of the regression."""
 FILE_NAME = "forecast_state"
 MAX_BYTES = 4 << 20
-RETRY_NS = 60 * 1_000_000_000
+RETRY_NS = 60 * NS_PER_S
 """Minimum interval between writes."""
 HOUR_NS = HORIZON_BUCKETS * BUCKET_NS
 _MIN_AGE_NS, _MAX_AGE_NS = -HOUR_NS, HISTORY_BUCKETS * BUCKET_NS

@@ -12,6 +12,7 @@ import msgspec
 from agent.katalyst.messages import CPU, MEMORY
 from api.pod import NET_BANDWIDTH, RECLAIMED_CPU, RECLAIMED_MEMORY, Container, Pod
 from api.proto import core_v1_pb2 as core
+from api.units import NS_PER_S
 from kube.objects import parse_timestamp
 
 ManifestReader = Callable[[str], bytes]
@@ -79,7 +80,10 @@ def _fill(message: Any, document: Mapping[str, Any]) -> None:
                 _fill(getattr(message, field.name).add(), each)
         elif field.message_type.name == "Time":
             at_s = parse_timestamp(value)
-            getattr(message, field.name).seconds, getattr(message, field.name).nanos = int(at_s), round(at_s % 1 * 1e9)
+            getattr(message, field.name).seconds, getattr(message, field.name).nanos = (
+                int(at_s),
+                round(at_s % 1 * NS_PER_S),
+            )
         else:
             getattr(message, field.name).SetInParent()
             _fill(getattr(message, field.name), value)

@@ -35,6 +35,7 @@ from agent.sensors.pods.pod_spec import KubernetesContainer, KubernetesResources
 from api.decision import Decision, Outcome, OutcomeStatus
 from api.knobs import Knob
 from api.pod import Pod
+from api.units import NS_PER_S
 
 log = logging.getLogger(__name__)
 MIN_SHARES, SHARES_PER_CPU, MILLICORES_PER_CPU = 2, 1024, 1000
@@ -232,7 +233,7 @@ class ContainerAdjuster:
         inputs, reservations = self._context.preview_inputs(), self._context.pending_originals.reservations
         if inputs is None:
             return None
-        age_s = (time.monotonic_ns() - inputs.now_ns) / 1e9
+        age_s = (time.monotonic_ns() - inputs.now_ns) / NS_PER_S
         if age_s > max(MAX_AGE_CYCLES * inputs.config.interval_s, MIN_MAX_AGE_S):
             return None
         cgroup = container_cgroup(request.container)

@@ -23,6 +23,7 @@ from agent.nri.frames import (
 from api.interfaces import Unavailable
 from api.proto import nri_pb2 as wire
 from api.proto import ttrpc_pb2 as rpc
+from api.units import NS_PER_S
 
 log = logging.getLogger(__name__)
 READ_BYTES = 1 << 16
@@ -76,7 +77,7 @@ class NriSession:
             service=_RUNTIME.full_name,
             method=method,
             payload=request.SerializeToString(),
-            timeout_nano=round(self._timeout_s * 1e9),
+            timeout_nano=round(self._timeout_s * NS_PER_S),
         )
         try:
             self._send(NriMessage(RUNTIME_CONVERSATION, number, MessageKind.REQUEST, message.SerializeToString()))

@@ -24,7 +24,7 @@ from api.histogram import SLOT_COUNT, quantile_ns
 from api.knobs import Knob
 from api.rates import Rates, cgroups_by_container, compute_rates
 from api.snapshot import Snapshot
-from api.units import NS_PER_S
+from api.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     from agent.eviction.runner import EvictionRunner
@@ -290,8 +290,8 @@ class ScoreCounters:
             batch_cores=self._batch / seconds,
             harm_ms_per_s=1000 * self._harm / seconds,
             short_ms_per_s=1000 * self._short / seconds,
-            wait_p50_ms=None if p50 is None else p50 / 1e6,
-            wait_p99_ms=None if p99 is None else p99 / 1e6,
+            wait_p50_ms=None if p50 is None else p50 / NS_PER_MS,
+            wait_p99_ms=None if p99 is None else p99 / NS_PER_MS,
             headroom_cores=self._headroom / self._headroom_s if self._headroom_s else None,
             missed_ratio=self._missed / closed if closed else None,
             missed_cores=self._missed_cores / self._missed if self._missed else None,

@@ -31,6 +31,7 @@ from api.pod import Pod
 from api.qos import QoSLevel
 from api.rates import Rates
 from api.snapshot import Snapshot
+from api.units import NS_PER_S
 from kube.objects import format_timestamp
 
 INSTRUCTION_SETS = {"avx2": "avx2", "avx512f": "avx512"}
@@ -93,7 +94,7 @@ def node_metric_status(cycle: Cycle) -> NodeMetricStatus:
         if amounts := _usage_quantities(sum(busy) if busy else None, used):
             by_numa.append(NumaUsage(numa_id=numa, usage=amounts))
     return NodeMetricStatus(
-        update_time=format_timestamp(snapshot.wall_time_ns / 1e9),
+        update_time=format_timestamp(snapshot.wall_time_ns / NS_PER_S),
         node_metric=NodeMetric(
             generic_usage=_usage_quantities(busy_cores, memory) or None, numa_usage=tuple(by_numa) or None
         ),

@@ -13,6 +13,7 @@ from api.decision import Cycle
 from api.eviction import EvictionEvent, EvictionVictim, format_observation
 from api.interfaces import Unavailable
 from api.pod import Pod
+from api.units import NS_PER_S
 from common.backoff import TokenBucket
 from kube.client import KubeClient
 from kube.errors import ApiError, ApiUnreachable
@@ -47,7 +48,7 @@ def build_event(
         if victim.reason.text not in message:
             message = f"{message} ({victim.plugin}: {victim.reason.text})"
         numbers = _threshold_numbers(victim, at_wall_ns, at_ns)
-    at = format_timestamp(at_wall_ns / 1e9)
+    at = format_timestamp(at_wall_ns / NS_PER_S)
     about = {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, **({"uid": uid} if uid else {})}
     return {
         "apiVersion": "v1",
@@ -61,7 +62,7 @@ def build_event(
         "count": 1,
         "firstTimestamp": at,
         "lastTimestamp": at,
-        "eventTime": format_timestamp(at_wall_ns / 1e9, micro=True),
+        "eventTime": format_timestamp(at_wall_ns / NS_PER_S, micro=True),
         "source": {"component": COMPONENT, "host": node},
         "reportingComponent": COMPONENT,
         "reportingInstance": node,
@@ -78,7 +79,7 @@ def _threshold_numbers(victim: EvictionVictim, at_wall_ns: int, at_ns: int | Non
         )
         parts.append(f"observed {observed} {victim.operator} threshold {threshold}")
     if victim.since_ns is not None and at_ns is not None:
-        parts.append(f"since {format_timestamp((at_wall_ns - at_ns + victim.since_ns) / 1e9)}")
+        parts.append(f"since {format_timestamp((at_wall_ns - at_ns + victim.since_ns) / NS_PER_S)}")
     if victim.cgroup:
         parts.append(f"cgroup {_truncate(victim.cgroup, MAX_MESSAGE_CHARS // 4)}")
     return f" [{'; '.join((victim.plugin, *parts))}]" if parts else ""

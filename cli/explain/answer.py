@@ -16,6 +16,7 @@ from api.knobs import Knob, Reason
 from api.pod import Pod
 from api.qos import QoSLevel
 from api.snapshot import ComponentHealth, Snapshot
+from api.units import NS_PER_S
 from exporters.view.cycle_view import View
 from exporters.view.decision_view import ConditionView, NodeAdviceView, ShadowView, ThresholdView
 
@@ -268,7 +269,7 @@ def explain_target(
     pod_names = pods_with_problems(view, snapshot)
     if target is not None:
         pod_names = frozenset(pod.key for pod in about)
-    age_s = (now_ns - snapshot.wall_time_ns) / 1e9
+    age_s = (now_ns - snapshot.wall_time_ns) / NS_PER_S
     now = LatestCycle(
         seq=snapshot.seq, wall_time_ns=snapshot.wall_time_ns, age_s=age_s, act=view.act, policy=view.policy,
         action=view.action, rule=view.rule, text=view.reason, threshold=view.threshold, shadow=view.shadow,

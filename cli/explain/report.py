@@ -19,6 +19,7 @@ from api.decision import ActMode, JournalEntry, OutcomeStatus
 from api.eviction import TAINT_PREFIX, EvictionEntry, EvictionVictim, format_observation
 from api.knobs import Reason
 from api.snapshot import CADENCE_PERIOD_NS, Cadence
+from api.units import NS_PER_MS, NS_PER_S
 from cli import formats
 from cli.explain.answer import (
     Explanation,
@@ -31,9 +32,7 @@ from cli.explain.answer import (
 )
 from exporters.view.decision_view import ConditionView, ThresholdView
 
-_SLOW, _RARE = (
-    f", up to {CADENCE_PERIOD_NS[cadence] // 1_000_000_000} s old" for cadence in (Cadence.SLOW, Cadence.RARE)
-)
+_SLOW, _RARE = (f", up to {CADENCE_PERIOD_NS[cadence] // NS_PER_S} s old" for cadence in (Cadence.SLOW, Cadence.RARE))
 _INPUTS_BY_SOURCE = {
     "waits": ("wait_ms", "own_wait_ms", "waits", "cgroup"),
     "blame": ("blame_ratio", "other_culprit"),
@@ -240,10 +239,10 @@ def eviction_text(history: PodEvictions, now_ns: int) -> Iterator[tuple[str, str
     newest = next((entry.victim for entry in history.entries if entry.victim is not None), None)
     reason = newest.reason.text if newest is not None else ""
     for i, entry in enumerate(history.entries):
-        age = formats.age((now_ns - entry.wall_time_ns) / 1e9)
+        age = formats.age((now_ns - entry.wall_time_ns) / NS_PER_S)
         yield (
             "" if i else "evictions",
-            f"#{entry.seq}, {formats.clock(entry.wall_time_ns / 1e6)}, {age} ago: {_eviction_outcome(entry, reason)}",
+            f"#{entry.seq}, {formats.clock(entry.wall_time_ns / NS_PER_MS)}, {age} ago: {_eviction_outcome(entry, reason)}",
         )
     if newest is not None:
         yield from reason_text(newest.reason)
@@ -329,14 +328,16 @@ def knob_history_text(history: KnobHistory, now: LatestCycle, now_ns: int) -> It
 
 def _entry_line(entry: JournalEntry) -> str:
     rule = formats.printable(entry.outcome.decision.reason.rule)
-    when = formats.clock(entry.wall_time_ns / 1e6)
+    when = formats.clock(entry.wall_time_ns / NS_PER_MS)
     return f"#{entry.seq}, {when} {formats.knob_change(entry.outcome)} ({entry.outcome.status.value}, {rule})"
 
 
 def _entry_text(label: str, entry: JournalEntry, now_ns: int) -> Iterator[tuple[str, str]]:
     outcome, verdict = entry.outcome, entry.outcome.decision.reason
     knob = outcome.decision.knob.value
-    when = f"{formats.clock(entry.wall_time_ns / 1e6)}, {formats.age((now_ns - entry.wall_time_ns) / 1e9)} ago"
+    when = (
+        f"{formats.clock(entry.wall_time_ns / NS_PER_MS)}, {formats.age((now_ns - entry.wall_time_ns) / NS_PER_S)} ago"
+    )
     status = formats.join([STATUS_TEXT[outcome.status], formats.printable(outcome.error)], ": ")
     yield (
         label,
@@ -392,7 +393,7 @@ def latest_cycle_text(now: LatestCycle) -> Iterator[tuple[str, str]]:
     for i, source in enumerate(now.sources):
         status = f"{formats.age(now.age_s)} old, took {formats.duration(source.duration_ns / 1000)}"
         if (reading := older.get(source.name)) is not None:
-            age_s = now.age_s + (now.wall_time_ns - reading.read_at_ns) / 1e9
+            age_s = now.age_s + (now.wall_time_ns - reading.read_at_ns) / NS_PER_S
             status += f"; {reading.what}: {formats.age(age_s)} old"
         if not source.ok:
             status = f"failed: {formats.printable(source.error)}; {formats.printable(source.remedy)}"

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from agent.config.config import AgentConfig
-from agent.config.loader import parse_config
 from agent.sensors.pods.pod_spec import PodFieldPaths, PodParsingContext, RawPod, pod_from_spec
 from api.annotations import IndicatorTarget
+from tests.builders.settings import parse_config
 
 PAGE = (Path(__file__).resolve().parent.parent.parent / "docs/policies.md").read_text()
 SECTIONS = {

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent.config.config import AgentConfig
-from agent.config.loader import ConfigError, parse_config
+from agent.config.loader import ConfigError
+from tests.builders.settings import parse_config
 
 LEVELS = "choose from shared_cores, dedicated_cores, reclaimed_cores, system_cores"
 WRONG = {

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.config.loader import load_config
 from api.decision import Decision, JournalEntry, Outcome, OutcomeStatus
 from api.knobs import Knob, Reason
 from api.snapshot import ComponentHealth
@@ -28,6 +27,7 @@ from exporters.view.cycle_view import build_view
 from probes import registry
 from tests.bench.builders import MACHINE, cell
 from tests.builders.four_cpu_node import bare_cycle
+from tests.builders.settings import load_config
 from tests.kernel.real_cgroups import require_writable_cgroups
 
 

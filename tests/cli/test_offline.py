@@ -16,6 +16,7 @@ from agent.offline.simulation.workloads import build_node
 from api.decision import Cycle
 from api.units import MIB
 from cli.main import main
+from cli.offline import load_policy_config
 from cli.policy_scores import TIMELINE_COLUMNS
 from cli.top.charts import BLOCKS
 from exporters.recording.segments import pack_cycle, segment_header
@@ -156,6 +157,21 @@ def test_a_simulation_takes_the_whole_settings_file(tmp_path: Path) -> None:
     result = json.loads(CliRunner().invoke(main, arguments).stdout)["policies"]
     assert {name: policy["score"]["victims"] for name, policy in result.items()} == {str(policy): 0, "latency": None}
     assert "whose advisor section" not in CliRunner().invoke(main, ["simulate", "--help"]).output
+
+
+def test_what_the_agent_runs_can_be_evaluated(tmp_path: Path) -> None:
+    """With eviction plugins, which the profiles of acting agents name, victims are counted."""
+    file = tmp_path / "lean.yaml"
+    file.write_text("intervalS: 2\n")
+    for command in (["replay", str(recorded(tmp_path, 3))], ["simulate", "--cpus", "4", "--hours", "0.05"]):
+        policies = ["observe", "colocate", "katalyst", "latency", str(file)]
+        arguments = [*command, "--profile", "colocate", "--json", *(f"--policy={policy}" for policy in policies)]
+        done = CliRunner().invoke(main, arguments)
+        assert done.exit_code == 0, done.output
+        victims = {name: policy["score"]["victims"] for name, policy in json.loads(done.stdout)["policies"].items()}
+        assert victims == {"observe": None, "colocate": 0, "katalyst": 0, "latency": 0, str(file): 0}
+    config = load_policy_config(str(file), "katalyst")
+    assert (config.advisor.policy, config.interval_s, config.eviction.plugins) == ("canonical", 2.0, ("*",))
 
 
 def test_a_simulation_says_how_far_it_is_where_no_terminal_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.config.config import AgentConfig
-from agent.config.loader import parse_config
 from agent.qrm.decisions.cpu import PolicyResult
 from agent.reporter.cnr_writer import CnrWriter
 from api.decision import ActMode, Cycle
@@ -23,6 +22,7 @@ from api.units import KIB
 from kube.client import KubeClient
 from tests.agent.advisor.builders import pod, topology
 from tests.agent.advisor.test_engine_headroom import build_snapshot
+from tests.builders.settings import parse_config
 from tests.cluster.cluster import Cluster
 from tests.cluster.external_cluster import ExternalCluster
 from tests.cluster.server import Server

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.config.loader import parse_config as agent_settings
 from api import VERSION
 from common.validation import describe_validation_error
 from common.yaml_guard import check_yaml
 from controller.settings import parse_settings as controller_settings
 from deploy import chart
+from tests.builders.settings import parse_config as agent_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = (chart.CHART_DIR / "values.yaml").read_text()

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.config.loader import build_config, parse_config
+from agent.config.loader import build_config
 from agent.config.profiles import PROFILES, with_defaults
 from agent.eviction import plugins
 from api.eviction import TAINT_PREFIX
@@ -24,6 +24,7 @@ from controller.settings import ControllerConfig
 from controller.settings import parse_settings as controller_settings
 from deploy import chart
 from deploy.build import profiles_text
+from tests.builders.settings import parse_config
 from tests.cluster.binaries import program_path
 
 HELM = shutil.which("helm") or str(program_path("helm"))

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from agent.config.config import AgentConfig
-from agent.config.loader import parse_config
 from agent.loop import Loop
 from agent.qrm.actuator.actuator import Actuator
 from agent.qrm.actuator.writer import KnobWriter
@@ -26,6 +25,7 @@ from agent.sensors.pods.static_pods import StaticPods
 from agent.sensors.snapshot import Sensor
 from api.decision import ActMode, Cycle
 from tests.agent.sensors.node.test_machine import sysfs
+from tests.builders.settings import parse_config
 from tests.kernel.real_cgroups import cgroup, require_writable_cgroups
 
 RAMA = b"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -114,13 +115,22 @@ def test_a_directory_that_cannot_be_written_is_an_error_of_the_system(tmp_path: 
         assert read_form(directory, "name") is None
 
 
-def test_a_file_that_another_process_writes_stays(tmp_path: Path) -> None:
-    """Two containers that share the directory can have the same process id."""
-    other = tmp_path / f".{A}.{os.getpid()}"
-    other.write_text("half")
-    with pytest.raises(FileExistsError):
-        write_form(tmp_path, A, FORM)
-    assert other.read_text() == "half"
+def test_a_file_that_another_process_writes_stays_for_ten_minutes_and_blocks_no_other(tmp_path: Path) -> None:
+    """A killed process leaves it; two containers that share the directory can have the same process id."""
+    written, left, numbered = (tmp_path / f".{A}.{suffix}" for suffix in ("0" * 16, "1" * 16, str(os.getpid())))
+    for path, age_s in ((written, 590), (left, 610), (numbered, 0)):
+        path.write_text("half")
+        os.utime(path, times=(time.time() - age_s,) * 2)
+    write_form(tmp_path, A, FORM)
+    assert read_form(tmp_path, A) == FORM
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([written.name, numbered.name, A])
+    assert written.read_text() == "half"
+
+
+def test_a_form_that_vanishes_while_the_oldest_are_removed_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / B).symlink_to("missing")
+    write_form(tmp_path, A, FORM)
+    assert read_form(tmp_path, A) == FORM
 
 
 def test_the_forms_used_longest_ago_are_removed_and_nothing_else(

@@ -10,10 +10,10 @@ import yaml
 from msgspec import inspect as types
 
 from agent.config.config import AgentConfig
-from agent.config.loader import parse_config
 from agent.config.profiles import profile_rows
 from agent.dynamic_config.effective import format_flow_yaml
 from probes import registry
+from tests.builders.settings import parse_config
 from tools.settings_reference import EXAMPLES, field_docstrings, settings_reference
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "settings.md"

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from agent.config.loader import load_config
 from agent.eviction.runner import EvictionRunner
 from agent.eviction.signals import SignalEvictor
 from agent.loop import Loop
@@ -27,6 +26,7 @@ from agent.sensors.pods.pod_spec import PodParsingContext
 from agent.sensors.pods.static_pods import StaticPods
 from agent.sensors.snapshot import Sensor
 from api.decision import ActMode, Cycle, Outcome, OutcomeStatus
+from tests.builders.settings import load_config
 from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, require_writable_cgroups
 

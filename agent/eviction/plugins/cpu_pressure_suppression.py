@@ -116,12 +116,16 @@ def _group_finding(
         # A stuck pod still requests CPU and is still suppressed, so its timer goes on.
         if pod.key not in inputs.stuck:
             text = (
-                f"Reclaimed pods requested {rate:.2f} times the {supply:g} cores that they have; this one bears {bears:.2f} "
-                f"(current pool suppression rate {rate:.2f} is over than the pod suppression tolerance rate {bears:.2f})."
+                f"Reclaimed pods requested {rate:.2f} times the {supply:g} cores that they have; this pod tolerates "
+                f"{bears:.2f} (current pool suppression rate {rate:.2f} is over than the pod suppression "
+                f"tolerance rate {bears:.2f})."
             )
             victims.append(EvictionCandidate(pod=pod, text=text, grace_s=config.grace_s))
             total -= requested_reclaimed_cores(pod)
-    text = f"Reclaimed pods requested {worst:.2f} times the {supply:g} cores that they have; {len(since)} bear less."
+    text = (
+        f"Reclaimed pods requested {worst:.2f} times the {supply:g} cores that they have; "
+        f"{len(since)} of {len(pods)} pods tolerate less."
+    )
     threshold = make_threshold(
         NAME, ThresholdMet.SOFT if met else ThresholdMet.NOT_MET, SCOPE, subject=subject,
         value=config.max_tolerance_rate, observed=worst,

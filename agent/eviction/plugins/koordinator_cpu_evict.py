@@ -136,7 +136,7 @@ def _evaluate_satisfaction(
     met = busy and observed <= lower
     text = (
         f"Reclaimed pods may use {observed:.0%} of the {request:.2f} cores that they requested and "
-        f"{'use that up' if busy else 'leave some of it'}; the threshold is {lower:.0%}."
+        f"{'use nearly all of it' if busy else 'leave some of it idle'}; the threshold is {lower:.0%}."
     )
     victims: tuple[EvictionCandidate, ...] = ()
     if met:

@@ -34,7 +34,7 @@ def evaluate_koordinator_memory(inputs: EvictionInputs, config: KoordinatorMemor
         key=lambda pod: (pod.qos is not QoSLevel.RECLAIMED, pod.priority, -(sizes[pod.key] or 0.0), pod.key),
     )
     met = observed >= config.threshold
-    used = f"{format_bytes(in_use)} of {format_bytes(total)} memory are in use, {observed:.1%}"
+    used = f"{format_bytes(in_use)} of {format_bytes(total)} memory is in use, {observed:.1%}"
     text = f"{used}; the threshold is {config.threshold:.0%}."
     release = in_use - lower * total if met else 0.0
     victims = candidates_until_released(release, ranked, lambda pod: sizes[pod.key], config.grace_s)

@@ -39,7 +39,7 @@ def evaluate_network(
     for nic in sorted(inputs.nics):
         for_s = (inputs.now_ns - down[nic]) / NS_PER_S if nic in down else 0.0
         met = nic in down and for_s >= config.tolerance_s
-        text = f"{nic} has had no bandwidth to give for {for_s:.0f} s; the threshold is {config.tolerance_s:g} s."
+        text = f"{nic} has had no free bandwidth for {for_s:.0f} s; the threshold is {config.tolerance_s:g} s."
         pods = [pod for pod in inputs.running_pods if pod.annotations.get(NIC_ANNOTATION) == nic] if met else []
         threshold = make_threshold(
             NAME, ThresholdMet.SOFT if met else ThresholdMet.NOT_MET, SCOPE, subject=nic,

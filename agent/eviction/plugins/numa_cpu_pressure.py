@@ -197,8 +197,9 @@ def _finding(
     candidates = _rank_candidates(inputs, state, pods[worst], average - base, config) if over else ()
     met = ThresholdMet.HARD if over and candidates else ThresholdMet.NOT_MET
     text = (
-        f"Shared pods of NUMA node {worst} use {average:.2f} of it; above {bound:.3f} in {parts[worst]:.0%} of the last "
-        f"{config.ring_size} samples (threshold {config.threshold_met_percentage:.0%}); {len(over)} of {len(parts)} nodes are."
+        f"Shared pods use {average:.2f} of the CPUs of NUMA node {worst}, and used more than {bound:.3f} in {parts[worst]:.0%} "
+        f"of the last {config.ring_size} samples; the threshold is {config.threshold_met_percentage:.0%}. "
+        f"{len(over)} of {len(parts)} NUMA nodes exceed it."
     )
     threshold = make_threshold(
         NAME, met, SCOPE, value=config.threshold_met_percentage, observed=parts[worst],

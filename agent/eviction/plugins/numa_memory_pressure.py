@@ -145,9 +145,9 @@ def _finding(
     )
     bound = marks.min if critical else marks.low
     text = (
-        f"NUMA node {number} has {format_bytes(marks.free)} free, {'below' if short else 'not below'} the "
-        f"{'minimum' if critical else 'low mark'} of {format_bytes(bound)}, counted {rounds} rounds; "
-        f"above {config.reclaimed_rounds} reclaimed pods leave, from {config.any_rounds} on any."
+        f"NUMA node {number} has {format_bytes(marks.free)} of free memory, {'below' if short else 'not below'} its "
+        f"{'min' if critical else 'low'} watermark of {format_bytes(bound)}; its count of readings below a watermark is "
+        f"{rounds}. Reclaimed pods are evicted above {config.reclaimed_rounds}, any pod from {config.any_rounds} on."
     )
     candidates: tuple[EvictionCandidate, ...] = ()
     if met is ThresholdMet.HARD:

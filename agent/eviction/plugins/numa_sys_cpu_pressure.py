@@ -122,8 +122,8 @@ def _finding(
 ) -> EvictionFinding:
     value = config.system_soft if reading.met is ThresholdMet.SOFT else config.system_hard
     text = (
-        f"Pods of NUMA node {reading.node} use {reading.usage:.2f} of it, {reading.ratio:.0%} of that in the kernel; threshold "
-        f"{value:.0%} of {config.usage_soft if reading.met is ThresholdMet.SOFT else config.usage_hard:g}."
+        f"Pods use {reading.usage:.2f} of the CPUs of NUMA node {reading.node}, {reading.ratio:.0%} of that in the kernel; the "
+        f"thresholds are {config.usage_soft if reading.met is ThresholdMet.SOFT else config.usage_hard:g} and {value:.0%}."
     )
     threshold = make_threshold(
         NAME, reading.met, SCOPE, value=value, observed=reading.ratio, condition=CONDITION, text=text,

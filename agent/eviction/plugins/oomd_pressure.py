@@ -71,8 +71,8 @@ def _evaluate_pressure(
     since = None if not above else inputs.now_ns if since is None else since
     for_s = 0.0 if since is None else (inputs.now_ns - since) / NS_PER_S
     text = (
-        f"All tasks stalled for memory {pressure.full_avg10:g} % of the time (threshold {config.full_avg10:g} %), above it for "
-        f"{for_s:.0f} s of {config.duration_s:g} s."
+        f"All tasks stalled on memory {pressure.full_avg10:g} % of the time; this exceeded {config.full_avg10:g} % for "
+        f"{for_s:.0f} s, and pods are evicted from {config.duration_s:g} s on."
     )
     met = above and for_s >= config.duration_s
     return _finding(PRESSURE, (config.duration_s, for_s), met=met, text=text, ranked=ranked, config=config), since
@@ -86,7 +86,7 @@ def _evaluate_swap(inputs: EvictionInputs, ranked: tuple[Pod, ...], config: Oomd
     if not total:
         return not_met_finding(NAME, "no_swap", "The node has no swap.", SWAP)
     ratio = free / total
-    text = f"{ratio:.1%} of the swap are free; the threshold is {config.swap_free_ratio:.0%}."
+    text = f"{ratio:.1%} of the swap is free; the threshold is {config.swap_free_ratio:.0%}."
     met = ratio < config.swap_free_ratio
     return _finding(SWAP, (config.swap_free_ratio, ratio), met=met, text=text, ranked=ranked, config=config)
 

@@ -63,7 +63,7 @@ def evaluate_resource(
     used = sum(shares.values())
     shown = (f"{used:.0f}m", f"{total:.0f}m") if cpu else (format_bytes(used), format_bytes(total))
     if total <= 0:
-        text = f"Reclaimed pods requested {shown[0]}; the headroom is 0, and that alone evicts no pod."
+        text = f"Reclaimed pods requested {shown[0]}; the headroom is 0. A headroom of 0 evicts no pod."
         return not_met_finding(plugin, "nothing_promised", text, scope)
     met = (
         ThresholdMet.HARD if used > hard * total else ThresholdMet.SOFT if used > soft * total else ThresholdMet.NOT_MET
@@ -76,7 +76,7 @@ def evaluate_resource(
     if met is not ThresholdMet.HARD:
         evictable = [pod for pod in evictable if met is ThresholdMet.SOFT and wants_soft_eviction_notice(pod)]
     if met is ThresholdMet.SOFT:
-        text += f" {len(evictable)} of {len(pods)} pods request notices."
+        text += f" {len(evictable)} of {len(pods)} pods opted in to soft eviction."
     return EvictionFinding(
         threshold=make_threshold(
             plugin,

@@ -45,7 +45,7 @@ def evaluate_rootfs_pressure(inputs: EvictionInputs, config: RootfsPressureConfi
         return (missing_input_finding(NAME, f"room on {config.mount}", SCOPE),)
     if room.size_bytes < config.minimum_capacity_bytes:
         minimum = format_bytes(config.minimum_capacity_bytes)
-        text = f"{config.mount} has {format_bytes(room.size_bytes)}: below {minimum} it is left alone."
+        text = f"{config.mount} has {format_bytes(room.size_bytes)}; file systems below {minimum} evict no pod."
         return (not_met_finding(NAME, "file_system_small", text, SCOPE),)
     kinds = (
         _RootfsResource(
@@ -75,7 +75,8 @@ def _evaluate_pressure(inputs: EvictionInputs, kind: _RootfsResource, config: Ro
     free = kind.free + going
     met = ThresholdMet.HARD if free < least else ThresholdMet.NOT_MET
     text = (
-        f"{config.mount} has {free} {kind.what} free or about to be, of {kind.capacity}; the threshold is {least:.0f}."
+        f"{config.mount} has {free} of {kind.capacity} {kind.what} free, with those of terminating pods; the threshold is "
+        f"{least:.0f}."
     )
     threshold = make_threshold(
         NAME, met, SCOPE, subject=kind.what, value=least, observed=free, below=True, condition=CONDITION, text=text,

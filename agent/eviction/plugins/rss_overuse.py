@@ -39,7 +39,10 @@ def evaluate_rss_overuse(inputs: EvictionInputs, config: RssOveruseConfig) -> tu
     if not looked:
         return (not_met_finding(NAME, "no_pods", "No pod has both a request and a known use of memory.", SCOPE),)
     worst = max((ratio for ratio, _ in over), default=0.0)
-    text = f"{len(over)} of {looked} pods use more memory than they may, the worst {worst:.2f} times its request."
+    text = (
+        f"{len(over)} of {looked} pods have more resident memory than they may; the highest use is {worst:.2f} times "
+        "the request."
+    )
     threshold = make_threshold(
         NAME, ThresholdMet.SOFT if over else ThresholdMet.NOT_MET, SCOPE, value=config.ratio, observed=worst, text=text,
         inputs={"pods": looked, "over": len(over)},

@@ -89,7 +89,9 @@ def _evaluate_free(inputs: EvictionInputs, config: SystemMemoryConfig) -> Evicti
     bound = max(config.free_minimum_bytes, total * scale / SCALE_PARTS)
     terminating_bytes = sum(memory_bytes(inputs, pod) or 0.0 for pod in inputs.terminating_pods)
     observed = free + terminating_bytes
-    text = f"{format_bytes(observed)} of memory are free or about to be; the watermark is {format_bytes(bound)}."
+    text = (
+        f"Free memory and that of terminating pods is {format_bytes(observed)}; the watermark is {format_bytes(bound)}."
+    )
     facts: dict[str, ThresholdInput] = {
         "free_bytes": free,
         "leaving_bytes": terminating_bytes,
@@ -127,7 +129,7 @@ def _evaluate_kswapd(
     before, before_ns, since = state.stolen_pages, state.stolen_at_ns, state.stealing_since_ns
     if before is None or before_ns is None or stolen < before or at_ns < before_ns:
         first = msgspec.structs.replace(state, stolen_pages=stolen, stolen_at_ns=at_ns, stealing_since_ns=None)
-        text = "Background reclaim has been seen once: no rate yet."
+        text = "The counter of background reclaim was read once; its rate needs two readings."
         return not_met_finding(NAME, "kswapd_first_look", text, SCOPE, KSWAPD), first
     rate, since_s = state.pages_per_s, 0.0
     if at_ns > before_ns:
@@ -143,8 +145,8 @@ def _evaluate_kswapd(
     if since is not None:
         since_s = (at_ns - since) / NS_PER_S
     text = (
-        f"Background reclaim has taken away {config.kswapd_pages_per_s:g} pages a second or more for {since_s:.0f} s, now "
-        f"{rate:.0f}; the threshold is {config.kswapd_s:g} s."
+        f"kswapd reclaimed at least {config.kswapd_pages_per_s:g} pages a second for {since_s:.0f} s, {rate:.0f} in the latest "
+        f"interval; pods are evicted from {config.kswapd_s:g} s on."
     )
     facts: dict[str, ThresholdInput] = {"pages_per_s": round(rate, 1), "for_s": round(since_s, 1)}
     met = since is not None and since_s >= config.kswapd_s
@@ -173,9 +175,9 @@ def _evaluate_psi(
         since = inputs.now_ns if state.stalling_since_ns is None else state.stalling_since_ns
     for_s = 0.0 if since is None else (inputs.now_ns - since) / NS_PER_S
     text = (
-        f"{root} stalls for memory {pressure.some_avg10:g} % of the time (threshold {config.psi_avg10:g} %), {len(stalling)} "
-        f"pods of {config.psi_pods} by {average:.1f} % on average (threshold {config.psi_pods_mean:g} %), for {for_s:.0f} s of "
-        f"{config.psi_s:g} s."
+        f"{root} stalled on memory {pressure.some_avg10:g} % of the time (threshold {config.psi_avg10:g} %), and "
+        f"{len(stalling)} pods (threshold {config.psi_pods}) {average:.1f} % on average (threshold {config.psi_pods_mean:g} %)."
+        f" All three thresholds were exceeded for {for_s:.0f} s; pods are evicted from {config.psi_s:g} s on."
     )
     facts: dict[str, ThresholdInput] = {
         "avg10": pressure.some_avg10,

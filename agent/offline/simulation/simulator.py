@@ -20,7 +20,7 @@ from api.histogram import BOUNDS_NS, SLOT_COUNT
 from api.knobs import Knob
 from api.rates import compute_rates
 from api.snapshot import Blame, CgroupSample, CpuTimes, NodeSample, RunqLatency, Snapshot
-from api.units import NS_PER_S
+from api.units import NS_PER_S, US_PER_S
 
 IDLE_DELAY_S, SLICE_S = 100e-6, 3e-3
 """Wait of a waking task for running batch work: until the scheduler has switched, or until its slice is over."""
@@ -121,7 +121,7 @@ class Simulation:
         cpus = self._cpus(group)
         batch_ratio = sum(batch[cpu] for cpu in cpus) / len(cpus)
         busy = min(sum(1 - free[cpu] for cpu in cpus) / len(cpus) - batch_ratio, MAX_BUSY_RATIO)
-        request_s = group.service.request_us / 1e6
+        request_s = group.service.request_us / US_PER_S
         own_s = request_s * busy ** (sqrt(2 * (len(cpus) + 1)) - 1) / (len(cpus) * (1 - busy)) if busy > 0 else 0.0
         own_s += group.backlog / len(cpus)
         batches = [g.service.cgroup for g in self._groups if not g.service.pod.qos.online]

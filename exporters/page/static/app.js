@@ -17,7 +17,7 @@ import { Workloads } from "/static/workloads.js";
 
 const POLL_INTERVAL_MS = 1000;
 const TIMEOUT_MS = 4000; // of a request
-const STALL_MS = 5000; // after this time without a new cycle, the numbers are shown as outdated
+const MIN_STALL_MS = 5000; // after this time without a new cycle, or three intervals, the numbers are shown as outdated
 
 const SHARE = { top: () => 1, format: percent, tick: (value) => `${Math.round(value * 100)} %` }; // chart of ratios
 
@@ -253,7 +253,9 @@ async function follow() {
   if (model.pausedMs !== null) return;
   if (failure === null) draw();
   const stalledMs = performance.now() - model.roundMs;
-  showAway({ failure, view: model.view, silentMs: performance.now() - model.heardMs, stalledMs: stalledMs > STALL_MS ? stalledMs : 0 });
+  // Alarms shorten single intervals, so the longest of the last ten counts.
+  const maxMs = Math.max(MIN_STALL_MS, ...model.rows.slice(-10).map((row) => 3000 * (row.intervalS ?? 0)));
+  showAway({ failure, view: model.view, silentMs: performance.now() - model.heardMs, stalledMs: stalledMs > maxMs ? stalledMs : 0 });
 }
 
 async function loop() {

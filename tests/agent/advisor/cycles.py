@@ -8,11 +8,11 @@ from agent.advisor.advisor_state import AdvisorState
 from agent.advisor.engine import PolicyState, advise_cpu, evaluate_policy
 from agent.config.advisor import AdvisorConfig
 from agent.config.config import AgentConfig
-from agent.config.loader import parse_config
 from agent.qrm.decisions.cpu import PolicyResult
 from api.advice import Headroom
 from api.decision import Advice
 from api.snapshot import Snapshot
+from tests.builders.settings import parse_config
 
 
 def settings(text: str) -> AgentConfig:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.config.config import AgentConfig
-from agent.config.loader import ConfigError, load_config, parse_config
+from agent.config.loader import ConfigError
+from tests.builders.settings import load_config, parse_config
 
 
 def test_an_empty_file_is_the_defaults() -> None:

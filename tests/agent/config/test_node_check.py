@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from agent.config.config import AgentConfig
-from agent.config.loader import parse_config
 from agent.config.node_check import check_against_node
 from api.cpu import Cpu, Topology
 from api.units import GIB
+from tests.builders.settings import parse_config
 
 NODE = Topology(cpus=tuple(Cpu(id=i, core=i, socket=0, numa=i // 5) for i in range(8)))
 """CPUs 0 to 4 on NUMA node 0, 5 to 7 on node 1."""

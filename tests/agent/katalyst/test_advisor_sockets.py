@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from agent.advisor.engine import PolicyState, evaluate_policy
-from agent.config.loader import parse_config
 from agent.config.qrm import CpuPlacementConfig
 from agent.katalyst import cpu_advice_codec, cpu_plugin_state, memory_advice_codec
 from agent.katalyst.advisor_client import AdvisorClient, AdvisorHealth, qrm_plugin_services
@@ -29,6 +28,7 @@ from api.snapshot import CgroupSample, ComponentHealth
 from common.grpc_unix import CallRefused, GrpcClient, GrpcServer, GrpcService, serve_on_socket
 from tests.agent.advisor.builders import snapshot
 from tests.agent.katalyst.builders import blocks, node, pod, put, request
+from tests.builders.settings import parse_config
 from tests.builders.waiting import until_async
 
 CPU = cpu.DESCRIPTOR.services_by_name["CPUAdvisor"]

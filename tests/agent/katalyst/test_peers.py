@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from agent.config.config import AgentConfig
-from agent.config.loader import parse_config
 from agent.katalyst.peers import KatalystPeers
 from agent.katalyst.pod_resources import PodResourcesListerClient
 from agent.loop import Loop
@@ -31,6 +30,7 @@ from common.supervised_tasks import SupervisedTasks
 from tests.agent.advisor.builders import snapshot
 from tests.agent.katalyst.builders import node, pod
 from tests.agent.test_loop import Scripted
+from tests.builders.settings import parse_config
 from tests.builders.waiting import until_async
 
 WEB, BATCH = pod("web", cores=6), pod("batch", QoSLevel.RECLAIMED)

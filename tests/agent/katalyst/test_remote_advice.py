@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from agent.advisor.engine import ExternalAdvice, PolicyState, evaluate_policy
-from agent.config.loader import parse_config
 from agent.katalyst.admission import build_admission_inputs
 from agent.katalyst.cpu_advice_codec import decode_cpu_advice
 from agent.katalyst.memory_advice_codec import decode_memory_advice
@@ -18,6 +17,7 @@ from api.qos import QoSLevel
 from api.snapshot import CgroupSample, NumaNode, Snapshot
 from tests.agent.advisor.builders import snapshot
 from tests.agent.katalyst.builders import node, pod
+from tests.builders.settings import parse_config
 
 NODE = {0: 24, 1: 24}
 WEB, BATCH = pod("web", cores=6), pod("batch", QoSLevel.RECLAIMED)

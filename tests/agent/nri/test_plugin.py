@@ -15,7 +15,6 @@ import pytest
 
 from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.advisor.preview import PreviewInputs
-from agent.config.loader import parse_config
 from agent.nri.adjustments import NriContext
 from agent.nri.plugin import NriPlugin
 from agent.nri.signed_annotation import ORIGINALS_ANNOTATION, SignedAnnotations
@@ -32,6 +31,7 @@ from api.snapshot import CgroupSample, ComponentHealth
 from tests.agent.nri.fake_runtime import POD, Runtime, a_container
 from tests.agent.qrm.actuator.trees import Tree
 from tests.builders.pods import shared
+from tests.builders.settings import parse_config
 from tests.builders.snapshots import snapshot
 from tests.builders.waiting import until_async
 

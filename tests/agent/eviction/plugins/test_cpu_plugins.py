@@ -221,6 +221,17 @@ def test_suppression(rate: float | None, seconds: int, victims: list[str]) -> No
     assert names(play_suppression([tolerant("a", 8, rate)], 4, seconds)[0]) == victims
 
 
+def test_the_reasons_of_suppression_name_the_tolerance() -> None:
+    finding, *_ = play_suppression([tolerant("a", 8, 1.5), tolerant("b", 1, 9.0)], 4, 301)
+    assert finding.threshold.reason.text == (
+        "Reclaimed pods requested 2.25 times the 4 cores that they have; 1 of 2 pods tolerate less."
+    )
+    assert finding.candidates[0].text == (
+        "Reclaimed pods requested 2.25 times the 4 cores that they have; this pod tolerates 1.50 "
+        "(current pool suppression rate 2.25 is over than the pod suppression tolerance rate 1.50)."
+    )
+
+
 def test_the_maximum_tolerance_is_five_times_the_supply() -> None:
     assert names(play_suppression([tolerant("a", 21, 9.0)], 4, 301)[0]) == ["a"]
     assert names(play_suppression([tolerant("a", 20, 9.0)], 4, 301)[0]) == []

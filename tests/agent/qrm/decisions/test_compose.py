@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from agent.advisor.engine import PolicyState, evaluate_policy
-from agent.config.loader import parse_config
 from agent.qrm.decisions.cpu import PolicyResult, compose_decisions
 from agent.qrm.decisions.knob_requests import KnobRequests
 from api.advice import KnobRequest
 from api.knobs import Knob, Reason
 from api.snapshot import ComponentHealth, KubeletManagers, Snapshot
 from tests.builders.pods import reclaimed, shared
+from tests.builders.settings import parse_config
 from tests.builders.snapshots import snapshot
 
 CANONICAL = parse_config(
