@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 STAGE ?=
 KERNEL ?= 6.1
 ARGS ?=
+ARCH ?=
 
-.PHONY: help run test test-all test-vm test-vagrant test-cluster test-big-cluster test-katalyst cluster cluster-load cluster-down check fmt setup setup-test setup-bench packages-run packages-test packages-vm packages-vagrant packages-cluster packages-image packages-bench bench image lock reset clean
+.PHONY: help run test test-all test-vm test-vagrant test-cluster test-big-cluster test-katalyst cluster cluster-load cluster-down check fmt setup setup-test setup-bench packages-run packages-test packages-vm packages-vagrant packages-cluster packages-image packages-image-foreign packages-bench bench image lock reset clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,7 +16,7 @@ help: ## list the targets
 run: setup ## start the agent and the demo, with a live view here and a page on http://127.0.0.1:9102
 	@$(BIN)/dioptase demo $(ARGS)
 
-test: setup-test $(if $(STAGE),$(if $(filter vm-%,$(STAGE)),packages-vm) $(if $(filter cluster cluster-long,$(STAGE)),packages-cluster packages-image) $(if $(filter vm-cluster,$(STAGE)),packages-cluster) $(if $(filter katalyst,$(STAGE)),packages-cluster) $(if $(filter vagrant,$(STAGE)),packages-vagrant),packages-vm packages-cluster packages-image) ## pass the tests; STAGE=unit runs one stage (see tests/run --list)
+test: setup-test $(if $(STAGE),$(if $(filter vm-%,$(STAGE)),packages-vm) $(if $(filter cluster cluster-% vm-systemd,$(STAGE)),packages-cluster packages-image) $(if $(filter vm-cluster,$(STAGE)),packages-cluster) $(if $(filter katalyst,$(STAGE)),packages-cluster) $(if $(filter vagrant,$(STAGE)),packages-vagrant),packages-vm packages-cluster packages-image) ## pass the tests; STAGE=unit runs one stage (see tests/run --list)
 	@$(BIN)/python tests/run $(STAGE)
 
 test-all: setup-test packages-vm packages-cluster packages-image packages-vagrant ## run every stage, also those that take long and rarely decide: hours
@@ -56,8 +57,8 @@ check: setup-test ## format, lint, types, import contracts and unit tests: secon
 fmt: setup-test ## format the code
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-image: packages-image ## build the image, without a registry or a daemon: build/dioptase.tar
-	@deploy/image build/dioptase.tar $(ARGS)
+image: packages-image$(if $(ARCH),-foreign) ## build the image, without a registry or a daemon: build/dioptase.tar; ARCH=arm64 for another architecture
+	@deploy/image $(if $(ARCH),--arch $(ARCH)) build/dioptase$(if $(ARCH),-$(ARCH)).tar $(ARGS)
 
 bench: setup-bench ## measure everything (about two hours) and write bench/results/
 	@$(BIN)/python -m bench $(ARGS)
@@ -68,7 +69,7 @@ setup-test: $(VENV)/test.stamp ## install what testing needs, once
 
 setup-bench: setup-test packages-bench
 
-packages-run packages-test packages-vm packages-cluster packages-vagrant packages-image packages-bench: packages-%:
+packages-run packages-test packages-vm packages-cluster packages-vagrant packages-image packages-image-foreign packages-bench: packages-%:
 	@deploy/install-packages $*
 
 # The stamps hang on the locks, and packages that are there are not asked for: a second `make run` touches no network. python3-bpfcc is the distribution's; where it cannot

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.binaries import DEFAULT_MINOR, VERSIONS
 from tests.cluster.daemons import started, wait
 from tests.vm.__main__ import BOOTS
 
@@ -137,7 +138,7 @@ def test_every_mark_has_its_stage(stages: ModuleType) -> None:
     commands = [command for stage in stages.STAGES.values() for command in stage.commands]
     selected = {command[-1] for command in commands if command[: len(stages.PYTEST)] == stages.PYTEST}
     (left_out,) = (mark for mark in selected if mark.startswith("not ("))
-    assert set(left_out.removeprefix("not (").removesuffix(")").split(" or ")) == marks - {"forms", "long"}
+    assert set(left_out.removeprefix("not (").removesuffix(")").split(" or ")) == marks - {"forms", "long", "versions"}
     # Two stages divide what needs this kernel, and leave what the third has, so that nothing runs twice in one of all.
     assert {mark for mark in selected if "kernel" in mark} - {left_out} == {
         "kernel and not live and not forms",
@@ -146,7 +147,39 @@ def test_every_mark_has_its_stage(stages: ModuleType) -> None:
     assert {mark for mark in selected if "cluster" in mark} - {left_out} == {"cluster and not long", "cluster and long"}
     booted = [command for command in commands if command[: len(stages.GUEST)] == stages.GUEST]
     booted_marks = {word for command in booted for word in command[command.index("--mark") :]} - {"--mark"}
-    assert marks - selected - {"kernel", "forms", "cluster", "long"} == set(BOOTS) == booted_marks
+    assert marks - selected - {"kernel", "forms", "cluster", "long", "versions"} == set(BOOTS) == booted_marks
+
+
+def test_other_versions_of_kubernetes_are_built_and_tested_on_request(stages: ModuleType) -> None:
+    assert {*stages.VERSIONS, DEFAULT_MINOR} == set(VERSIONS)
+    for minor in stages.VERSIONS:
+        stage = stages.STAGES[f"cluster-{minor}"]
+        assert [command[:2] for command in stage.commands] == [["env", f"DIOPTASE_KUBERNETES={minor}"]] * 2
+        assert stage.commands[1][-1] == "cluster and versions and not long"
+        assert stage.on_request
+
+
+ONCE = """#!{python}
+import os, sys
+(path,) = (word.partition("=")[2] for word in sys.argv if word.startswith("--junit-xml="))
+again = os.path.exists({marker!r})
+open({marker!r}, "w").close()
+good = again and os.environ["DIOPTASE_KUBERNETES"] == "1.31"
+open(path, "w").write({good!r} if good else {bad!r})
+sys.exit(not good)
+"""
+
+
+def test_a_failed_test_on_another_version_runs_again_on_the_same(stages: ModuleType, tmp_path: Path) -> None:
+    """The program reports a failure at first, and then success with the version of its stage."""
+    program = tmp_path / "pytest"
+    bad, good = FAILED.format(count=1, cases=CASE.format(number=0)), SINGLE.format(failed="")
+    program.write_text(ONCE.format(python=sys.executable, marker=str(tmp_path / "once"), good=good, bad=bad))
+    program.chmod(0o755)
+    stages.PYTEST[:] = [str(program)]
+    stages.STAGES["one"] = stages.Stage("a version", [["env", "DIOPTASE_KUBERNETES=1.31", str(program)]])
+    result = stages.run_stage("one")
+    assert (result.ok, result.flaky) == (True, ("tests/test_stages.py::test_0",))
 
 
 def test_the_gate_has_two_lanes_and_test_all_has_every_stage(stages: ModuleType) -> None:

@@ -1,7 +1,8 @@
 """A cluster to work with: `python -m tests.cluster`.
 
 
-up [--nodes N]    create it; prints the shell lines that point kubectl and helm at it
+up [--nodes N] [--cgroup-driver D]
+                  create it; prints the shell lines that point kubectl and helm at it
 load [--image A]  import an archive of images on its nodes, build/dioptase.tar by default
 down              remove it, and the remains of killed test runs
 env               print the shell lines again.
@@ -22,6 +23,7 @@ from tests.cluster.cluster import Cluster, create_cluster
 from tests.cluster.daemons import Late
 from tests.cluster.image_and_chart import ROOT, image_archive
 from tests.cluster.names import Names
+from tests.cluster.node import CGROUPFS, SYSTEMD
 from tests.cluster.stock_katalyst import obtain_katalyst
 
 
@@ -34,6 +36,10 @@ def main(arguments: list[str]) -> int:
     }  # fmt: skip
     parser.add_argument("verb", choices=tuple(verbs))
     parser.add_argument("--nodes", type=int, choices=range(1, 4), default=1)
+    parser.add_argument(
+        "--cgroup-driver", choices=(CGROUPFS, SYSTEMD), default=CGROUPFS,
+        help="of the kubelets; systemd where it is the init of this machine, with one node",
+    )  # fmt: skip
     parser.add_argument("--image", type=Path, default=ROOT / "build/dioptase.tar", metavar="A")
     options = parser.parse_args(arguments)
     if options.verb not in ("programs", "build", "katalyst") and os.geteuid() != 0:
@@ -48,10 +54,13 @@ def main(arguments: list[str]) -> int:
 
 def up(options: argparse.Namespace) -> int:
     nodes: int = options.nodes
+    if options.cgroup_driver == SYSTEMD and (nodes > 1 or not Path("/run/systemd/system").is_dir()):
+        # sd_booted(3). All kubelets of one systemd would share /kubepods.slice.
+        raise Missing("--cgroup-driver systemd needs systemd as the init, and --nodes 1: leave one of the options out")
     obtain()
     compiled_program("helm")
     began = time.monotonic()
-    cluster = create_cluster(nodes, retained=True)
+    cluster = create_cluster(nodes, retained=True, cgroup_driver=options.cgroup_driver)
     print(f"{nodes} node{'s' * (nodes > 1)} ready after {time.monotonic() - began:.1f} s", flush=True)
     return env(options) if cluster.nodes else 1
 

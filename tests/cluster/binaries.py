@@ -24,7 +24,14 @@ HERE = Path(__file__).parent
 MODULES = HERE / "modules"
 GO_LOCK = HERE / "go.lock"
 """Python package of Go with its checksums, for machines without a recent Go."""
-KUBERNETES, CONTAINERD = "1.33.13", "v2.1.9"
+VERSIONS = {"1.31": "1.31.14", "1.33": "1.33.13", "1.34": "1.34.4"}
+"""Versions of Kubernetes by minor version."""
+DEFAULT_MINOR = "1.33"
+MINOR = os.environ.get("DIOPTASE_KUBERNETES", DEFAULT_MINOR)
+"""Minor version of every cluster of this process."""
+if MINOR not in VERSIONS:
+    raise ValueError(f"DIOPTASE_KUBERNETES is {MINOR!r}: choose from {', '.join(VERSIONS)}")
+KUBERNETES, CONTAINERD = VERSIONS[MINOR], "v2.1.9"
 LEAST_GO = (1, 26)
 
 
@@ -85,12 +92,17 @@ _ADMINISTRATORS = "/usr/sbin:/sbin"
 """Directories that are not on every user's PATH."""
 
 
+def module_folder(module: str, minor: str = MINOR, modules: Path = MODULES) -> Path:
+    """Return the folder with the go.mod of a module; Kubernetes has one for each minor version."""
+    return modules / (f"{module}-{minor}" if module == "kubernetes" and minor != DEFAULT_MINOR else module)
+
+
 def key(modules: Path = MODULES) -> str:
     """Return the name of the cache's folder, which depends on everything from which the programs are built."""
     digest = hashlib.sha256(repr(SOURCES).encode())
     for name in SOURCES:
         for file in ("go.mod", "go.sum"):
-            digest.update((modules / name / file).read_bytes())
+            digest.update((module_folder(name, modules=modules) / file).read_bytes())
     return f"{KUBERNETES}-{digest.hexdigest()[:12]}"
 
 
@@ -151,7 +163,7 @@ def compile_into(folder: Path, name: str, compiler: str, progress: str) -> None:
     module = PROGRAMS.get(name, name)
     source = SOURCES.get(module) or EXTRA_PROGRAMS[module]
     words = ["-tags", source.tags, "-ldflags", f"-s -w {source.ldflags}", f"{source.packages}/{name}"]
-    _compile(folder / name, MODULES / module, compiler, words, progress)
+    _compile(folder / name, module_folder(module), compiler, words, progress)
 
 
 def compiled(name: str, module: str, packages: str, cache: Path = CACHE) -> Path:

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import binaries
-from tests.cluster.binaries import MODULES, Missing, key, obtain, version_of
+from tests.cluster.binaries import MODULES, Missing, key, module_folder, obtain, version_of
+
+OTHER_STAGING = {
+    "1.31": {
+        "k8s.io/endpointslice": "31.13",
+        "k8s.io/kube-controller-manager": "31.13",
+        "k8s.io/kube-proxy": "31.11",
+        "k8s.io/kube-scheduler": "31.13",
+    },
+}
+"""Staging modules of another patch version, because Go's module proxy lacks that of Kubernetes."""
 
 
 def test_the_pinned_versions_are_those_of_the_modules() -> None:
-    assert f"k8s.io/kubernetes v{binaries.KUBERNETES}" in (MODULES / "kubernetes/go.mod").read_text()
+    for minor, version in binaries.VERSIONS.items():
+        assert version.startswith(f"{minor}.")
+        text = (module_folder("kubernetes", minor) / "go.mod").read_text()
+        assert f"k8s.io/kubernetes v{version}" in text
+        # The staging modules, which Kubernetes has in its own tree, are published with the version of the same tag.
+        staging = re.findall(r"^\t(k8s\.io/[a-z-]+) => \1 v0\.(\d+\.\d+)$", text, re.M)
+        assert len(staging) >= 28
+        others = {name: number for name, number in staging if number != version.removeprefix("1.")}
+        assert others == OTHER_STAGING.get(minor, {})
     assert f"containerd/v2 {binaries.CONTAINERD}" in (MODULES / "containerd/go.mod").read_text()
     for name, source in binaries.SOURCES.items():
-        tools = (MODULES / name / "go.mod").read_text()
+        tools = (module_folder(name) / "go.mod").read_text()
         for program in (program for program, module in binaries.PROGRAMS.items() if module == name):
             assert f"{source.packages}/{program}\n" in tools
     assert f"helm.sh/helm/v3 {binaries.HELM}" in (MODULES / "helm/go.mod").read_text()
@@ -22,9 +41,10 @@ def test_the_pinned_versions_are_those_of_the_modules() -> None:
 
 def test_another_checksum_is_another_folder_of_the_cache(tmp_path: Path) -> None:
     for name in binaries.SOURCES:
-        (tmp_path / name).mkdir()
+        folder = module_folder(name, modules=tmp_path)
+        folder.mkdir()
         for file in ("go.mod", "go.sum"):
-            (tmp_path / name / file).write_text("a")
+            (folder / file).write_text("a")
     first = key(tmp_path)
     (tmp_path / "containerd/go.sum").write_text("b")
     assert first != key(tmp_path)

@@ -19,7 +19,7 @@ from tests.cluster.objects import a_pod
 from tests.cluster.server import MERGE, Refused, Server
 from tests.live.agent_process import Agent
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.versions]
 RSS, MEMORY = "rss-overuse-eviction-plugin", "system-memory-pressure-eviction-plugin"
 TAINT = "node.katalyst.kubewharf.io/MemoryPressure"
 CreatedPod = Mapping[str, Any]

@@ -31,7 +31,7 @@ from tests.cluster.server import MERGE, Server
 from tests.cluster.test_kubectl import PLUGIN
 from tests.cluster.test_rights import granted_by, rules
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.versions]
 NAMESPACE, RELEASE = "dioptase-system", "dioptase"
 AGENT, CONTROLLER = f"{RELEASE}-agent", f"{RELEASE}-controller"
 CONFIG, NODE = "config.katalyst.kubewharf.io", "node.katalyst.kubewharf.io"

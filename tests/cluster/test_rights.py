@@ -20,7 +20,7 @@ from tests.cluster.image_and_chart import CHART, IMAGE, ROOT, helm
 from tests.cluster.server import JSON, MERGE, Refused, Server
 from tests.cluster.service_accounts import LENDING
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.versions]
 RBAC = "rbac.authorization.k8s.io"
 RELEASE, NAMESPACE = "rights", "test-rights"
 METHODS = {

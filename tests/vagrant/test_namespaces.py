@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,5 +42,7 @@ def test_a_killed_run_leaves_no_process_and_the_next_starts_again_with_the_publi
         assert "validated successfully" in machine.vagrant(
             "validate"
         )  # as a person has it, with the public box and KVM
+        states = re.findall(r"^(\w+) +(.+?) \(libvirt\)$", machine.vagrant("status"), re.M)
+        assert states == [("default", "not created"), ("cluster", "not created")]
     finally:
         machine.close()
