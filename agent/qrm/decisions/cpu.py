@@ -17,6 +17,7 @@ from agent.qrm.cpuset.state import RECLAIM, CpusetAllocation
 from agent.qrm.decisions.cpu_priority import (
     has_only_reclaimed_pods,
     priority_cgroups,
+    slice_requests,
     yield_request,
 )
 from agent.qrm.decisions.knob_requests import KnobRequests, resolve_knob_requests
@@ -269,6 +270,8 @@ def compose_decisions(
     decisions = resolve_knob_requests(
         (*requests, *result.knob_requests.requests), snapshot, knobs, result.extra_cgroups
     )
+    if advice is not None and advice.idle:
+        decisions += resolve_knob_requests(slice_requests(snapshot, decisions), snapshot, knobs)
     kubelet_knobs = _knobs_of_kubelet(managers)
     return tuple(decision for decision in decisions if decision.knob not in kubelet_knobs)
 
