@@ -36,6 +36,7 @@ from agent.qrm.actuator.actuator import Actuator
 from agent.qrm.actuator.checkpoint import CpusetCheckpoint
 from agent.qrm.actuator.originals import OriginalsJournal, StateDirLocked, restore_all
 from agent.qrm.actuator.state_dir import open_originals, read_boot_id
+from agent.qrm.actuator.thread_slices import ThreadSlices, open_thread_slices
 from agent.qrm.actuator.writer import KnobWriter
 from agent.qrm.decisions.cpu import managed_cgroups
 from agent.sensors.cgroup.cgroup_reader import CgroupReader
@@ -199,6 +200,7 @@ class _Parts(msgspec.Struct, kw_only=True):
     latencies: RunqLatencySource
     probes: DeferredLoader
     node_knobs: NodeKnobs | None
+    slices: ThreadSlices | None
     evictor: EvictionRunner | None
     runtime: NriLifecycle
     totals: ColocationCounter
@@ -237,9 +239,8 @@ async def _run(
         finally:
             created = parts.runtime.end(parts.files, parts.originals)
             if act is ActMode.ON:
-                unrestored = restore_all(
-                    parts.originals, parts.files, parts.node_knobs, loop.latest, journals[0], created
-                )
+                others = tuple(part for part in (parts.slices, parts.node_knobs) if part is not None)
+                unrestored = restore_all(parts.originals, parts.files, others, loop.latest, journals[0], created)
             elif options.act is ActMode.ON:
                 log.warning("--act on was requested, but nothing was written. %s", " ".join(parts.act_warnings))
     return 1 if unrestored else 0
@@ -267,6 +268,7 @@ async def _open_parts(
     latencies, probes, latency_warnings = _open_probes(config, hierarchy, stack, watching=isinstance(pods, NoPods))
     # By the settings file: an object of the cluster may disable power now and enable it later.
     node_knobs, knob_warnings = components.open_node_knobs(settings[1], act, hierarchy, state, SYS)
+    slices, slice_warnings = open_thread_slices(act, hierarchy, state)
     return _Parts(
         config=config,
         act=act,
@@ -279,6 +281,7 @@ async def _open_parts(
         latencies=latencies,
         probes=probes,
         node_knobs=node_knobs,
+        slices=slices,
         evictor=components.open_evictor(config, act, hierarchy, stack, node=options.node, kubelet=options.kubelet),
         runtime=components.open_nri_lifecycle(config, act, pods, hierarchy, _pod_parsing_context(config), state[0]),
         totals=totals,
@@ -290,6 +293,7 @@ async def _open_parts(
             *act_warnings,
             *latency_warnings,
             *knob_warnings,
+            *slice_warnings,
         ),
     )
 
@@ -333,7 +337,7 @@ def _open_loop(
     return Loop(
         config=parts.config,
         sensor=sensor,
-        actuator=Actuator(parts.files, parts.originals, parts.act, parts.runtime.pending_originals),
+        actuator=Actuator(parts.files, parts.originals, parts.act, parts.runtime.pending_originals, parts.slices),
         sinks=exporters.sinks,
         thread_sinks=exporters.thread_sinks,
         before_cycle=sensor.read_loop_reporters,

@@ -339,9 +339,9 @@ class Loop:
         decisions = compose_decisions(result, snapshot, knobs)
         if self._actuator.version == "v1":
             decisions = with_nested_cpusets(decisions, snapshot)
-        if draft.advice is not None and draft.advice.idle:
-            draft.report(*priority_health(snapshot, decisions, result.idle_class_obstacles))
         draft.outcomes += self._actuator.apply(decisions, now_ns, quota_exempt=result.knob_requests.quota_exempt)
+        if draft.advice is not None and draft.advice.idle:
+            draft.report(*priority_health(snapshot, decisions, result.idle_class_obstacles, draft.outcomes))
         # An unreadable tree does not show that a pod has left, and neither does a kubelet that was not reached yet.
         if snapshot.cgroups and (snapshot.pods or snapshot.pods_fresh):
             pending = self._actuator.pending_originals.unlisted(

@@ -61,6 +61,9 @@ class Knob(StrEnum):
     """Long-term power limit of a processor package in microwatts (RAPL)."""
     SCHEMATA = "schemata"
     """Cache and memory-bandwidth allocation of a resctrl group, `L3:0=f MB:0=100`."""
+    SLICE = "sched_runtime"
+    """Nanoseconds for which each thread of a cgroup may run before a task that wakes up can take its CPU (EEVDF slice,
+    sched_setattr(2), Linux 6.12); 0 is the kernel's default."""
     OOM_SCORE_ADJ = "oom_score_adj"
     """OOM score adjustment of each process in a cgroup, in thousandths of memory; -1000 exempts it from the OOM killer."""
 

@@ -130,6 +130,8 @@ def knob_value(knob: str, value: str | None) -> str:
         return "no limit" if value == "max" else size(int(value)) if value.isdecimal() else printable(value)
     if knob == "cpu.idle":
         return {"1": "yields to siblings", "0": "normal"}.get(value, printable(value))
+    if knob == "sched_runtime" and value.isdecimal():
+        return "default slice" if value == "0" else f"slice of {int(value) / 1e6:.2g} ms"
     return printable(value)
 
 

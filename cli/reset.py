@@ -12,11 +12,15 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from agent.qrm.actuator.oom_scores import FILE_NAME, OomScores, ProcessTable
+from agent.qrm.actuator.oom_scores import FILE_NAME as OOM_ORIGINALS
+from agent.qrm.actuator.oom_scores import OomScores, ProcessTable
 from agent.qrm.actuator.originals import OriginalsJournal
 from agent.qrm.actuator.resctrl_groups import ResctrlWriter
+from agent.qrm.actuator.sched_attr import SchedulerCalls
 from agent.qrm.actuator.state_dir import default_state_dir, demo_state_dir, open_originals, read_boot_id
 from agent.qrm.actuator.sysfs_writer import SysfsWriter
+from agent.qrm.actuator.thread_slices import FILE_NAME as SLICE_ORIGINALS
+from agent.qrm.actuator.thread_slices import ThreadSlices
 from agent.qrm.actuator.writer import KnobWriter
 from agent.sensors.cgroup.hierarchy import detect_hierarchy
 from api.decision import Outcome, OutcomeStatus
@@ -78,12 +82,14 @@ def _restore_directory(directory: Path, out: Console, err: Console) -> bool:
 
 
 def _restore_node_knobs(directory: Path, out: Console, err: Console) -> bool:
-    """Restore disk settings, OOM scores and resctrl groups; return whether nothing is left to restore."""
+    """Restore disk settings, OOM scores, slices of threads and resctrl groups; return whether nothing is left to restore."""
     restored = ResctrlWriter().restore()
     try:
         files = SysfsWriter(SYS, directory, read_boot_id())
-        if (directory / FILE_NAME).exists():
+        if (directory / OOM_ORIGINALS).exists():
             restored += OomScores(ProcessTable(PROC, detect_hierarchy().primary), directory, read_boot_id()).restore()
+        if (directory / SLICE_ORIGINALS).exists():
+            restored += ThreadSlices(detect_hierarchy(), SchedulerCalls(), directory, read_boot_id()).restore()
     except Unavailable as error:
         _print_error(err, error)
         return False

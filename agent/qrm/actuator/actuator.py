@@ -30,6 +30,7 @@ from agent.qrm.actuator.plan import (
 )
 from agent.qrm.actuator.recheck_cache import AvailableKnobs, RecheckCache
 from agent.qrm.actuator.restore import WEIGHT_PINNED, failure_outcome, key_of, still_needed
+from agent.qrm.actuator.thread_slices import ThreadSlices
 from agent.qrm.actuator.writer import KnobWriter, OriginalValue, RawValue
 from agent.qrm.knobs.knob_files import LIST_KNOBS, MEMSW_LIMIT_FILE, canonical, clamp_value
 from agent.qrm.knobs.notation import MAX, UNLIMITED
@@ -38,6 +39,8 @@ from api.decision import ActMode, Decision, Outcome, OutcomeStatus
 from api.interfaces import Unavailable, Vanished
 from api.knobs import ONE_SHOT_KNOBS, Knob
 
+_OTHER_KNOBS = ONE_SHOT_KNOBS | {Knob.SLICE}
+"""Knobs that are no files of the cgroup with a value to restore."""
 NO_JOURNAL = "originals cannot be journalled, so nothing is changed: give the agent a writable --state-dir"
 
 
@@ -50,14 +53,17 @@ class Actuator:
         originals: OriginalsJournal | None,
         act: ActMode,
         pending_originals: PendingOriginals | None = None,
+        slices: ThreadSlices | None = None,
     ) -> None:
-        """`pending_originals` holds originals of cgroups that the runtime creates with values of the agent."""
+        """`pending_originals` holds originals of cgroups that the runtime creates with values of the agent. Without `slices`
+        no slice of a thread is changed."""
         self._files, self.pending_originals = files, pending_originals or PendingOriginals()
         self._originals = originals
         self._act = act
         self._cache = RecheckCache()
         self._one_shot = OneShotWorker(files.hierarchy)
-        self._available = AvailableKnobs(files)
+        self._slices = slices if slices is not None and slices.available else None
+        self._available = AvailableKnobs(files, frozenset({Knob.SLICE} if self._slices is not None else ()))
 
     def apply(
         self, decisions: Sequence[Decision], now_ns: int | None = None, *, quota_exempt: Collection[str] = ()
@@ -83,7 +89,7 @@ class Actuator:
         for outcome in cached.values():
             state.set_value(outcome.decision.cgroup, outcome.decision.knob, outcome.after or "")
         uncached = [index for index in range(len(decisions)) if index not in cached]
-        knob_indices = [index for index in uncached if decisions[index].knob not in ONE_SHOT_KNOBS]
+        knob_indices = [index for index in uncached if decisions[index].knob not in _OTHER_KNOBS]
         for index in sorted(knob_indices, key=lambda i: planning_order(decisions[i])):
             planned = self.pending_originals.outcome_if_unwritten(decisions[index]) or self._plan(
                 decisions[index], state
@@ -96,6 +102,9 @@ class Actuator:
             outcomes.update((index, plan.outcome(OutcomeStatus.DRY_RUN)) for index, plan in plans.items())
         elif plans:
             outcomes.update(self._journal_and_write(plans))
+        outcomes.update(
+            self._apply_slices({i: decisions[i] for i in uncached if decisions[i].knob is Knob.SLICE}, now_ns)
+        )
         self._cache.note({index: decisions[index].value for index in outcomes}, outcomes, now_ns)
         outcomes.update(
             (index, self._submit_one_shot(decisions[index]))
@@ -104,6 +113,12 @@ class Actuator:
         )
         outcomes.update(cached)
         return tuple(outcomes[index] for index in range(len(decisions)))
+
+    def _apply_slices(self, decisions: Mapping[int, Decision], now_ns: int | None) -> Mapping[int, Outcome]:
+        if self._slices is None or not decisions:
+            return {}
+        dry = self._act is ActMode.DRY_RUN
+        return dict(zip(decisions, self._slices.apply(tuple(decisions.values()), now_ns or 0, dry=dry), strict=True))
 
     def finished(self) -> tuple[Outcome, ...]:
         """Return the outcomes of one-shot operations that finished since the last call."""
@@ -148,7 +163,14 @@ class Actuator:
         for entry in entries:
             if key_of(entry) not in keep:
                 self._cache.forget(entry, entry.knob)
-        return self._originals.restore(self._files, keep) if len(keep) < len(entries) else ()
+        outcomes = self._originals.restore(self._files, keep) if len(keep) < len(entries) else ()
+        return (*outcomes, *self._release_slices(decisions, unseen))
+
+    def _release_slices(self, decisions: Sequence[Decision], unseen: Collection[str]) -> tuple[Outcome, ...]:
+        if self._slices is None:
+            return ()
+        sliced = {decision.cgroup for decision in decisions if decision.knob is Knob.SLICE}
+        return self._slices.restore(sliced.union(unseen))
 
     def _submit_one_shot(self, decision: Decision) -> Outcome:
         try:

@@ -15,13 +15,12 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.qrm.actuator.boot_journal import BootJournal, JournalBody, json_codec
+from agent.qrm.actuator.cgroup_tasks import list_task_ids
 from agent.qrm.actuator.restore import RESTORE_REASON
-from agent.sensors.parsers import task_ids
 from api.decision import Decision, Outcome, OutcomeStatus
 from api.knobs import Knob
 
-_MAX_STAT_BYTES, _MAX_LIST_BYTES = 4096, 1 << 16
-_LEAF_LINKS = 2
+_MAX_STAT_BYTES = 4096
 _SCORE_FILE = "oom_score_adj"
 _PARENT_WORD, _START_WORD = 1, 19
 """Words of /proc/PID/stat after the command name, which may contain anything; proc(5) counts them as 4 and 22."""
@@ -46,22 +45,10 @@ class ProcessTable:
     def pids(self, cgroup: str, cgroup_id: int) -> tuple[int, ...]:
         """Return the processes of the cgroup and of all below it; none if another cgroup has its path now."""
         top = f"{self._root}{cgroup}"
-        pids: list[int] = []
         with suppress(OSError):
             if Path(top).stat().st_ino == cgroup_id:
-                self._collect(top, pids)
-        return tuple(pids)
-
-    def _collect(self, directory: str, pids: list[int]) -> None:
-        # The cgroup may have been removed, or be threaded (then reading cgroup.procs fails).
-        with suppress(OSError):
-            pids += task_ids(_read(f"{directory}/cgroup.procs", _MAX_LIST_BYTES))
-        with suppress(OSError):
-            # Most cgroups have none below; two links mean no subdirectory, and save listing all their files.
-            if Path(directory).stat().st_nlink != _LEAF_LINKS:
-                for entry in os.scandir(directory):
-                    if entry.is_dir(follow_symlinks=False):
-                        self._collect(entry.path, pids)
+                return tuple(list_task_ids(top, "cgroup.procs"))
+        return ()
 
     def score(self, pid: int) -> int | None:
         """Return `oom_score_adj`; None if the process has ended. One read, because most scores are as decided."""
@@ -111,13 +98,10 @@ class ProcessTable:
 
 
 def _read(path: str, max_bytes: int, directory: int | None = None) -> bytes:
+    # The kernel returns a file of up to one page in one read.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
     try:
-        # The kernel returns a file of up to one page in one read; only lists may be longer.
-        data = os.read(fd, max_bytes)
-        while max_bytes > _MAX_STAT_BYTES and (more := os.read(fd, max_bytes)):
-            data += more
-        return data
+        return os.read(fd, max_bytes)
     finally:
         os.close(fd)
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
@@ -26,9 +26,6 @@ from api.decision import Cycle, Outcome, OutcomeStatus
 from api.interfaces import CycleSink, Unavailable, Vanished
 from api.knobs import Knob
 from common.state_file import StateFileDamaged, list_quarantined
-
-if TYPE_CHECKING:
-    from agent.qrm.actuator.node_knobs import NodeKnobs
 
 log = logging.getLogger("dioptase")
 VERSION = 1
@@ -226,22 +223,29 @@ def _same_cgroup(previous: OriginalValue, current: OriginalValue) -> bool:
     return (previous.cgroup_id, previous.raw.directory_id) == (current.cgroup_id, current.raw.directory_id)
 
 
+class Restorer(Protocol):
+    """Controls with a journal of their own: ThreadSlices, NodeKnobs."""
+
+    def restore(self) -> tuple[Outcome, ...]:
+        """Restore all of them. Raises Unavailable if the journal cannot be written."""
+
+
 def restore_all(
     originals: OriginalsJournal | None,
     files: KnobWriter,
-    node_knobs: NodeKnobs | None,
+    others: Sequence[Restorer],
     latest: Cycle | None,
     journal: CycleSink,
     late_outcomes: tuple[Outcome, ...] = (),
 ) -> int:
-    """Restore all knobs of cgroups and of the node; return how many values could not be restored. Never raises:
+    """Restore all knobs of cgroups, of threads and of the node; return how many values could not be restored. Never raises:
     `dioptase reset` tries the rest again. `late_outcomes` are outcomes of the runtime since the last cycle."""
     if originals is None:
         return 0
     outcomes, remaining = originals.restore(files), 0
-    if node_knobs is not None:
-        node_outcomes, remaining = _restore_node_knobs(node_knobs)
-        outcomes += node_outcomes
+    for restorer in others:
+        more, unrestored = _restore_other(restorer)
+        outcomes, remaining = outcomes + more, remaining + unrestored
     if latest is not None:
         journal.publish(
             msgspec.structs.replace(
@@ -261,9 +265,9 @@ def restore_all(
     return remaining
 
 
-def _restore_node_knobs(node_knobs: NodeKnobs) -> tuple[tuple[Outcome, ...], int]:
+def _restore_other(restorer: Restorer) -> tuple[tuple[Outcome, ...], int]:
     try:
-        outcomes = node_knobs.restore()
+        outcomes = restorer.restore()
     except Unavailable as error:
         log.error("%s: %s", error.reason, error.remedy)
         return (), 1

@@ -137,8 +137,9 @@ RECHECK_LACKING_CYCLES = 5
 class AvailableKnobs:
     """Cache of the knobs that the kernel offers for each cgroup."""
 
-    def __init__(self, files: KnobWriter) -> None:
-        self._files = files
+    def __init__(self, files: KnobWriter, every: frozenset[Knob] = frozenset()) -> None:
+        """`every` are knobs that every cgroup has, because they belong to its threads."""
+        self._files, self._every = files, every
         self._calls = 0
         self._knobs: dict[str, frozenset[Knob]] = {}
 
@@ -158,4 +159,4 @@ class AvailableKnobs:
 
     def _available(self, cgroup: str) -> frozenset[Knob]:
         possible = (knob for knob in (*KNOB_SPECS, *ONE_SHOT_FILES) if (knob, self._files.version) not in UNSUPPORTED)
-        return frozenset(knob for knob in possible if self._files.available(knob, cgroup))
+        return self._every.union(knob for knob in possible if self._files.available(knob, cgroup))

@@ -18,6 +18,7 @@ from agent.qrm.decisions.container_limits import enforce_container_limits
 from agent.qrm.decisions.cpu_priority import (
     has_only_reclaimed_pods,
     priority_cgroups,
+    slice_requests,
     yield_request,
 )
 from agent.qrm.decisions.knob_requests import KnobRequests, resolve_knob_requests
@@ -277,6 +278,8 @@ def compose_decisions(
     requests += result.memory.knob_requests if result.memory is not None else ()
     limited = enforce_container_limits((*requests, *result.knob_requests.requests), snapshot)
     decisions = resolve_knob_requests(limited, snapshot, knobs, result.extra_cgroups)
+    if advice is not None and advice.idle:
+        decisions += resolve_knob_requests(slice_requests(snapshot, decisions), snapshot, knobs)
     kubelet_knobs = _knobs_of_kubelet(managers)
     return tuple(decision for decision in decisions if decision.knob not in kubelet_knobs)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from posixpath import dirname
+from typing import NamedTuple
 
 from agent.sensors.cgroup.pod_cgroup_paths import (
     SLICE_SUFFIX,
@@ -19,7 +20,7 @@ from agent.sensors.cgroup.pod_cgroup_paths import (
     uid_of_pod_cgroup,
 )
 from api.advice import KnobRequest
-from api.decision import Decision
+from api.decision import Decision, Outcome, OutcomeStatus
 from api.interfaces import Unavailable
 from api.knobs import Knob, Reason
 from api.pod import Pod
@@ -30,6 +31,11 @@ YIELD_RULE = "yield_to_online"
 """Rule of the lowest priority of a reclaimed cgroup: it follows from reclaimed_cores, not from a measurement."""
 MIN_WEIGHT = "1"
 """Weight where the kernel has no cpu.idle: a hundredth of the default, 10 shares on version 1."""
+SLICE_RULE = "short_slice"
+SHORT_SLICE = "100001"
+"""Slice of reclaimed threads in nanoseconds: the kernel's minimum of 0.1 ms (kernel/sched/fair.c, __setparam_fair()), and one
+more, so that it differs from slices that programs set themselves."""
+SHORT_SLICE_MS = "0.1"
 MIN_SYSTEMD_VERSION = 252
 """The first version that knows cpu.idle (CPUWeight=idle), and clears it before it writes a weight."""
 
@@ -155,11 +161,21 @@ def _is_below_any(path: str, ancestors: Collection[str], root: str) -> bool:
     return False
 
 
-def priority_health(
-    snapshot: Snapshot, decisions: Sequence[Decision], obstacles: Mapping[str, Unavailable | None]
-) -> tuple[ComponentHealth, ...]:
-    """Return one failed component if reclaimed pods have no CPU priority against some online pod; `decisions` are those of
-    this cycle, `obstacles` those of `idle_class_obstacles`."""
+class PriorityGap(NamedTuple):
+    """Online pods outside of the cgroup whose children reclaimed pods yield to."""
+
+    online_pod: str
+    others: int
+    """Number of further such pods."""
+
+    @property
+    def listed(self) -> str:
+        return f"{self.online_pod} and {self.others} more" if self.others else self.online_pod
+
+
+def priority_gaps(snapshot: Snapshot, decisions: Sequence[Decision]) -> dict[str, PriorityGap]:
+    """Return the cgroups that bound the priority of reclaimed pods, with online pods outside; empty if the priority holds
+    against all online pods. `decisions` are those of this cycle."""
     lowest = {decision.cgroup for decision in decisions if decision.reason.rule == YIELD_RULE}
     outermost = {
         path
@@ -170,28 +186,67 @@ def priority_health(
     }
     # The node's own daemons (system_cores) are neither online nor batch.
     online = [(pod.key, c.cgroup) for pod in snapshot.pods if pod.qos.online for c in pod.containers]
-    gaps: dict[str, tuple[str, int]] = {}
-    for path in sorted(outermost):
-        parent = dirname(path)
-        if parent in gaps:
-            continue
+    gaps: dict[str, PriorityGap] = {}
+    for parent in sorted({dirname(path) for path in outermost}):
         outside = [pod for pod, cgroup in online if not cgroup.startswith(f"{parent.rstrip('/')}/")]
         if outside:
-            gaps[parent] = (outside[0], len(set(outside)))
+            gaps[parent] = PriorityGap(outside[0], len(set(outside)) - 1)
+    return gaps
+
+
+def slice_requests(snapshot: Snapshot, decisions: Sequence[Decision]) -> tuple[KnobRequest, ...]:
+    """Return the requests for short slices of the reclaimed containers of a BestEffort class that is not idle. A running
+    thread is not preempted before its slice ends (kernel/sched/fair.c, protect_slice()). With the weight of another class a
+    short slice would be harmful: it also gives an earlier deadline (docs/adr/0009)."""
+    gaps = {path: gap for path, gap in priority_gaps(snapshot, decisions).items() if is_best_effort_class(path)}
     if not gaps:
         return ()
-    parent, (pod, count) = next(iter(gaps.items()))
-    more = f" and {count - 1} more" if count > 1 else ""
-    error = (
-        f"reclaimed pods have no CPU priority against {pod}{more}: theirs holds only between the children of {parent}"
+    return tuple(
+        KnobRequest(cgroup=container.cgroup, knob=Knob.SLICE, value=SHORT_SLICE, reason=_slice_reason(parent, gap))
+        for pod in snapshot.pods
+        if pod.qos is QoSLevel.RECLAIMED
+        for container in pod.containers
+        for parent, gap in gaps.items()
+        if container.cgroup.startswith(f"{parent}/")
     )
+
+
+@lru_cache(maxsize=512)
+def _slice_reason(parent: str, gap: PriorityGap) -> Reason:
+    text = (
+        f"{parent} is not idle, so {gap.listed} may have to wait until the slice of a reclaimed thread ends: these threads "
+        f"have slices of {SHORT_SLICE_MS} ms."
+    )
+    return Reason(rule=SLICE_RULE, text=text, inputs={"slice_ns": int(SHORT_SLICE), "online_pod": gap.online_pod})
+
+
+def priority_health(
+    snapshot: Snapshot,
+    decisions: Sequence[Decision],
+    obstacles: Mapping[str, Unavailable | None],
+    outcomes: Sequence[Outcome] = (),
+) -> tuple[ComponentHealth, ...]:
+    """Return one failed component if reclaimed pods have no CPU priority against some online pod. `decisions` and `outcomes`
+    are those of this cycle, `obstacles` those of `idle_class_obstacles`."""
+    gaps = priority_gaps(snapshot, decisions)
+    if not gaps:
+        return ()
+    parent, gap = next(iter(gaps.items()))
+    error = (
+        f"reclaimed pods have no CPU priority against {gap.listed}: theirs holds only between the children of {parent}"
+    )
+    remedy = "place the cgroups of reclaimed and online pods below one parent cgroup"
     obstacle = obstacles.get(parent)
     if obstacle is not None:
-        return _failed(f"{error}. {parent} does not get cpu.idle: {obstacle.reason}", obstacle.remedy)
-    return _failed(error, "place the cgroups of reclaimed and online pods below one parent cgroup")
-
-
-def _failed(error: str, remedy: str) -> tuple[ComponentHealth, ...]:
+        error, remedy = f"{error}. {parent} does not get cpu.idle: {obstacle.reason}", obstacle.remedy
+    slices = [outcome for outcome in outcomes if outcome.decision.knob is Knob.SLICE]
+    refused = [outcome for outcome in slices if outcome.status in (OutcomeStatus.REFUSED, OutcomeStatus.MISMATCH)]
+    if refused:
+        cause, _, other_remedy = refused[0].error.rpartition(": ")
+        error += f". Their threads keep their slices: {refused[0].decision.cgroup}: {cause}"
+        remedy += f"; or {other_remedy}"
+    elif any(outcome.status in (OutcomeStatus.APPLIED, OutcomeStatus.UNCHANGED) for outcome in slices):
+        error += f". {parent} has the least weight, and threads in it have slices of {SHORT_SLICE_MS} ms"
     return (ComponentHealth(name="pod-siblings", ok=False, error=error, remedy=remedy),)
 
 

@@ -69,6 +69,7 @@ export function knobValue(knob, value) {
   if (knob in LISTS) return value === "" ? "all of its parent" : `${LISTS[knob]} ${value}`;
   if (BYTES.has(knob)) return value === "max" ? "no limit" : /^\d+$/.test(value) ? bytes(Number(value)) : value;
   if (knob === "cpu.idle") return value === "1" ? "yields to siblings" : value === "0" ? "normal" : value;
+  if (knob === "sched_runtime") return value === "0" ? "default slice" : `slice of ${(Number(value) / 1e6).toPrecision(2)} ms`;
   return value;
 }
 

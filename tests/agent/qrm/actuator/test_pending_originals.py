@@ -193,9 +193,9 @@ def test_a_container_created_after_the_last_cycle_is_in_the_journal_before_its_r
     # The outcomes of the last cycle are in the decision journal already.
     latest = msgspec.structs.replace(busy_cycle(7, outcomes=()), runtime_outcomes=(adopted,))
     journal = DecisionJournal(None)
-    assert restore_all(stage.originals, stage.files, None, latest, journal, stage.pending.outcomes()) == 0
+    assert restore_all(stage.originals, stage.files, (), latest, journal, stage.pending.outcomes()) == 0
     entries = [(entry.trigger, entry.outcome.before, entry.outcome.after) for entry in journal.entries()]
     assert entries == [("nri", "0-3", "1"), ("end", "1", "0-3")]
     assert {entry.outcome.decision.pod for entry in journal.entries()} == {"default/batch"}
-    assert restore_all(stage.originals, stage.files, None, latest, journal) == 0
+    assert restore_all(stage.originals, stage.files, (), latest, journal) == 0
     assert len(journal.entries()) == 2

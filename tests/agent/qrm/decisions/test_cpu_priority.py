@@ -12,7 +12,7 @@ from agent.config.config import AgentConfig
 from agent.config.kubelet import KubeletConfig
 from agent.qrm.decisions.cpu import PolicyResult, compose_decisions, managed_cgroups
 from agent.qrm.decisions.cpu_priority import priority_health
-from api.decision import Decision
+from api.decision import Decision, Outcome, OutcomeStatus
 from api.knobs import Knob
 from api.pod import Container, Pod
 from api.qos import QoSLevel
@@ -117,6 +117,52 @@ def test_before_cpu_idle_a_best_effort_pod_keeps_the_weight_of_the_kubelet() -> 
 
 def best_effort(root: str = SLICES) -> tuple[Pod, Pod]:
     return on(root, "besteffort", reclaimed("batch")), on(root, "burstable", shared("web"))
+
+
+def slices(observed: Snapshot) -> list[Decision]:
+    return [decision for decision in decide(observed)[1] if decision.knob is Knob.SLICE]
+
+
+def test_threads_of_a_best_effort_class_that_is_not_idle_have_short_slices() -> None:
+    batch, web = best_effort(V1)
+    batch = replace(batch, containers=(*batch.containers, Container(name="d", cgroup=f"{pod_of(batch)}/d")))
+    observed = observe([batch, web, on(V1, "", shared("db"))])
+    decided = slices(observed)
+    assert [(d.cgroup, d.cgroup_id, d.pod, d.value) for d in decided] == [
+        (c.cgroup, observed.cgroups[c.cgroup].id, "default/batch", "100001") for c in batch.containers
+    ]
+    assert decided[0].reason.text == (
+        f"{V1}/besteffort is not idle, so default/web and 1 more may have to wait until the slice of a reclaimed thread "
+        "ends: these threads have slices of 0.1 ms."
+    )
+    assert decided[0].reason.inputs == {"slice_ns": 100_001, "online_pod": "default/web"}
+
+
+def test_slices_stay_as_they_are_where_they_would_not_help() -> None:
+    """An idle class; no online pod; a class with a weight, in which a short slice has an early deadline; an old kernel."""
+    assert slices(observe(best_effort())) == []
+    assert slices(observe([on(V1, "besteffort", reclaimed("batch"))])) == []
+    assert slices(observe([on(V1, "besteffort", reclaimed("batch")), on(V1, "besteffort", shared("web"))])) == []
+    mixed = [on(SLICES, "burstable", reclaimed("b")), on(SLICES, "burstable", shared("w")), on(SLICES, "", shared("d"))]
+    assert slices(observe(mixed)) == []
+    assert not [d for d in decide(observe(best_effort(V1)), frozenset(Knob) - {Knob.SLICE})[1] if d.knob is Knob.SLICE]
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "text", "remedy"),
+    [
+        (OutcomeStatus.APPLIED, "", "has the least weight, and threads in it have slices of 0.1 ms", "systemd"),
+        (OutcomeStatus.REFUSED, "thread 7 cannot: add SYS_NICE", "batch/c: thread 7 cannot", "; or add SYS_NICE"),
+        (OutcomeStatus.DRY_RUN, "", "would not restart while the class is idle", "systemd"),
+    ],
+)
+def test_the_component_reports_what_holds_instead(status: OutcomeStatus, error: str, text: str, remedy: str) -> None:
+    observed = observe(best_effort(V1))
+    result, decisions = decide(observed)
+    outcomes = [Outcome(decision=decision, status=status, error=error) for decision in slices(observed)]
+    (failed,) = priority_health(observed, decisions, result.idle_class_obstacles, outcomes)
+    assert text in failed.error
+    assert remedy in failed.remedy
 
 
 def test_a_qos_class_with_reclaimed_pods_only_is_idle_with_the_systemd_driver() -> None:

@@ -42,8 +42,16 @@ VALUES = {
     Knob.IO_MAX: IO.map(format_io),
     Knob.NET_CLASS: st.integers(0, 2**32 - 1).map(str),
 }
-ELSEWHERE = {Knob.WBT, Knob.IO_COST_QOS, Knob.IO_COST_MODEL, Knob.SCHEMATA, Knob.POWER_LIMIT, Knob.OOM_SCORE_ADJ}
-"""Knobs of the node and of processes, which no file of a cgroup has."""
+ELSEWHERE = {
+    Knob.WBT,
+    Knob.IO_COST_QOS,
+    Knob.IO_COST_MODEL,
+    Knob.SCHEMATA,
+    Knob.POWER_LIMIT,
+    Knob.OOM_SCORE_ADJ,
+    Knob.SLICE,
+}
+"""Knobs of the node, of processes and of threads, which no file of a cgroup has."""
 PLACES = [(knob, place) for knob, row in KNOB_SPECS.items() for place in (*row.v1, *row.v2)]
 HELD = {CFS_QUOTA: "-1\n", CFS_PERIOD: "100000\n", MEMORY_LIMIT_FILE: "8589934592\n"}
 
