@@ -131,9 +131,7 @@ class _CgroupRatesByPath(Mapping[str, CgroupRates]):
     cycle. Any thread may read it: two threads compute the same value.
     """
 
-    def __init__(
-        self, before: Mapping[str, CgroupSample], after: Mapping[str, CgroupSample], interval_ns: int
-    ) -> None:
+    def __init__(self, before: Mapping[str, CgroupSample], after: Mapping[str, CgroupSample], interval_ns: int) -> None:
         self._before, self._after, self._interval_ns = before, after, interval_ns
         self._computed: dict[str, CgroupRates] = {}
 

@@ -25,6 +25,7 @@ from exporters.prometheus.metric_family import (
     BucketLayout,
     Exemplar,
     Labels,
+    MetricDistribution,
     MetricFamily,
     MetricNumber,
     MetricPoint,

@@ -179,4 +179,3 @@ def _number_text(value: MetricNumber) -> str:
     if math.isfinite(value):
         return repr(value)
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
-

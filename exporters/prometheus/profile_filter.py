@@ -67,7 +67,9 @@ class ProfileFilter:
             points = tuple(point for point in points if all(point.own[place] in values for place, values in allowed))
         if is_late(self.profile, metric):
             points = tuple(shown for point in points if (shown := self._late_point(metric.name, point)))
-            distributions = tuple(shown for each in distributions if (shown := self._late_distribution(metric.name, each)))
+            distributions = tuple(
+                shown for each in distributions if (shown := self._late_distribution(metric.name, each))
+            )
         return MetricFamily(metric, points, distributions)
 
     def _late_point(self, name: str, point: MetricPoint) -> MetricPoint | None:
@@ -124,5 +126,5 @@ def profile_cgroups(snapshot: Snapshot, scope: SeriesScope) -> list[str]:
 
 
 def _ancestors(path: str) -> Iterable[str]:
-    while (path := path.rpartition("/")[0]):
+    while path := path.rpartition("/")[0]:
         yield path
