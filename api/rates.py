@@ -6,7 +6,7 @@ throttling, and a container whose cgroups are not all measured has no value.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from math import ceil
 
@@ -101,12 +101,18 @@ def cgroups_by_container(cgroups: Collection[str], containers: Iterable[str]) ->
     A cgroup below two containers belongs to the nearest one.
     """
     groups = {path: [path] for path in containers if path in cgroups}
+    if not groups:
+        return groups
+    # The cgroups of a directory are beside each other in a listing, and have the same container above them.
+    directory = container = ""
     for path in cgroups:
         above = path.rpartition("/")[0]
-        while above and above not in groups:
-            above = above.rpartition("/")[0]
-        if above and path not in groups:
-            groups[above].append(path)
+        if above != directory:
+            directory = container = above
+            while container and container not in groups:
+                container = container.rpartition("/")[0]
+        if container and path not in groups:
+            groups[container].append(path)
     return groups
 
 
@@ -115,12 +121,37 @@ def compute_rates(previous: Snapshot, current: Snapshot) -> Rates | None:
     interval_ns = current.taken_at_ns - previous.taken_at_ns
     if interval_ns <= 0 or previous.boot_id != current.boot_id:
         return None
-    cgroups = {
-        path: _cgroup_rates(before, after, interval_ns)
-        for path, after in current.cgroups.items()
-        if (before := previous.cgroups.get(path)) is not None and before.id == after.id
-    }
+    cgroups = _CgroupRatesByPath(previous.cgroups, current.cgroups, interval_ns)
     return Rates(node=_node_rates(previous, current, interval_ns), cgroups=cgroups)
+
+
+class _CgroupRatesByPath(Mapping[str, CgroupRates]):
+    """The rates of every cgroup that is in both snapshots, each computed at its first use.
+
+    Policies use the containers only, and an agent without a viewer uses none: of 400 cgroups, all rates cost a tenth of a
+    cycle. Any thread may read it: two threads compute the same value.
+    """
+
+    def __init__(self, before: Mapping[str, CgroupSample], after: Mapping[str, CgroupSample], interval_ns: int) -> None:
+        self._before, self._after, self._interval_ns = before, after, interval_ns
+        self._computed: dict[str, CgroupRates] = {}
+
+    def __getitem__(self, path: str) -> CgroupRates:
+        rates = self._computed.get(path)
+        if rates is None:
+            before, after = self._before[path], self._after[path]
+            if before.id != after.id:
+                raise KeyError(path)
+            rates = self._computed[path] = _cgroup_rates(before, after, self._interval_ns)
+        return rates
+
+    def __iter__(self) -> Iterator[str]:
+        for path, after in self._after.items():
+            if (before := self._before.get(path)) is not None and before.id == after.id:
+                yield path
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def rates_since(previous: Snapshot | None, current: Snapshot, shared: Rates | None = None) -> Rates | None:

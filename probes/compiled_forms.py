@@ -1,4 +1,5 @@
-"""Keeps compiled forms of probes in files, so that a second start compiles nothing and does not load BCC.
+"""Keeps compiled forms of probes in files, so that a second start compiles nothing and does not load BCC, and what the
+forms read from the kernel's types, so that it does not parse them either.
 
 A file is named by the hash of what its bytecode depends on: sources, headers, macros, the package of BCC and the running
 kernel, which BCC asks for its helpers. An update of LLVM alone does not count. The directory is `DIOPTASE_CACHE_DIR`, by
@@ -28,7 +29,7 @@ from typing import Any, NamedTuple
 
 DEFAULT_DIRECTORY = "/var/cache/dioptase"
 MAX_FILES = 128
-"""Files kept, those used last: all probes of five kernels."""
+"""Files kept, those used last: all probes of five kernels, two files for each."""
 MAX_FILE_BYTES = 4 << 20
 MAX_WRITE_S = 600.0
 """Age from which an unfinished file counts as left by a killed process."""
@@ -36,6 +37,8 @@ _OWN_FILES = re.compile(r"[0-9a-f]{64}")
 """Names of the compiled forms."""
 _UNFINISHED_FILES = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]+")
 """Names of compiled forms while they are written."""
+_UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
+"""Errors of a file that is missing, damaged or of another format."""
 _INSTRUCTION_BYTES = 8
 _LOAD_64_BITS = 0x18
 """BPF_LD | BPF_IMM | BPF_DW, which takes two instructions (include/uapi/linux/bpf.h)."""
@@ -54,6 +57,13 @@ class MapSpec(NamedTuple):
     value_size: int
     max_entries: int
     flags: int
+
+
+class FormLayout(NamedTuple):
+    """What a form reads from the kernel's types: offsets of fields by macro, and the BTF id that each program attaches to."""
+
+    macros: Mapping[str, int]
+    targets: Sequence[int]
 
 
 class CompiledForm(NamedTuple):
@@ -93,26 +103,50 @@ def file_name(parts: Sequence[str]) -> str:
 def read_form(directory: Path, name: str) -> CompiledForm | None:
     """Return a compiled form; None if there is no usable file of that name."""
     try:
-        with _opened_directory(directory) as folder:
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-            with os.fdopen(fd, "rb") as file:
-                _check_owner(os.fstat(fd))
-                checksum, _, body = file.read(MAX_FILE_BYTES).partition(b"\n")
-                with suppress(OSError):
-                    os.utime(fd)
-        if checksum.decode() != hashlib.sha256(body).hexdigest():
-            return None
-        content = json.loads(body)
+        content = _read_content(directory, name)
         maps = [MapSpec(**each) for each in content["maps"]]
         return CompiledForm(maps, {key: base64.b64decode(code) for key, code in content["programs"].items()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except _UNUSABLE:
+        return None
+
+
+def read_layout(directory: Path, name: str) -> FormLayout | None:
+    """Return the layout of a form; None if there is no usable file of that name."""
+    try:
+        content = _read_content(directory, name)
+        macros = {str(macro): int(offset) for macro, offset in content["macros"].items()}
+        return FormLayout(macros, [int(target) for target in content["targets"]])
+    except _UNUSABLE:
         return None
 
 
 def write_form(directory: Path, name: str, form: CompiledForm) -> None:
-    """Keep a compiled form, and remove the forms beyond MAX_FILES, those used longest ago first. Raises OSError."""
+    """Keep a compiled form, and remove the files beyond MAX_FILES that were not used for longest. Raises OSError."""
     programs = {key: base64.b64encode(code).decode() for key, code in form.programs.items()}
-    body = json.dumps({"maps": [each._asdict() for each in form.maps], "programs": programs}).encode()
+    _write_content(directory, name, {"maps": [each._asdict() for each in form.maps], "programs": programs})
+
+
+def write_layout(directory: Path, name: str, layout: FormLayout) -> None:
+    """Keep the layout of a form, as `write_form` does. Raises OSError."""
+    _write_content(directory, name, layout._asdict())
+
+
+def _read_content(directory: Path, name: str) -> Any:
+    """Return the content of a file. Raises one of _UNUSABLE."""
+    with _opened_directory(directory) as folder:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        with os.fdopen(fd, "rb") as file:
+            _check_owner(os.fstat(fd))
+            checksum, _, body = file.read(MAX_FILE_BYTES).partition(b"\n")
+            with suppress(OSError):
+                os.utime(fd)
+    if checksum.decode() != hashlib.sha256(body).hexdigest():
+        raise ValueError("the file is damaged")
+    return json.loads(body)
+
+
+def _write_content(directory: Path, name: str, content: Mapping[str, Any]) -> None:
+    body = json.dumps(content).encode()
     # Containers that share the directory can have the same process id.
     temporary = f".{name}.{secrets.token_hex(8)}"
     with suppress(FileExistsError):

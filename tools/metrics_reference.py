@@ -5,7 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from api.metric_profiles import LABEL_VALUES, MAX_AGGRESSORS_PER_CGROUP, PROFILE_LIMITS, MetricProfile, has_metric, is_late
+from api.metric_profiles import (
+    LABEL_VALUES,
+    MAX_AGGRESSORS_PER_CGROUP,
+    PROFILE_LIMITS,
+    MetricProfile,
+    has_metric,
+    is_late,
+)
 from api.metrics import AGENT_METRICS, CGROUP_LABELS, COARSE_BOUNDS_S, RUNQ_LATENCY_BOUNDS_S, Metric
 from exporters.prometheus.cgroup_families import MAX_DEVICES_PER_CGROUP
 from exporters.prometheus.late_series import START_S
@@ -55,9 +62,9 @@ OTLP, together with `system.*`, `container.*` and `k8s.*` of the semantic conven
 - CPU, memory, pressure and I/O include descendants, values of probes do not; each row says it. Add them up with
   `cgroup=~"/web(/.*)?"`, as page and `dioptase top` do.
 - Names of kinds, events, modes and vectors are the kernel's. `device`: a disk's name, or `MAJOR:MINOR`.
-- Histograms in profile `full`: run-queue latency has {len(RUNQ_LATENCY_BOUNDS_S)} bounds from 1 us to 34 s, factor 2; without a
-  probe, one bucket (sum and count of `/proc/PID/schedstat`). Throttles, reclaim and block I/O have {len(COARSE_BOUNDS_S)} bounds
-  from 16 us to 17 s, factor 4.
+- Histograms in profile `full`: run-queue latency has {len(RUNQ_LATENCY_BOUNDS_S)} bounds from 1 us to 34 s, factor 2; without
+  a probe, one bucket (sum and count of `/proc/PID/schedstat`). Throttles, reclaim and block I/O have
+  {len(COARSE_BOUNDS_S)} bounds from 16 us to 17 s, factor 4.
 - OpenMetrics exemplars (`round`, with OpenTelemetry `trace_id` and `span_id`): decisions, cycles, and the longest wait of each
   pod in the latest cycle.
 - Limits: `exporters.maxCgroups` cgroups, {MAX_AGGRESSORS_PER_CGROUP} culprits and
@@ -69,15 +76,15 @@ OTLP, together with `system.*`, `container.*` and `k8s.*` of the semantic conven
 The setting `exporters.metricProfile`, in the chart `metrics.profile`, selects the metrics. The column *profile* has the
 smallest profile with the metric, and in brackets the label values that `standard` is limited to.
 
-| profile | series of an ordinary container | cgroups on a node with pods | culprits | bounds of run-queue latency | of other histograms |
+| profile | series per container | cgroups on a node with pods | culprits | bounds of run-queue latency | of others |
 |---|---|---|---|---|---|
 {{profiles}}
 - Dashboards and alerts need `standard`.
-- An ordinary container has a CPU quota, a memory limit, TCP connections, one disk and {STANDARD_AGGRESSORS} culprits, and was
-  neither throttled nor in reclaim. With all of that it has up to 30 series more.
-- *late*: in `small` and `standard` the series begins when it has counted something. It is zero for {START_S} s and has its value
-  from then on, until the cgroup is removed; so `rate()` and `increase()` count from zero for every scrape interval up to
-  {START_S} s. Counters of cgroups that the agent has exported for less than {START_S} s, as after its start, begin with their
+- Series per container: of an ordinary one, which has a CPU quota, a memory limit, TCP connections, one disk and
+  {STANDARD_AGGRESSORS} culprits, and was neither throttled nor in reclaim. With all of that it has up to 30 series more.
+- *late*: in `small` and `standard` the series begins when it has counted something. It is zero for {START_S} s and has its
+  value from then on, until the cgroup is removed; so `rate()` and `increase()` count from zero for every scrape interval up
+  to {START_S} s. Counters of cgroups that the agent has exported for less than {START_S} s, as after its start, begin with their
   value. Over OTLP they have it at once, with the time at which they were zero.
 - Native histograms are not served: they need the protobuf exposition, which the Prometheus client library for Python does not
   have.

@@ -130,16 +130,18 @@ def count_dropped(snapshot: Snapshot, scope: SeriesScope) -> Mapping[str, int]:
 
     What the profile leaves out is not counted.
     """
-    samples = snapshot.cgroups.values()
-    aggressors = (
-        len(sample.blame.by_cgroup) - 1 - MAX_AGGRESSORS_PER_CGROUP for sample in samples if sample.blame is not None
-    )
-    devices = (max(len(sample.io), len(sample.block_io)) - MAX_DEVICES_PER_CGROUP for sample in samples)
+    aggressors = devices = 0
+    for sample in snapshot.cgroups.values():
+        blame = sample.blame
+        if blame is not None and len(blame.by_cgroup) - 1 > MAX_AGGRESSORS_PER_CGROUP:
+            aggressors += len(blame.by_cgroup) - 1 - MAX_AGGRESSORS_PER_CGROUP
+        if len(sample.io) > MAX_DEVICES_PER_CGROUP or len(sample.block_io) > MAX_DEVICES_PER_CGROUP:
+            devices += max(len(sample.io), len(sample.block_io)) - MAX_DEVICES_PER_CGROUP
     too_many = len(snapshot.cgroups) > scope.max_cgroups
     return {
         "cgroup": max(0, len(profile_cgroups(snapshot, scope)) - scope.max_cgroups) if too_many else 0,
-        "culprit": sum(more for more in aggressors if more > 0),
-        "device": sum(more for more in devices if more > 0),
+        "culprit": aggressors,
+        "device": devices,
     }
 
 

@@ -343,6 +343,20 @@ async def test_at_the_minimum_quota_alarms_start_no_more_cycles() -> None:
     assert len(script.cycles) == 3, "the first of run() alone"
 
 
+async def test_without_a_reclaimed_pod_the_watch_reads_nothing() -> None:
+    def online_only(seq: int) -> Snapshot:
+        return msgspec.structs.replace(small_snapshot(seq), pods=(WEB,))
+
+    script = Scripted(online_only)
+    reads: list[Collection[int]] = []
+    script.read_runq_latency = lambda ids: reads.append(ids) or {}  # type: ignore[method-assign, func-returns-value]
+    loop = loop_over(script, AgentConfig(interval_s=60, watch_interval_s=0.02))
+    async with running(loop):
+        await have(script, 1)
+        await asyncio.sleep(0.2)
+    assert reads == []
+
+
 async def test_cycles_are_an_interval_apart_and_none_is_made_up_after_an_overrun() -> None:
     script = Scripted(small_snapshot)
     loop = loop_over(script, AgentConfig(interval_s=0.2))

@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 from probes import compiled_forms
-from probes.compiled_forms import CompiledForm, MapSpec, cache_directory, file_name, read_form, replace_maps, write_form
+from probes.compiled_forms import (
+    CompiledForm,
+    FormLayout,
+    MapSpec,
+    cache_directory,
+    file_name,
+    read_form,
+    read_layout,
+    replace_maps,
+    write_form,
+    write_layout,
+)
 
 LOAD_MAP_3 = bytes([0x18, 0x11, 0, 0, 3, 0, 0, 0]) + bytes(8)
 LOAD_NUMBER_3 = bytes([0x18, 0x01, 0, 0, 3, 0, 0, 0]) + bytes(8)
@@ -46,6 +57,18 @@ def test_a_form_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert read_form(directory, "another") is None
     assert (directory.stat().st_mode & 0o777, (directory / "name").stat().st_mode & 0o777) == (0o700, 0o600)
     assert [entry.name for entry in directory.iterdir()] == ["name"]
+
+
+def test_a_layout_is_read_back_and_a_damaged_one_is_not_used(tmp_path: Path) -> None:
+    layout = FormLayout({"LAST_QUEUED": 2320, "DELAYED_BIT": 8}, [71234, 0])
+    write_layout(tmp_path, A, layout)
+    assert read_layout(tmp_path, A) == layout
+    assert read_layout(tmp_path, B) is None
+    write_form(tmp_path, B, FORM)
+    assert read_layout(tmp_path, B) is None
+    assert read_form(tmp_path, A) is None
+    (tmp_path / A).write_text((tmp_path / A).read_text().replace("2320", "2321"))
+    assert read_layout(tmp_path, A) is None
 
 
 def test_every_part_of_the_name_counts(monkeypatch: pytest.MonkeyPatch) -> None:

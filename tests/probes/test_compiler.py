@@ -103,13 +103,15 @@ def test_a_tracepoint_that_passes_something_else_is_refused() -> None:
 
 @pytest.mark.parametrize(("event", "reason"), [("wakeup", "wakeup of this kernel passes"), ("gone", "btf_trace_gone")])
 def test_what_the_kernel_lacks_is_found_before_the_compiler_runs(
-    monkeypatch: pytest.MonkeyPatch, event: str, reason: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, event: str, reason: str
 ) -> None:
     """Compiling takes most of the time that a form takes, and a kernel may refuse all of them."""
     monkeypatch.setattr(compiler, "_compiled_form", lambda *_: pytest.fail("compiled in vain"))
     required = {**form(), "constants": {}, "typed": True, "programs": [{**program(event, "s32"), "needs": ""}]}
+    (tmp_path / "vmlinux").write_bytes(sample())
+    monkeypatch.setenv("DIOPTASE_CACHE_DIR", "")
     with pytest.raises(FormRefused, match=reason) as refused:
-        _try_form(Btf(sample()), {"constants": {}, "sources": [], "maps": []}, required)
+        _try_form({"constants": {}, "sources": [], "maps": [], "btf": str(tmp_path / "vmlinux")}, required)
     assert refused.value.facts["stage"] == "fields"
     assert refused.value.facts["errno"] == errno.ENOENT
 
@@ -184,6 +186,30 @@ def test_a_header_that_the_sources_include_changes_the_name_of_the_compiled_form
         _compiled_form({"sources": [str(tmp_path / "a.bpf.h"), str(tmp_path / "a.bpf.c")]}, {}, [])
     assert len(names) == 3
     assert names[0] == names[1] != names[2]
+
+
+def test_the_layout_of_a_form_is_read_once_for_the_same_types_and_again_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DIOPTASE_CACHE_DIR", str(tmp_path / "cache"))
+    read: list[Path] = []
+    monkeypatch.setattr(compiler, "_types_of", read.append)
+    monkeypatch.setattr(compiler, "field_offsets", lambda _types, _form: {"PID": 8 * len(read)})
+    monkeypatch.setattr(compiler, "_attach_targets", lambda _types, _form, programs: [17] * len(programs))
+    job = {"btf": str(tmp_path / "vmlinux"), "constants": {}}
+    form = {"name": "tp_btf", "constants": {}, "programs": [{"needs": ""}, {"needs": "PID"}, {"needs": "ABSENT"}]}
+    offsets = []
+    for types in ("one", "one", "two"):
+        (tmp_path / "vmlinux").write_text(types)
+        compiler._digest_of.cache_clear()
+        layout = compiler._layout_of(job, form)
+        offsets.append(layout.macros["PID"])
+        assert list(layout.targets) == [17, 17]
+    assert offsets == [8, 8, 16]
+    compiler._digest_of.cache_clear()
+    (tmp_path / "vmlinux").unlink()
+    with pytest.raises(LoadFailure, match="vmlinux: No such file"):
+        compiler._layout_of(job, form)
 
 
 @pytest.mark.parametrize("files", [(), ("__init__.py",), ("__init__.py", "libbcc.py")])

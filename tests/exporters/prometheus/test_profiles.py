@@ -99,7 +99,8 @@ def test_cgroups_that_the_profile_leaves_out_do_not_count_as_dropped() -> None:
 def test_each_profile_is_part_of_the_next() -> None:
     finished = kubelet_cycle(2, 4)
     series = [
-        {line.rpartition(" ")[0] for line in lines(finished, profile) if 'le="' not in line} for profile in MetricProfile
+        {line.rpartition(" ")[0] for line in lines(finished, profile) if 'le="' not in line}
+        for profile in MetricProfile
     ]
     assert series[0] < series[1] < series[2]
 
@@ -115,7 +116,9 @@ def test_the_exemplar_of_the_longest_wait_is_in_the_bucket_that_includes_it() ->
     about = msgspec.structs.replace(RICH_ABOUT, metric_profile=MetricProfile.STANDARD)
     observed = MetricsState(version="1").after(full_cycle(2), about)
     text = "".join(render_lines(metric_families(observed), openmetrics=True))
-    (web,) = (line for line in text.splitlines() if "runq_wait_seconds_bucket" in line and '"web"' in line and "#" in line)
+    (web,) = (
+        line for line in text.splitlines() if "runq_wait_seconds_bucket" in line and '"web"' in line and "#" in line
+    )
     assert 'le="0.016384"' in web
     assert "} 0.016384 " in web
 
