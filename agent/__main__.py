@@ -36,6 +36,7 @@ from agent.qrm.actuator.actuator import Actuator
 from agent.qrm.actuator.checkpoint import CpusetCheckpoint
 from agent.qrm.actuator.originals import OriginalsJournal, StateDirLocked, restore_all
 from agent.qrm.actuator.state_dir import open_originals, read_boot_id
+from agent.qrm.actuator.thread_slices import FILE_NAME as SLICE_ORIGINALS
 from agent.qrm.actuator.thread_slices import ThreadSlices, open_thread_slices
 from agent.qrm.actuator.writer import KnobWriter
 from agent.qrm.decisions.cpu import managed_cgroups
@@ -385,12 +386,17 @@ def _restore_earlier_values(requested: ActMode, parts: _Parts) -> tuple[str, ...
             else ()
         )
     node_knobs: NodeKnobs | None = None
+    slices: ThreadSlices | None = None
     warnings: tuple[str, ...] = ()
+    if (parts.state[0] / SLICE_ORIGINALS).exists():
+        slices, warnings = open_thread_slices(ActMode.ON, parts.hierarchy, parts.state)
     # Not for the groups in resctrl alone, which may be those of an agent with another state directory.
     if any((parts.state[0] / name).exists() for name in (components.NODE_ORIGINALS, components.OOM_ORIGINALS)):
-        node_knobs, warnings = components.open_node_knobs(AgentConfig(), ActMode.ON, parts.hierarchy, parts.state, SYS)
-    if count or node_knobs is not None:
-        remaining = restore_all(parts.originals, parts.files, node_knobs, None, CycleLog())
+        node_knobs, more = components.open_node_knobs(AgentConfig(), ActMode.ON, parts.hierarchy, parts.state, SYS)
+        warnings += more
+    others = tuple(part for part in (slices, node_knobs) if part is not None)
+    if count or others:
+        remaining = restore_all(parts.originals, parts.files, others, None, CycleLog())
         if not remaining:
             return (
                 *warnings,

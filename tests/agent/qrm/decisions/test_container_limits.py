@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from agent.advisor.engine import PolicyState, evaluate_policy
-from agent.config.loader import parse_config
 from agent.qrm.decisions.container_limits import enforce_container_limits
 from agent.qrm.decisions.cpu import compose_decisions
 from api.advice import KnobRequest
@@ -15,6 +14,7 @@ from api.knobs import Knob, Reason
 from api.snapshot import Snapshot
 from api.units import MIB
 from tests.builders.pods import reclaimed, shared
+from tests.builders.settings import parse_config
 from tests.builders.snapshots import snapshot
 
 BATCH = reclaimed("batch", cpu_request=0.5, cpu_limit=0.5, memory_limit=128 * MIB)
