@@ -342,7 +342,7 @@ class Loop:
         if self._actuator.version == "v1":
             decisions = with_nested_cpusets(decisions, snapshot)
         draft.outcomes += self._actuator.apply(decisions, now_ns, quota_exempt=result.knob_requests.quota_exempt)
-        if draft.advice is not None and draft.advice.idle:
+        if draft.advice is not None:
             draft.report(*priority_health(snapshot, decisions, result.idle_class_obstacles, draft.outcomes))
         # An unreadable tree does not show that a pod has left, and neither does a kubelet that was not reached yet.
         if snapshot.cgroups and (snapshot.pods or snapshot.pods_fresh):

@@ -459,6 +459,10 @@ class RequestLatency(msgspec.Struct, frozen=True, kw_only=True):
     sampled_at_ns: int
 
 
+ABSENT = "absent"
+"""Detail of a component that this node cannot have: it does not work, and no alert fires."""
+
+
 class ComponentHealth(msgspec.Struct, frozen=True, kw_only=True):
     """Result of reading one sensor, probe or pod source in this cycle; a failure is reported like any other fact."""
 

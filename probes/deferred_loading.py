@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from api.interfaces import KernelFeatureAbsent, Probe, ProbeReading, Unavailable
+from api.snapshot import ABSENT
 from probes.loader import CHILD_PYTHON, Compiler, sharing
 from probes.remedies import CompilerLost
 
 log = logging.getLogger(__name__)
 LOADING = "loading"
-ABSENT = "absent"
 CHILD_NICE = 10
 """Nice value of the child: half a second of CPU per probe must not delay other processes."""
 COMPILE_TIMEOUT_S = 300.0

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 import agent.loop
+from agent.config.advisor import AdvisorConfig
 from agent.config.config import AgentConfig
 from agent.loop import Loop
 from agent.qrm.actuator.actuator import Actuator
@@ -21,7 +22,7 @@ from api.decision import ActMode, Cycle
 from api.knobs import Knob
 from api.pod import Pod
 from api.qos import QoSLevel
-from api.snapshot import CgroupSample, Machine, Snapshot
+from api.snapshot import CgroupSample, KubeletManagers, Machine, Snapshot
 from tests.agent.qrm.actuator.trees import Tree
 from tests.builders.pods import reclaimed, shared
 from tests.builders.snapshots import snapshot
@@ -31,11 +32,16 @@ BURSTABLE, BEST_EFFORT = f"{KUBEPODS}/kubepods-burstable.slice", f"{KUBEPODS}/ku
 POD, OTHER_POD = (f"{BEST_EFFORT}/kubepods-besteffort-pod{uid}.slice" for uid in ("b", "other"))
 BATCH = reclaimed("batch", uid="b", cgroup=f"{POD}/c")
 WEB = shared("web", uid="w", cgroup=f"{BURSTABLE}/kubepods-burstable-podw.slice/c")
+CANONICAL = AgentConfig(advisor=AdvisorConfig(policy="canonical"))
 NOT_RECLAIMED = msgspec.structs.replace(BATCH, qos=QoSLevel.SHARED)
 
 
 class Node:
     """A kubelet's cgroups of version 2 in ordinary files, and the agents that start and end there."""
+
+    config = AgentConfig()
+    managers: KubeletManagers | None = None
+    machine = Machine(cgroup_version="v2", systemd_version=252)
 
     def __init__(self, root: Path) -> None:
         self._tree, self._state, self._second = Tree(root / "cgroup", "v2"), root / "state", 0
@@ -55,7 +61,7 @@ class Node:
         self._files, self.originals = KnobWriter(self._tree.hierarchy), open_originals(self._state, "boot")
         sensor: Any = self
         actuator = Actuator(self._files, self.originals, ActMode.ON)
-        self._loop = Loop(config=AgentConfig(), sensor=sensor, actuator=actuator, sinks=())
+        self._loop = Loop(config=self.config, sensor=sensor, actuator=actuator, sinks=())
 
     def kill(self) -> None:
         """End the agent without restoring anything."""
@@ -69,7 +75,7 @@ class Node:
             for path, number in self._ids.items()
             if self._other_tasks or not path.startswith(OTHER_POD)
         }
-        node = msgspec.structs.replace(observed.node, machine=Machine(cgroup_version="v2", systemd_version=252))
+        node = msgspec.structs.replace(observed.node, machine=self.machine, kubelet=self.managers)
         return msgspec.structs.replace(observed, seq=seq, taken_at_ns=taken_at_ns, cgroups=cgroups, node=node)
 
     def run(self, *pods: Pod, other_tasks: bool = False) -> Cycle:
@@ -111,6 +117,17 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 def failed(cycle: Cycle) -> list[str]:
     return [f"{source.name}: {source.error}" for source in cycle.snapshot.sources if not source.ok]
+
+
+def test_a_static_cpu_manager_leaves_priority_to_separate_the_pods_and_its_gap_is_reported(node: Node) -> None:
+    """Policy canonical separates pods by cpusets, which the static manager owns."""
+    node.kill()
+    node.config, node.managers = CANONICAL, KubeletManagers(cpu="static", memory="none")
+    node.machine = Machine(cgroup_version="v2", systemd_version=249)
+    node.start()
+    (problem,) = [text for text in failed(node.run(BATCH, WEB)) if text.startswith("pod-siblings")]
+    assert "with systemd 249 a kubelet would not restart while the class is idle" in problem
+    assert node.idle == {POD: "1", BEST_EFFORT: "0"}
 
 
 def test_a_pod_that_is_not_reclaimed_ends_the_priority_of_the_class_in_the_same_cycle(node: Node) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from api.interfaces import KernelFeatureAbsent, Probe, ProbeReading, Unavailable
+from api.snapshot import ABSENT
 from probes import deferred_loading as background_module
-from probes.deferred_loading import ABSENT, LOADING, DeferredLoader, DeferredProbe
+from probes.deferred_loading import LOADING, DeferredLoader, DeferredProbe
 from probes.loader import Compiler, Job, load, sharing
 from tests.builders.waiting import until
 

@@ -25,7 +25,7 @@ from api.interfaces import Unavailable
 from api.knobs import Knob, Reason
 from api.pod import Pod
 from api.qos import QoSLevel
-from api.snapshot import ComponentHealth, Machine, Snapshot
+from api.snapshot import ABSENT, ComponentHealth, Machine, Snapshot
 
 YIELD_RULE = "yield_to_online"
 """Rule of the lowest priority of a reclaimed cgroup: it follows from reclaimed_cores, not from a measurement."""
@@ -130,7 +130,7 @@ def _unsafe_idle_class(path: str, machine: Machine, enabled: bool | None) -> Una
     if machine.systemd_version < MIN_SYSTEMD_VERSION:
         return Unavailable(
             f"with systemd {machine.systemd_version} a kubelet would not restart while the class is idle",
-            f"upgrade systemd to {MIN_SYSTEMD_VERSION} or newer",
+            f"upgrade systemd to {MIN_SYSTEMD_VERSION} or newer, then restart the agent",
         )
     return None
 
@@ -227,7 +227,8 @@ def priority_health(
     outcomes: Sequence[Outcome] = (),
 ) -> tuple[ComponentHealth, ...]:
     """Return one failed component if reclaimed pods have no CPU priority against some online pod. `decisions` and `outcomes`
-    are those of this cycle, `obstacles` those of `idle_class_obstacles`."""
+    are those of this cycle, `obstacles` those of `idle_class_obstacles`: a class that the node does not allow to be idle makes
+    the component absent, so that no alert fires."""
     gaps = priority_gaps(snapshot, decisions)
     if not gaps:
         return ()
@@ -247,7 +248,8 @@ def priority_health(
         remedy += f"; or {other_remedy}"
     elif any(outcome.status in (OutcomeStatus.APPLIED, OutcomeStatus.UNCHANGED) for outcome in slices):
         error += f". {parent} has the least weight, and threads in it have slices of {SHORT_SLICE_MS} ms"
-    return (ComponentHealth(name="pod-siblings", ok=False, error=error, remedy=remedy),)
+    detail = ABSENT if obstacle is not None and not refused else ""
+    return (ComponentHealth(name="pod-siblings", ok=False, detail=detail, error=error, remedy=remedy),)
 
 
 def _outermost(cgroup: str, lowest: Collection[str]) -> str:

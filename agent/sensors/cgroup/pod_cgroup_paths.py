@@ -91,6 +91,7 @@ def pod_cgroup_of(container: str) -> str | None:
     return path if uid_of_pod_cgroup(path) else None
 
 
+@lru_cache(maxsize=16384)
 def uid_of_pod_cgroup(path: str) -> str:
     """Return the normalized uid in the name of a cgroup that the kubelet created for a pod; empty for any other cgroup."""
     match = _POD_CGROUP.fullmatch(posixpath.basename(path))

@@ -163,6 +163,8 @@ def test_the_component_reports_what_holds_instead(status: OutcomeStatus, error: 
     (failed,) = priority_health(observed, decisions, result.idle_class_obstacles, outcomes)
     assert text in failed.error
     assert remedy in failed.remedy
+    # The alert about sources leaves out what a node cannot have; a refused write can be fixed.
+    assert failed.detail == ("" if status is OutcomeStatus.REFUSED else "absent")
 
 
 def test_a_qos_class_with_reclaimed_pods_only_is_idle_with_the_systemd_driver() -> None:
