@@ -47,7 +47,9 @@ PASSWORD = "$2b$04$cVWp4XaNU8a4v1uMRum2SO026BWLIoQMD/TXg5uZV.0P.uO8m3YEm"
 def effective_config(interval_s: float = 1.0) -> EffectiveConfiguration:
     config = msgspec.structs.replace(AgentConfig(), interval_s=interval_s)
     return effective_configuration(
-        resolve_config(config, {}, {}, lambda _config: ""), {} if interval_s == 1 else {"intervalS": interval_s}, 5
+        resolve_config(config, {}, {}, lambda _config: ""),
+        {} if interval_s == 1 else {"file": {"intervalS": interval_s}},
+        5,
     )
 
 
