@@ -156,7 +156,7 @@ class SystemdNode:
 
     def decisions(self) -> list[Any]:
         """Return the agent's journal."""
-        return list(json.loads(self.ask("/api/v1/decisions?limit=1000"))["entries"])
+        return list(json.loads(self.ask("/api/v1/decisions?limit=2000")))
 
     def agent_pid(self) -> int:
         """Return the process id of the agent."""
