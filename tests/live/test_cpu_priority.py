@@ -73,7 +73,7 @@ def test_the_pod_yields_is_explained_and_reset_after_a_kill(tree: KubeletTree, t
         text = " ".join(answer.stdout.split())
         assert "cpu.idle of default/batch" in text
         parent = tree.pod.path.rpartition("/")[0]
-        assert f"At every wakeup the scheduler prefers the other children of {parent}," in text
+        assert f"A task that wakes up in another child of {parent} interrupts the tasks of this cgroup" in text
         tree.pod.file("cpu", "cpu.idle").write_text("0\n")
         until(lambda: tree.idle == ("1", "0"), "it is written again")
         agent.end(signal.SIGKILL)
