@@ -269,7 +269,7 @@ async def _open_parts(
     latencies, probes, latency_warnings = _open_probes(config, hierarchy, stack, watching=isinstance(pods, NoPods))
     # By the settings file: an object of the cluster may disable power now and enable it later.
     node_knobs, knob_warnings = components.open_node_knobs(settings[1], act, hierarchy, state, SYS)
-    slices, slice_warnings = open_thread_slices(act, hierarchy, state)
+    slices, slice_warnings = open_thread_slices(act, hierarchy, state, enabled=settings[1].knobs.short_slices)
     return _Parts(
         config=config,
         act=act,

@@ -28,7 +28,7 @@ class Knob(StrEnum):
     BURST = "cpu.max.burst"
     """Microseconds that may be accumulated and used beyond the quota (Linux 5.14)."""
     IDLE = "cpu.idle"
-    """`1`: at every wakeup the scheduler prefers the other children of the parent cgroup (Linux 5.15)."""
+    """`1`: tasks that wake up in other children of the parent cgroup interrupt the tasks of this one (Linux 5.15)."""
     MEMORY_MAX = "memory.max"
     """Bytes, or `max`."""
     MEMORY_HIGH = "memory.high"

@@ -363,6 +363,7 @@ def evaluate_policy(
         allowed_cpus=allowed,
         reclaim_roots=memory_inputs.roots,
         idle_class_obstacles=idle_class_obstacles(node_snapshot, config.kubelet.idle_class),
+        short_slices=config.knobs.short_slices,
         evaluated_latency=advisor.evaluated_latency,
     )
     return result, PolicyState(

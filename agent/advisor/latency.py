@@ -1,6 +1,6 @@
 """Policy `latency`: run-queue latency of online pods sets the CPU quota of reclaimed pods.
-The quota grows slowly and shrinks at once. Reclaimed pods run on all CPUs. At every wakeup the scheduler prefers
-online tasks where decisions/cpu_priority.py could write the priority; the quota bounds what remains. A breach of
+The quota grows slowly and shrinks at once. Reclaimed pods run on all CPUs. Online tasks that wake up
+interrupt them where decisions/cpu_priority.py could write the priority; the quota bounds what remains. A breach of
 the target halves what reclaimed pods use, a gross breach reduces it to the minimum. Latency that remains while the
 quota is at its minimum is the container's baseline and is not held against reclaimed pods. Latency is measured when a task gets
 a CPU: a container with runnable threads and no sample blocks growth. If blame is measured, reclaimed pods lose quota only

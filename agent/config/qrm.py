@@ -233,6 +233,9 @@ class KnobsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     resctrl: ResctrlConfig = ResctrlConfig()
     oom_priority: bool = False
     """[enable-oom-priority] Set oom_score_adj in the order of oom_priority."""
+    short_slices: bool = False
+    """Give reclaimed threads the shortest EEVDF slice where the class BestEffort is not idle (Linux 6.12). Needs CAP_SYS_NICE;
+    docs/adr/0009 has measurements."""
 
     @property
     def of_the_node(self) -> bool:

@@ -61,6 +61,7 @@ def test_sizes_are_powers_of_two(value: int | None, text: str) -> None:
     [
         ("cpu.max", "max 100000", "no limit"), ("cpu.max", "55000 100000", "0.55 cores"), ("cpu.max", "rubbish", "rubbish"),
         ("cpu.max", "1 0", "1 0"), ("cpu.idle", "1", "yields to siblings"), ("cpu.idle", "0", "normal"),
+        ("sched_runtime", "100001", "slice of 0.1 ms"), ("sched_runtime", "0", "default slice"),
         ("cpu.weight", "100", "100"),
         ("cpuset.mems", "0-1", "NUMA nodes 0-1"), ("memory.max", "max", "no limit"), ("memory.high", "536870912", "512 MiB"),
         ("drop_cache", "rubbish", "rubbish"),

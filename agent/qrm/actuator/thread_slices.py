@@ -26,6 +26,7 @@ from api.knobs import Knob
 
 FILE_NAME = "slice-originals.json"
 PERMISSION_REMEDY = "add SYS_NICE to agent.capabilities, or run the agent as root with CAP_SYS_NICE"
+NO_SLICES = "this kernel does not let a thread choose its slice: use Linux 6.12 or newer"
 HIDDEN_REMEDY = "run the agent in the host's PID namespace (hostPID)"
 REFUSAL_PERIOD_NS = 60_000_000_000
 """Time after which a container is tried again whose threads the agent was not permitted to change."""
@@ -115,7 +116,7 @@ class ThreadSlices:
         if threads is None:
             return _Check(Outcome(decision=decision, status=OutcomeStatus.VANISHED, error=f"{cgroup} is gone"))
         if default_ns is None:
-            error = f"{cgroup}: this kernel does not let a thread choose its slice: use Linux 6.12 or newer"
+            error = f"{cgroup}: {NO_SLICES}"
             return _Check(Outcome(decision=decision, status=OutcomeStatus.REFUSED, error=error))
         entry = self._journal.by_key.get(cgroup)
         same = entry is not None and (entry.cgroup_id, entry.slice_ns) == (decision.cgroup_id, slice_ns)
@@ -233,16 +234,20 @@ class ThreadSlices:
 
 
 def open_thread_slices(
-    act: ActMode, hierarchy: Hierarchy, state: tuple[Path, str]
+    act: ActMode, hierarchy: Hierarchy, state: tuple[Path, str], *, enabled: bool
 ) -> tuple[ThreadSlices | None, tuple[str, ...]]:
-    """Open the slices of threads; `state` is the state directory and the boot id. Return a warning instead if the journal
-    cannot be read, and nothing if the agent makes no decisions."""
-    if act is ActMode.OFF:
+    """Open the slices of threads if the agent may change them, or an earlier agent has left some changed; `state` is the
+    state directory and the boot id. Return a warning instead if the journal cannot be read."""
+    left = act is ActMode.ON and (state[0] / FILE_NAME).exists()
+    if act is ActMode.OFF or not (enabled or left):
         return None, ()
     try:
-        return ThreadSlices(hierarchy, SchedulerCalls(), *state), ()
+        slices = ThreadSlices(hierarchy, SchedulerCalls(), *state)
     except Unavailable as error:
         return None, (f"Slices of threads are left alone: {error.reason}: {error.remedy}.",)
+    if enabled and not slices.available:
+        return slices, (f"knobs.shortSlices has no effect: {NO_SLICES}.",)
+    return slices, ()
 
 
 def _refusal(refused: Sequence[int], value: str) -> str:

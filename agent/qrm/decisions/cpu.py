@@ -258,6 +258,8 @@ class PolicyResult(msgspec.Struct, frozen=True, kw_only=True):
     """Cgroups that contain listed reclaimed pods and no other listed pods, of the node or of one NUMA node."""
     idle_class_obstacles: Mapping[str, Unavailable | None] = {}
     """QoS classes that contain reclaimed pods; by cgroup why it must not be idle, None if it may be."""
+    short_slices: bool = False
+    """Whether threads of a BestEffort class that is not idle get short slices."""
     evaluated_latency: Mapping[str, RunqLatency | None] = {}
     """Run-queue latency by online container's cgroup, as the policy evaluated it."""
 
@@ -278,7 +280,7 @@ def compose_decisions(
     requests += result.memory.knob_requests if result.memory is not None else ()
     limited = enforce_container_limits((*requests, *result.knob_requests.requests), snapshot)
     decisions = resolve_knob_requests(limited, snapshot, knobs, result.extra_cgroups)
-    if advice is not None and advice.idle:
+    if advice is not None and advice.idle and result.short_slices:
         decisions += resolve_knob_requests(slice_requests(snapshot, decisions), snapshot, knobs)
     kubelet_knobs = _knobs_of_kubelet(managers)
     return tuple(decision for decision in decisions if decision.knob not in kubelet_knobs)

@@ -50,11 +50,16 @@ def yield_reason(parent: str, knob: Knob) -> Reason:
     """Return the reason of the lowest priority of a child of `parent`: it names the siblings that it holds against."""
     if knob is Knob.IDLE:
         text = (
-            f"At every wakeup the scheduler prefers the other children of {parent}, unless they have cpu.idle as well."
+            f"A task that wakes up in another child of {parent} interrupts the tasks of this cgroup on its CPU, unless that "
+            "child has cpu.idle as well. Tasks elsewhere do not interrupt them; the scheduler only prefers CPUs that run no "
+            "other tasks when it places a task that wakes up."
         )
     else:
-        text = f"Has the lowest weight of the children of {parent}: this kernel has no cpu.idle (Linux 5.15)."
-    return Reason(rule=YIELD_RULE, text=f"{text} It has no effect on cgroups elsewhere.")
+        text = (
+            f"Has the lowest weight of the children of {parent}: this kernel has no cpu.idle (Linux 5.15). It has no effect "
+            "on cgroups elsewhere."
+        )
+    return Reason(rule=YIELD_RULE, text=text)
 
 
 def yield_request(cgroup: str, knobs: Collection[Knob]) -> KnobRequest | None:
@@ -195,9 +200,9 @@ def priority_gaps(snapshot: Snapshot, decisions: Sequence[Decision]) -> dict[str
 
 
 def slice_requests(snapshot: Snapshot, decisions: Sequence[Decision]) -> tuple[KnobRequest, ...]:
-    """Return the requests for short slices of the reclaimed containers of a BestEffort class that is not idle. A running
-    thread is not preempted before its slice ends (kernel/sched/fair.c, protect_slice()). With the weight of another class a
-    short slice would be harmful: it also gives an earlier deadline (docs/adr/0009)."""
+    """Return the requests for short slices of the reclaimed containers of a BestEffort class that is not idle
+    (`knobs.shortSlices`). A running thread is not preempted before its slice ends (kernel/sched/fair.c, protect_slice()).
+    In a class with more weight a short slice is harmful: it also gives an earlier deadline (docs/adr/0009)."""
     gaps = {path: gap for path, gap in priority_gaps(snapshot, decisions).items() if is_best_effort_class(path)}
     if not gaps:
         return ()

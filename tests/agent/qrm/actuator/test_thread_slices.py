@@ -10,18 +10,30 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from agent.journal.decisions import DecisionJournal
+from agent.qrm.actuator.actuator import Actuator
+from agent.qrm.actuator.originals import restore_all
 from agent.qrm.actuator.sched_attr import ThreadScheduling
-from agent.qrm.actuator.thread_slices import FILE_NAME, HIDDEN_REMEDY, PERMISSION_REMEDY, ThreadSlices
+from agent.qrm.actuator.state_dir import open_originals
+from agent.qrm.actuator.thread_slices import (
+    FILE_NAME,
+    HIDDEN_REMEDY,
+    PERMISSION_REMEDY,
+    ThreadSlices,
+    open_thread_slices,
+)
+from agent.qrm.actuator.writer import KnobWriter
 from agent.qrm.decisions.cpu_priority import SHORT_SLICE
 from agent.sensors.cgroup.hierarchy import Hierarchy
-from api.decision import Decision, OutcomeStatus
+from api.decision import ActMode, Decision, OutcomeStatus
 from api.interfaces import Unavailable
 from api.knobs import Knob, Reason
 from tests.agent.qrm.actuator.fakes import kill_at_every_step
+from tests.agent.qrm.actuator.trees import Tree
 
 DEFAULT, SHORT, OWN = 1_400_000, int(SHORT_SLICE), 3_000_000
 OTHER, FIFO, BATCH, IDLE = 0, 1, 3, 5
-S = 1_000_000_000
+S, APPLIED = 1_000_000_000, OutcomeStatus.APPLIED
 
 
 class FakeScheduler:
@@ -284,3 +296,71 @@ def test_a_kill_at_any_step_leaves_no_slice_behind(tmp_path: Path) -> None:
 
     calls = [(os, "fsync"), (Path, "rename"), (Path, "unlink"), (StoredScheduler, "set_slice")]
     assert kill_at_every_step(calls, prepare, work, check) > 7
+
+
+def test_the_actuator_walks_threads_only_when_they_are_due_and_restores_what_is_not_decided(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.start(10)
+    tree = Tree(tmp_path / "knobs", "v2")
+    tree.make("/batch", {})
+    files, originals = KnobWriter(tree.hierarchy), open_originals(machine.state, "boot")
+    slices = machine.opened()
+    actuator = Actuator(files, originals, ActMode.ON, None, slices)
+    assert Knob.SLICE in actuator.knobs(["/batch"])["/batch"]
+    (done,) = actuator.apply([machine.decision()], S)
+    assert (done.status, machine.slices(10)) == (OutcomeStatus.APPLIED, [SHORT])
+    machine.start(11)
+    outcomes = {second: actuator.apply([machine.decision()], second * S)[0] for second in range(2, 12)}
+    due = [second for second, outcome in outcomes.items() if outcome.status is APPLIED]
+    assert len(due) == 1, "the thread that joined is found once"
+    assert due[0] <= 6, "within 5 s"
+    assert machine.slices(11) == [SHORT]
+    assert actuator.release([machine.decision()], ()) == ()
+    assert actuator.release([], {"/batch"}) == (), "a cgroup that was not read keeps its slices"
+    (back,) = actuator.release([], ())
+    assert (back.status, back.decision.value, machine.slices(10, 11)) == (APPLIED, "0", [DEFAULT, DEFAULT])
+    (again,) = actuator.apply([machine.decision()], 20 * S)
+    assert again.status is APPLIED
+    assert restore_all(originals, files, (slices,), None, DecisionJournal(None)) == 0
+    assert machine.slices(10, 11) == [DEFAULT, DEFAULT]
+    originals.close()
+    files.close()
+
+
+def test_a_dry_run_changes_no_slice_and_an_agent_without_slices_decides_none(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.start(10)
+    tree = Tree(tmp_path / "knobs", "v2")
+    tree.make("/batch", {})
+    files = KnobWriter(tree.hierarchy)
+    (outcome,) = Actuator(files, None, ActMode.DRY_RUN, None, machine.opened()).apply([machine.decision()], S)
+    assert (outcome.status, machine.slices(10)) == (OutcomeStatus.DRY_RUN, [DEFAULT])
+    machine.scheduler.default = None
+    for slices in (None, machine.opened()):
+        assert Knob.SLICE not in Actuator(files, None, ActMode.ON, None, slices).knobs(["/batch"])["/batch"]
+    files.close()
+
+
+@pytest.mark.parametrize(
+    ("act", "enabled", "left", "opened"),
+    [
+        (ActMode.ON, False, False, False),
+        (ActMode.ON, True, False, True),
+        (ActMode.ON, False, True, True),
+        (ActMode.DRY_RUN, False, True, False),
+        (ActMode.OFF, True, True, False),
+    ],
+)
+def test_slices_are_opened_if_enabled_or_if_an_earlier_agent_left_some(
+    tmp_path: Path, act: ActMode, *, enabled: bool, left: bool, opened: bool
+) -> None:
+    machine = Machine(tmp_path)
+    if left:
+        machine.start(10)
+        machine.opened().apply([machine.decision()])
+    slices, _ = open_thread_slices(act, machine.hierarchy, (machine.state, "boot"), enabled=enabled)
+    assert (slices is not None) is opened
+    (machine.state / FILE_NAME).write_text("{")
+    slices, warnings = open_thread_slices(ActMode.ON, machine.hierarchy, (machine.state, "boot"), enabled=enabled)
+    assert slices is None
+    assert "Slices of threads are left alone" in warnings[0]

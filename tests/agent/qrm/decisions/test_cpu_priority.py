@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.config.config import AgentConfig
 from agent.config.kubelet import KubeletConfig
+from agent.config.qrm import KnobsConfig
 from agent.qrm.decisions.cpu import PolicyResult, compose_decisions, managed_cgroups
 from agent.qrm.decisions.cpu_priority import priority_health
 from api.decision import Decision, Outcome, OutcomeStatus
@@ -63,9 +64,13 @@ def observe(
 
 
 def decide(
-    observed: Snapshot, knobs: frozenset[Knob] = frozenset(Knob), *, idle_class: bool | None = None
+    observed: Snapshot,
+    knobs: frozenset[Knob] = frozenset(Knob),
+    *,
+    idle_class: bool | None = None,
+    short_slices: bool = True,
 ) -> tuple[PolicyResult, tuple[Decision, ...]]:
-    config = AgentConfig(kubelet=KubeletConfig(idle_class=idle_class))
+    config = AgentConfig(kubelet=KubeletConfig(idle_class=idle_class), knobs=KnobsConfig(short_slices=short_slices))
     result, _ = evaluate_policy(observed, config, PolicyState(), observed.taken_at_ns)
     return result, compose_decisions(
         result, observed, dict.fromkeys(managed_cgroups(observed.pods, observed.cgroups), knobs)
@@ -95,8 +100,8 @@ def test_a_reclaimed_pod_gets_the_priority_at_the_level_of_its_siblings(root: st
     (decision,) = [d for d in decide(observed)[1] if d.knob is Knob.IDLE]
     assert (decision.pod, decision.cgroup_id) == ("default/batch", observed.cgroups[pod_of(batch)].id)
     parent = pod_of(batch).rpartition("/")[0]
-    assert f"prefers the other children of {parent}," in decision.reason.text
-    assert "It has no effect on cgroups elsewhere" in decision.reason.text
+    assert f"wakes up in another child of {parent} interrupts the tasks of this cgroup" in decision.reason.text
+    assert "Tasks elsewhere do not interrupt them" in decision.reason.text
     assert health(observed) == ()
 
 
@@ -139,13 +144,18 @@ def test_threads_of_a_best_effort_class_that_is_not_idle_have_short_slices() -> 
 
 
 def test_slices_stay_as_they_are_where_they_would_not_help() -> None:
-    """An idle class; no online pod; a class with a weight, in which a short slice has an early deadline; an old kernel."""
+    """An idle class; no online pod outside; a class with more weight; an old kernel; the default setting."""
     assert slices(observe(best_effort())) == []
     assert slices(observe([on(V1, "besteffort", reclaimed("batch"))])) == []
     assert slices(observe([on(V1, "besteffort", reclaimed("batch")), on(V1, "besteffort", shared("web"))])) == []
     mixed = [on(SLICES, "burstable", reclaimed("b")), on(SLICES, "burstable", shared("w")), on(SLICES, "", shared("d"))]
     assert slices(observe(mixed)) == []
-    assert not [d for d in decide(observe(best_effort(V1)), frozenset(Knob) - {Knob.SLICE})[1] if d.knob is Knob.SLICE]
+    for decided in (
+        decide(observe(best_effort(V1)), frozenset(Knob) - {Knob.SLICE})[1],
+        decide(observe(best_effort(V1)), short_slices=False)[1],
+    ):
+        assert [d for d in decided if d.knob is Knob.IDLE]
+        assert not [d for d in decided if d.knob is Knob.SLICE]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +184,7 @@ def test_a_qos_class_with_reclaimed_pods_only_is_idle_with_the_systemd_driver() 
     assert priorities(observed) == {pod_of(batch): "cpu.idle=1", path: "cpu.idle=1"}
     (decision,) = [d for d in decide(observed)[1] if d.cgroup == path]
     assert (decision.pod, decision.reason.rule) == ("", "yield_to_online")
-    assert f"prefers the other children of {SLICES}," in decision.reason.text
+    assert f"wakes up in another child of {SLICES} interrupts" in decision.reason.text
     assert health(observed) == ()
 
 
