@@ -18,8 +18,8 @@ def board() -> Board:
         "worth",
         "Dioptase: is it worth it",
         (
-            "What colocation gains in CPU of reclaimed pods, what it costs online pods in run-queue latency, and what was taken "
-            "back. Totals continue when an agent restarts."
+            "What colocation gains in CPU of reclaimed pods, what it costs online pods in run-queue latency, and what was "
+            "taken back. Totals continue when an agent restarts."
         ),
         (),
         (
@@ -63,7 +63,7 @@ def _last_day() -> list[Panel]:
         ),
         stat_panel(
             "Online p99 without batch work", units.Seconds, quantile(0.99, WITHOUT, DAY),
-            "The same in the rest of the time. No value: reclaimed pods were busy all day, so there is nothing to compare with.",
+            "The same in the rest of the time. No value: reclaimed pods were busy all day, so nothing compares.",
         ),
         stat_panel(
             "Online waits for reclaimed pods", "s/s", f"sum(rate({WAITED}{DAY}))",
@@ -112,8 +112,8 @@ def _latency() -> list[Panel]:
         ),
         line_panel(
             "Online waits for reclaimed pods by node", "s/s",
-            "Time that tasks of online pods waited while a reclaimed pod had their CPU. High on one node: look at the dashboard "
-            "of its workloads.",
+            "Time that tasks of online pods waited while a reclaimed pod had their CPU. High on one node: look at the "
+            "dashboard of its workloads.",
             Query(f"topk(12, sum by (job, instance) (rate({WAITED}{RATE_INTERVAL})))", "{{instance}}"),
         ),
     ]  # fmt: skip

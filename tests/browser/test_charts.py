@@ -116,7 +116,7 @@ def test_charts_tell_their_numbers_to_the_keyboard(page: Page, reported: Colocat
     message = page.eval("document.querySelector('#latency-chart .plot').getAttribute('aria-valuetext')")
     assert (
         message == f"{formats.clock(build_view(reported.rounds[0]).wall_time_ms)}: "
-        "p99 unknown, p50 unknown, run queue p99 unknown"
+        "p99 unknown, p50 unknown, queue p99 unknown"
     )
 
 

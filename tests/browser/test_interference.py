@@ -147,7 +147,10 @@ def test_a_node_without_listed_pods_is_worth_looking_at(browser: Browser, agent:
     created = interference_node.interference_cycles(40, pods=())
     agent.show(created)
     page = opened(browser, agent)
-    assert page.text("#reason") == "No pods are listed: every cgroup is measured, and nothing is decided."
+    assert page.text("#reason") == (
+        "No pods are listed: every cgroup is measured, and nothing is decided. "
+        "List pods with --kubelet, or in a file with --pods."
+    )
     shown = page.eval(
         "[...document.querySelectorAll('.tile')].filter(t => t.offsetParent).map(t => t.querySelector('dt').textContent)"
     )

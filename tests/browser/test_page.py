@@ -39,7 +39,7 @@ def test_headline_numbers_are_the_views(browser: Browser, agent: AgentServer, re
     assert page.text("#busy") == formats.cores(view.busy_cores)
     assert f"{page.text('#latency')} {page.text('#latency-unit')}" == formats.milliseconds(web.latency.p99_ms)
     assert page.text("#latency-note") == (
-        f"p50 {formats.milliseconds(web.latency.p50_ms)} · {formats.integer(web.latency.per_second)} requests/s"
+        f"p50 {formats.milliseconds(web.latency.p50_ms)} · {formats.integer(web.latency.per_second)} req/s"
     )
     assert f"{page.text('#wait')} {page.text('#wait-unit')}" == formats.duration(web.wait.p99_us)
     assert page.text("#wait-note") == f"p50 {formats.duration(web.wait.p50_us)} · target 10 ms"
@@ -147,8 +147,12 @@ def test_act_mode_is_always_said(browser: Browser, agent: AgentServer, act: ActM
     entries = page.eval("[...document.querySelectorAll('.entry')].map(e => e.dataset.status)")
     assert set(entries) == ({"dry-run"} if act is ActMode.DRY_RUN else set())
     if act is ActMode.OFF:
-        assert page.text("#reason") == "Decisions are switched off (--act off)."
-        assert page.text("#no-entries") == "No cgroup has been changed yet."
+        assert page.text("#reason") == (
+            "Decisions are switched off (--act off). Use --act dry-run to see them, --act on to apply them."
+        )
+        assert page.text("#no-entries") == (
+            "No cgroup has been changed yet. Decisions appear here when the load of online pods changes."
+        )
         assert page.text("#lent") == formats.ABSENT
 
 

@@ -22,11 +22,12 @@ class AgentServer:
         entries: Sequence[JournalEntry] = (),
         web_config: WebConfig | None = None,
         tokens: TokenReviewer | None = None,
+        node_name: str = "",
     ) -> None:
         self.journal = MemoryJournal(entries)
         self.evictions = EvictionJournal(None)
         self.port = 0
-        self._web_config, self._tokens = web_config, tokens
+        self._web_config, self._tokens, self._node_name = web_config, tokens, node_name
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -41,7 +42,7 @@ class AgentServer:
         """Listen; on the same port as before, with nothing remembered."""
         self._server = AgentWebServer(
             journal=self.journal, evictions=self.evictions, version="test", web_config=self._web_config,
-            tokens=self._tokens,
+            tokens=self._tokens, node_name=self._node_name,
         )  # fmt: skip
         started = asyncio.run_coroutine_threadsafe(self._server.start("127.0.0.1", self.port), self._loop)
         self.port = started.result(10)

@@ -114,7 +114,7 @@ def test_series_of_nodes_are_grouped_by_job_and_instance() -> None:
     """Two jobs may scrape the same address; a match on the instance alone fails there, and a sum counts twice."""
     requests = [*panel_queries(), *((rule.record or rule.alert, rule.expr) for rule in rules())]
     groups = {(name, group) for name, expr in requests for group in re.findall(r"\b(?:by|on) \(([^)]*)\)", expr)}
-    # Those of the boards fleet and worth are sums over nodes, or of the controller, of which one replica at a time has something to say.
+    # Those of the boards fleet and worth are sums over nodes, or of the controller, of which one replica at a time works.
     of_nodes = {
         (name, group) for name, group in groups if not name.startswith(("fleet: ", "worth: ", "DioptaseControllerIdle"))
     }

@@ -6,13 +6,14 @@ import { Decisions, direction } from "/static/decisions.js";
 import { byId, say } from "/static/dom.js";
 import { Evictions } from "/static/evictions.js";
 import { chosen, cores, duration, percent } from "/static/format.js";
-import { derive, label, latest, shorten, watching } from "/static/model.js";
+import { derive, label, latest, podDirectories, shorten, watching } from "/static/model.js";
 import { HeatMap } from "/static/heat.js";
 import { showMemory, showThreads } from "/static/kernel.js";
 import { Matrix } from "/static/matrix.js";
 import { showAway, showHeader, showLimits, showPaused, showSources, showTiles } from "/static/panels.js";
 import { RunqLatencyChart, showRunqLatency } from "/static/runq_latency.js";
 import { Timeline } from "/static/timeline.js";
+import { showWorth } from "/static/worth.js";
 import { Workloads } from "/static/workloads.js";
 
 const POLL_INTERVAL_MS = 1000;
@@ -43,7 +44,7 @@ const charts = [
     series: [
       { key: "latencyP99", label: "p99", kind: "line", css: "s-online" },
       { key: "latencyP50", label: "p50", kind: "line", css: "s-online thin" },
-      { key: "waitP99", label: "run queue p99", kind: "line", css: "s-wait" },
+      { key: "waitP99", label: "queue p99", kind: "line", css: "s-wait" },
     ],
     log: true,
     format: duration,
@@ -129,7 +130,10 @@ function addViews(views) {
     const row = derive(view);
     if (row.seq <= (model.rows.at(-1)?.seq ?? -1)) continue;
     model.rows.push(row);
-    for (const c of [...view.containers, ...view.others]) model.labels.set(c.cgroup, label(c));
+    const pods = podDirectories(view.containers);
+    const counts = new Map();
+    for (const { pod } of view.containers) counts.set(pod, (counts.get(pod) ?? 0) + 1);
+    for (const c of [...view.containers, ...view.others]) model.labels.set(c.cgroup, label(c, pods, counts.get(c.pod) === 1));
     model.targetUs = row.targetUs ?? model.targetUs;
   }
   const end = model.rows.at(-1)?.time ?? 0;
@@ -173,6 +177,7 @@ function draw() {
   showSources(view);
   evictions.show(view.evictions);
   showAdvice(view);
+  showWorth(view);
   const drawn = marks(rows);
   charts[0].update(rows, drawn.filter(({ entry }) => entry.outcome.status === "applied"));
   for (const chart of charts.slice(1)) chart.update(rows);
@@ -224,7 +229,7 @@ function drawCgroups() {
   matrix.update(recent(), fits, names);
   const all = [...view.containers, ...view.others];
   showThreads(all.filter(fits), names);
-  workloads.update(all, view.other_cgroups - view.others.length, fits);
+  workloads.update(all, view.other_cgroups - view.others.length, fits, names);
 }
 
 /** Announce the number of matching cgroups when the filter changes, not every second. */
@@ -277,6 +282,12 @@ function pause() {
 }
 
 byId("pause").addEventListener("click", pause);
+byId("sources-ok").addEventListener("click", () => {
+  const { dataset } = byId("sources"), all = dataset.all !== "true";
+  dataset.all = String(all);
+  byId("sources-ok").setAttribute("aria-expanded", String(all));
+  if (model.view) showSources(model.view);
+});
 byId("span").addEventListener("change", () => { drawWaits(); drawCgroups(); });
 byId("order").addEventListener("input", drawCgroups);
 for (const id of ["filter", "whose"]) byId(id).addEventListener("input", () => { drawCgroups(); announceMatches(); });

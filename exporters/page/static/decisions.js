@@ -1,9 +1,11 @@
 // List of decisions: cgroup, knob, old and new value, reason. Newest first.
 
 import { change, clock, NONE } from "/static/format.js";
-import { byId, el, say } from "/static/dom.js";
+import { brief, byId, el, say } from "/static/dom.js";
 
 const KEEP = 500;
+const REPEAT_WITHIN = 12; // lines: a decision that is among the newest ones again is counted there
+const MAX_NAME = 64;
 const SIGNS = { applied: "✓", "dry-run": "◌", refused: "✕", vanished: "∅", mismatch: "≠" };
 const WAYS = { grow: "▲", shrink: "▼", other: "◆" };
 
@@ -19,7 +21,12 @@ function fact(name, value) {
   return value === null || value === undefined || value === "" ? [] : [el("dt", {}, name), el("dd", {}, String(value))];
 }
 
-function build(entry) {
+/** What two decisions have in common that are shown as one line. */
+function sameness({ outcome: { decision, status, before, repaired, error } }) {
+  return [decision.cgroup, decision.knob, before, decision.value, decision.verdict.rule, status, repaired, error].join("\n");
+}
+
+function build(entry, times, first) {
   const { outcome } = entry, { decision } = outcome, { knob, verdict } = decision;
   const way = direction(outcome);
   const [from, to] = change(knob, outcome.before, decision.value);
@@ -29,16 +36,17 @@ function build(entry) {
     el("details", {},
       el("summary", {},
         el("span", { class: "change" },
-          el("time", { datetime: new Date(entry.wall_time_ns / 1e6).toISOString() }, clock(entry.wall_time_ns / 1e6)), " ",
+          el("time", { title: times > 1 ? `first at ${clock(first.wall_time_ns / 1e6)}` : null, datetime: new Date(entry.wall_time_ns / 1e6).toISOString() }, clock(entry.wall_time_ns / 1e6)), " ",
           el("span", { class: "knob" },
             el("span", { class: "way", "aria-hidden": "true" }, WAYS[way]), " ",
             el("code", {}, knob), " ",
             el("span", { class: "before" }, from),
             el("span", { class: "arrow", role: "img", "aria-label": "to" }, " → "),
             el("b", {}, to)), " ",
+          times > 1 ? el("span", { class: "times", title: `${times} times since ${clock(first.wall_time_ns / 1e6)}` }, `×${times} `) : null,
           el("span", { class: "status" }, el("span", { "aria-hidden": "true" }, `${SIGNS[outcome.status] ?? "?"} `), outcome.repaired ? "repaired" : outcome.status)),
         outcome.error ? el("span", { class: "error" }, outcome.error) : null,
-        el("span", { class: "why" }, el("b", {}, decision.pod || decision.cgroup), " ", verdict.text)),
+        el("span", { class: "why" }, el("b", { title: decision.cgroup }, brief(decision.pod || decision.cgroup, MAX_NAME)), " ", verdict.text)),
       el("dl", {},
         ...fact("rule", verdict.rule), ...fact("threshold", verdict.threshold), ...fact("cgroup", decision.cgroup),
         ...fact("written", `${raw(outcome.before)} → ${raw(decision.value)}`), ...fact("read back", outcome.after),
@@ -54,7 +62,7 @@ function words(entry) {
 }
 
 export class Decisions {
-  #items = []; // newest first: {entry, node, text}
+  #items = []; // lines, newest first: {entries (newest first), same, node, text}
 
   constructor() {
     this.list = byId("entries");
@@ -65,9 +73,9 @@ export class Decisions {
     this.#filter();
   }
 
-  get last() { return this.#items[0]?.entry.seq ?? 0; }
+  get last() { return this.#items[0]?.entries[0].seq ?? 0; }
 
-  get entries() { return this.#items.map((item) => item.entry); }
+  get entries() { return this.#items.flatMap((item) => item.entries).sort((a, b) => b.seq - a.seq); }
 
   clear() {
     this.#items = [];
@@ -77,7 +85,7 @@ export class Decisions {
 
   /** Open one entry of the list and scroll to it; clear the filter if it hides the entry. */
   open(seq) {
-    const item = this.#items.find(({ entry }) => entry.seq === seq);
+    const item = this.#items.find(({ entries }) => entries.some((entry) => entry.seq === seq));
     if (item === undefined) return;
     if (item.node.hidden) {
       this.find.value = this.status.value = "";
@@ -91,8 +99,17 @@ export class Decisions {
   add(entries) {
     if (entries.length === 0) return;
     for (const entry of entries) {
-      const node = build(entry);
-      this.#items.unshift({ entry, node, text: words(entry) });
+      const same = sameness(entry);
+      const at = this.#items.slice(0, REPEAT_WITHIN).findIndex((item) => item.same === same);
+      const earlier = at < 0 ? [] : this.#items[at].entries;
+      const entries = [entry, ...earlier].slice(0, KEEP);
+      const node = build(entry, entries.length, entries.at(-1));
+      if (at >= 0) {
+        const [{ node: shown }] = this.#items.splice(at, 1);
+        node.querySelector("details").open = shown.querySelector("details").open;
+        shown.remove();
+      }
+      this.#items.unshift({ entries, same, node, text: words(entry) });
       this.list.prepend(node);
     }
     for (const item of this.#items.splice(KEEP)) item.node.remove();
@@ -103,16 +120,16 @@ export class Decisions {
     const words = this.find.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
     const status = this.status.value;
     let shown = 0;
-    for (const { entry, node, text } of this.#items) {
-      const fits = (status === "" || entry.outcome.status === status) && words.every((word) => text.includes(word));
+    for (const { entries, node, text } of this.#items) {
+      const fits = (status === "" || entries[0].outcome.status === status) && words.every((word) => text.includes(word));
       node.hidden = !fits;
-      shown += fits ? 1 : 0;
+      shown += fits ? entries.length : 0;
     }
-    const all = this.#items.length;
+    const all = this.#items.reduce((sum, { entries }) => sum + entries.length, 0);
     say(byId("decisions-count"), shown === all ? `${all}` : `${shown} of ${all}`);
     const empty = byId("no-entries");
     empty.hidden = shown > 0;
     this.list.hidden = shown === 0;
-    say(empty, all ? "No decision matches this filter." : "No cgroup has been changed yet.");
+    say(empty, all ? "No decision matches this filter." : "No cgroup has been changed yet. Decisions appear here when the load of online pods changes.");
   }
 }

@@ -27,6 +27,22 @@ export function each(parent, data, make, show) {
   for (const [i, item] of data.entries()) show(parent.children[i] ?? parent.appendChild(make(item, i)), item, i);
 }
 
+/** A name in at most `chars` characters: the middle is left out, because pods differ at their ends. */
+export function brief(name, chars) {
+  if (name.length <= chars || name.startsWith("…")) return name;
+  const end = Math.floor(chars * 0.45);
+  return `${name.slice(0, chars - end - 1)}…${name.slice(-end)}`;
+}
+
+const TAIL = 14; // characters: a hash and a number, by which the pods of one workload differ
+
+/** Set a name of any length. Where it does not fit its middle is not shown, because pods differ at their ends. */
+export function sayName(node, name) {
+  if (node.textContent === name) return;
+  const cut = Math.max(name.length - TAIL, 0);
+  node.replaceChildren(el("span", { class: "name" }, el("span", {}, name.slice(0, cut)), el("span", {}, name.slice(cut))));
+}
+
 /** A row of a table: its head and this number of cells. */
 export const line = (cells) => el("tr", {}, el("th", { scope: "row" }), ...Array.from({ length: cells }, () => el("td")));
 

@@ -79,9 +79,6 @@ export function change(knob, before, after) {
   return [from.endsWith(" cores") && to.endsWith(" cores") ? from.slice(0, -6) : from, to];
 }
 
-/** Class of paths, which are cut at their beginning because they differ at their ends. */
-export const pathClass = (name) => (/^[/…]/.test(name) ? "path" : "");
-
 export const online = (qos) => qos === "shared_cores" || qos === "dedicated_cores";
 
 export const reclaimed = (qos) => qos === "reclaimed_cores";

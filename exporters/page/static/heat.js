@@ -4,8 +4,8 @@
 // value is spoken. Its numbers are in a table below it.
 
 import { SPAN_MS } from "/static/charts.js";
-import { clock, cores, duration, NONE, pathClass, percent } from "/static/format.js";
-import { each, el, say, tabulate } from "/static/dom.js";
+import { clock, cores, duration, NONE, percent } from "/static/format.js";
+import { brief, each, el, say, sayName, tabulate } from "/static/dom.js";
 
 const ROW_PX = 18;
 const MOST_ROWS = 40;
@@ -82,6 +82,7 @@ export class HeatMap {
   /** rows: of the model; fits(c): whether a cgroup matches the filter; names(cgroup): its name; order: worst, now or name. */
   update(rows, fits, names, order) {
     this.#rows = rows;
+    this.labels = names;
     const { read } = SCALES[this.#metric];
     const found = new Map();
     for (const row of rows) {
@@ -129,9 +130,9 @@ export class HeatMap {
     say(this.note, this.#more > 0 ? `${this.#more} more cgroups have lower values: use the filter` : "");
     if (lines.length === 0 || this.#width < 60) return;
     each(this.names, lines, () => el("li"), (node, line) => {
-      say(node, line.name);
-      node.title = line.cgroup;
-      node.className = `${kind(line.qos)} ${pathClass(line.name)}`;
+      sayName(node, line.name);
+      node.title = `${line.name}, cgroup ${line.cgroup}`;
+      node.className = kind(line.qos);
     });
     const ratio = devicePixelRatio || 1, height = lines.length * ROW_PX;
     if (this.canvas.width !== Math.round(this.#width * ratio) || this.canvas.height !== Math.round(height * ratio)) {
@@ -189,7 +190,7 @@ export class HeatMap {
     if (c && this.#metric !== "waiting") facts.push(["tasks waiting", cores(c.wait_cores)]);
     if (c?.wait) facts.push(["waits", `${c.wait.count}`]);
     const worst = c?.blame?.culprits[0];
-    if (worst) facts.push(["most because of", worst[0] === line.cgroup ? "its own tasks" : worst[0]]);
+    if (worst) facts.push(["most because of", worst[0] === line.cgroup ? "its own tasks" : brief(this.labels(worst[0]), 60)]);
     this.readout.replaceChildren(el("b", {}, `${line.name}, ${clock(row.wall)}`), ...facts.map(([what, text]) => el("span", {}, `${what} `, el("b", {}, text))));
     const { x } = this.#frame();
     const left = Math.max(x(row.time), 0);

@@ -1,7 +1,7 @@
 // Memory and threads as the kernel reports them: zones and their watermarks, background reclaim, OOM kills, threads by state.
 
-import { byId, each, el, line, say, svg, write } from "/static/dom.js";
-import { bytes, clock, cores, duration, integer, NONE, pathClass, percent, perSecond } from "/static/format.js";
+import { byId, each, el, line, say, sayName, svg, write } from "/static/dom.js";
+import { bytes, clock, cores, duration, integer, NONE, percent, perSecond } from "/static/format.js";
 
 const MOST_LINES = 12;
 const STATES = ["t-runnable", "t-iowait", "t-blocked", "t-sleeping"]; // in the order of the table's heads
@@ -60,9 +60,9 @@ export function showThreads(cgroups, names) {
     const { runnable, iowait, uninterruptible, sleeping } = c.threads_by_state;
     const counts = [runnable, iowait, Math.max(uninterruptible - iowait, 0), sleeping];
     const name = names(c.cgroup);
-    write(row, [name, ...counts.map(integer), cores(c.load?.[0])]);
-    row.cells[0].title = c.cgroup;
-    row.cells[0].className = pathClass(name);
+    sayName(row.cells[0], name);
+    for (const [k, text] of [...counts.map(integer), cores(c.load?.[0])].entries()) say(row.cells[k + 1], text);
+    row.cells[0].title = `${name}, cgroup ${c.cgroup}`;
     for (const [k, count] of counts.entries()) row.cells[k + 1].className = count ? "" : "nil";
     showBar(row, counts);
   });

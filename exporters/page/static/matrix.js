@@ -4,11 +4,14 @@
 // read with its row's and its column's name, and the arrow keys walk from cell to cell.
 
 import { step, legend } from "/static/heat.js";
-import { pathClass, percent } from "/static/format.js";
-import { byId, each, el, say } from "/static/dom.js";
+import { percent } from "/static/format.js";
+import { brief, byId, each, el, say, sayName } from "/static/dom.js";
 
 const MOST_VICTIMS = 16;
 const MOST_CULPRITS = 10;
+const LEAST_CULPRITS = 3;
+const HEAD_PX = 176, CELL_PX = 44; // of the names of rows, and of a column
+const MAX_NAME = 24;
 const BOUNDS = [0.1, 0.3, 1, 3, 10, 30, 100, 300];
 const LEAST_MS = 0.05;
 const APART = [["throttled_ms", "own throttling"], ["higher_class_ms", "real-time tasks"], ["other_ms", "other"]];
@@ -68,7 +71,7 @@ export class Matrix {
     const known = rows.some((row) => [...row.cgroups.values()].some((c) => c.blame));
     this.empty.hidden = victims.length > 0;
     this.frame.hidden = victims.length === 0;
-    say(this.empty, known ? "No cgroup waits long enough to be listed." : "Aggressors are not measured: the probe blame is not running (see Sources).");
+    say(this.empty, known ? "No cgroup waits long enough to be listed." : "Aggressors are not measured: the probe blame is not running. Sources has the reason and the remedy.");
     say(this.top, victims.length ? verdict(victims, names) : "");
     if (victims.length) this.#draw(victims, names);
   }
@@ -77,7 +80,8 @@ export class Matrix {
     const caused = new Map();
     for (const victim of victims) for (const [culprit, ms] of victim.by) caused.set(culprit, (caused.get(culprit) ?? 0) + ms);
     const ranked = [...caused].filter(([, ms]) => ms >= LEAST_MS).sort((a, b) => b[1] - a[1]).map(([culprit]) => culprit);
-    const culprits = ranked.slice(0, MOST_CULPRITS), dropped = ranked.slice(MOST_CULPRITS);
+    const places = this.#places();
+    const culprits = ranked.slice(0, places), dropped = ranked.slice(places);
     const lines = victims.map((victim) => ({
       victim,
       cells: [
@@ -92,13 +96,19 @@ export class Matrix {
     const focused = this.frame.contains(document.activeElement) && document.activeElement !== this.frame;
     each(this.table.tHead.rows[0], [null, ...heads], () => el("th", { scope: "col" }, el("span")), (head, name, i) => {
       if (name === null) return; // the corner
-      say(head.firstChild, name);
-      head.title = culprits[i - 2] ?? name;
+      say(head.firstChild, brief(name, MAX_NAME));
+      head.title = culprits[i - 2] === undefined ? name : `${name}, cgroup ${culprits[i - 2]}`;
       head.className = i <= apart ? "" : i === apart + 1 ? "apart first" : "apart";
     });
     each(this.table.tBodies[0], lines, () => el("tr", {}, el("th", { scope: "row" })), (row, { victim, cells }) =>
       each(row, [victim, ...cells], () => el("td"), (cell, item, i) => (i ? showCell(cell, item, i) : showHead(cell, victim.cgroup, names(victim.cgroup)))));
     this.#rove(focused);
+  }
+
+  /** Number of aggressors whose columns fit beside the names and the other columns, so that nothing scrolls sideways. */
+  #places() {
+    const fixed = HEAD_PX + (2 + APART.length) * CELL_PX;
+    return Math.min(Math.max(Math.floor((this.frame.clientWidth - fixed) / CELL_PX), LEAST_CULPRITS), MOST_CULPRITS);
   }
 
   #grid() {
@@ -137,9 +147,8 @@ export class Matrix {
 }
 
 function showHead(cell, cgroup, name) {
-  say(cell, name);
-  cell.title = cgroup;
-  cell.className = pathClass(name);
+  sayName(cell, name);
+  cell.title = `${name}, cgroup ${cgroup}`;
 }
 
 function showCell(cell, { ms, self, apart, first }, i) {

@@ -105,10 +105,33 @@ export function latest(rows, key, within = 15) {
   return null;
 }
 
-/** Label of a cgroup: pod and container if one is listed, else the end of its path. */
-export function label(c) {
-  if (!c.pod) return shorten(c.cgroup);
+/** Label of a cgroup: pod and container if one is listed, else what is known of its path. */
+export function label(c, pods, only) {
+  if (!c.pod) return unlisted(c.cgroup, pods);
+  if (only && c.pod.length + c.container.length > LONG_LABEL) return c.pod; // its end, which tells pods apart, is not cut then
   return c.pod.endsWith(`/${c.container}`) ? c.pod : `${c.pod} ${c.container}`;
+}
+
+const LONG_LABEL = 40;
+const POD_DIRECTORY = /\/[^/]*pod[0-9a-f]{8}[-_][0-9a-f-_]{20,}[^/]*$/;
+
+/** Pods by the cgroup of the pod, which the kubelet names by its uid. */
+export function podDirectories(containers) {
+  const found = new Map();
+  for (const { pod, cgroup } of containers) {
+    const directory = cgroup.slice(0, Math.max(cgroup.lastIndexOf("/"), 0));
+    if (POD_DIRECTORY.test(directory)) found.set(directory, pod);
+  }
+  return found;
+}
+
+/** Label of a cgroup without a listed container. Beside its containers a pod has the pause container, which holds its namespaces. */
+function unlisted(path, pods) {
+  if (path === "/") return "/ (the node)";
+  const parent = path.slice(0, path.lastIndexOf("/"));
+  if (pods?.has(path)) return `${pods.get(path)} (pod)`;
+  if (pods?.has(parent)) return `${pods.get(parent)} pause`;
+  return shorten(path);
 }
 
 /** Paths differ at their ends. */

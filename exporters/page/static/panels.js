@@ -1,6 +1,6 @@
 // Writes one View into the page's texts: header, limits, tiles, sources, and the notice while the agent does not answer.
 
-import { byId, each, el, say, write } from "/static/dom.js";
+import { brief, byId, each, el, say, write } from "/static/dom.js";
 import { bytes, chosen, clock, cores, duration, durationParts, integer, NONE, percent, quantile } from "/static/format.js";
 import { shorten, watching } from "/static/model.js";
 
@@ -13,7 +13,26 @@ const ACTIONS = { grow: "▲ grow", hold: "= hold", shrink: "▼ shrink", freeze
 const TRIGGERS = { wait: "Early cycle: run-queue latency of online pods exceeded its target.", psi: "Early cycle: a pressure trigger fired." };
 const TOPICS = { power: "Power", overcommit: "Overcommitment" };
 
+const HARM_MS = 10, HIGH_HARM_MS = 100; // a hundredth and a tenth of one task's time
+
+/** How much online pods wait for reclaimed pods, as the colour of the verdict: low, some or high. */
+const harmLevel = (ms) => (ms === null || ms < HARM_MS ? "low" : ms < HIGH_HARM_MS ? "some" : "high");
+
+const harmText = (ms) => (ms < 9.95 ? ms.toFixed(1) : integer(ms));
+
+function showHarm(ms) {
+  for (const id of ["verdict", "harm-tile"]) byId(id).dataset.harm = harmLevel(ms);
+  byId("harm-note").hidden = harmLevel(ms) === "low";
+  say(byId("harm-note"), ms === null ? "" : `Online pods wait ${harmText(ms)} ms a second for reclaimed pods.`);
+  say(byId("harm"), ms === null ? NONE : harmText(ms));
+  say(byId("harm-unit"), ms === null ? "" : "ms/s");
+  bar("harm-bar", ms, HIGH_HARM_MS);
+  say(byId("harm-tile-note"), ms === null ? "needs the probe blame" : { low: `below ${HARM_MS} ms/s`, some: `above ${HARM_MS} ms/s`, high: `above ${HIGH_HARM_MS} ms/s` }[harmLevel(ms)]);
+}
+
 export function showHeader(view) {
+  say(byId("node"), view.node_name ? ` · ${view.node_name}` : "");
+  showHarm(view.interference_ms);
   const act = byId("act");
   act.dataset.act = view.act;
   say(act, ACTS[view.act] ?? view.act);
@@ -25,7 +44,7 @@ export function showHeader(view) {
   const action = byId("action");
   action.dataset.action = view.action || "none";
   say(action, ACTIONS[view.action] ?? (view.action || "no advice"));
-  const silent = watching(view) ? "No pods are listed: every cgroup is measured, and nothing is decided." : view.act === "off" ? "Decisions are switched off (--act off)." : "The policy gave no advice.";
+  const silent = watching(view) ? "No pods are listed: every cgroup is measured, and nothing is decided. List pods with --kubelet, or in a file with --pods." : view.act === "off" ? "Decisions are switched off (--act off). Use --act dry-run to see them, --act on to apply them." : "The policy gave no advice. Sources and the agent's log have the reason.";
   byId("shadow").hidden = view.shadow === null;
   if (view.shadow !== null) {
     say(byId("shadow"), `Shadow policy ${view.shadow.policy}: ${cores(view.shadow.lent_cores)} reclaimable cores (${view.shadow.action}). ${view.shadow.reason}`);
@@ -66,7 +85,7 @@ export function showTiles(view, row, targetUs) {
   say(byId("reported-note"), reported === null ? "" : `reported ${cores(reported)}`);
   say(byId("used"), cores(view.reclaimed_cores));
   bar("used-bar", view.reclaimed_cores, cpus);
-  say(byId("used-note"), view.reclaimed_cores !== null && view.lent_cores ? `${percent(view.reclaimed_cores / view.lent_cores)} of the reclaimable cores` : "");
+  say(byId("used-note"), view.reclaimed_cores !== null && view.lent_cores ? `${percent(view.reclaimed_cores / view.lent_cores)} of reclaimable` : "");
   say(byId("need"), cores(view.requirement_cores));
   bar("need-bar", view.requirement_cores, cpus);
   say(byId("need-note"), row.online === null ? "" : `estimated; uses ${cores(row.online)}`);
@@ -108,8 +127,8 @@ function showTimes(view, row, targetUs) {
   say(byId("latency"), latency);
   say(byId("latency-unit"), latencyUnit);
   const slowest = row.slowest?.container;
-  say(byId("latency-note"), slowest ? `p50 ${duration(row.latencyP50)} · ${integer(slowest.latency.per_second)} requests/s` : "no online pod reports latency");
-  say(byId("latency-pod"), slowest ? slowest.pod : "");
+  say(byId("latency-note"), slowest ? `p50 ${duration(row.latencyP50)} · ${integer(slowest.latency.per_second)} req/s` : "no online pod reports it");
+  say(byId("latency-pod"), slowest ? brief(slowest.pod, 26) : "dioptase.io/latency-metric");
   const [wait, waitUnit] = durationParts(row.waitP99);
   const waiter = row.waiting?.container;
   const mean = waiter && waiter.wait.p99_us === null;
@@ -121,12 +140,15 @@ function showTimes(view, row, targetUs) {
   const goal = targetUs === null ? "" : `target ${chosen(targetUs)}`;
   say(byId("wait-note"), waiter ? [mean ? "" : `p50 ${duration(waiter.wait.p50_us)}`, goal].filter(Boolean).join(" · ") : row.noneEnded ? "no wait ended" : "not measured yet");
   say(byId("wait-evaluated"), waiter ? evaluatedText(waiter) : "");
-  say(byId("wait-pod"), waiter ? waiter.pod || shorten(waiter.cgroup) : "");
+  say(byId("wait-pod"), waiter ? brief(waiter.pod || shorten(waiter.cgroup), 26) : "");
 }
 
 export function showSources(view) {
-  const list = byId("sources");
+  const list = byId("sources"), ok = view.sources.filter((s) => s.ok).length;
   say(byId("sources-note"), `origin of the numbers; the latest cycle took ${duration(view.round_ms * 1000)}`);
+  const working = ok === view.sources.length ? `all ${ok} that work` : `the ${ok} that work`;
+  say(byId("sources-ok"), list.dataset.all === "true" ? "hide those that work" : `show ${working}`);
+  byId("sources-ok").hidden = ok === 0;
   each(list, view.sources, sourceItem, (item, s) => {
     item.dataset.ok = String(s.ok);
     const [sign, name] = item.firstChild.children;
@@ -157,7 +179,8 @@ export function showAway({ failure, view, silentMs, stalledMs }) {
   const state = failure ? "away" : stalledMs ? "stuck" : "live";
   live.dataset.live = state;
   document.body.dataset.live = state;
-  document.title = state === "live" ? "Dioptase" : "Dioptase (no answer)";
+  const name = view?.node_name ? `${view.node_name} · Dioptase` : "Dioptase";
+  document.title = state === "live" ? name : `${name} (no answer)`;
   alert.hidden = state === "live";
   if (state === "live") return;
   const when = view ? `The numbers below are of ${clock(view.wall_time_ms)}.` : "";

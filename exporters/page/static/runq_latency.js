@@ -68,7 +68,7 @@ export class RunqLatencyChart {
     this.drawing.toggleAttribute("hidden", without.length === SIDES.length);
     if (without.length === SIDES.length) {
       const counted = SIDES.some((side) => this.#data[side].count !== null);
-      say(this.missing, counted ? "Only sums of waits are measured, so there is no distribution: the run-queue probe does not run (see Sources)." : "No run-queue latency has been measured yet.");
+      say(this.missing, counted ? "Only sums of waits are measured, so there is no distribution: the run-queue probe does not run. Sources has the reason." : "No run-queue latency has been measured yet.");
       return;
     }
     const frame = this.#frame();

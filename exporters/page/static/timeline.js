@@ -4,7 +4,7 @@
 // them. Shapes show the direction of a change, outlines its outcome: no information is given by colour alone.
 
 import { direction } from "/static/decisions.js";
-import { byId, el, say, svg } from "/static/dom.js";
+import { brief, byId, el, say, svg } from "/static/dom.js";
 import { axis, frame, label } from "/static/charts.js";
 import { change, clock, knobValue } from "/static/format.js";
 
@@ -19,7 +19,7 @@ const CROSS = "M-4 -4l8 8M4 -4l-8 8";
 
 /** Values by which decisions are divided into lanes. */
 const LANES = {
-  pod: ({ outcome: { decision } }) => `${decision.pod || decision.cgroup} · ${decision.knob}`,
+  pod: ({ outcome: { decision } }) => `${brief(decision.pod || decision.cgroup, 56)} · ${decision.knob}`,
   knob: ({ outcome: { decision } }) => decision.knob,
   status: ({ outcome }) => outcome.status,
   rule: ({ outcome: { decision } }) => decision.verdict.rule,
@@ -77,6 +77,7 @@ export class Timeline {
   #draw() {
     const empty = this.#marks.length === 0;
     byId("no-lanes").hidden = !empty;
+    byId("timeline").dataset.empty = String(empty);
     this.plot.hidden = empty;
     if (empty || this.#width < 120) return this.#tell();
     const lanes = this.#lanes();
@@ -173,7 +174,7 @@ export class Timeline {
     const [from, to] = change(decision.knob, entry.outcome.before, decision.value);
     return el("li", { "data-status": status },
       el("span", { class: "time" }, clock(entry.wall_time_ns / 1e6)), " ",
-      el("b", {}, decision.pod || decision.cgroup), " ", el("code", {}, decision.knob), ` ${from} → ${to} (${status}, ${decision.verdict.rule}) `,
+      el("b", { title: decision.cgroup }, brief(decision.pod || decision.cgroup, 64)), " ", el("code", {}, decision.knob), ` ${from} → ${to} (${status}, ${decision.verdict.rule}) `,
       el("span", { class: "note" }, entry.outcome.error || decision.verdict.text));
   }
 

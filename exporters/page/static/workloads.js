@@ -1,8 +1,11 @@
 // Table of cgroups: managed containers first, then the others with most CPU use, latency, reclaim or memory. Sortable by any column.
 
-import { byId, each, el, line, say, write } from "/static/dom.js";
-import { bytes, cores, duration, integer, NONE, pathClass, percent, perSecond } from "/static/format.js";
+import { byId, each, el, line, say, sayName } from "/static/dom.js";
+import { bytes, cores, duration, integer, NONE, percent, perSecond } from "/static/format.js";
 import { kind } from "/static/heat.js";
+
+/** The label of a cgroup, or its whole path if the label is a part of it. */
+const whole = (path, name) => (name.startsWith("…") ? path : name);
 
 const us = (ms) => (typeof ms === "number" ? ms * 1000 : null);
 const flow = (x) => (typeof x === "number" ? `${bytes(Math.round(x))}/s` : NONE);
@@ -10,9 +13,12 @@ const stall = (ms) => (typeof ms !== "number" ? NONE : ms > 0 ? `${duration(ms *
 
 /** [head, number to sort by, text]; every set begins with the same three columns. */
 const column = (head, read, text) => ({ head, read, text: text ?? ((c) => integer(read(c))) });
+
+/** A column that a narrow window leaves out. */
+const minor = (of) => ({ ...of, minor: true });
 const NAMES = [
-  column("Pod or cgroup", (c) => c.pod || c.cgroup, (c) => c.pod || c.cgroup),
-  column("Container", (c) => c.container, (c) => c.container),
+  column("Pod or cgroup", (c) => c.pod || c.cgroup, (c, names) => c.pod || whole(c.cgroup, names(c.cgroup))),
+  minor(column("Container", (c) => c.container, (c) => c.container)),
   column("QoS level", (c) => c.qos, (c) => c.qos || "not listed"),
 ];
 const of = (head, read, format) => column(head, read, (c) => format(read(c)));
@@ -20,15 +26,15 @@ const SETS = {
   cpu: [
     of("CPU cores", (c) => c.cpu_cores, cores),
     of("Throttled", (c) => c.throttled_ratio, percent),
-    of("CPU pressure", (c) => c.cpu_pressure_ratio, percent),
-    of("Threads", (c) => c.threads, integer),
+    minor(of("CPU pressure", (c) => c.cpu_pressure_ratio, percent)),
+    minor(of("Threads", (c) => c.threads, integer)),
     of("Memory", (c) => c.memory_bytes, bytes),
-    of("Waits", (c) => c.wait?.count, integer),
-    column("Wait p50", (c) => c.wait?.p50_us ?? c.wait?.mean_us, (c) => (c.wait && c.wait.p50_us === null && c.wait.mean_us !== null ? `mean ${duration(c.wait.mean_us)}` : duration(c.wait?.p50_us))),
+    minor(of("Waits", (c) => c.wait?.count, integer)),
+    minor(column("Wait p50", (c) => c.wait?.p50_us ?? c.wait?.mean_us, (c) => (c.wait && c.wait.p50_us === null && c.wait.mean_us !== null ? `mean ${duration(c.wait.mean_us)}` : duration(c.wait?.p50_us)))),
     of("Wait p99", (c) => c.wait?.p99_us, duration),
-    of("Latency p50", (c) => us(c.latency?.p50_ms), duration),
+    minor(of("Latency p50", (c) => us(c.latency?.p50_ms), duration)),
     of("Latency p99", (c) => us(c.latency?.p99_ms), duration),
-    of("Requests/s", (c) => c.latency?.per_second, integer),
+    minor(of("Requests/s", (c) => c.latency?.per_second, integer)),
     of("Evaluated p99", (c) => c.evaluated_wait?.p99_us ?? c.evaluated_wait?.mean_us, duration),
   ],
   memory: [
@@ -38,29 +44,29 @@ const SETS = {
     of("Memory pressure", (c) => c.memory_pressure_ratio, percent),
     of("Direct reclaim", (c) => c.reclaim?.direct_ms, stall),
     of("Limit reclaim", (c) => c.reclaim?.limit_ms, stall),
-    of("Reclaimed pages/s", (c) => c.reclaim?.pages, perSecond),
-    of("Woke kswapd/s", (c) => c.reclaim?.kswapd_wakeups, perSecond),
-    of("Refaults/s", (c) => c.refaults, perSecond),
+    minor(of("Reclaimed pages/s", (c) => c.reclaim?.pages, perSecond)),
+    minor(of("Woke kswapd/s", (c) => c.reclaim?.kswapd_wakeups, perSecond)),
+    minor(of("Refaults/s", (c) => c.refaults, perSecond)),
     of("OOM kills", (c) => c.oom_kills, integer),
   ],
   io: [
     of("Disk read", (c) => c.traffic?.disk_read, flow),
     of("Disk write", (c) => c.traffic?.disk_write, flow),
     of("Disk p99", (c) => c.traffic?.disk_p99_us, duration),
-    of("I/O pressure", (c) => c.io_pressure_ratio, percent),
+    minor(of("I/O pressure", (c) => c.io_pressure_ratio, percent)),
     of("Sent", (c) => c.traffic?.sent, flow),
     of("Received", (c) => c.traffic?.received, flow),
-    of("Retransmits/s", (c) => c.traffic?.retransmits, perSecond),
+    minor(of("Retransmits/s", (c) => c.traffic?.retransmits, perSecond)),
   ],
   threads: [
     of("Threads", (c) => c.threads, integer),
     of("Runnable", (c) => c.threads_by_state?.runnable, integer),
     of("Uninterruptible", (c) => c.threads_by_state?.uninterruptible, integer),
-    of("of them I/O", (c) => c.threads_by_state?.iowait, integer),
-    of("Sleeping", (c) => c.threads_by_state?.sleeping, integer),
+    minor(of("of them I/O", (c) => c.threads_by_state?.iowait, integer)),
+    minor(of("Sleeping", (c) => c.threads_by_state?.sleeping, integer)),
     of("Load 1 min", (c) => c.load?.[0], cores),
-    of("5 min", (c) => c.load?.[1], cores),
-    of("15 min", (c) => c.load?.[2], cores),
+    minor(of("5 min", (c) => c.load?.[1], cores)),
+    minor(of("15 min", (c) => c.load?.[2], cores)),
     of("Tasks waiting", (c) => c.wait_cores, cores),
     of("Throttle p99", (c) => c.throttle_p99_us, duration),
   ],
@@ -69,7 +75,7 @@ const SETS = {
 export class Workloads {
   #set = "cpu";
   #sort = { index: -1, down: true };
-  #data = [[], null, () => true];
+  #data = [[], null, () => true, (cgroup) => cgroup];
 
   constructor() {
     this.table = byId("workloads");
@@ -84,19 +90,19 @@ export class Workloads {
     this.#heads();
   }
 
-  /** Show all cgroups of a View in its order; `hidden` is the number of others, `fits` the filter. */
-  update(cgroups, hidden, fits) {
-    this.#data = [cgroups, hidden, fits];
+  /** Show all cgroups of a View in its order; `hidden` is the number of others, `fits` the filter, `names(cgroup)` a label. */
+  update(cgroups, hidden, fits, names) {
+    this.#data = [cgroups, hidden, fits, names];
     this.#draw();
   }
 
   get #columns() { return [...NAMES, ...SETS[this.#set]]; }
 
   #heads() {
-    const heads = this.#columns.map(({ head }, index) => {
+    const heads = this.#columns.map(({ head, minor: less }, index) => {
       const button = el("button", { type: "button" }, head);
       button.addEventListener("click", () => this.#by(index));
-      return el("th", { scope: "col" }, button);
+      return el("th", { scope: "col", class: less ? "minor" : null }, button);
     });
     this.table.tHead.replaceChildren(el("tr", {}, ...heads));
     this.#marks();
@@ -133,7 +139,7 @@ export class Workloads {
   }
 
   #draw() {
-    const [all, hidden, fits] = this.#data;
+    const [all, hidden, fits, names] = this.#data;
     const cgroups = this.#sorted(all.filter(fits));
     const body = this.table.tBodies[0];
     const columns = this.#columns;
@@ -143,8 +149,9 @@ export class Workloads {
     say(byId("workloads-note"), more ? `since the previous cycle; ${integer(hidden)} more cgroups have lower values` : "since the previous cycle");
     each(body, cgroups, () => line(columns.length - 1), (row, c) => {
       row.className = kind(c.qos);
-      write(row, columns.map(({ text }) => text(c)));
-      row.cells[0].className = pathClass(c.pod || c.cgroup);
+      sayName(row.cells[0], columns[0].text(c, names));
+      for (const [k, { text }] of columns.entries()) if (k > 0) say(row.cells[k], text(c));
+      for (const [k, { minor: less }] of columns.entries()) row.cells[k].className = less ? "minor" : "";
       row.cells[0].title = c.pod ? `${c.pod}, cgroup ${c.cgroup}` : c.cgroup;
     });
   }

@@ -7,6 +7,7 @@ import zlib
 import msgspec
 import pytest
 
+from api.colocation import ColocationTotals
 from api.decision import Cycle
 from api.snapshot import UNLIMITED, CgroupLimits, CgroupSample, ThreadStates
 from api.text import to_json
@@ -342,3 +343,19 @@ def test_the_evaluated_latency_excludes_waits_of_the_containers_own_quota() -> N
     assert container.evaluated_wait.count == container.wait.count - 1, "the wait of 16 ms"
     batch = next(c for c in view.containers if c.qos == "reclaimed_cores")
     assert batch.evaluated_wait is None
+
+
+def test_interference_is_what_online_pods_wait_for_reclaimed_pods(view: View) -> None:
+    """240 ms a second of /web for /batch; a node without the probe knows nothing, and one without batch pods has none."""
+    assert view.interference_ms == 240.0
+    assert build_view(busy_cycle(2)).interference_ms is None
+    last = interference_cycles(5, pods=interference_node.PODS[:1])[-1]
+    assert build_view(last).interference_ms == 0.0
+
+
+def test_the_history_has_no_totals(view: View) -> None:
+    totals = ColocationTotals(since_wall_ns=1)
+    last = msgspec.structs.replace(interference_cycles(5)[-1], totals=totals)
+    assert build_view(last, "node1").totals == totals
+    assert build_view(last, "node1").node_name == "node1"
+    assert past_view(build_view(last)).totals is None
