@@ -232,8 +232,8 @@ def measure_cycles(pods: int, cpus: int, numa: int, goal_ms: float, policy: str,
     stages: dict[str, list[float]] = {name: [] for name in STAGES}
     with ExitStack() as stack:
         if policy == SCALING_STAGES:
-            pace = (1 - INITIAL_RECLAIMED_CORES) / (rounds + settling)
-            advisor = {"policy": "latency", "latency": {"growRatioPerS": pace}}
+            growth_per_s = (1 - INITIAL_RECLAIMED_CORES) / (rounds + settling)
+            advisor = {"policy": "latency", "latency": {"growRatioPerS": growth_per_s}}
             stack.enter_context(
                 patch.object(Actuator, "previous_quota_cores", lambda *_: INITIAL_RECLAIMED_CORES * cpus)
             )

@@ -33,15 +33,15 @@ class _TaskFailure(msgspec.Struct, frozen=True):
 class SupervisedTasks:
     """Starts and restarts background tasks; also a HealthReporter of the failed ones."""
 
-    name, form = "tasks", "tended"
+    name, form = "tasks", "asyncio"
     lost_events = None
 
     def __init__(
-        self, stack: AsyncExitStack, pace: Backoff = RESTART_BACKOFF, clock: Callable[[], float] = time.monotonic
+        self, stack: AsyncExitStack, backoff: Backoff = RESTART_BACKOFF, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.stack = stack
         """The agent's exit stack. Closing it ends the tasks, last started first, before resources opened earlier."""
-        self._backoff, self._clock = pace, clock
+        self._backoff, self._clock = backoff, clock
         self._failures: dict[str, _TaskFailure] = {}
 
     def begin(self, name: str, work: TaskFunction) -> None:

@@ -22,8 +22,8 @@ RETRY_BACKOFF = Backoff(first_s=0.05, max_s=60.0)
 class KeySchedule(Generic[K]):
     """Queue without a clock: keys that are ready, in work, or delayed."""
 
-    def __init__(self, pace: Backoff = RETRY_BACKOFF) -> None:
-        self._backoff = pace
+    def __init__(self, backoff: Backoff = RETRY_BACKOFF) -> None:
+        self._backoff = backoff
         self._ready: OrderedDict[K, None] = OrderedDict()
         self._working: set[K] = set()
         self._again: set[K] = set()
@@ -112,9 +112,9 @@ class WorkQueue(Generic[K]):
     """KeySchedule whose keys can be awaited by any number of workers."""
 
     def __init__(
-        self, clock: Callable[[], float], limit: RateLimit | None = None, pace: Backoff = RETRY_BACKOFF
+        self, clock: Callable[[], float], limit: RateLimit | None = None, backoff: Backoff = RETRY_BACKOFF
     ) -> None:
-        self._clock, self._schedule, self._changed = clock, KeySchedule[K](pace), asyncio.Event()
+        self._clock, self._schedule, self._changed = clock, KeySchedule[K](backoff), asyncio.Event()
         self._bucket = None if limit is None else TokenBucket(limit.per_s, limit.burst, clock())
 
     def __len__(self) -> int:

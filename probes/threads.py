@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from api.interfaces import ProbeReading, Unavailable
 from api.snapshot import LoadAverages, ThreadStates
-from probes import bpf, kernel_fields
+from probes import kernel_fields
 from probes.btf import VMLINUX
 from probes.load_average import SAMPLE_INTERVAL_NS, FixedPointLoad, advance_averages
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
@@ -28,7 +28,9 @@ PAUSE_FACTOR = 49
 NO_THREADS = ThreadStates(runnable=0, uninterruptible=0, iowait=0, sleeping=0)
 _RECORD = np.dtype([("cgroup_id", "u8"), ("kind", "u8")])
 _KINDS = 4
-_PROGRAM = Program("on_task", "task", "dtse_threads", iterator=True)
+ITERATOR_NAME = "dtse_threads"
+"""Name of the program in the kernel."""
+_PROGRAM = Program("on_task", "task", ITERATOR_NAME, iterator=True)
 _ITERATOR = Form(
     name="iterator",
     typed=True,
@@ -45,48 +47,18 @@ _ITERATOR = Form(
 )
 
 
-class ThreadCounter(Protocol):
-    """Reader of the current threads of every cgroup."""
-
-    form: str
-
-    def count(self, live: Mapping[int, str]) -> dict[int, ThreadStates]:
-        """Return threads by cgroup id; a cgroup without threads may be absent. Raises Unavailable."""
-
-    def close(self) -> None: ...
-
-
-class TaskIterator:
-    """A ThreadCounter that uses the kernel's task iterator."""
-
-    form = "iterator"
-
-    def __init__(self, loaded: Loaded) -> None:
-        self._loaded = loaded
-
-    def count(self, live: Mapping[int, str]) -> dict[int, ThreadStates]:  # noqa: ARG002 - counts every cgroup
-        try:
-            return decode(self._loaded.records(_PROGRAM.name))
-        except OSError as error:
-            raise Unavailable(f"the task iterator cannot be read: {error.strerror}", "start the agent again") from error
-
-    def stats(self) -> dict[str, bpf.ProgramInfo]:
-        """Return runs and run time of each program; they grow only while kernel statistics are on."""
-        return self._loaded.stats()
-
-    def close(self) -> None:
-        self._loaded.close()
-
-
 class ThreadsProbe:
-    """The running probe (`api.interfaces.Probe`). `clock` returns monotonic nanoseconds, for the load averages."""
+    """The running probe (`api.interfaces.Probe`)."""
 
-    name = "threads"
+    name, form = "threads", _ITERATOR.name
     lost_events = None
 
-    def __init__(self, counter: ThreadCounter, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        self._counter: ThreadCounter | None = counter
-        self.form, self._clock = counter.form, clock
+    def __init__(
+        self, records: Callable[[], bytes], detach: Callable[[], None], clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        """`records` returns the iterator's output, `detach` frees it; `clock` returns monotonic nanoseconds, for the loads."""
+        self._records: Callable[[], bytes] | None = records
+        self._detach, self._clock = detach, clock
         self._sampled_at_ns = clock()
         self._states: Mapping[int, ThreadStates] = {}
         self._paused_until_ns = 0
@@ -95,10 +67,10 @@ class ThreadsProbe:
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
         """Return the current threads of the live cgroups, and their loads. Raises Unavailable once closed."""
-        if self._counter is None:
+        if self._records is None:
             raise Unavailable("the probe threads is closed", "open it again")
         if self._clock() >= self._paused_until_ns:
-            self._count(self._counter, live, complete=complete)
+            self._count(self._records, live, complete=complete)
         states, loads = self._states, self._loads
         return ProbeReading(
             cgroups={
@@ -115,13 +87,16 @@ class ThreadsProbe:
 
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""
-        if self._counter is not None:
-            self._counter.close()
-        self._counter = None
+        if self._records is not None:
+            self._detach()
+        self._records = None
 
-    def _count(self, counter: ThreadCounter, live: Mapping[int, str], *, complete: bool) -> None:
+    def _count(self, records: Callable[[], bytes], live: Mapping[int, str], *, complete: bool) -> None:
         start_ns = self._clock()
-        states = counter.count(live)
+        try:
+            states = decode(records())
+        except OSError as error:
+            raise Unavailable(f"the task iterator cannot be read: {error.strerror}", "start the agent again") from error
         end_ns = self._clock()
         self._paused_until_ns = end_ns + PAUSE_FACTOR * (end_ns - start_ns)
         samples = (end_ns - self._sampled_at_ns) // SAMPLE_INTERVAL_NS
@@ -177,4 +152,9 @@ def job(btf: Path = VMLINUX) -> Job:
 
 def open_threads(*, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> ThreadsProbe:
     """Start the probe. Raises Unavailable with reason and remedy."""
-    return ThreadsProbe(TaskIterator(load(job(btf), child_python=child_python)))
+    return make_probe(load(job(btf), child_python=child_python))
+
+
+def make_probe(loaded: Loaded, clock: Callable[[], int] = time.monotonic_ns) -> ThreadsProbe:
+    """Return the probe of a loaded iterator, which it closes."""
+    return ThreadsProbe(partial(loaded.records, ITERATOR_NAME), loaded.close, clock)

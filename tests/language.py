@@ -23,12 +23,14 @@ PRODUCT = ("api", "common", "kube", "probes", "agent", "exporters", "controller"
 PACKAGES = (*PRODUCT, "bench", "dashboards", "deploy", "tools")
 NAMES = frozenset(
     (  # noqa: SIM905 - a paragraph is easier to keep than 50 quoted words
-        "told kept found asked seen known wanted promised foretold beside whole one said says nobody whoever "
+        "pace told kept found asked seen known wanted promised foretold beside whole one said says nobody whoever "
         "who whom he him his heir deaf hands theirs ours obey obeyed judge judged culprit guilt mend wish "
         "wishes lent lend lends begun anew placed made taken meant gone somebody "
     ).split()
 )
 """Identifiers that say nothing by themselves: participles, pronouns and persons."""
+LABELS = NAMES | {"ask", "tended"}
+"""Words that no component has as its name or form: users read both in `dioptase doctor` and in metrics."""
 PARTS = frozenset(
     (  # noqa: SIM905
         "told asked foretold nobody whoever who whom him heir obey obeys obeyed judge judges judged culprit guilt mend "
@@ -44,6 +46,7 @@ WORDS = frozenset(
     ).split()
 )
 """Words of prose that are archaic, or that make a person of a machine."""
+_TEMPLATE_VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
 _WORD = re.compile(r"(?<![\w`./{-])[A-Za-z]+(?![\w`/}-])")
 _PART = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+")
 _OPENING = re.compile(r"[A-Z0-9`\"'(\[/*$<%~.-]|/|e\.g\.")
@@ -86,6 +89,22 @@ def _names(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
+def _labels(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Strings that are assigned to a variable `name` or `form`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
+                pairs = list(zip(targets, values, strict=False))
+            case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=ast.expr() as value):
+                pairs = [(target, value)]
+            case _:
+                continue
+        for target, value in pairs:
+            label = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
+            if label in ("name", "form") and isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield node.lineno, value.value
+
+
 def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Docstrings of modules, classes and functions, and those behind a constant or a field."""
     for node in ast.walk(tree):
@@ -119,6 +138,9 @@ def python_violations(path: str, text: str) -> Iterator[Violation]:
     for line, name in _names(tree):
         if name.strip("_").lower() in NAMES or PARTS & {part.lower() for part in _PART.findall(name)}:
             yield Violation(path, line, "identifier", name)
+    for line, label in _labels(tree):
+        if LABELS & set(re.split(r"[^a-z]+", label.lower())):
+            yield Violation(path, line, "label", label)
     documented = set()
     for line, docstring in _docstrings(tree):
         documented.add(docstring)
@@ -141,6 +163,10 @@ def document_violations(path: str, text: str) -> Iterator[Violation]:
         if not fenced:
             for word in in_prose(line):
                 yield Violation(path, number, "word", word)
+        if path.endswith(".tpl"):
+            for variable in sorted({*_TEMPLATE_VARIABLE.findall(line)}):
+                if variable.lower() in NAMES:
+                    yield Violation(path, number, "identifier", variable)
 
 
 def violations(path: Path) -> list[Violation]:

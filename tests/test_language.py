@@ -22,6 +22,10 @@ def test_public_classes_and_file_names_exist_once() -> None:
     ("source", "violations"),
     [
         ("told = 1", ["identifier: told"]),
+        ("def f(pace): ...", ["identifier: pace"]),
+        ('form = "told"', ["label: told"]),
+        ('class Tasks:\n    name, form = "tasks", "tended"', ["label: tended"]),
+        ('name, form = "evictor", "eviction"', []),
         ("def f(whom): ...", ["identifier: whom"]),
         ("def test_nobody_waits(): ...", ["identifier: test_nobody_waits"]),
         ("class JudgedPods: ...", ["identifier: JudgedPods"]),
@@ -36,6 +40,11 @@ def test_public_classes_and_file_names_exist_once() -> None:
 def test_the_checker_finds_each_kind_of_violation(source: str, violations: list[str]) -> None:
     found = language.python_violations("x.py", source)
     assert [f"{each.rule}: {each.text}" for each in found] == violations
+
+
+def test_variables_of_templates_are_checked() -> None:
+    text = "{{- $said := dict -}}{{ $said | toYaml }}{{ $settings }}"
+    assert [(each.rule, each.text) for each in language.document_violations("x.tpl", text)] == [("identifier", "said")]
 
 
 def test_documents_are_checked_outside_of_code_blocks() -> None:

@@ -199,7 +199,7 @@ class ApiEvictor:
     thread, which is the cycle's: they read copies, and pass changes to the event loop.
     """
 
-    name, form = "evicting", "ask"
+    name, form = "evictor", "eviction"
     lost_events = None
 
     def __init__(

@@ -78,8 +78,8 @@ async def test_a_killer_that_cannot_work_here_is_refused(
 @pytest.mark.parametrize(
     ("settings", "acting", "there", "layers", "parts"),
     [
-        ({}, True, True, False, ["evicting", "node-taints"]),
-        ({}, True, True, True, ["evicting", "node-taints", "writable-layers"]),
+        ({}, True, True, False, ["evictor", "node-taints"]),
+        ({}, True, True, True, ["evictor", "node-taints", "writable-layers"]),
         ({}, False, True, False, []),
         ({"pluginSockets": "/nowhere"}, False, False, False, ["eviction-plugins"]),
         ({"pluginSockets": "/nowhere", "killer": SIGNALS}, True, True, False, ["node-taints", "eviction-plugins"]),

@@ -70,7 +70,7 @@ def test_health_of_the_event_loop_is_read_there_and_shown_in_the_next_snapshot(m
         threads.append(threading.current_thread().name)
         return Unavailable("a task failed", "see the log")
 
-    tasks = ComponentStatus("tasks", "tended", problem)
+    tasks = ComponentStatus("tasks", "asyncio", problem)
     sensor = Sensor(
         cgroups=machine.sensor()._cgroups,
         node=NodeReader(machine.root / "proc", machine.root / "sys", live=False),

@@ -162,7 +162,7 @@ async def test_metrics_need_authorization_and_health_does_not() -> None:
 
 async def test_a_key_that_fails_is_retried_and_does_not_end_the_worker(caplog: pytest.LogCaptureFixture) -> None:
     tally, over = MetricValues(), asyncio.Event()
-    queue: WorkQueue[str] = WorkQueue(asyncio.get_running_loop().time, pace=Backoff(first_s=0.001, max_s=0.001))
+    queue: WorkQueue[str] = WorkQueue(asyncio.get_running_loop().time, backoff=Backoff(first_s=0.001, max_s=0.001))
     looked: list[str] = []
 
     async def look(key: str) -> None:

@@ -17,8 +17,8 @@ from api.interfaces import ProbeReading
 from api.snapshot import LoadAverages, ThreadStates
 from probes import bpf
 from probes.load_average import DECAYS, FIXED_POINT_ONE, FSHIFT, fixed_power_int
-from probes.loader import load
-from probes.threads import NO_THREADS, TaskIterator, ThreadsProbe, job, open_threads
+from probes.loader import Loaded, load
+from probes.threads import ITERATOR_NAME, NO_THREADS, ThreadsProbe, decode, job, make_probe, open_threads
 from tests.builders.waiting import until
 from tests.kernel.open_probes import opened
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
@@ -149,18 +149,20 @@ def test_a_thread_that_reads_from_a_disk_is_in_iowait(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def census() -> Iterator[TaskIterator]:
+def census() -> Iterator[Loaded]:
     with opened(open_threads):
         pass
-    loaded = TaskIterator(load(job()))
+    loaded = load(job())
     yield loaded
     loaded.close()
 
 
-def test_every_thread_of_the_machine_is_counted_once(census: TaskIterator) -> None:
+def test_every_thread_of_the_machine_is_counted_once(census: Loaded) -> None:
     """Those that /proc lists before and after, and at most a few more that were there only in between."""
     before = _threads_of_proc()
-    counted = sum(each.runnable + each.uninterruptible + each.sleeping for each in census.count({}).values())
+    counted = sum(
+        each.runnable + each.uninterruptible + each.sleeping for each in decode(census.records(ITERATOR_NAME)).values()
+    )
     after = _threads_of_proc()
     assert len(before & after) <= counted <= len(before | after) + 10
 
@@ -179,16 +181,19 @@ def _threads_of_proc() -> set[str]:
     return counts
 
 
-def test_loads_add_up_to_the_nodes_own(census: TaskIterator, tmp_path: Path) -> None:
+def test_loads_add_up_to_the_nodes_own(census: Loaded, tmp_path: Path) -> None:
     """Twenty uninterruptible threads for three samples are 20 * (1 - 0.92**3) = 4.4 of load. What /proc/loadavg had before
     decays meanwhile; the rest of it must be the sum over all cgroups here. The node takes its samples at other instants:
     each thread that happens to run in one and not in the other makes a difference of 0.08, and eighteen are allowed."""
     hierarchy, samples = require_writable_cgroups(), 3
     with cgroup(hierarchy, "load") as group, vforked(group, 20, tmp_path / "fifo"):
-        until(lambda: census.count({}).get(group.id, NO_THREADS).uninterruptible == 20, seconds=SLOW_S)
+        until(
+            lambda: decode(census.records(ITERATOR_NAME)).get(group.id, NO_THREADS).uninterruptible == 20,
+            seconds=SLOW_S,
+        )
         earlier = node_load()
         until(lambda: node_load() != earlier, "the node takes a sample every five seconds")
-        probe, before, began = ThreadsProbe(census), node_load(), time.monotonic()
+        probe, before, began = make_probe(census), node_load(), time.monotonic()
         while time.monotonic() - began < 5 * samples + 0.5:
             time.sleep(0.02)
             observed = probe.read(every_cgroup(hierarchy))
@@ -210,12 +215,15 @@ def node_load() -> float:
     return float(Path("/proc/loadavg").read_text().split()[0])
 
 
-def test_statistics_count_a_run_for_each_thread(census: TaskIterator) -> None:
+def test_statistics_count_a_run_for_each_thread(census: Loaded) -> None:
     held = bpf.enable_stats()
     try:
-        before = census.stats()["dtse_threads"].run_count
-        counted = sum(each.runnable + each.uninterruptible + each.sleeping for each in census.count({}).values())
-        runs = census.stats()["dtse_threads"].run_count - before
+        before = census.stats()[ITERATOR_NAME].run_count
+        counted = sum(
+            each.runnable + each.uninterruptible + each.sleeping
+            for each in decode(census.records(ITERATOR_NAME)).values()
+        )
+        runs = census.stats()[ITERATOR_NAME].run_count - before
     finally:
         os.close(held)
     assert counted <= runs, "zombies are looked at as well, and the end is"

@@ -1,4 +1,4 @@
-"""The probe's pure parts, its sampling of loads on a clock of the test's own, and the /proc walk on a made tree."""
+"""Decoding of the iterator's records, and the sampling of loads on a clock of the test."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def test_the_program_can_be_found_in_the_kernels_list() -> None:
 
 
 class Reported:
-    """A thread counter and a clock with given values."""
-
-    form = "told"
+    """An iterator and a clock with given values."""
 
     def __init__(self) -> None:
         self.states: dict[int, ThreadStates] = {}
@@ -57,9 +55,15 @@ class Reported:
         self.takes_ns = 0
         self.closed = 0
 
-    def count(self, live: Mapping[int, str]) -> dict[int, ThreadStates]:
+    def records(self) -> bytes:
         self.now_ns += self.takes_ns
-        return self.states
+        pairs = (
+            (number, kind)
+            for number, states in self.states.items()
+            for kind, count in ((RUNNABLE, states.runnable), (SLEEPING, states.sleeping))
+            for _ in range(count)
+        )
+        return records(*pairs)
 
     def close(self) -> None:
         self.closed += 1
@@ -72,7 +76,7 @@ def reported() -> Reported:
 
 @pytest.fixture
 def probe(reported: Reported) -> ThreadsProbe:
-    return ThreadsProbe(reported, clock=lambda: reported.now_ns)
+    return ThreadsProbe(reported.records, reported.close, clock=lambda: reported.now_ns)
 
 
 def item(probe: ThreadsProbe, number: int, live: Mapping[int, str], *, complete: bool = True) -> float | None:

@@ -21,7 +21,7 @@ from api.snapshot import Blame, Durations, LoadAverages, RunqLatency
 from probes.load_average import DECAYS, FIXED_POINT_ONE, SAMPLE_INTERVAL_NS
 from probes.loader import load
 from probes.per_cgroup_probe import ROOT_CGROUP_ID
-from probes.threads import NO_THREADS, TaskIterator, ThreadsProbe, job
+from probes.threads import ITERATOR_NAME, NO_THREADS, decode, job, make_probe
 from tests.builders.waiting import until
 from tests.kernel.blame_window import limit, parts
 from tests.kernel.open_probes import LAST_CPU, PINNED, Schedstat, started_in
@@ -223,13 +223,13 @@ def test_threads_by_state(programs: Programs, hierarchy: Hierarchy) -> None:
     """Three burn and four sleep. A minute of samples on a clock of our own, five seconds apart, makes a load of
     3 * (1 - 0.92**12) by the kernel's arithmetic."""
     now_ns = 0
-    iterator = TaskIterator(programs.compiled(lambda: load(job())))
-    probe = ThreadsProbe(iterator, clock=lambda: now_ns)
+    loaded = programs.compiled(lambda: load(job()))
+    probe = make_probe(loaded, clock=lambda: now_ns)
     with known_threads(hierarchy) as group:
         live = {group.id: group.path}
 
         def as_expected() -> bool:
-            states = iterator.count(live).get(group.id, NO_THREADS)
+            states = decode(loaded.records(ITERATOR_NAME)).get(group.id, NO_THREADS)
             return (states.runnable, states.uninterruptible, states.sleeping) == (SPINNERS, 0, SLEEPERS)
 
         until(lambda: all(as_expected() for _ in range(5)), "the threads have these states", STARTED_S)

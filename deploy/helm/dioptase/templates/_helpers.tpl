@@ -51,12 +51,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- define "dioptase.agentSettings" -}}
 {{- $kubelet := dict -}}
 {{- if .Values.agent.kubelet.caFile -}}{{- $_ := set $kubelet "caFile" "/etc/dioptase/kubelet.crt" -}}{{- end -}}
-{{- $said := dict "kubelet" $kubelet "exporters" (dict "tokenReview" .Values.tokenReview "metricProfile" .Values.metrics.profile) -}}
+{{- $settings := dict "kubelet" $kubelet "exporters" (dict "tokenReview" .Values.tokenReview "metricProfile" .Values.metrics.profile) -}}
 {{- if kindIs "bool" .Values.agent.extendedResources -}}
-{{- $_ := set $said "report" (dict "extendedResources" .Values.agent.extendedResources) -}}
+{{- $_ := set $settings "report" (dict "extendedResources" .Values.agent.extendedResources) -}}
 {{- end -}}
-{{- if eq (toString .Values.agent.evictions) "false" -}}{{- $_ := set $said "eviction" (dict "plugins" list) -}}{{- end -}}
-{{ mergeOverwrite $said (deepCopy .Values.agent.settings) | toYaml }}
+{{- if eq (toString .Values.agent.evictions) "false" -}}{{- $_ := set $settings "eviction" (dict "plugins" list) -}}{{- end -}}
+{{ mergeOverwrite $settings (deepCopy .Values.agent.settings) | toYaml }}
 {{- end -}}
 
 {{/* Settings of the file over those of the profile, as the agent merges them. */}}
@@ -101,8 +101,8 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $leftovers := list -}}
 {{- if not (include "dioptase.extendedResources" .) -}}{{- $leftovers = append $leftovers "reclaimed-resources" -}}{{- end -}}
 {{- if not (include "dioptase.evictions" .) -}}{{- $leftovers = append $leftovers "eviction-taints" -}}{{- end -}}
-{{- $said := dict "leftovers" $leftovers "tokenReview" .Values.tokenReview "lease" (printf "%s-controller" (include "dioptase.name" .)) "health" $health -}}
-{{ mergeOverwrite $said (deepCopy .Values.controller.settings) | toYaml }}
+{{- $settings := dict "leftovers" $leftovers "tokenReview" .Values.tokenReview "lease" (printf "%s-controller" (include "dioptase.name" .)) "health" $health -}}
+{{ mergeOverwrite $settings (deepCopy .Values.controller.settings) | toYaml }}
 {{- end -}}
 
 {{/* Web configuration of agent and controller. */}}
