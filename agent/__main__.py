@@ -389,7 +389,7 @@ def _restore_earlier_values(requested: ActMode, parts: _Parts) -> tuple[str, ...
     slices: ThreadSlices | None = None
     warnings: tuple[str, ...] = ()
     if (parts.state[0] / SLICE_ORIGINALS).exists():
-        slices, warnings = open_thread_slices(ActMode.ON, parts.hierarchy, parts.state)
+        slices, warnings = open_thread_slices(ActMode.ON, parts.hierarchy, parts.state, enabled=True)
     # Not for the groups in resctrl alone, which may be those of an agent with another state directory.
     if any((parts.state[0] / name).exists() for name in (components.NODE_ORIGINALS, components.OOM_ORIGINALS)):
         node_knobs, more = components.open_node_knobs(AgentConfig(), ActMode.ON, parts.hierarchy, parts.state, SYS)
