@@ -95,6 +95,6 @@ def add_counts(before: Mapping[str, int], added: Mapping[str, int]) -> Mapping[s
         return before
     sums = dict(before)
     for name, count in added.items():
-        known = name if name in sums or len(sums) < MAX_NAMES else OTHER_NAMES
-        sums[known] = sums.get(known, 0) + count
+        key = name if name in sums or len(sums) < MAX_NAMES else OTHER_NAMES
+        sums[key] = sums.get(key, 0) + count
     return sums

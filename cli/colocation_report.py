@@ -44,8 +44,8 @@ def fleet_report(nodes: Sequence[NodeTotals]) -> list[str]:
     """Return a table of the nodes, and the sections for all of them together."""
     right = ("MEASURED", "LENT", "USED", "OF LENT", "P99 WITH", "P99 WITHOUT", "HARM", "REDUCTIONS", "EVICTIONS")
     heads = [TableHeading("NODE"), *(TableHeading(head, right=True) for head in right), TableHeading("STATUS")]
-    known = [report.totals for report in nodes if report.totals is not None]
-    fleet = sum_totals(known)
+    answers = [report.totals for report in nodes if report.totals is not None]
+    fleet = sum_totals(answers)
     rows = [_node_cells(report) for report in nodes]
     if len(nodes) > 1 and fleet is not None:
         rows.append(_node_cells(NodeTotals(node=f"{len(nodes)} nodes", totals=fleet)))
@@ -114,10 +114,10 @@ def _sections(totals: ColocationTotals, mean_heading: str = "MEAN CORES") -> lis
 
 
 def _cpu_lines(totals: ColocationTotals, mean_heading: str) -> list[str]:
-    used, lent = totals.used_ns, totals.reclaimable_ns
-    share = f"{formats.percent(used / lent)} of lent" if lent else ""
+    used, reclaimable = totals.used_ns, totals.reclaimable_ns
+    share = f"{formats.percent(used / reclaimable)} of lent" if reclaimable else ""
     rows = [
-        _cpu_row("lent to reclaimed pods", lent, totals),
+        _cpu_row("lent to reclaimed pods", reclaimable, totals),
         [*_cpu_row("used by reclaimed pods", used, totals)[:3], share],
     ]
     named = sorted(totals.reclaimed_ns.items(), key=lambda item: (-item[1], item[0]))
@@ -175,13 +175,13 @@ def _node_cells(report: NodeTotals) -> list[str]:
     if totals is None:
         problem = f"✕ {formats.printable(report.problem) or 'its agent counts nothing: update it'}"
         return [formats.printable(report.node), *[formats.ABSENT] * 9, problem]
-    harm, lent, used = harm_ms(totals), totals.reclaimable_ns, totals.used_ns
+    harm, reclaimable, used = harm_ms(totals), totals.reclaimable_ns, totals.used_ns
     return [
         formats.printable(report.node),
         formats.age(totals.duration_ns / NS_PER_S),
-        core_hours(lent),
+        core_hours(reclaimable),
         core_hours(used),
-        formats.percent(used / lent) if lent else formats.ABSENT,
+        formats.percent(used / reclaimable) if reclaimable else formats.ABSENT,
         formats.duration(p99_us(totals.busy)),
         formats.duration(p99_us(totals.idle)),
         formats.ABSENT if harm is None else formats.figures(harm),

@@ -6,7 +6,7 @@ from grafana_foundation_sdk.models import units
 
 from dashboards.panels import NODE_SELECTOR, RATE_INTERVAL, Board, Panel, Query, line_panel, stat_panel
 
-LENT = f"dioptase_reclaimable_cpu_seconds_total{{{NODE_SELECTOR}}}"
+RECLAIMABLE = f"dioptase_reclaimable_cpu_seconds_total{{{NODE_SELECTOR}}}"
 USED = f"dioptase_reclaimed_cpu_seconds_total{{{NODE_SELECTOR}}}"
 WAITED = f"dioptase_reclaimed_interference_seconds_total{{{NODE_SELECTOR}}}"
 DAY, HOUR = "[1d]", "[1h]"
@@ -46,7 +46,7 @@ def quantile(q: float, reclaimed_pods: str, window: str) -> str:
 def _last_day() -> list[Panel]:
     return [
         stat_panel(
-            "Core-hours lent", units.Short, core_hours(LENT),
+            "Core-hours lent", units.Short, core_hours(RECLAIMABLE),
             "CPU time that reclaimed pods could use: within their limit, and not used by anything else.",
         ),
         stat_panel(
@@ -54,7 +54,7 @@ def _last_day() -> list[Panel]:
             "CPU time that reclaimed pods used: work that needed no node of its own.",
         ),
         stat_panel(
-            "Used share of lent CPU", units.PercentUnit, f"{core_hours(USED)} / ({core_hours(LENT)})",
+            "Used share of lent CPU", units.PercentUnit, f"{core_hours(USED)} / ({core_hours(RECLAIMABLE)})",
             "Low: there is too little batch work for the idle CPU.",
         ),
         stat_panel(
@@ -77,7 +77,7 @@ def _gain() -> list[Panel]:
         line_panel(
             "CPU lent and used", "cores",
             "Use far below the lent CPU: reclaimed pods have no more work. Use close to it: they could use more.",
-            Query(f"sum(rate({LENT}{RATE_INTERVAL}))", "lent"),
+            Query(f"sum(rate({RECLAIMABLE}{RATE_INTERVAL}))", "lent"),
             Query(f"sum(rate({USED}{RATE_INTERVAL}))", "used"),
         ),
         line_panel(

@@ -57,7 +57,7 @@ def test_the_heat_map_tells_its_values_to_the_keyboard(browser: Browser, agent: 
     message = page.eval("document.querySelector('.heat-plot').getAttribute('aria-valuetext')")
     at = formats.clock(build_view(interference_node.interference_cycles(39)[-1]).wall_time_ms)
     assert message.startswith(f"{BUILD} at {at}: wait p99 ")
-    assert message.endswith(f"tasks waiting 0.12, waits 20, most because of {BATCH}")
+    assert message.endswith("tasks waiting 0.12, waits 20, most because of lab/batch train")
     hand = page.eval("document.querySelector('#cpu-chart .readout').hidden")
     assert hand is False, "the other charts are at the same moment"
     page.press("Escape")

@@ -39,9 +39,15 @@ const TAIL = 14; // characters: a hash and a number, by which the pods of one wo
 /** Set a name of any length. Where it does not fit its middle is not shown, because pods differ at their ends. */
 export function sayName(node, name) {
   if (node.textContent === name) return;
+  if (node.firstElementChild?.className !== "name") node.replaceChildren(el("span", { class: "name" }, el("span"), el("span")));
   const cut = Math.max(name.length - TAIL, 0);
-  node.replaceChildren(el("span", { class: "name" }, el("span", {}, name.slice(0, cut)), el("span", {}, name.slice(cut))));
+  const [head, tail] = node.firstElementChild.children;
+  say(head, name.slice(0, cut));
+  say(tail, name.slice(cut));
 }
+
+/** What a pointer reads of a cgroup: its name and its path, or the path alone if the name is a part of it. */
+export const hint = (name, path) => (name === path || name.startsWith("…") ? path : `${name}, cgroup ${path}`);
 
 /** A row of a table: its head and this number of cells. */
 export const line = (cells) => el("tr", {}, el("th", { scope: "row" }), ...Array.from({ length: cells }, () => el("td")));

@@ -5,7 +5,7 @@
 
 import { SPAN_MS } from "/static/charts.js";
 import { clock, cores, duration, NONE, percent } from "/static/format.js";
-import { brief, each, el, say, sayName, tabulate } from "/static/dom.js";
+import { brief, each, el, hint, say, sayName, tabulate } from "/static/dom.js";
 
 const ROW_PX = 18;
 const MOST_ROWS = 40;
@@ -131,7 +131,7 @@ export class HeatMap {
     if (lines.length === 0 || this.#width < 60) return;
     each(this.names, lines, () => el("li"), (node, line) => {
       sayName(node, line.name);
-      node.title = `${line.name}, cgroup ${line.cgroup}`;
+      node.title = hint(line.name, line.cgroup);
       node.className = kind(line.qos);
     });
     const ratio = devicePixelRatio || 1, height = lines.length * ROW_PX;

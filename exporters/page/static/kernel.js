@@ -1,6 +1,6 @@
 // Memory and threads as the kernel reports them: zones and their watermarks, background reclaim, OOM kills, threads by state.
 
-import { byId, each, el, line, say, sayName, svg, write } from "/static/dom.js";
+import { byId, each, el, hint, line, say, sayName, svg, write } from "/static/dom.js";
 import { bytes, clock, cores, duration, integer, NONE, percent, perSecond } from "/static/format.js";
 
 const MOST_LINES = 12;
@@ -62,7 +62,7 @@ export function showThreads(cgroups, names) {
     const name = names(c.cgroup);
     sayName(row.cells[0], name);
     for (const [k, text] of [...counts.map(integer), cores(c.load?.[0])].entries()) say(row.cells[k + 1], text);
-    row.cells[0].title = `${name}, cgroup ${c.cgroup}`;
+    row.cells[0].title = hint(name, c.cgroup);
     for (const [k, count] of counts.entries()) row.cells[k + 1].className = count ? "" : "nil";
     showBar(row, counts);
   });

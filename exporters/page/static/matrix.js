@@ -5,7 +5,7 @@
 
 import { step, legend } from "/static/heat.js";
 import { percent } from "/static/format.js";
-import { brief, byId, each, el, say, sayName } from "/static/dom.js";
+import { brief, byId, each, el, hint, say, sayName } from "/static/dom.js";
 
 const MOST_VICTIMS = 16;
 const MOST_CULPRITS = 10;
@@ -97,7 +97,7 @@ export class Matrix {
     each(this.table.tHead.rows[0], [null, ...heads], () => el("th", { scope: "col" }, el("span")), (head, name, i) => {
       if (name === null) return; // the corner
       say(head.firstChild, brief(name, MAX_NAME));
-      head.title = culprits[i - 2] === undefined ? name : `${name}, cgroup ${culprits[i - 2]}`;
+      head.title = culprits[i - 2] === undefined ? name : hint(name, culprits[i - 2]);
       head.className = i <= apart ? "" : i === apart + 1 ? "apart first" : "apart";
     });
     each(this.table.tBodies[0], lines, () => el("tr", {}, el("th", { scope: "row" })), (row, { victim, cells }) =>
@@ -148,7 +148,7 @@ export class Matrix {
 
 function showHead(cell, cgroup, name) {
   sayName(cell, name);
-  cell.title = `${name}, cgroup ${cgroup}`;
+  cell.title = hint(name, cgroup);
 }
 
 function showCell(cell, { ms, self, apart, first }, i) {

@@ -84,7 +84,7 @@ def test_an_interval_in_which_the_use_of_reclaimed_pods_is_unknown_counts_as_nei
     assert (totals.duration_ns, totals.busy.duration_ns, totals.idle.duration_ns) == (S, 0, 0)
 
 
-def test_latency_is_measured_by_an_agent_that_does_not_act_and_nothing_is_lent(tmp_path: Path) -> None:
+def test_an_agent_that_does_not_act_measures_latency_only(tmp_path: Path) -> None:
     counter = ColocationCounter(tmp_path, 7)
     for seq in (1, 2, 3):
         cycle = msgspec.structs.replace(busy_cycle(seq, act=ActMode.OFF), advice=None)
@@ -148,9 +148,9 @@ def test_names_are_bounded() -> None:
 
 
 def test_totals_of_nodes_add_up() -> None:
-    one = add_cycle(EMPTY, busy_cycle(2), 2.5)
+    first = add_cycle(EMPTY, busy_cycle(2), 2.5)
     other = msgspec.structs.replace(add_cycle(EMPTY, without_batch(3), 1.0), since_wall_ns=3, evictions={"x": 2})
-    both = sum_totals([one, other])
+    both = sum_totals([first, other])
     assert both is not None
     assert (both.since_wall_ns, both.duration_ns, both.reclaimable_ns) == (3, 2 * S, 2750 * MS)
     assert (both.used_ns, both.evictions) == (2250 * MS, {"x": 2})
@@ -251,11 +251,11 @@ def test_a_killed_agent_leaves_whole_cycles(tmp_path: Path) -> None:
     """SIGKILL at any moment, also between writing and renaming: the file is that of a whole number of cycles."""
     with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        seen = [int(child.stdout.readline()) for _ in range(20)][-1]
+        latest = [int(child.stdout.readline()) for _ in range(20)][-1]
         child.send_signal(signal.SIGKILL)
     counter = ColocationCounter(tmp_path, 99)
     assert counter.messages == ()
     cycles, rest = divmod(counter.totals.duration_ns, S)
     assert rest == 0
-    assert cycles >= seen + 1
+    assert cycles >= latest + 1
     assert counter.totals.used_ns == cycles * 2250 * MS

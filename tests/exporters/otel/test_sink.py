@@ -93,8 +93,8 @@ def test_totals_of_a_state_file_start_when_they_were_zero_and_not_with_the_agent
     )
     received = receiver.metrics.get(timeout=PATIENCE_S)
     sink.close()
-    lent = point(by_name(received)["dioptase.reclaimable.cpu"].sum.data_points)
-    assert (lent.as_double, lent.start_time_unix_nano) == (1.0, since_ns)
+    total = point(by_name(received)["dioptase.reclaimable.cpu"].sum.data_points)
+    assert (total.as_double, total.start_time_unix_nano) == (1.0, since_ns)
 
 
 def test_metrics_arrive_with_their_numbers_kinds_units_and_start_times(receiver: GrpcCollector) -> None:
