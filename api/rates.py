@@ -128,7 +128,7 @@ def compute_rates(previous: Snapshot, current: Snapshot) -> Rates | None:
 class _CgroupRatesByPath(Mapping[str, CgroupRates]):
     """The rates of every cgroup that is in both snapshots, each computed at its first use.
 
-    Policies use the containers only, and an agent without a viewer uses none: of 400 cgroups, all rates cost a tenth of a
+    Policies use the containers only, and an agent without a viewer uses none: all rates of 400 cgroups take 1.4 ms of each
     cycle. Any thread may read it: two threads compute the same value.
     """
 

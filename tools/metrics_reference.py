@@ -83,9 +83,9 @@ smallest profile with the metric, and in brackets the label values that `standar
 - Series per container: of an ordinary one, which has a CPU quota, a memory limit, TCP connections, one disk and
   {STANDARD_AGGRESSORS} culprits, and was neither throttled nor in reclaim. With all of that it has up to 30 series more.
 - *late*: in `small` and `standard` the series begins when it has counted something. It is zero for {START_S} s and has its
-  value from then on, until the cgroup is removed; so `rate()` and `increase()` count from zero for every scrape interval up
-  to {START_S} s. Counters of cgroups that the agent has exported for less than {START_S} s, as after its start, begin with their
-  value. Over OTLP they have it at once, with the time at which they were zero.
+  value from then on, until the cgroup is removed; so `rate()` and `increase()` count from zero for every scrape interval
+  up to {START_S} s. Counters of cgroups that the agent has exported for less than {START_S} s, as after its start, begin with
+  their value. Over OTLP they have it at once, with the time at which they were zero.
 - Native histograms are not served: they need the protobuf exposition, which the Prometheus client library for Python does not
   have.
 """

@@ -86,7 +86,7 @@ def cgroup_families(
 ) -> Iterator[MetricFamily]:
     """Yield every cgroup family of a snapshot of this cycle; those without a number are empty.
 
-    `trace` has the labels of the cycle's exemplars; `late` the series that have begun.
+    `trace` has the labels of the cycle's exemplars; `late` the series that have started.
     """
     shown = select_cgroups(snapshot, scope)
     selection = ProfileFilter(scope.profile, shown, snapshot.taken_at_ns, late)

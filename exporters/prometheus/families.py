@@ -197,7 +197,7 @@ class MetricsState(msgspec.Struct, frozen=True, kw_only=True):
 def metric_families(observed: MetricsState, late: LateSeries | None = None) -> Iterator[MetricFamily]:
     """Yield every family of the metric profile that has values, by scope.
 
-    `late` has the series that have begun, for formats without the start time of a counter (late_series.py).
+    `late` has the series that have started, for formats without the start time of a counter (late_series.py).
     """
     profile = observed.about.metric_profile
     for family in _every_family(observed, late):

@@ -27,7 +27,7 @@ class SeriesPhase(Enum):
 
 
 class LateSeries:
-    """The series of late metrics that have begun, by id of the cgroup. Not thread-safe: one renderer owns it."""
+    """The series of late metrics that have started, by id of the cgroup. Not thread-safe: one renderer owns it."""
 
     def __init__(self) -> None:
         self._first_ns: dict[int, int] = {}

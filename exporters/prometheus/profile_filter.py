@@ -68,7 +68,7 @@ class ProfileFilter:
         if is_late(self.profile, metric):
             points = tuple(shown for point in points if (shown := self._late_point(metric.name, point)))
             distributions = tuple(
-                histogram for each in distributions if (histogram := self._late_distribution(metric.name, each))
+                selected for each in distributions if (selected := self._late_distribution(metric.name, each))
             )
         return MetricFamily(metric, points, distributions)
 

@@ -29,10 +29,10 @@ def container_cgroup(index: int) -> str:
 
 
 def _pod(index: int) -> Pod:
-    made = (reclaimed if index % 2 else shared)(f"p{index:03}")
-    (container,) = made.containers
+    pod = (reclaimed if index % 2 else shared)(f"p{index:03}")
+    (container,) = pod.containers
     return msgspec.structs.replace(
-        made, containers=(msgspec.structs.replace(container, cgroup=container_cgroup(index)),)
+        pod, containers=(msgspec.structs.replace(container, cgroup=container_cgroup(index)),)
     )
 
 
