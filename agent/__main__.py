@@ -218,7 +218,7 @@ async def _run(
         indicators = PodIndicatorScraper()
         sensor = _open_sensor(options, parts, indicators, (exporters.reporters, (tasks,)), stack)
         if options.malachite is not None:
-            exporters.sinks.append(await _open_malachite(*options.malachite, parts.hierarchy, stack))
+            exporters.thread_sinks.append(await _open_malachite(*options.malachite, parts.hierarchy, stack))
         parts.startup_warnings += _restore_earlier_values(options.act, parts)
         loop = _open_loop(options, parts, sensor, exporters, stack)
         parts.cluster.start(loop.apply_config, tasks)
