@@ -21,6 +21,7 @@ from agent.advisor.cpu_estimate import online_containers
 from agent.advisor.engine import ExternalAdvice, PolicyState, evaluate_policy, restore_policy_state
 from agent.advisor.forecast.node_forecast import ForecastState
 from agent.advisor.latency import can_shrink_quota, is_latency_alarm, latency_limits_ns
+from agent.advisor.policy_result import PolicyResult
 from agent.advisor.preview import PreviewInputs
 from agent.config.config import AgentConfig
 from agent.journal.forecast_file import ForecastFile
@@ -28,7 +29,7 @@ from agent.qrm.actuator.actuator import Actuator
 from agent.qrm.actuator.checkpoint import CpusetCheckpoint
 from agent.qrm.cpuset.allowed_cpus import allowed_cpus_of, restrict_to_allowed
 from agent.qrm.cpuset.state import CpusetState, rebuild_state
-from agent.qrm.decisions.cpu import PolicyResult, compose_decisions, managed_cgroups
+from agent.qrm.decisions.cpu import compose_decisions, managed_cgroups
 from agent.qrm.decisions.cpu_priority import priority_health
 from agent.qrm.decisions.knob_requests import with_nested_cpusets
 from agent.sensors.snapshot import Sensor

@@ -142,7 +142,9 @@ def _check_pressure(hierarchy: Hierarchy, proc: Path) -> list[DoctorCheck]:
     except Unavailable as error:
         checks.append(DoctorCheck(name="pressure triggers", ok=False, detail=error.reason, remedy=error.remedy))
     else:
-        checks.append(DoctorCheck(name="pressure triggers", ok=True, detail=f"window {trigger.window_us / US_PER_S:g} s"))
+        checks.append(
+            DoctorCheck(name="pressure triggers", ok=True, detail=f"window {trigger.window_us / US_PER_S:g} s")
+        )
         trigger.close()
     if hierarchy.v2 is None:
         remedy = "mount the unified hierarchy in addition to version 1: mount -t cgroup2 none /sys/fs/cgroup/unified"
