@@ -59,7 +59,11 @@ class LeftoverRemoval:
             for body, subresource in steps:
                 # The next kind's patch needs the resource version that this one makes.
                 self._nodes.record_write(await self._client.merge_patch(self._nodes.resource, node, body, subresource))
-            log.info("Removed the %s of node %s: the controller's setting `leftovers` names them", kind.replace("-", " "), node)
+            log.info(
+                "Removed the %s of node %s: the controller's setting `leftovers` names them",
+                kind.replace("-", " "),
+                node,
+            )
         except (ApiError, ApiUnreachable) as error:
             result = "refused"
             log.warning("node %s: the %s remain: %s; retried in a minute", node, kind.replace("-", " "), error)
