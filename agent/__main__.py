@@ -86,7 +86,7 @@ _GC_THRESHOLDS = (10_000, 10, 10)
 
 
 def limit_malloc_arenas() -> None:
-    """Makes glibc use one heap for all threads and return large blocks to the kernel when they are freed.
+    """Make glibc use one heap for all threads and return large blocks to the kernel when they are freed.
 
     The few threads of the agent allocate little, and a scrape needs its memory for a moment only.
     """
@@ -98,7 +98,7 @@ def limit_malloc_arenas() -> None:
 
 
 def reduce_gc_runs() -> None:
-    """Excludes the objects that live as long as the agent from garbage collection, and makes collections rarer.
+    """Exclude the objects that live as long as the agent from garbage collection, and make collections rarer.
 
     A cycle makes tens of thousands of objects and no reference cycles; one full collection took 60 ms.
     """
@@ -132,7 +132,7 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main(options: AgentOptions) -> int:
-    """Runs the agent until a signal or the duration ends it; returns 1 if a value could not be restored, else 0.
+    """Run the agent until a signal or the duration ends it; return 1 if a value could not be restored, else 0.
 
     Raises ConfigError, PodsError and Unavailable before anything is changed.
     """
@@ -225,7 +225,7 @@ async def _run(
         indicators = PodIndicatorScraper()
         sensor = _open_sensor(options, parts, indicators, (exporters.reporters, (tasks,)), stack)
         if options.malachite is not None:
-            exporters.sinks.append(await _open_malachite(*options.malachite, parts.hierarchy, stack))
+            exporters.thread_sinks.append(await _open_malachite(*options.malachite, parts.hierarchy, stack))
         parts.startup_warnings += _restore_earlier_values(options.act, parts)
         loop = _open_loop(options, parts, sensor, exporters, stack)
         parts.cluster.start(loop.apply_config, tasks)
@@ -253,7 +253,7 @@ async def _open_parts(
     pods: PodSource,
     tasks: SupervisedTasks,
 ) -> _Parts:
-    """Opens all that the exporters and the loop need; nothing on the node is changed. Raises Unavailable."""
+    """Open all that the exporters and the loop need; nothing on the node is changed. Raises Unavailable."""
     documents, config, check_node = settings
     hierarchy, state, stack = detect_hierarchy(PROC), (options.state_dir, read_boot_id(PROC)), tasks.stack
     files = stack.enter_context(closing(components.open_knob_writer(config, hierarchy, kubelet=options.kubelet)))
@@ -306,7 +306,7 @@ def _open_sensor(
     health: tuple[Sequence[HealthReporter], Sequence[HealthReporter]],
     stack: AsyncExitStack,
 ) -> Sensor:
-    """Opens the readers. `health` is that of exporters, and of components that live on the event loop."""
+    """Open the readers. `health` is that of exporters, and of components that live on the event loop."""
     # Malachite's documents are read back by a client right after it writes a limit, so limits must not come from a cache.
     cgroups = CgroupReader(parts.hierarchy, limit=parts.config.max_cgroups, fresh_limits=options.malachite is not None)
     stack.callback(cgroups.close)
@@ -354,7 +354,7 @@ def _open_loop(
 
 
 def _open_originals(options: AgentOptions, stack: AsyncExitStack) -> tuple[OriginalsJournal | None, tuple[str, ...]]:
-    """Opens the journal of originals. An agent that acts needs its lock; one that only watches runs without it."""
+    """Open the journal of originals. An agent that acts needs its lock; one that only watches runs without it."""
     try:
         originals = open_originals(options.state_dir, read_boot_id(PROC))
     except StateDirLocked:
@@ -431,7 +431,7 @@ def _effective_act(
 
 
 def _open_latencies(hierarchy: Hierarchy, *, blame: bool, watching: bool) -> tuple[RunqLatencySource, tuple[str, ...]]:
-    """Opens the run-queue latency probe, or /proc/PID/schedstat if the kernel refuses it.
+    """Open the run-queue latency probe, or /proc/PID/schedstat if the kernel refuses it.
 
     schedstat costs a read per thread, so it is read for listed pods only.
     """
@@ -448,7 +448,7 @@ def _open_latencies(hierarchy: Hierarchy, *, blame: bool, watching: bool) -> tup
 def _open_probes(
     config: AgentConfig, hierarchy: Hierarchy, stack: AsyncExitStack, *, watching: bool
 ) -> tuple[RunqLatencySource, DeferredLoader, tuple[str, ...]]:
-    """Opens the run-queue latency source, and the loader of the other probes, which it loads later."""
+    """Open the run-queue latency source, and the loader of the other probes, which it loads later."""
     names = registry.DEFAULT_PROBES if config.probes is None else config.probes
     latencies, warnings = _open_latencies(hierarchy, blame=BLAME in names, watching=watching)
     stack.callback(latencies.close)
@@ -529,7 +529,7 @@ async def _open_exporters(
 
 
 def _open_otel(about: Callable[[], AgentInfo], reporters: list[HealthReporter]) -> OtelSink | None:
-    """Opens the OpenTelemetry exporter. If it cannot start, a component that reports the reason is added to `reporters`."""
+    """Open the OpenTelemetry exporter. If it cannot start, a component that reports the reason is added to `reporters`."""
     from exporters.otel import startup  # noqa: PLC0415 - most agents are scraped
 
     try:
@@ -542,7 +542,7 @@ def _open_otel(about: Callable[[], AgentInfo], reporters: list[HealthReporter]) 
 
 
 async def _open_malachite(host: str, port: int, hierarchy: Hierarchy, stack: AsyncExitStack) -> CycleSink:
-    """Serves Malachite's documents. Imported here because their types take 2 MiB."""
+    """Serve Malachite's documents. Imported here because their types take 2 MiB."""
     from exporters.malachite.cgroup_documents import CgroupLayout  # noqa: PLC0415
     from exporters.malachite.server import MalachiteServer  # noqa: PLC0415
 
@@ -558,7 +558,7 @@ async def _open_malachite(host: str, port: int, hierarchy: Hierarchy, stack: Asy
 
 
 def _open_triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> PsiTriggerSet | None:
-    """Opens pressure triggers of online cgroups; None without a unified hierarchy, where run-queue latency has to do."""
+    """Open pressure triggers of online cgroups; None without a unified hierarchy, where run-queue latency has to do."""
     if hierarchy.v2 is None:
         return None
     triggers = PsiTriggerSet(hierarchy.v2, stall_us=STALL_US, window_us=WINDOW_US)
@@ -567,7 +567,7 @@ def _open_triggers(hierarchy: Hierarchy, stack: AsyncExitStack) -> PsiTriggerSet
 
 
 async def _run_until_stopped(loop: Loop, options: AgentOptions) -> None:
-    """Runs cycles until SIGTERM, SIGINT, SIGHUP (unless nohup ignores it) or the end of the duration."""
+    """Run cycles until SIGTERM, SIGINT, SIGHUP (unless nohup ignores it) or the end of the duration."""
     running = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
@@ -578,7 +578,7 @@ async def _run_until_stopped(loop: Loop, options: AgentOptions) -> None:
 
 
 def _no_command() -> int:
-    """Refuses `python -m agent`: only the command line, which imports this module, reads options."""
+    """Refuse `python -m agent`: only the command line, which imports this module, reads options."""
     print("python -m agent is no command; run `dioptase agent`", file=sys.stderr)
     return 2
 

@@ -87,7 +87,7 @@ def load_node_settings(
 
 
 def open_knob_writer(config: AgentConfig, hierarchy: Hierarchy, *, kubelet: bool) -> KnobWriter:
-    """Opens the writer of knobs: by the CRI if the configuration says so, else by cgroup files. Raises Unavailable."""
+    """Open the writer of knobs: by the CRI if the configuration says so, else by cgroup files. Raises Unavailable."""
     socket = find_runtime_socket(config.kubelet.runtime_socket) if kubelet and config.kubelet.writer == "cri" else None
     if socket is None:
         return KnobWriter(hierarchy)
@@ -99,7 +99,7 @@ def open_knob_writer(config: AgentConfig, hierarchy: Hierarchy, *, kubelet: bool
 def open_evictor(
     config: AgentConfig, act: ActMode, hierarchy: Hierarchy, stack: AsyncExitStack, *, node: str, kubelet: bool
 ) -> EvictionRunner | None:
-    """Opens the eviction manager if a plugin is enabled, runs at a socket, or may be enabled by dynamic configuration.
+    """Open the eviction manager if a plugin is enabled, runs at a socket, or may be enabled by dynamic configuration.
 
     It evicts pods only if the agent acts. Raises Unavailable.
     """
@@ -115,7 +115,7 @@ def open_evictor(
 
 
 def open_hardware_reporters(config: AgentConfig, sys: Path) -> tuple[HealthReporter, ...]:
-    """Opens the components that report which hardware support of an enabled feature is missing."""
+    """Open the components that report which hardware support of an enabled feature is missing."""
     if not config.power.enable:
         return ()
     from agent.sensors.node.rapl import PowerCapSupport  # noqa: PLC0415 - few nodes enable it
@@ -133,7 +133,7 @@ def node_checks(state_dir: Path) -> tuple[DoctorCheck, ...]:
 def open_forecast_file(
     config: AgentConfig, act: ActMode, state: StateLocation, stack: AsyncExitStack
 ) -> ForecastFile | None:
-    """Opens the predictor's history if the calibrated forecast is in use.
+    """Open the predictor's history if the calibrated forecast is in use.
 
     The agent must hold the lock of the state directory.
     """
@@ -147,9 +147,9 @@ def open_forecast_file(
 def open_node_knobs(
     config: AgentConfig, act: ActMode, hierarchy: Hierarchy, state: StateLocation, sys: Path
 ) -> tuple[NodeKnobs | None, tuple[str, ...]]:
-    """Opens the knobs of disks, caches, processes and power limits if any is set, or an earlier agent left one changed.
+    """Open the knobs of disks, caches, processes and power limits if any is set, or an earlier agent left one changed.
 
-    Returns a warning instead if they cannot be opened.
+    Return a warning instead if they cannot be opened.
     """
     journals = (state[0] / name for name in (NODE_ORIGINALS, OOM_ORIGINALS))
     left = act is ActMode.ON and (any(journal.exists() for journal in journals) or any(sys.glob(RESCTRL_GROUPS)))
@@ -178,7 +178,7 @@ class PodInputs(msgspec.Struct, frozen=True, kw_only=True):
 async def open_kubelet(
     config: AgentConfig, context: PodParsingContext, hierarchy: Hierarchy, tasks: SupervisedTasks
 ) -> PodInputs:
-    """Opens the pods of the kubelet and the container runtime and the kubelet's configuration, and polls each once.
+    """Open the pods of the kubelet and the container runtime and the kubelet's configuration, and poll each once.
 
     A failed poll is reported as health, and repeated.
     """
@@ -223,7 +223,7 @@ def open_nri_lifecycle(
     context: PodParsingContext,
     state_dir: Path,
 ) -> NriLifecycle:
-    """Opens the NRI plugin if the pods come from a kubelet. An agent that acts holds the lock of `state_dir`."""
+    """Open the NRI plugin if the pods come from a kubelet. An agent that acts holds the lock of `state_dir`."""
     if isinstance(pods, (StaticPods, NoPods)):
         return NriLifecycle(config, act, None, context, hierarchy, state_dir)
     from agent.sensors.pods.kubelet_pods import KubeletPodSource  # noqa: PLC0415
@@ -250,12 +250,12 @@ class OpenedComponents(msgspec.Struct):
     background: list[BackgroundReporter] = []
 
     def add_sink(self, component: ReportingComponent) -> None:
-        """Adds a component that takes cycles, reports its health and works in a task."""
+        """Add a component that takes cycles, reports its health and works in a task."""
         self.sinks.append(component)
         self.add(component)
 
     def add(self, component: BackgroundReporter) -> None:
-        """Adds a component that reports its health and works in a task."""
+        """Add a component that reports its health and works in a task."""
         self.reporters.append(component)
         self.background.append(component)
 
@@ -306,7 +306,7 @@ class ClusterConnection:
         tasks: SupervisedTasks,
         pods: object = None,
     ) -> tuple[CycleSink, ...]:
-        """Connects to the API server and the peers, and returns the sinks that report cycles there.
+        """Connect to the API server and the peers, and return the sinks that report cycles there.
 
         The components of the eviction manager that need either, or the details of its pod source `pods`, are opened too.
         Raises Unavailable if no API server is named.
@@ -333,7 +333,7 @@ class ClusterConnection:
         return tuple(sink for opened in self._opened for sink in opened.sinks)
 
     async def _connect(self, dynamic: DynamicConfig, stack: AsyncExitStack, *, reports_reclaimable: bool) -> None:
-        """Opens the components that work with the API server, which is named as for kubectl and not contacted yet."""
+        """Open the components that work with the API server, which is named as for kubectl and not contacted yet."""
         from agent.dynamic_config.follow import CustomNodeConfigFollower  # noqa: PLC0415
         from agent.reporter.events import EvictionEventWriter  # noqa: PLC0415
         from agent.reporter.extended_resources import ExtendedResources  # noqa: PLC0415
@@ -378,7 +378,7 @@ class ClusterConnection:
         return tuple(reporter for opened in self._opened for reporter in opened.reporters)
 
     def start(self, apply_config: Callable[[AgentConfig], None], tasks: SupervisedTasks) -> None:
-        """Starts to report, and to pass each new dynamic configuration to `apply_config`."""
+        """Start to report, and to pass each new dynamic configuration to `apply_config`."""
         for opened in self._opened:
             for component in opened.background:
                 tasks.begin(component.name, component.run)
@@ -444,7 +444,7 @@ def open_cnr_writer(
     *,
     reports_reclaimable: bool,
 ) -> tuple[CnrWriter, list[BackgroundReporter]]:
-    """Opens the writer of the node's CustomNodeResource and the components that collect its other inputs."""
+    """Open the writer of the node's CustomNodeResource and the components that collect its other inputs."""
     from agent.reporter.cnr_input_collector import CnrInputCollector  # noqa: PLC0415
     from agent.reporter.cnr_inputs import CnrInputs  # noqa: PLC0415
     from agent.reporter.cnr_writer import CnrWriter  # noqa: PLC0415
@@ -479,7 +479,7 @@ def open_cnr_writer(
 
 
 def open_pod_evictor(config: EvictionConfig, hierarchy: Hierarchy, *, node: str, kubelet: bool) -> PodEvictor:
-    """Opens the pod evictor of the configured methods. Raises Unavailable for a method that cannot work on this node."""
+    """Open the pod evictor of the configured methods. Raises Unavailable for a method that cannot work on this node."""
     from agent.eviction.signals import SignalEvictor  # noqa: PLC0415
 
     default = config.killer or ("eviction-api-killer" if node and kubelet else "signals")
@@ -504,7 +504,7 @@ def open_eviction_components(
     *,
     kubelet: bool,
 ) -> OpenedComponents:
-    """Opens the components that the eviction manager needs in addition to its plugins.
+    """Open the components that the eviction manager needs in addition to its plugins.
 
     With `kubelet` the pods are those of a container runtime. Raises Unavailable.
     """
@@ -549,7 +549,7 @@ def open_eviction_components(
 def _open_external_plugins(
     settings: EvictionConfig, details: PodDetails | None, records: EvictionRecords | None
 ) -> ExternalEvictionPlugins:
-    """Opens the clients of plugins at sockets, which receive what the kubelet and the API server have of pods."""
+    """Open the clients of plugins at sockets, which receive what the kubelet and the API server have of pods."""
     from agent.katalyst.external_evictions import ExternalEvictionPlugins  # noqa: PLC0415 - gRPC is 12 MiB
 
     if details is None:
@@ -579,7 +579,7 @@ def _open_eviction_methods(evictor: EvictorByQosLevel, config: AgentConfig, clie
 def open_journals(
     directory: Path | None, stack: AsyncExitStack, *, evicting: bool
 ) -> tuple[DecisionJournal, EvictionJournal | None]:
-    """Opens the journals of decisions and, if `evicting`, of evictions; without a directory they are kept in memory only."""
+    """Open the journals of decisions and, if `evicting`, of evictions; without a directory they are kept in memory only."""
     decisions, evictions = DecisionJournal(None if directory is None else directory / "decisions.jsonl"), None
     stack.callback(decisions.close)
     if evicting:

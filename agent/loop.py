@@ -21,6 +21,7 @@ from agent.advisor.cpu_estimate import online_containers
 from agent.advisor.engine import ExternalAdvice, PolicyState, evaluate_policy, restore_policy_state
 from agent.advisor.forecast.node_forecast import ForecastState
 from agent.advisor.latency import can_shrink_quota, is_latency_alarm, latency_limits_ns
+from agent.advisor.policy_result import PolicyResult
 from agent.advisor.preview import PreviewInputs
 from agent.config.config import AgentConfig
 from agent.journal.colocation_counter import ColocationCounter
@@ -29,7 +30,7 @@ from agent.qrm.actuator.actuator import Actuator
 from agent.qrm.actuator.checkpoint import CpusetCheckpoint
 from agent.qrm.cpuset.allowed_cpus import allowed_cpus_of, restrict_to_allowed
 from agent.qrm.cpuset.state import CpusetState, rebuild_state
-from agent.qrm.decisions.cpu import PolicyResult, compose_decisions, managed_cgroups
+from agent.qrm.decisions.cpu import compose_decisions, managed_cgroups
 from agent.qrm.decisions.cpu_priority import priority_health
 from agent.qrm.decisions.knob_requests import with_nested_cpusets
 from agent.sensors.snapshot import Sensor
@@ -82,7 +83,7 @@ class _CycleDraft(msgspec.Struct):
         return None if self.result is None else self.result.node or NodeAdvice()
 
     def report(self, *components: ComponentHealth) -> None:
-        """Adds the health of components to the snapshot, where every reader looks for it."""
+        """Add the health of components to the snapshot, where every reader looks for it."""
         self.snapshot = msgspec.structs.replace(self.snapshot, sources=(*self.snapshot.sources, *components))
 
     def report_unavailable(self, name: str, error: Unavailable) -> None:
@@ -114,7 +115,7 @@ class Loop:
         totals: ColocationCounter | None = None,
         startup_warnings: tuple[str, ...] = (),
     ) -> None:
-        """Loads the state of the previous agent. Raises Unavailable if the checkpoint cannot be read.
+        """Load the state of the previous agent. Raises Unavailable if the checkpoint cannot be read.
 
         `sinks` take each cycle on the event loop, and may use objects that belong to it. `thread_sinks` take it in the cycle
         thread, before `sinks`: they may write files. `before_cycle` is called on the event loop before each cycle.
@@ -168,7 +169,7 @@ class Loop:
         return self._previous.pods if self._previous is not None else ()
 
     def apply_config(self, config: AgentConfig) -> None:
-        """Uses this configuration from the next cycle on; a cycle under way keeps the one that it started with.
+        """Use this configuration from the next cycle on; a cycle under way keeps the one that it started with.
 
         Components that were opened with the old configuration keep it: sensors, probes, the annotation mapping, disks and
         caches (docs/dynamic-configuration.md lists what can change).
@@ -176,12 +177,12 @@ class Loop:
         self._config = config
 
     def stop(self) -> None:
-        """Ends `run` after the cycle that is under way."""
+        """End `run` after the cycle that is under way."""
         self._stop.set()
         self._alarm.set()
 
     async def run(self) -> None:
-        """Runs cycles until `stop`: one every interval_s, and one at once on a latency alarm or a pressure trigger.
+        """Run cycles until `stop`: one every interval_s, and one at once on a latency alarm or a pressure trigger.
 
         Returns, or is cancelled, only after the cycle under way has ended, so that nothing is written to the node later.
         """
@@ -204,7 +205,7 @@ class Loop:
             self._remove_trigger_reader()
 
     def run_cycle(self, trigger: str) -> Cycle:
-        """Runs one cycle in the calling thread and returns it. Never raises: a bug becomes a component that is not ok."""
+        """Run one cycle in the calling thread and return it. Never raises: a bug becomes a component that is not ok."""
         self._prepare()
         finished = self._compute(trigger)
         self._publish(finished)
@@ -230,7 +231,7 @@ class Loop:
             self._guard_publish("before-cycle", self._before_cycle)
 
     def _compute(self, trigger: str) -> Cycle:
-        """Does the work of one cycle that is not bound to the event loop, up to the sinks that write files."""
+        """Do the work of one cycle that is not bound to the event loop, up to the sinks that write files."""
         started, config = time.monotonic_ns(), self._config
         self._seq += 1
         if self._evictor is not None and config is not self._evictor_config:
@@ -298,7 +299,7 @@ class Loop:
         return msgspec.structs.replace(snapshot, sources=(*snapshot.sources, *failures)) if failures else snapshot
 
     def _advise_and_act(self, draft: _CycleDraft) -> None:
-        """Evaluates the policy and applies its decisions. `draft.stage` names the part that is at work."""
+        """Evaluate the policy and apply its decisions. `draft.stage` names the part that is at work."""
         snapshot, now_ns = draft.snapshot, draft.now_ns
         draft.rates = rates_since(self._previous, snapshot)
         inside = cgroups_by_container(snapshot.cgroups, (container.cgroup for container in online_containers(snapshot)))
@@ -336,7 +337,7 @@ class Loop:
         reservations.drop_merged(before.cpus)
 
     def _actuate(self, draft: _CycleDraft, result: PolicyResult, knobs: Mapping[str, Collection[Knob]]) -> None:
-        """Applies the decisions, and restores what an earlier decision changed and no decision covers any more."""
+        """Apply the decisions, and restore what an earlier decision changed and no decision covers any more."""
         snapshot, now_ns = draft.snapshot, draft.now_ns
         decisions = compose_decisions(result, snapshot, knobs)
         if self._actuator.version == "v1":
@@ -375,7 +376,7 @@ class Loop:
         return msgspec.structs.replace(rebuilt, forecasts=self._policy_state.forecasts)
 
     def _save_state(self, draft: _CycleDraft) -> None:
-        """Saves the CPU assignment, so that a restart moves no container, and the history of the forecasts."""
+        """Save the CPU assignment, so that a restart moves no container, and the history of the forecasts."""
         try:
             if self._checkpoint is not None:
                 self._checkpoint.save(self._policy_state.cpus)
@@ -388,7 +389,7 @@ class Loop:
             draft.report_unavailable("forecast-state", error)
 
     def _set_node_knobs(self, draft: _CycleDraft) -> None:
-        """Applies the settings of disks and caches, whether or not the advisor failed, and its power cap."""
+        """Apply the settings of disks and caches, whether or not the advisor failed, and its power cap."""
         if self._node_knobs is None:
             return
         try:
@@ -401,7 +402,7 @@ class Loop:
         draft.report(*failed)
 
     def _run_evictions(self, draft: _CycleDraft) -> None:
-        """Runs the eviction manager. If it fails, it evicts no pod and is reported as failed."""
+        """Run the eviction manager. If it fails, it evicts no pod and is reported as failed."""
         if self._evictor is None:
             return
         started = time.monotonic_ns()
@@ -416,7 +417,7 @@ class Loop:
         draft.report(self._evictor.status(result, time.monotonic_ns() - started))
 
     def _run_shadow_policy(self, draft: _CycleDraft) -> None:
-        """Evaluates the second policy on the same snapshot; its advice is only shown."""
+        """Evaluate the second policy on the same snapshot; its advice is only shown."""
         shadow = draft.config.shadow
         if shadow is None:
             return
@@ -446,7 +447,7 @@ class Loop:
         return counted[-1]
 
     def _publish(self, finished: Cycle) -> None:
-        """Passes the cycle to the sinks of the event loop and arms the pressure triggers of its online cgroups."""
+        """Pass the cycle to the sinks of the event loop and arm the pressure triggers of its online cgroups."""
         # An alarm that led to nothing (the pod's own throttling, a spike that is over) is suppressed until the tick.
         advice = finished.advice
         self._alarm_suppressed = finished.trigger != TICK and (advice is None or advice.action != "shrink")
@@ -460,7 +461,7 @@ class Loop:
             self._guard_publish(f"sink-{type(sink).__name__}", partial(sink.publish, finished))
 
     def _guard_publish(self, name: str, publish: Callable[[], None]) -> None:
-        """Calls `publish`. An exception is logged once, and reported as a failed component in the next cycle."""
+        """Call `publish`. An exception is logged once, and reported as a failed component in the next cycle."""
         try:
             publish()
         except Exception as error:
@@ -472,7 +473,7 @@ class Loop:
             self._publish_failures.pop(name, None)
 
     async def _watch(self) -> None:
-        """Compares the run-queue latency of online pods several times a second; a breach starts a cycle at once.
+        """Compare the run-queue latency of online pods several times a second; a breach starts a cycle at once.
 
         While an alarm could change nothing, nothing is read: a look at 100 containers costs a millisecond of CPU.
         """

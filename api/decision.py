@@ -162,7 +162,7 @@ class Cycle(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return rates
 
     def share_rates(self, rates: Rates | None) -> None:
-        """Takes the rates that the control loop has computed from the same two snapshots."""
+        """Take the rates that the control loop has computed from the same two snapshots."""
         self.__dict__[_RATES] = (self.previous, self.snapshot, rates)
 
     @property
@@ -177,7 +177,7 @@ class Cycle(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return evaluated
 
     def share_evaluated_latency(self, latency: Mapping[str, RunqLatency | None]) -> None:
-        """Takes the latency that the policy of this cycle evaluated; empty if it evaluates none."""
+        """Take the latency that the policy of this cycle evaluated; empty if it evaluates none."""
         self.__dict__[_EVALUATED] = (self.snapshot, latency)
 
     @property

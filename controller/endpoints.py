@@ -10,7 +10,7 @@ from aiohttp import web
 from controller.metrics import ControllerExposition
 
 Authorizer = Callable[[str, str, str], Awaitable[tuple[int, str, str] | None]]
-"""Return HTTP status, error and remedy of a rejection by Authorization header, path and client address, else None."""
+"""Function from Authorization header, path and client address to HTTP status, error and remedy of a rejection, else None."""
 RESPONSE_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
 
 

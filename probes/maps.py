@@ -182,7 +182,7 @@ def is_member(values: npt.NDArray[Any], members: Collection[int]) -> npt.NDArray
 
 
 def sum_over_cpus(values: Rows) -> npt.NDArray[np.uint64]:
-    """Sum values made of 64-bit counters over the CPUs of a per-CPU map; returns one row per element."""
+    """Sum values made of 64-bit counters over the CPUs of a per-CPU map; return one row per element."""
     counters = np.ascontiguousarray(values).view(np.uint64).reshape(*values.shape, values.dtype.itemsize // 8)
     summed: npt.NDArray[np.uint64] = counters if values.ndim == 1 else counters.sum(axis=1, dtype=np.uint64)
     return summed

@@ -38,6 +38,14 @@ PARTS = frozenset(
     ).split()
 )
 """Words that no longer identifier contains either, between underscores or capitals."""
+THIRD_PERSON = frozenset(
+    (  # noqa: SIM905 - a paragraph is easier to keep than 50 quoted words
+        "Adds Applies Calls Cancels Checks Closes Compares Computes Connects Decides Does Drops Ends Evaluates Evicts Excludes "
+        "Gives Hands Loads Makes Notifies Opens Passes Publishes Raises Reads Records Refuses Removes Restores Returns Runs "
+        "Saves Sends Serves Sets Starts Stops Takes Updates Uses Writes Yields"
+    ).split()
+)
+"""Verbs with which no docstring of a function begins: it has the imperative, as PEP 257 recommends."""
 WORDS = frozenset(
     (  # noqa: SIM905 - a paragraph is easier to keep than 50 quoted words
         "who whom whoever whomever nobody somebody he him his himself she anew foretold foretell foretells "
@@ -90,7 +98,7 @@ def _names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _labels(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Strings that are assigned to a variable `name` or `form`."""
+    """Strings with a denied word that are assigned to a variable `name` or `form`."""
     for node in ast.walk(tree):
         match node:
             case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
@@ -101,7 +109,9 @@ def _labels(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 continue
         for target, value in pairs:
             label = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
-            if label in ("name", "form") and isinstance(value, ast.Constant) and isinstance(value.value, str):
+            if label not in ("name", "form") or not isinstance(value, ast.Constant) or not isinstance(value.value, str):
+                continue
+            if LABELS & set(re.split(r"[^a-z]+", value.value.lower())):
                 yield node.lineno, value.value
 
 
@@ -122,6 +132,15 @@ def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
                     yield child.lineno, child.value.value
 
 
+def _third_person(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """First lines of the docstrings of functions that do not begin in the imperative; a property may have any form."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node)):
+            decorators = {getattr(each, "id", getattr(each, "attr", "")) for each in node.decorator_list}
+            if text.split(" ", 1)[0] in THIRD_PERSON and not decorators & {"property", "cached_property"}:
+                yield node.lineno, text.splitlines()[0]
+
+
 def _messages(tree: ast.Module, text: str) -> Iterator[tuple[int, str]]:
     """String constants that hold more than one word, and comments."""
     for node in ast.walk(tree):
@@ -138,9 +157,9 @@ def python_violations(path: str, text: str) -> Iterator[Violation]:
     for line, name in _names(tree):
         if name.strip("_").lower() in NAMES or PARTS & {part.lower() for part in _PART.findall(name)}:
             yield Violation(path, line, "identifier", name)
-    for line, label in _labels(tree):
-        if LABELS & set(re.split(r"[^a-z]+", label.lower())):
-            yield Violation(path, line, "label", label)
+    yield from (Violation(path, line, "label", label) for line, label in _labels(tree))
+    if path.partition("/")[0] in PRODUCT:
+        yield from (Violation(path, line, "mood", opening) for line, opening in _third_person(tree))
     documented = set()
     for line, docstring in _docstrings(tree):
         documented.add(docstring)

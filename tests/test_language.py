@@ -42,6 +42,14 @@ def test_the_checker_finds_each_kind_of_violation(source: str, violations: list[
     assert [f"{each.rule}: {each.text}" for each in found] == violations
 
 
+def test_docstrings_of_functions_are_imperative_in_the_product() -> None:
+    source = 'def f():\n    """Opens the file."""\n\n\ndef g():\n    """Open the file."""\n\n\nclass A:\n    """Opens files."""'
+    assert [str(each) for each in language.python_violations("agent/x.py", source)] == [
+        "agent/x.py:1: mood: Opens the file."
+    ]
+    assert list(language.python_violations("tests/x.py", source)) == []
+
+
 def test_variables_of_templates_are_checked() -> None:
     text = "{{- $said := dict -}}{{ $said | toYaml }}{{ $settings }}"
     assert [(each.rule, each.text) for each in language.document_violations("x.tpl", text)] == [("identifier", "said")]

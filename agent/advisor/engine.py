@@ -30,6 +30,7 @@ from agent.advisor.latency import PODS_UNKNOWN, LatencyInputs, LatencyResult, fi
 from agent.advisor.memory.memory_advisor import advise_memory, build_memory_inputs, writable_cgroups
 from agent.advisor.memory.memory_inputs import MemoryAdvisorState, MemoryInputs
 from agent.advisor.pod_usage import reclaimed_cgroups, reclaimed_use_cores
+from agent.advisor.policy_result import PolicyResult
 from agent.advisor.provision.pool_sizes import RECLAIM_POOL, apportion_cores, pool_reclaimable_cores
 from agent.advisor.provision.provisioner import build_provision_inputs, provision_cpus
 from agent.advisor.provision.region_indicators import update_request_windows
@@ -53,7 +54,6 @@ from agent.qrm.cpuset.state import (
     with_numa_bindings,
     with_pending_containers,
 )
-from agent.qrm.decisions.cpu import PolicyResult
 from agent.qrm.decisions.cpu_priority import idle_class_obstacles, reclaimed_qos_classes
 from agent.qrm.decisions.knob_requests import KnobRequests, KnobRequestState, build_knob_requests
 from api.advice import NOT_NUMA_BOUND, CpuAdvice, Headroom, MemoryAdvice, NodeAdvice, PoolSize

@@ -20,7 +20,8 @@ ALWAYS_ON_PROBE = "runqlat"
 
 
 NodeCheck = Callable[[AgentConfig], str]
-"""Return the first setting that this node cannot hold, or an empty text (agent.config.node_check)."""
+"""Check of settings against this node (agent.config.node_check); its result is the first setting that the node cannot hold, or
+an empty text."""
 
 
 class ConfigError(ValueError):

@@ -88,13 +88,13 @@ class EvictionMethod(Protocol):
     """One way to evict a pod; the equivalent of Katalyst's killers. No method raises for an error of the other side."""
 
     async def evict(self, pod: Pod, grace_s: float | None) -> MethodResponse:
-        """Requests the eviction once; a grace of None is the pod's own."""
+        """Request the eviction once; a grace of None is the pod's own."""
 
     async def observe(self, pod: Pod) -> PodObservation | None:
         """Return whether the pod exists and is terminating; None if that is not available now."""
 
     def forget(self, pod: Pod) -> None:
-        """Drops the state of earlier requests: the pod is gone, or its eviction was cancelled."""
+        """Drop the state of earlier requests: the pod is gone, or its eviction was cancelled."""
 
 
 class ApiEvictionMethod:
@@ -104,7 +104,7 @@ class ApiEvictionMethod:
         self._client, self._form = client, form
 
     async def evict(self, pod: Pod, grace_s: float | None) -> MethodResponse:
-        """Requests the eviction, as EvictionMethod says."""
+        """Request the eviction, as EvictionMethod says."""
         seconds = None if grace_s is None else max(MIN_GRACE_S, math.ceil(grace_s))
         send = self._client.evict if self._form == "eviction" else self._client.delete
         try:
@@ -121,10 +121,10 @@ class ApiEvictionMethod:
         return MethodResponse(result=MethodResult.REQUESTED)
 
     def forget(self, pod: Pod) -> None:
-        """Does nothing: this method keeps no state."""
+        """Do nothing: this method keeps no state."""
 
     async def observe(self, pod: Pod) -> PodObservation | None:
-        """Reads the pod's metadata, as EvictionMethod says."""
+        """Read the pod's metadata, as EvictionMethod says."""
         try:
             metadata = (await self._client.get(PODS, pod.key)).metadata
         except ApiError as error:
@@ -230,11 +230,11 @@ class ApiEvictor:
         return {key: each.block for key, each in pending if not each.accepted and each.block is not None}
 
     def evict(self, pod: Pod, grace_s: float | None, reason: str) -> None:
-        """Starts the eviction of the pod. For a pod under eviction only a shorter grace has an effect."""
+        """Start the eviction of the pod. For a pod under eviction only a shorter grace has an effect."""
         self._run_on_loop(self._evict, pod, grace_s, reason)
 
     def cancel(self, pod: str, reason: str) -> None:
-        """Cancels the eviction of a pod, `namespace/name`, unless it was accepted."""
+        """Cancel the eviction of a pod, `namespace/name`, unless it was accepted."""
         self._run_on_loop(self._cancel, pod, reason)
 
     def outcomes(self) -> Sequence[EvictionEvent]:
@@ -253,7 +253,7 @@ class ApiEvictor:
         return self._problem if failing else None
 
     def close(self) -> None:
-        """Ends all tasks; pods whose eviction was accepted terminate all the same. Idempotent."""
+        """End all tasks; pods whose eviction was accepted terminate all the same. Idempotent."""
         for pending in self._pending.values():
             _cancel_task(pending)
         self._pending.clear()
@@ -298,7 +298,7 @@ class ApiEvictor:
             pending.requested_ns, pending.cancel_reason = now_ns, ""
 
     async def _run(self, pending: _PodEviction) -> None:
-        """Evicts one pod, from the first request until it is gone."""
+        """Evict one pod, from the first request until it is gone."""
         try:
             while True:
                 requesting = pending.repeat or not pending.accepted
@@ -316,7 +316,7 @@ class ApiEvictor:
             self._finish(pending, EvictionEventReason.FAILED, message)
 
     async def _request(self, pending: _PodEviction) -> float:
-        """Requests the eviction once; returns the seconds until the next step."""
+        """Request the eviction once; return the seconds until the next step."""
         if pending.tries and not pending.accepted:
             # The response to the last request may have been lost, or another client may have deleted the pod meanwhile.
             observation = await pending.method.observe(pending.pod)
@@ -365,7 +365,7 @@ class ApiEvictor:
         return max(response.wait_s or 0.0, RETRY_BACKOFF.wait_s(pending.tries, random.random()))
 
     async def _poll(self, pending: _PodEviction) -> float:
-        """Polls a terminating pod once; returns the seconds until the next step."""
+        """Poll a terminating pod once; return the seconds until the next step."""
         pending.tries += 1
         observation = await pending.method.observe(pending.pod)
         if observation is not None and observation.absent:

@@ -34,7 +34,7 @@ class CriEvictor:
         """Container ids by name, by the pod's uid, of requests that failed. Containers that started later are not stopped."""
 
     async def evict(self, pod: Pod, grace_s: float | None) -> MethodResponse:
-        """Stops all running containers of the pod at the same time, as EvictionMethod says."""
+        """Stop all running containers of the pod at the same time, as EvictionMethod says."""
         # A pod occupies one of MAX_CONCURRENT_REQUESTS while it stops, so a grace of hours is cut.
         seconds = max(MIN_GRACE_S, math.ceil(min(grace_period_s(pod, grace_s), MAX_GRACE_S)))
         try:
@@ -62,7 +62,7 @@ class CriEvictor:
         )
 
     def forget(self, pod: Pod) -> None:
-        """Drops the list of containers, as EvictionMethod says: the next request stops all that run then."""
+        """Drop the list of containers, as EvictionMethod says: the next request stops all that run then."""
         self._targets.pop(pod.uid, None)
 
     async def observe(self, pod: Pod) -> PodObservation | None:

@@ -44,7 +44,7 @@ class EvictorByQosLevel:
         return self.requests.blocked
 
     def evict(self, pod: Pod, grace_s: float | None, reason: str) -> None:
-        """Evicts the pod by the method of its QoS level, as PodEvictor says."""
+        """Evict the pod by the method of its QoS level, as PodEvictor says."""
         evictor: PodEvictor = self._signals if self.method_name(pod) == SIGNAL_METHOD else self.requests
         evictor.evict(pod, grace_s, reason)
 

@@ -128,7 +128,7 @@ def evaluate_evictions(
 def _evaluate_plugins(
     inputs: EvictionInputs, sent: Iterable[SentEviction], states: PluginStates, config: EvictionConfig
 ) -> tuple[list[EvictionFinding], PluginStates]:
-    """Evaluates every enabled plugin in Katalyst's order; none on an old snapshot or an old list of pods.
+    """Evaluate every enabled plugin in Katalyst's order; none on an old snapshot or an old list of pods.
 
     Dry-run victims still run, and count as running.
     """

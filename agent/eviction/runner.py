@@ -44,7 +44,7 @@ class PodEvictor(Protocol):
     """Evicts pods, each with its grace period. No method waits for an eviction. The cycle's thread calls all of them."""
 
     def evict(self, pod: Pod, grace_s: float | None, reason: str) -> None:
-        """Starts the eviction of the pod; a grace of None is the pod's own. The result is in later `outcomes`.
+        """Start the eviction of the pod; a grace of None is the pod's own. The result is in later `outcomes`.
 
         For a pod under eviction only a shorter grace has an effect.
         """
@@ -63,20 +63,20 @@ class PodEvictor(Protocol):
         """Pods whose eviction is refused for now, with the reason. It is retried until it is cancelled."""
 
     def cancel(self, pod: str, reason: str) -> None:
-        """Cancels the eviction of a blocked pod."""
+        """Cancel the eviction of a blocked pod."""
 
     def outcomes(self) -> Sequence[EvictionEvent]:
         """Return the events since the last call, oldest first. Call it in every cycle: it also continues pending evictions."""
 
     def close(self) -> None:
-        """Ends all work and closes descriptors. Idempotent."""
+        """End all work and close descriptors. Idempotent."""
 
 
 class PodNotifier(Protocol):
     """Notifies pods of soft thresholds if they request it."""
 
     def run_cycle(self, victims: Iterable[EvictionVictim], pods: Sequence[Pod], now_ns: int) -> None:
-        """Notifies the victims that request it. Never raises."""
+        """Notify the victims that request it. Never raises."""
 
     def outcomes(self) -> Sequence[EvictionEvent]:
         """Return the notifications since the last call."""
@@ -94,7 +94,7 @@ class PodDetails(Protocol):
 
 
 def evict_victims(evictions: EvictionResult, pods: Iterable[Pod], pod_evictor: PodEvictor) -> None:
-    """Hands the victims to the evictor in their order; victims of a dry run and those that are only notified stay."""
+    """Hand the victims to the evictor in their order; victims of a dry run and those that are only notified stay."""
     by_uid = {pod.uid: pod for pod in pods}
     for victim in evictions.victims:
         if not victim.dry_run and not victim.notify and victim.uid in by_uid:
@@ -124,7 +124,7 @@ class EvictionRunner:
         """Return the eviction records of pods by uid."""
 
     def apply_config(self, config: AgentConfig) -> None:
-        """Uses this configuration from the next cycle on; the state of the plugins stays."""
+        """Use this configuration from the next cycle on; the state of the plugins stays."""
         dry_run = msgspec.structs.replace(config.eviction, dry_run=("*",))
         self._agent_config, self._config = config, dry_run if self.pod_evictor is None else config.eviction
 
@@ -148,7 +148,7 @@ class EvictionRunner:
         policy_state: PolicyState,
         now_ns: int,
     ) -> EvictionResult:
-        """Return the victims of this cycle and hands them to the evictor.
+        """Return the victims of this cycle and hand them to the evictor.
 
         `policy_state` is the state of advisor and cpuset allocation after this cycle; `now_ns` is CLOCK_MONOTONIC.
         """

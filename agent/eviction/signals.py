@@ -90,10 +90,10 @@ class SignalEvictor:
         return {}
 
     def cancel(self, pod: str, reason: str) -> None:
-        """Does nothing: no pod is blocked."""
+        """Do nothing: no pod is blocked."""
 
     def evict(self, pod: Pod, grace_s: float | None, reason: str) -> None:
-        """Sends SIGTERM to all processes of the pod. For a pod under eviction only an earlier deadline has an effect."""
+        """Send SIGTERM to all processes of the pod. For a pod under eviction only an earlier deadline has an effect."""
         now_ns, grace_s = self._clock(), grace_period_s(pod, grace_s)
         earlier = self._pending.get(pod.key)
         if earlier is not None:
@@ -140,12 +140,12 @@ class SignalEvictor:
         return events
 
     def close(self) -> None:
-        """Closes all descriptors; pods under eviction receive no SIGKILL any more. Idempotent."""
+        """Close all descriptors; pods under eviction receive no SIGKILL any more. Idempotent."""
         while self._pending:
             _close_fds([cgroup.fd for cgroup in self._pending.popitem()[1].open_cgroups])
 
     def _act(self, pending: _PodTermination, *, kill: bool) -> None:
-        """Signals all remaining containers. A failure is recorded once, and retried with every call."""
+        """Signal all remaining containers. A failure is recorded once, and retried with every call."""
         for cgroup in pending.open_cgroups:
             try:
                 if kill:
@@ -164,7 +164,7 @@ class SignalEvictor:
         self._events.append(EvictionEvent(pod=pod.key, reason=reason, message=message, at_ns=self._clock()))
 
     def _open(self, pod: Pod) -> tuple[int, ...]:
-        """Opens the existing cgroups of the containers, in the hierarchy that identifies them; never its root."""
+        """Open the existing cgroups of the containers, in the hierarchy that identifies them; never its root."""
         opened = []
         for container in pod.containers:
             parts = [part for part in container.cgroup.split("/") if part]
@@ -184,7 +184,7 @@ def _refusal_reason(fds: Sequence[int]) -> str:
 
 
 def _drop_terminated_containers(pending: _PodTermination) -> None:
-    """Closes containers without a signalled process. While one remains, all processes of the cgroup are targets."""
+    """Close containers without a signalled process. While one remains, all processes of the cgroup are targets."""
     left = []
     for cgroup in pending.open_cgroups:
         try:
@@ -253,7 +253,7 @@ def _read_pids(directory: int) -> list[int]:
 
 
 def _signal_cgroup(directory: int, number: signal.Signals) -> int:
-    """Signals every process of the cgroup and returns their number. Raises OSError if that is not permitted."""
+    """Signal every process of the cgroup and return their number. Raises OSError if that is not permitted."""
     count, listed = 0, _read_pids(directory)
     for start in range(0, len(listed), MAX_PIDFDS):
         held: dict[int, int] = {}
@@ -276,7 +276,7 @@ def _signal_cgroup(directory: int, number: signal.Signals) -> int:
 
 
 def _kill_cgroup(directory: int) -> None:
-    """Sends SIGKILL to every process of the cgroup, repeatedly if processes fork meanwhile."""
+    """Send SIGKILL to every process of the cgroup, repeatedly if processes fork meanwhile."""
     try:
         fd = os.open("cgroup.kill", os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
     except OSError:

@@ -36,7 +36,7 @@ class SoftEvictionNotifier:
         self._clean_ns: int | None = None
 
     def run_cycle(self, victims: Iterable[EvictionVictim], pods: Sequence[Pod], now_ns: int) -> None:
-        """Notifies victims with `notify`; creates and removes directories at intervals. Never raises for a disk error."""
+        """Notify victims with `notify`; create and remove directories at intervals. Never raises for a disk error."""
         if self._root is not None and pods:
             self._keep(self._root, pods, now_ns)
         self._notified_ns = {
@@ -59,7 +59,7 @@ class SoftEvictionNotifier:
         return events
 
     def _write(self, folder: Path, victim: EvictionVictim) -> str:
-        """Writes the time and the reason; returns the error, empty if there is none."""
+        """Write the time and the reason; return the error, empty if there is none."""
         text = (
             f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(self._wall()))} {victim.plugin}: {victim.reason.text}\n"
         )

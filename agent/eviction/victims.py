@@ -252,7 +252,7 @@ def evictions_to_cancel(
     config: EvictionConfig,
     excluded: Collection[str],
 ) -> Iterator[tuple[str, str]]:
-    """Yields the blocked pods that need not leave any more, each with the reason.
+    """Yield the blocked pods that need not leave any more, each with the reason.
 
     `excluded` are the pods whose memory and CPU the evaluation in `result` did not count.
     """

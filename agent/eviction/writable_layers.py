@@ -51,14 +51,14 @@ class WritableLayers:
         return self._use if fresh else {}
 
     async def run(self) -> None:
-        """Polls the runtime until cancelled."""
+        """Poll the runtime until cancelled."""
         while True:
             if self._is_needed():
                 await self.poll()
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def poll(self) -> None:
-        """Polls the runtime once. Never raises for an error of the runtime."""
+        """Poll the runtime once. Never raises for an error of the runtime."""
         client = GrpcClient(self._socket, _SERVICE, self._timeout_s)
         try:
             response = await client.call("ListContainerStats", wire.ListContainerStatsRequest())

@@ -42,7 +42,7 @@ class ColocationCounter:
     """The totals of this node, and the file that holds them."""
 
     def __init__(self, state_dir: Path | None, wall_ns: int) -> None:
-        """Loads the totals of the previous agent. Raises Unavailable if a damaged file cannot be renamed.
+        """Load the totals of the previous agent. Raises Unavailable if a damaged file cannot be renamed.
 
         `state_dir` is locked by this process; None keeps the totals in memory only.
         """

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from agent.advisor.engine import ExternalAdvice, PolicyState
+from agent.advisor.policy_result import PolicyResult
 from agent.config.config import AgentConfig
 from agent.katalyst import cpu_advice_codec, cpu_plugin_state, memory_advice_codec
 from agent.katalyst.admission import build_admission_inputs
@@ -30,7 +31,6 @@ from agent.katalyst.plugin_registration import PluginEndpoint, PluginIdentity, P
 from agent.katalyst.pod_resources import KUBELET_POD_RESOURCES, PodResourcesServer
 from agent.katalyst.resource_plugin import OPTIONS, ResourcePluginServer
 from agent.qrm.cpuset.state import CpusetState
-from agent.qrm.decisions.cpu import PolicyResult
 from api.advice import MemoryAdvice
 from api.decision import Advice
 from api.interfaces import CycleSink, HealthReporter, Unavailable

@@ -42,7 +42,7 @@ MIN_SHARES, SHARES_PER_CPU, MILLICORES_PER_CPU = 2, 1024, 1000
 """Constants of the kubelet's conversion between millicores and CPU shares (its `MinShares`, `SharesPerCPU`)."""
 _CPUSET_FILES = {True: ("cpuset.cpus.effective", "cpuset.mems.effective"), False: ("cpuset.cpus", "cpuset.mems")}
 ListedPod = Callable[[str], KubeletPod | None]
-"""Return the pod with a uid from the kubelet's latest list; None if it is not listed."""
+"""Function from a uid to its pod in the kubelet's latest list; None if it is not listed."""
 MAX_AGE_CYCLES, MIN_MAX_AGE_S = 5, 15.0
 """Inputs older than both are stale."""
 EXPECTED_CONTAINER_S = 30.0

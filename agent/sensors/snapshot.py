@@ -126,7 +126,7 @@ class Sensor:
         )
 
     def read_loop_reporters(self) -> None:
-        """Reads the health of the components that live on the event loop, for the next snapshot. Call it on that loop."""
+        """Read the health of the components that live on the event loop, for the next snapshot. Call it on that loop."""
         self._statuses = []
         self._read_health(self._loop_reporters)
         self._loop_statuses = tuple(self._statuses)

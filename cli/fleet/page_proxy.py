@@ -54,7 +54,7 @@ class PageProxy:
         self._looked_up_at_s = float("-inf")
 
     async def check(self) -> None:
-        """Raises Unavailable if the agent's page cannot be reached."""
+        """Raise Unavailable if the agent's page cannot be reached."""
         if self._member.problem:
             raise Unavailable(self._member.problem, self._member.remedy or "kubectl dioptase doctor lists the causes")
         raw = await self._raw("/")

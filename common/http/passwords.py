@@ -35,7 +35,7 @@ class PasswordChecker:
     """Checks passwords of the configured users and caches the results."""
 
     def __init__(self, users: Mapping[str, str]) -> None:
-        """Raises Unavailable if bcrypt, which is loaded only here, is not installed."""
+        """Raise Unavailable if bcrypt, which is loaded only here, is not installed."""
         try:
             import bcrypt  # noqa: PLC0415
         except ImportError as error:

@@ -38,7 +38,7 @@ _renderers = ThreadPoolExecutor(RENDER_THREADS, "render")
 
 
 async def render_in_thread(render: Callable[[], T]) -> T:
-    """Computes a body in a thread of its own executor, so that the event loop goes on meanwhile."""
+    """Compute a body in a thread of its own executor, so that the event loop goes on meanwhile."""
     return await asyncio.get_running_loop().run_in_executor(_renderers, render)
 
 

@@ -69,35 +69,47 @@ class TcpCountersRead(TimedRead, frozen=True):
 R = TypeVar("R", bound=TimedRead)
 
 
-class MalachiteHistory:
-    """The latest snapshot, and the counters of earlier ones that rates need: a few hundred bytes per cgroup."""
+class MalachiteHistory(msgspec.Struct, frozen=True):
+    """The latest snapshot, and the counters of earlier ones that rates need: a few hundred bytes per cgroup.
 
-    def __init__(self) -> None:
-        self.latest: Snapshot | None = None
-        self._frames: list[CounterFrame] = []
-        self._io: dict[str, list[CgroupIoRead]] = {}
-        self._tcp: list[TcpCountersRead] = []
+    It is immutable, so that requests on the event loop may read it while the cycle thread makes the next one.
+    """
 
-    def add(self, snapshot: Snapshot) -> None:
-        """Add the next snapshot. After a reboot, or if a clock was set back, earlier counters are dropped."""
-        before = self.latest
+    latest: Snapshot | None = None
+    frames: tuple[CounterFrame, ...] = ()
+    """Counters of snapshots, oldest first."""
+    io_reads: Mapping[str, tuple[CgroupIoRead, ...]] = {}
+    """Block I/O by cgroup, oldest first."""
+    tcp_reads: tuple[TcpCountersRead, ...] = ()
+    """TCP counters, oldest first."""
+
+    def after(self, snapshot: Snapshot) -> MalachiteHistory:
+        """Return the history with the next snapshot.
+
+        After a reboot, or if a clock was set back, earlier counters are dropped.
+        """
+        before, past = self.latest, self
         if before is not None and (before.boot_id != snapshot.boot_id or snapshot.taken_at_ns <= before.taken_at_ns):
-            self._frames.clear()
-            self._io.clear()
-            self._tcp.clear()
+            past = MalachiteHistory()
+        frames = past.frames
         # Cycles that alarms trigger come faster than ticks; their counters are not needed.
-        if not self._frames or snapshot.taken_at_ns - self._frames[-1].taken_at_ns >= TOLERANCE_NS:
-            self._frames.append(_counter_frame(snapshot))
+        if not frames or snapshot.taken_at_ns - frames[-1].taken_at_ns >= TOLERANCE_NS:
+            frames = (*frames, _counter_frame(snapshot))
         far = snapshot.taken_at_ns - CLIENT_INTERVAL_NS + TOLERANCE_NS
-        while len(self._frames) > 1 and self._frames[1].taken_at_ns <= far:
-            del self._frames[0]
-        self._io = {path: self._io_reads(sample, snapshot.wall_time_ns) for path, sample in snapshot.cgroups.items()}
+        while len(frames) > 1 and frames[1].taken_at_ns <= far:
+            frames = frames[1:]
         netstat = snapshot.node.netstat
         tcp = TcpCountersRead(
             node_read_at_ns(snapshot), sent=netstat.get(SENT_SEGMENTS), again=netstat.get(RETRANSMITTED_SEGMENTS)
         )
-        self._tcp = _trim_reads(self._tcp, tcp)
-        self.latest = snapshot
+        return MalachiteHistory(
+            latest=snapshot,
+            frames=frames,
+            io_reads={
+                path: past._io_reads_after(sample, snapshot.wall_time_ns) for path, sample in snapshot.cgroups.items()
+            },
+            tcp_reads=_trim_reads(past.tcp_reads, tcp),
+        )
 
     @property
     def past(self) -> CounterFrame | None:
@@ -120,24 +132,24 @@ class MalachiteHistory:
 
     def io(self, sample: CgroupSample) -> CgroupIoRead | None:
         """Return the block I/O of the same cgroup, read about five seconds before the latest read of its files."""
-        reads = self._io.get(sample.path, [])
+        reads = self.io_reads.get(sample.path, ())
         return reads[0] if len(reads) > 1 else None
 
     @property
     def tcp(self) -> TcpCountersRead | None:
         """TCP counters read about five seconds before the latest ones."""
-        return self._tcp[0] if len(self._tcp) > 1 else None
+        return self.tcp_reads[0] if len(self.tcp_reads) > 1 else None
 
     def _earlier(self) -> Iterator[CounterFrame]:
         # Oldest first.
         if self.latest is not None:
             latest = self.latest.taken_at_ns
-            yield from (frame for frame in self._frames if frame.taken_at_ns < latest)
+            yield from (frame for frame in self.frames if frame.taken_at_ns < latest)
 
-    def _io_reads(self, sample: CgroupSample, wall_time_ns: int) -> list[CgroupIoRead]:
-        reads = self._io.get(sample.path, [])
+    def _io_reads_after(self, sample: CgroupSample, wall_time_ns: int) -> tuple[CgroupIoRead, ...]:
+        reads = self.io_reads.get(sample.path, ())
         if reads and reads[-1].id != sample.id:
-            reads = []
+            reads = ()
         return _trim_reads(reads, CgroupIoRead(io_read_at_ns(sample, wall_time_ns), sample.id, sample.io))
 
 
@@ -165,12 +177,12 @@ def node_read_at_ns(snapshot: Snapshot) -> int:
     return snapshot.wall_time_ns if read_at is None else read_at
 
 
-def _trim_reads(reads: list[R], read: R) -> list[R]:
+def _trim_reads(reads: tuple[R, ...], read: R) -> tuple[R, ...]:
     """Add a read, and return the reads since the newest one that is about five seconds older."""
     if reads and reads[-1].read_at_ns > read.read_at_ns:
-        reads = []  # the clock was set back
+        reads = ()  # the clock was set back
     if not reads or read.read_at_ns - reads[-1].read_at_ns >= TOLERANCE_NS:
-        reads = [*reads, read]
+        reads = (*reads, read)
     far = read.read_at_ns - CLIENT_INTERVAL_NS + TOLERANCE_NS
     while len(reads) > 1 and reads[1].read_at_ns <= far:
         reads = reads[1:]

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from agent.advisor.engine import PolicyState, evaluate_policy
+from agent.advisor.policy_result import PolicyResult
 from agent.config.config import AgentConfig
-from agent.qrm.decisions.cpu import PolicyResult
 from agent.reporter.cnr_writer import CnrWriter
 from api.decision import ActMode, Cycle
 from api.pod import Pod

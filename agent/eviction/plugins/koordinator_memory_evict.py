@@ -17,7 +17,7 @@ SCOPE = "node-memory"
 
 
 def evaluate_koordinator_memory(inputs: EvictionInputs, config: KoordinatorMemoryConfig) -> tuple[EvictionFinding, ...]:
-    """Evaluates memory in use against the node's memory; memory of terminating pods counts as free."""
+    """Evaluate memory in use against the node's memory; memory of terminating pods counts as free."""
     meminfo = inputs.snapshot.node.meminfo
     total, available = meminfo.get("MemTotal"), meminfo.get("MemAvailable")
     going = [unreclaimable_bytes(inputs, pod) for pod in inputs.terminating_pods]

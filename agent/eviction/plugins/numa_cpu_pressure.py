@@ -106,7 +106,7 @@ def _window_score(ratio: float) -> float:
 
 
 def _round_half_away(value: float) -> int:
-    """Rounds half away from zero, as Go does."""
+    """Round half away from zero, as Go does."""
     return floor(value + 0.5) if value >= 0 else -floor(-value + 0.5)
 
 

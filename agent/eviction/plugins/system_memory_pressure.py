@@ -120,7 +120,7 @@ def _detector_threshold(
 def _evaluate_kswapd(
     inputs: EvictionInputs, state: SystemMemoryPressureState, config: SystemMemoryConfig
 ) -> tuple[EvictionFinding, SystemMemoryPressureState]:
-    """Evaluates whether background reclaim works without a break."""
+    """Evaluate whether background reclaim works without a break."""
     node, at_ns = inputs.snapshot.node, inputs.snapshot.node.files_read_at_ns
     stolen = node.vmstat.get("pgsteal_kswapd")
     if stolen is None or at_ns is None or not inputs.node_files_fresh:
@@ -157,7 +157,7 @@ def _evaluate_kswapd(
 def _evaluate_psi(
     inputs: EvictionInputs, state: SystemMemoryPressureState, config: SystemMemoryConfig
 ) -> tuple[EvictionFinding, SystemMemoryPressureState]:
-    """Evaluates whether several burstable pods stall for memory."""
+    """Evaluate whether several burstable pods stall for memory."""
     snapshot = inputs.snapshot
     root = next((path for path in config.psi_roots if path in snapshot.cgroups), None)
     pressure = None if root is None else snapshot.cgroups[root].memory_pressure

@@ -152,7 +152,7 @@ class OomScores:
     """Writes `oom_score_adj` of the processes of containers, with a journal of the original scores."""
 
     def __init__(self, processes: ProcessTable, state_dir: Path, boot_id: str) -> None:
-        """Raises Unavailable if the journal cannot be read."""
+        """Raise Unavailable if the journal cannot be read."""
         self._processes = processes
         self._journal = BootJournal(
             state_dir / FILE_NAME,

@@ -45,7 +45,7 @@ class SysfsWriter:
     """Writes settings of disks and processor packages below /sys, with a journal of their originals."""
 
     def __init__(self, sys: Path, state_dir: Path, boot_id: str) -> None:
-        """Raises Unavailable if the journal cannot be read."""
+        """Raise Unavailable if the journal cannot be read."""
         self.sys = sys
         """Mount point of sysfs."""
         self._journal = BootJournal(

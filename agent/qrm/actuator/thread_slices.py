@@ -65,7 +65,7 @@ class ThreadSlices:
     """Sets and restores the slices of the threads of containers."""
 
     def __init__(self, hierarchy: Hierarchy, scheduler: Scheduler, state_dir: Path, boot_id: str) -> None:
-        """Raises Unavailable if the journal cannot be read."""
+        """Raise Unavailable if the journal cannot be read."""
         self._root, self._scheduler = hierarchy.primary, scheduler
         self._file = "tasks" if "cpu" in hierarchy.v1 else "cgroup.threads"
         self._journal = BootJournal(

@@ -12,7 +12,8 @@ from functools import lru_cache
 
 import msgspec
 
-from agent.qrm.cpuset.allowed_cpus import AllowedCpus, restrict_to_allowed
+from agent.advisor.policy_result import PolicyResult
+from agent.qrm.cpuset.allowed_cpus import restrict_to_allowed
 from agent.qrm.cpuset.state import RECLAIM, CpusetAllocation
 from agent.qrm.decisions.container_limits import enforce_container_limits
 from agent.qrm.decisions.cpu_priority import (
@@ -21,18 +22,16 @@ from agent.qrm.decisions.cpu_priority import (
     slice_requests,
     yield_request,
 )
-from agent.qrm.decisions.knob_requests import KnobRequests, resolve_knob_requests
+from agent.qrm.decisions.knob_requests import resolve_knob_requests
 from agent.qrm.knobs.knob_files import QUOTA_PERIODS_US, format_quota
 from agent.sensors.cgroup.pod_cgroup_paths import is_qos_cgroup
-from api.advice import NOT_NUMA_BOUND, ControlKnob, KnobRequest, MemoryAdvice, NodeAdvice, PoolSize
+from api.advice import NOT_NUMA_BOUND, ControlKnob, KnobRequest, PoolSize
 from api.cpu import format_cpu_list
 from api.decision import Advice, Decision
-from api.forecast import Forecast
-from api.interfaces import Unavailable
 from api.knobs import Knob, Reason
 from api.pod import Container, Pod, request_weight
 from api.qos import QoSLevel
-from api.snapshot import KubeletManagers, RunqLatency, Snapshot, reclaimed_containers
+from api.snapshot import KubeletManagers, Snapshot, reclaimed_containers
 
 
 def numa_quota_cores(sizes: Sequence[PoolSize]) -> dict[int, float]:
@@ -238,30 +237,6 @@ def managed_cgroups(pods: tuple[Pod, ...], cgroups: Collection[str] = ()) -> fro
     those of pods without a running container are looked for."""
     containers = (container.cgroup for pod in pods for container in pod.containers)
     return frozenset(containers) | priority_cgroups(pods, cgroups).keys()
-
-
-class PolicyResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one cycle of the policy computed. Advice and placement are None with the policy `none`."""
-
-    advice: Advice | None = None
-    """CPU advice, with the CPUs of the pools."""
-    placement: CpusetAllocation | None = None
-    memory: MemoryAdvice | None = None
-    extra_cgroups: frozenset[str] = frozenset()
-    """Cgroups that belong to no pod and that the settings allow the agent to change."""
-    knob_requests: KnobRequests = KnobRequests()
-    node: NodeAdvice | None = None
-    """Advice about the whole node; None if no such feature is enabled."""
-    forecasts: tuple[Forecast, ...] = ()
-    allowed_cpus: AllowedCpus | None = None
-    reclaim_roots: tuple[str, ...] = ()
-    """Cgroups that contain listed reclaimed pods and no other listed pods, of the node or of one NUMA node."""
-    idle_class_obstacles: Mapping[str, Unavailable | None] = {}
-    """QoS classes that contain reclaimed pods; by cgroup why it must not be idle, None if it may be."""
-    short_slices: bool = False
-    """Whether threads of a BestEffort class that is not idle get short slices."""
-    evaluated_latency: Mapping[str, RunqLatency | None] = {}
-    """Run-queue latency by online container's cgroup, as the policy evaluated it."""
 
 
 def compose_decisions(

@@ -62,7 +62,7 @@ class KnobCodec(msgspec.Struct, frozen=True, eq=False):
     context_files: tuple[str, ...] = ()
     """Files that are read because the value depends on them, and neither journalled nor written."""
     normalize: Callable[[Texts], Texts] = lambda texts: texts
-    """Return the part of the files that belongs to the knob. Raises ValueError on an unknown format."""
+    """Function from the files to the part that belongs to the knob. Raises ValueError on an unknown format."""
     weights: tuple[int, int] = (1, 10_000)
     """Minimum and maximum of a weight, in version 2 notation."""
 

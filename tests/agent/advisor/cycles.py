@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from agent.advisor.advisor_state import AdvisorState
 from agent.advisor.engine import PolicyState, advise_cpu, evaluate_policy
+from agent.advisor.policy_result import PolicyResult
 from agent.config.advisor import AdvisorConfig
 from agent.config.config import AgentConfig
-from agent.qrm.decisions.cpu import PolicyResult
 from api.advice import Headroom
 from api.decision import Advice
 from api.snapshot import Snapshot

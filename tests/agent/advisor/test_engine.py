@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.advisor.engine import PolicyState, evaluate_policy
+from agent.advisor.policy_result import PolicyResult
 from agent.config.advisor import AdvisorConfig
 from agent.config.config import AgentConfig
 from agent.config.qrm import CpuPlacementConfig
-from agent.qrm.decisions.cpu import PolicyResult, compose_decisions, managed_cgroups
+from agent.qrm.decisions.cpu import compose_decisions, managed_cgroups
 from agent.qrm.knobs.knob_files import KNOB_SPECS, UNSUPPORTED, canonical
 from api.cpu import Topology, parse_cpu_list
 from api.decision import Decision

@@ -8,9 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from agent.advisor.engine import PolicyState, evaluate_policy
+from agent.advisor.policy_result import PolicyResult
 from agent.config.config import AgentConfig
 from agent.qrm.cpuset.allowed_cpus import AllowedCpus, allowed_cpus_of
-from agent.qrm.decisions.cpu import PolicyResult, compose_decisions, managed_cgroups
+from agent.qrm.decisions.cpu import compose_decisions, managed_cgroups
 from api.cpu import format_cpu_list, parse_cpu_list
 from api.knobs import Knob
 from api.pod import Container, Pod

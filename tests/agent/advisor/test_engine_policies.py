@@ -12,12 +12,13 @@ from msgspec.structs import replace
 
 from agent.advisor.advisor_state import AdvisorState
 from agent.advisor.engine import PolicyState, evaluate_policy
+from agent.advisor.policy_result import PolicyResult
 from agent.config.config import AgentConfig
 from agent.config.loader import ConfigError
 from agent.eviction.eviction_inputs import EvictionInputs
 from agent.eviction.manager import EvictionState
 from agent.eviction.manager import evaluate_evictions as evict
-from agent.qrm.decisions.cpu import PolicyResult, compose_decisions
+from agent.qrm.decisions.cpu import compose_decisions
 from api.advice import IndicatorState, PowerActionKind
 from api.annotations import IndicatorTarget, ServiceProfile, parse_service_profile
 from api.cpu import Topology

@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from agent.advisor.engine import ExternalAdvice, PolicyState, evaluate_policy
+from agent.advisor.policy_result import PolicyResult
 from agent.katalyst.admission import build_admission_inputs
 from agent.katalyst.cpu_advice_codec import decode_cpu_advice
 from agent.katalyst.memory_advice_codec import decode_memory_advice
-from agent.qrm.decisions.cpu import PolicyResult, compose_decisions
+from agent.qrm.decisions.cpu import compose_decisions
 from api.cpu import parse_cpu_list
 from api.knobs import Knob
 from api.proto import advisor_svc_pb2 as svc

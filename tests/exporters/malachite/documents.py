@@ -41,7 +41,7 @@ def observe(
     """A history of the snapshots of these seconds, each after `change(second, snapshot)`."""
     observed = MalachiteHistory()
     for second in seconds:
-        observed.add(change(second, snapshot(second, layout)))
+        observed = observed.after(change(second, snapshot(second, layout)))
     return observed
 
 

@@ -205,7 +205,7 @@ def history(*seconds: int, layout: CgroupLayout = V1) -> MalachiteHistory:
     """All these seconds seen, one after the other."""
     observed = MalachiteHistory()
     for second in seconds:
-        observed.add(snapshot(second, layout))
+        observed = observed.after(snapshot(second, layout))
     return observed
 
 

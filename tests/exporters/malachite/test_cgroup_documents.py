@@ -91,7 +91,7 @@ def test_requests_that_a_probe_saw_stand_in_where_files_count_none() -> None:
             cgroups[path] = msgspec.structs.replace(cgroups[path], io={}, block_io={"254:0": counted})
         if second <= 7:
             del cgroups[IDLE]
-        observed.add(msgspec.structs.replace(base, cgroups=cgroups))
+        observed = observed.after(msgspec.structs.replace(base, cgroups=cgroups))
     for path, new, old in ((BUSY, 40, 20), (IDLE, 12, 0), (POD, 52, 20)):
         blocks = cgroup(path, observed)["Blkio"]["BlkIO"]["V1"]
         assert (blocks["bpf_fs_data"]["fs_read"], blocks["old_bpf_fs_data"]["fs_read"]) == (new, old)
@@ -103,7 +103,7 @@ def test_files_without_a_line_are_no_zeros_of_now() -> None:
     """Current kernels count for version 1 only where a limit is set: empty files say nothing, today and five seconds ago."""
     observed = history(*range(1, 6))
     for second in range(6, 11):
-        observed.add(with_cgroups(snapshot(second), msgspec.structs.replace(busy(V1, second), io={})))
+        observed = observed.after(with_cgroups(snapshot(second), msgspec.structs.replace(busy(V1, second), io={})))
     assert "Blkio" not in cgroup(BUSY, observed)
     assert "Blkio" not in cgroup(POD, observed)
 
@@ -112,7 +112,7 @@ def test_a_cgroup_made_again_shares_nothing_with_the_one_before() -> None:
     observed = history(*TEN_SECONDS)
     base = snapshot(11)
     again = msgspec.structs.replace(busy(V1, 1), id=99, files_read_at_ns=base.node.files_read_at_ns)
-    observed.add(with_cgroups(base, again))
+    observed = observed.after(with_cgroups(base, again))
     shown = cgroup(BUSY, observed)
     assert "cpu_usage_ratio" not in shown["Cpuacct"]["Cpu"]["V1"]
     blocks, net = shown["Blkio"]["BlkIO"]["V1"], shown["NetCls"]["Net"]
@@ -124,7 +124,7 @@ def test_a_cgroup_that_is_new_has_moved_all_its_traffic_since_then() -> None:
     observed = history(*range(1, 9))
     for second in (9, 10):
         young = msgspec.structs.replace(busy(V1, second - 8), path=f"{POD}/c3", id=13)
-        observed.add(with_cgroups(snapshot(second), young))
+        observed = observed.after(with_cgroups(snapshot(second), young))
     net = cgroup(f"{POD}/c3", observed)["NetCls"]["Net"]
     assert (net["bpf_net_data"]["net_tcp_tx"], net["old_bpf_net_data"]["net_tcp_tx"]) == (6, 0)
 
@@ -133,7 +133,7 @@ def test_new_minus_old_is_never_negative_when_a_counter_goes_back() -> None:
     observed = history(*TEN_SECONDS)
     base = snapshot(11)
     back = msgspec.structs.replace(busy(V1, 2), files_read_at_ns=base.node.files_read_at_ns)
-    observed.add(with_cgroups(base, back))
+    observed = observed.after(with_cgroups(base, back))
     shown = cgroup(BUSY, observed)
     for new, old in (
         (shown["Blkio"]["BlkIO"]["V1"]["bpf_fs_data"], shown["Blkio"]["BlkIO"]["V1"]["old_bpf_fs_data"]),
@@ -210,7 +210,7 @@ def test_reclaim_of_a_pod_is_that_of_its_containers(layout: CgroupLayout) -> Non
     }
     cgroups[IDLE] = msgspec.structs.replace(cgroups[IDLE], reclaim=four)
     observed = MalachiteHistory()
-    observed.add(msgspec.structs.replace(base, cgroups=cgroups))
+    observed = observed.after(msgspec.structs.replace(base, cgroups=cgroups))
     for path, stalls, count, took in ((BUSY, 1, 3, 4000), (POD, 5, 7, 4500), ("/kubepods/besteffort", 5, 7, 4500)):
         memory = cgroup(path, observed, layout)["Memory"]["Memory"][layout.version]
         of = memory["bpf_mem_data"]

@@ -259,7 +259,7 @@ def test_the_platforms_own_counter_is_the_total() -> None:
 def test_a_counter_of_energy_that_wrapped_gives_no_power() -> None:
     observed = history(9)
     base = snapshot(10)
-    observed.add(with_node(base, power_uj={**base.node.power_uj, "package-0": 17}))
+    observed = observed.after(with_node(base, power_uj={**base.node.power_uj, "package-0": 17}))
     with pytest.raises(Unavailable, match="two samples"):
         document("realtime/power", observed)
 

@@ -24,7 +24,7 @@ def at(taken_ns: int, *, boot: str = "one", read_at_ns: int | None = None, group
 def observed(*snapshots: Snapshot) -> MalachiteHistory:
     history = MalachiteHistory()
     for each in snapshots:
-        history.add(each)
+        history = history.after(each)
     return history
 
 
@@ -56,7 +56,7 @@ def test_cycles_that_alarms_start_do_not_crowd_out_the_past() -> None:
     history = observed(*(at(moment) for moment in ticks + alarms))
     past, _ = ages(history)
     assert 4.5 <= past < 5.6
-    assert len(history._frames) <= 7
+    assert len(history.frames) <= 7
 
 
 @pytest.mark.parametrize("change", [{"boot": "two"}, {"taken_ns": 3 * S}])
@@ -91,3 +91,12 @@ def test_only_one_read_is_no_past() -> None:
     assert history.latest is not None
     assert history.io(history.latest.cgroups[BUSY]) is None
     assert history.tcp is None or history.tcp.read_at_ns < S
+
+
+def test_a_history_that_requests_read_does_not_change() -> None:
+    """The cycle thread makes the next one while the event loop answers from this one."""
+    earlier = observed(*(snapshot(second) for second in range(3)))
+    frames, latest = earlier.frames, earlier.latest
+    later = earlier.after(snapshot(3))
+    assert (earlier.frames, earlier.latest) == (frames, latest)
+    assert (len(frames), len(later.frames)) == (3, 4)

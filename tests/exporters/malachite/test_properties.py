@@ -94,7 +94,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 def test_every_document_of_any_snapshot_can_be_decoded(observed: list[Snapshot]) -> None:
     history = MalachiteHistory()
     for snapshot in observed:
-        history.add(snapshot)
+        history = history.after(snapshot)
     now = observed[-1]
     for name, make in DOCUMENTS.items():
         try:

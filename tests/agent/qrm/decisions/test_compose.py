@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from agent.advisor.engine import PolicyState, evaluate_policy
-from agent.qrm.decisions.cpu import PolicyResult, compose_decisions
+from agent.advisor.policy_result import PolicyResult
+from agent.qrm.decisions.cpu import compose_decisions
 from agent.qrm.decisions.knob_requests import KnobRequests
 from api.advice import KnobRequest
 from api.knobs import Knob, Reason

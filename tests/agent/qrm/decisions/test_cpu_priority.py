@@ -8,10 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from agent.advisor.engine import PolicyState, evaluate_policy
+from agent.advisor.policy_result import PolicyResult
 from agent.config.config import AgentConfig
 from agent.config.kubelet import KubeletConfig
 from agent.config.qrm import KnobsConfig
-from agent.qrm.decisions.cpu import PolicyResult, compose_decisions, managed_cgroups
+from agent.qrm.decisions.cpu import compose_decisions, managed_cgroups
 from agent.qrm.decisions.cpu_priority import priority_health
 from api.decision import Decision, Outcome, OutcomeStatus
 from api.knobs import Knob
