@@ -16,7 +16,7 @@ help: ## list the targets
 run: setup ## start the agent and the demo, with a live view here and a page on http://127.0.0.1:9102
 	@$(BIN)/dioptase demo $(ARGS)
 
-test: setup-test $(if $(STAGE),$(if $(filter vm-%,$(STAGE)),packages-vm) $(if $(filter cluster cluster-% vm-systemd,$(STAGE)),packages-cluster packages-image) $(if $(filter vm-cluster,$(STAGE)),packages-cluster) $(if $(filter katalyst,$(STAGE)),packages-cluster) $(if $(filter vagrant,$(STAGE)),packages-vagrant),packages-vm packages-cluster packages-image) ## pass the tests; STAGE=unit runs one stage (see tests/run --list)
+test: setup-test $(if $(STAGE),$(if $(filter vm-%,$(STAGE)),packages-vm) $(if $(filter cluster cluster-% vm-systemd%,$(STAGE)),packages-cluster packages-image) $(if $(filter vm-cluster,$(STAGE)),packages-cluster) $(if $(filter katalyst,$(STAGE)),packages-cluster) $(if $(filter vagrant,$(STAGE)),packages-vagrant),packages-vm packages-cluster packages-image) ## pass the tests; STAGE=unit runs one stage (see tests/run --list)
 	@$(BIN)/python tests/run $(STAGE)
 
 test-all: setup-test packages-vm packages-cluster packages-image packages-vagrant ## run every stage, also those that take long and rarely decide: hours

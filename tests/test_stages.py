@@ -125,7 +125,11 @@ def test_there_is_a_stage_for_each_kernel_and_machine_and_none_is_left_out_of_al
         "vm-6.12": ["--kernel 6.12 --mark vm_probes --mark vm"],
         "vm-four": ["--kernel 6.1 --mark vm_four"],
         "vm-big": ["--kernel 6.1 --mark vm_big"],
-        "vm-systemd": ["--kernel 6.12 --mark vm_systemd", "--kernel 6.12 --mark vm_rebooted"],
+        "vm-systemd": ["--kernel 6.12 --mark vm_systemd"],
+        "vm-systemd-long": [
+            "--kernel 6.12 --mark vm_systemd --mark vm_systemd_long",
+            "--kernel 6.12 --mark vm_rebooted",
+        ],
         "vm-cluster": ["--kernel 6.1 --mark vm_cluster"],
     }
     assert stages.main(["no-such-stage"]) == 2

@@ -203,8 +203,13 @@ class Node:
             "clientConnection": {"kubeconfig": str(authority.kubeconfig(user, self.folder / "proxy.kubeconfig"))},
             "hostnameOverride": self.name,
             "clusterCIDR": PODS,
-            # These sysctls are the machine's, and not to be written from a namespace.
-            "conntrack": {"maxPerCore": 0, "min": 0},
+            # These sysctls are the machine's, and not to be written from a namespace, which has none before the first rule.
+            "conntrack": {
+                "maxPerCore": 0,
+                "min": 0,
+                "tcpEstablishedTimeout": "0s",
+                "tcpCloseWaitTimeout": "0s",
+            },
             "healthzBindAddress": "127.0.0.1:10256",
             "metricsBindAddress": "127.0.0.1:10249",
         }

@@ -154,6 +154,11 @@ class SystemdNode:
         sample = re.search(r'^dioptase_knob_repairs_total\{knob="cpu\.idle"\} (\S+)', self.ask("/metrics"), re.M)
         return int(float(sample[1])) if sample else 0
 
+    def nri_answers(self) -> float:
+        """Return the number of containers for which the agent answered the runtime in time."""
+        samples = re.findall(r'^dioptase_nri_containers_total\{answer="(\w+)"\} (\S+)', self.ask("/metrics"), re.M)
+        return sum(float(value) for answer, value in samples if answer not in ("late", "refused"))
+
     def decisions(self) -> list[Any]:
         """Return the agent's journal."""
         return list(json.loads(self.ask("/api/v1/decisions?limit=2000")))

@@ -35,6 +35,7 @@ BOOTS = {
     "vm_four": Boot(Shape(cpus=8, nodes=4, memory_mib=4096), timeout_s=900),
     "vm_big": Boot(Shape(cpus=48, nodes=2, memory_mib=4096), timeout_s=900),
     "vm_systemd": Boot(Shape(nodes=1, memory_mib=4096, systemd=True), timeout_s=1200),
+    "vm_systemd_long": Boot(Shape(nodes=1, memory_mib=4096, systemd=True), timeout_s=1200),
     "vm_rebooted": Boot(Shape(nodes=1, memory_mib=4096, systemd=True), timeout_s=900),
     "vm_cluster": Boot(Shape(cpus=48, nodes=2, memory_mib=10240), timeout_s=3600),
 }
