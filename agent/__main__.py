@@ -494,6 +494,7 @@ async def _open_exporters(
             otel_dropped_spans=None if spans is None else spans.dropped_spans,
             traced=spans is not None and spans.traced,
             recording=None if recorder is None else recorder.state,
+            earlier_totals=parts.totals.earlier,
             metric_profile=config.exporters.metric_profile,
             max_cgroups=config.exporters.max_cgroups,
             api_requests=cluster.requests(),

@@ -482,10 +482,10 @@ class Loop:
         before, failed = dict[str, RunqLatency](), False
         while True:
             await asyncio.sleep(self._config.watch_interval_s)
-            if not self._can_shrink():
-                before = {}
-                continue
             try:
+                if not self._can_shrink():
+                    before = {}
+                    continue
                 after = self._online_latencies()
                 if after is None:
                     continue

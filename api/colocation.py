@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from api.histogram import SLOT_COUNT
-from api.rates import sum_runq_latencies
+from api.rates import runq_latency_delta, sum_runq_latencies
 from api.snapshot import RunqLatency
 
 MAX_NAMES = 64
@@ -64,6 +64,35 @@ def sum_totals(nodes: Iterable[ColocationTotals]) -> ColocationTotals | None:
     for node in nodes:
         result = node if result is None else _sum_two(result, node)
     return result
+
+
+def totals_since(totals: ColocationTotals, earlier: ColocationTotals) -> ColocationTotals:
+    """Return what was added to `earlier`; names of its totals have a zero where nothing was. Counters of an agent are these: a
+    killed agent loses what it had not saved, and a counter that continued from the file would go back by that."""
+    return msgspec.structs.replace(
+        totals,
+        duration_ns=totals.duration_ns - earlier.duration_ns,
+        reclaimable_ns=totals.reclaimable_ns - earlier.reclaimable_ns,
+        reclaimed_ns=_subtract_counts(totals.reclaimed_ns, earlier.reclaimed_ns),
+        interference_ns=totals.interference_ns - earlier.interference_ns,
+        interference_duration_ns=totals.interference_duration_ns - earlier.interference_duration_ns,
+        busy=_subtract_online(totals.busy, earlier.busy),
+        idle=_subtract_online(totals.idle, earlier.idle),
+        reductions=_subtract_counts(totals.reductions, earlier.reductions),
+        evictions=_subtract_counts(totals.evictions, earlier.evictions),
+    )
+
+
+def _subtract_counts(counts: Mapping[str, int], earlier: Mapping[str, int]) -> Mapping[str, int]:
+    return {name: count - earlier.get(name, 0) for name, count in counts.items()}
+
+
+def _subtract_online(totals: OnlineTotals, earlier: OnlineTotals) -> OnlineTotals:
+    return OnlineTotals(
+        duration_ns=totals.duration_ns - earlier.duration_ns,
+        cpu_ns=totals.cpu_ns - earlier.cpu_ns,
+        latency=runq_latency_delta(earlier.latency, totals.latency) or _NO_LATENCY,
+    )
 
 
 def _sum_two(a: ColocationTotals, b: ColocationTotals) -> ColocationTotals:

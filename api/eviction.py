@@ -36,9 +36,11 @@ def format_observation(value: float | None, scope: str, subject: str) -> str:
 
 
 def recorded_taints(annotations: Mapping[str, str]) -> frozenset[NodeTaint]:
-    """Return the taints that the annotations of a Node record as added by its agent."""
+    """Return the taints that the annotations of a Node record as added by its agent. Other taints than an agent adds are left
+    out: a kubelet may write annotations of its Node, but not remove the Node's taints."""
     words = annotations.get(NODE_TAINTS_ANNOTATION, "").split(",")
-    return frozenset((key, effect) for key, _, effect in (word.rpartition(":") for word in words) if key)
+    pairs = (word.rpartition(":") for word in words)
+    return frozenset((key, effect) for key, _, effect in pairs if key.startswith(TAINT_PREFIX))
 
 
 def format_recorded_taints(taints: Iterable[NodeTaint]) -> str | None:

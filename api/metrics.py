@@ -14,8 +14,7 @@ class Metric(msgspec.Struct, frozen=True):
     """One metric. `name` includes unit and `_total`; `kind` is counter, gauge or histogram.
 
     `since` says when a counter or histogram was zero: at `boot` if the kernel counts, at the start of the `agent` if the
-    agent or its probes count, at the `first` start of an agent on the node if its state file continues the count. It has no
-    meaning for gauges.
+    agent or its probes count. It has no meaning for gauges.
     """
 
     name: str
@@ -378,7 +377,7 @@ AGENT_METRICS: tuple[Metric, ...] = (
     # Totals of colocation, which a state file continues after a restart
     Metric("dioptase_reclaimable_cpu_seconds_total", "counter", "seconds",
            "CPU time that reclaimed pods could use: within their limit, and not used by anything else. Grows only while the "
-           "agent acts.", since="first"),
+           "agent acts."),
     Metric("dioptase_reclaimed_cpu_seconds_total", "counter", "seconds",
            "CPU time that reclaimed pods used, by namespace; namespaces beyond the 64th are _other.", ("namespace",),
            since="first"),
@@ -387,15 +386,15 @@ AGENT_METRICS: tuple[Metric, ...] = (
            since="first"),
     Metric("dioptase_online_runq_wait_seconds", "histogram", "seconds",
            "Run-queue latency of all online pods of the node as the advisor evaluates it, while reclaimed pods were busy "
-           "(0.05 cores or more) or idle.", ("reclaimed_pods",), since="first"),
+           "(0.05 cores or more) or idle.", ("reclaimed_pods",)),
     Metric("dioptase_online_measured_seconds_total", "counter", "seconds",
-           "Time in which dioptase_online_runq_wait_seconds was measured.", ("reclaimed_pods",), since="first"),
+           "Time in which dioptase_online_runq_wait_seconds was measured.", ("reclaimed_pods",)),
     Metric("dioptase_online_cpu_seconds_total", "counter", "seconds",
-           "CPU time of online pods in dioptase_online_measured_seconds_total.", ("reclaimed_pods",), since="first"),
+           "CPU time of online pods in dioptase_online_measured_seconds_total.", ("reclaimed_pods",)),
     Metric("dioptase_reclaimed_reductions_total", "counter", "",
-           "Cycles that reduced the CPU quota or the CPUs of reclaimed pods, by rule.", ("rule",), since="first"),
+           "Cycles that reduced the CPU quota or the CPUs of reclaimed pods, by rule.", ("rule",)),
     Metric("dioptase_reclaimed_evictions_total", "counter", "",
-           "Evictions of reclaimed pods, by rule; dry runs and notifications are not counted.", ("rule",), since="first"),
+           "Evictions of reclaimed pods, by rule; dry runs and notifications are not counted.", ("rule",)),
     # Decisions and cycles
     Metric("dioptase_decisions_total", "counter", "", "Decisions on knobs.", ("knob", "rule", "outcome")),
     Metric("dioptase_knob_repairs_total", "counter", "",

@@ -54,8 +54,7 @@ OTLP, together with `system.*`, `container.*` and `k8s.*` of the semantic conven
 
 - Name in OpenTelemetry: dots, without `_total` and without the unit below the name; `dioptase_node_cpu_seconds_total` is
   `dioptase.node.cpu`.
-- `agent` below a counter or histogram: it starts with the agent; `first`: with the first agent on the node, and continues
-  after a restart (`colocation_state` in the state directory). Others start at boot, or with the cgroup or pod.
+- `agent` below a counter or histogram: it starts with the agent. Others start at boot, or with the cgroup or pod.
 - A value that kernel, cgroup or privileges do not provide has no sample: never 0, never -1.
 - `CGROUP`: the labels {", ".join(f"`{label}`" for label in CGROUP_LABELS)}; all but the first are empty without a listed pod.
   Only a container's own cgroup has pod labels, so sums over pods count nothing twice.

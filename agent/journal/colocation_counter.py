@@ -42,14 +42,14 @@ class ColocationCounter:
     """The totals of this node, and the file that holds them."""
 
     def __init__(self, state_dir: Path | None, wall_ns: int) -> None:
-        """Load the totals of the previous agent. Raises Unavailable if a damaged file cannot be renamed.
-
-        `state_dir` is locked by this process; None keeps the totals in memory only.
-        """
+        """Load the totals of the previous agent. `state_dir` is locked by this process; None keeps the totals in memory only,
+        and so does a damaged file that cannot be renamed."""
         self.path = None if state_dir is None else state_dir / FILE_NAME
         self.messages: tuple[str, ...] = ()
         """Why earlier totals were discarded; empty if they were not."""
-        self.totals = self._load() or ColocationTotals(since_wall_ns=wall_ns)
+        self.earlier = self._load() or ColocationTotals(since_wall_ns=wall_ns)
+        """Totals of the agents before this one."""
+        self.totals = self.earlier
         self._saved: ColocationTotals | None = None
         self._saved_at_ns: int | None = None
         self._reclaimable_cores: float | None = None
@@ -82,10 +82,12 @@ class ColocationCounter:
         except OSError as error:
             self.messages = (f"Totals of colocation start at zero: {self.path} cannot be read: {error.strerror}.",)
         except StateFileDamaged as error:
-            renamed = quarantine_file(self.path, str(error))
-            self.messages = (
-                f"Totals of colocation start at zero: {self.path} is damaged: {error}. It was renamed to {renamed}.",
-            )
+            text = f"Totals of colocation start at zero: {self.path} is damaged: {error}."
+            try:
+                self.messages = (f"{text} It was renamed to {quarantine_file(self.path, str(error))}.",)
+            except Unavailable as failure:
+                self.messages = (f"{text} They are not saved: {failure.reason}: {failure.remedy}.",)
+                self.path = None
         return None
 
     def _save(self) -> None:

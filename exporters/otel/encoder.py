@@ -86,11 +86,8 @@ class OtlpEncoder:
             for path, sample in snapshot.cgroups.items()
             if (at_ns := start_times.by_id.get(sample.id)) is not None
         }
-        totals = observed.latest.totals
-        # A counter that a state file continues must not look like growth since the agent's start.
-        instants = {**self.since, "first": self.since["agent"] if totals is None else min(totals.since_wall_ns, now)}
         for family in metric_families(observed):
-            row, since = family.metric, instants[family.metric.since]
+            row, since = family.metric, self.since[family.metric.since]
             for portion in _split_family(family):
                 data = _data(portion, since, start_times_by_label, now)
                 yield self.resource, [Metric(row.otel_name, row.help, UCUM_UNITS.get(row.unit, ""), data)]

@@ -12,6 +12,7 @@ from hashlib import blake2b
 import msgspec
 
 from api.advice import NodeAdvice, PowerActionKind
+from api.colocation import ColocationTotals, totals_since
 from api.decision import ActMode, Cycle, Outcome, OutcomeStatus
 from api.knobs import Knob
 from api.metric_profiles import MetricProfile, has_metric
@@ -121,6 +122,8 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
     traced: bool = False
     """Whether cycles are sent as spans, so that exemplars can refer to them."""
     recording: RecordingState | None = None
+    earlier_totals: ColocationTotals | None = None
+    """Totals of colocation of the agents before this one; None if it began with none."""
     metric_profile: MetricProfile = MetricProfile.FULL
     max_cgroups: int = MAX_CGROUPS_WITH_SERIES
     api_requests: Mapping[tuple[str, str, str], int] = {}
@@ -220,7 +223,8 @@ def _every_family(observed: MetricsState, late: LateSeries | None) -> Iterator[M
             yield from eviction_families(finished.evictions)
         yield from forecast_families(finished.forecasts)
         if finished.totals is not None:
-            yield from colocation_families(finished.totals)
+            totals, earlier = finished.totals, about.earlier_totals
+            yield from colocation_families(totals if earlier is None else totals_since(totals, earlier))
     yield _tallies("dioptase_decisions_total", observed.decisions)
     yield _tallies("dioptase_knob_repairs_total", observed.repairs)
     yield _tallies("dioptase_rounds_total", observed.cycles)

@@ -8,7 +8,7 @@ was forked after the agent was killed.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -23,6 +23,7 @@ from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import ActMode, Decision, Outcome, OutcomeStatus
 from api.interfaces import Unavailable
 from api.knobs import Knob
+from api.units import NS_PER_S
 
 FILE_NAME = "slice-originals.json"
 PERMISSION_REMEDY = "add SYS_NICE to agent.capabilities, or run the agent as root with CAP_SYS_NICE"
@@ -30,6 +31,8 @@ NO_SLICES = "this kernel does not let a thread choose its slice: use Linux 6.12 
 HIDDEN_REMEDY = "run the agent in the host's PID namespace (hostPID)"
 REFUSAL_PERIOD_NS = 60_000_000_000
 """Time after which a container is tried again whose threads the agent was not permitted to change."""
+_RECHECK_PARTS = 4
+"""Seconds in which each thread is read once, so that a slice that something else has reset is found within 5 s."""
 _PASSES = 5
 """A thread that is started during a restore still has the slice of its parent, and is restored in the next pass."""
 
@@ -57,8 +60,9 @@ class _Body(JournalBody[SlicedContainer], frozen=True, kw_only=True):
 class _Check(NamedTuple):
     outcome: Outcome
     """DRY_RUN means that `due` has to be written."""
-    due: Mapping[int, int] = {}
-    """Nice value by thread with the default slice."""
+    due: frozenset[int] = frozenset()
+    """Threads with the default slice."""
+    default_ns: int = 0
 
 
 class ThreadSlices:
@@ -121,7 +125,10 @@ class ThreadSlices:
         entry = self._journal.by_key.get(cgroup)
         same = entry is not None and (entry.cgroup_id, entry.slice_ns) == (decision.cgroup_id, slice_ns)
         sliced = self._sliced.get(cgroup, frozenset()) & threads if same else frozenset()
-        due = {}
+        # Something else may have reset a slice since: a part of the threads is read again each second.
+        second = now_ns // NS_PER_S
+        sliced = frozenset(thread for thread in sliced if (thread + second) % _RECHECK_PARTS)
+        due = set()
         for thread in threads - sliced:
             scheduling = self._scheduler.read(thread)
             if scheduling is None or scheduling.policy not in SLICE_POLICIES:
@@ -129,10 +136,11 @@ class ThreadSlices:
             if scheduling.slice_ns == slice_ns:
                 sliced |= {thread}
             elif scheduling.slice_ns == default_ns:
-                due[thread] = scheduling.nice
+                due.add(thread)
         self._sliced[cgroup] = sliced
         if due:
-            return _Check(Outcome(decision=decision, status=OutcomeStatus.DRY_RUN, before=str(default_ns)), due)
+            outcome = Outcome(decision=decision, status=OutcomeStatus.DRY_RUN, before=str(default_ns))
+            return _Check(outcome, frozenset(due), default_ns)
         if not threads and self._has_hidden_threads(cgroup):
             error = f"{cgroup}: the threads are not visible: {HIDDEN_REMEDY}"
             return _Check(Outcome(decision=decision, status=OutcomeStatus.REFUSED, error=error))
@@ -149,11 +157,10 @@ class ThreadSlices:
 
     def _write(self, check: _Check, now_ns: int) -> Outcome:
         decision, slice_ns = check.outcome.decision, int(check.outcome.decision.value)
-        refused = self._set(check.due, slice_ns)
-        changed = check.due.keys() - set(refused)
+        changed, refused = self._set(check.due, check.default_ns, slice_ns)
         threads = self._threads(decision.cgroup, decision.cgroup_id) or frozenset()
         # A thread that has left the container meanwhile, or an unrelated thread that has its number now.
-        self._set(self._with_slice(changed - threads, slice_ns), DEFAULT_SLICE)
+        self._set(changed - threads, slice_ns, DEFAULT_SLICE)
         self._sliced[decision.cgroup] |= changed & threads
         if not refused:
             return replace(check.outcome, status=OutcomeStatus.APPLIED, after=decision.value)
@@ -183,12 +190,10 @@ class ThreadSlices:
             threads = self._threads(entry.cgroup, entry.cgroup_id)
             if threads is None:
                 return Outcome(decision=decision, status=OutcomeStatus.VANISHED, error=f"{entry.cgroup} is gone")
-            due = self._with_slice(threads, entry.slice_ns)
-            if not due:
-                break
-            before = str(entry.slice_ns)
-            refused = self._set(due, DEFAULT_SLICE)
-            if len(refused) == len(due):
+            changed, refused = self._set(threads, entry.slice_ns, DEFAULT_SLICE)
+            if changed or refused:
+                before = str(entry.slice_ns)
+            if not changed:
                 break
         if refused:
             error = _refusal(refused, "the default slice")
@@ -213,24 +218,21 @@ class ThreadSlices:
         except OSError:
             return False
 
-    def _with_slice(self, threads: Collection[int], slice_ns: int) -> dict[int, int]:
-        """Return the nice value of each of these threads that has that slice."""
-        readings = ((thread, self._scheduler.read(thread)) for thread in threads)
-        return {
-            thread: scheduling.nice
-            for thread, scheduling in readings
-            if scheduling is not None and scheduling.policy in SLICE_POLICIES and scheduling.slice_ns == slice_ns
-        }
-
-    def _set(self, nice_by_thread: Mapping[int, int], slice_ns: int) -> list[int]:
-        """Set the slice of these threads; return those that the kernel refused."""
-        refused = []
-        for thread, nice in nice_by_thread.items():
+    def _set(self, threads: Collection[int], before_ns: int, slice_ns: int) -> tuple[frozenset[int], list[int]]:
+        """Set the slice of those of these threads that have the slice `before_ns`; return them, and those that the kernel
+        refused. Each is read immediately before its call, which also sets nice: `nice` may have changed it meanwhile."""
+        changed, refused = set(), []
+        for thread in threads:
+            scheduling = self._scheduler.read(thread)
+            if scheduling is None or scheduling.policy not in SLICE_POLICIES or scheduling.slice_ns != before_ns:
+                continue
             try:
-                self._scheduler.set_slice(thread, nice, slice_ns)
+                self._scheduler.set_slice(thread, scheduling.nice, slice_ns)
             except PermissionError:
                 refused.append(thread)
-        return refused
+            else:
+                changed.add(thread)
+        return frozenset(changed), refused
 
 
 def open_thread_slices(

@@ -20,7 +20,6 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_C
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.semconv.schemas import Schemas
 
-from api.colocation import ColocationTotals
 from api.decision import OutcomeStatus
 from api.interfaces import Unavailable
 from api.metrics import RUNQ_LATENCY_BOUNDS_S
@@ -30,7 +29,7 @@ from exporters.otel.encoder import POINTS_PER_REQUEST, OtlpEncoder
 from exporters.otel.sink import MAX_SPANS, OtelSink
 from exporters.otel.startup import start_otel
 from exporters.prometheus.families import MetricsState, metric_families
-from tests.builders.four_cpu_node import ABOUT, BATCH_ID, BOOTED_AT_NS, MS, S, bare_cycle, busy_cycle, outcome
+from tests.builders.four_cpu_node import ABOUT, BATCH_ID, MS, S, bare_cycle, busy_cycle, outcome
 from tests.builders.full_node import full_cycle
 from tests.builders.waiting import until
 from tests.exporters.otel.otlp_receivers import GrpcCollector
@@ -82,19 +81,6 @@ def boot_time_s() -> int:
     return next(
         int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime")
     )
-
-
-def test_totals_of_a_state_file_start_when_they_were_zero_and_not_with_the_agent(receiver: GrpcCollector) -> None:
-    """A backend would otherwise take what earlier agents counted for growth since the start of this one."""
-    sink = sink_to(receiver.port)
-    since_ns = BOOTED_AT_NS - 3600 * S
-    sink.publish(
-        msgspec.structs.replace(busy_cycle(2), totals=ColocationTotals(since_wall_ns=since_ns, reclaimable_ns=S))
-    )
-    received = receiver.metrics.get(timeout=PATIENCE_S)
-    sink.close()
-    total = point(by_name(received)["dioptase.reclaimable.cpu"].sum.data_points)
-    assert (total.as_double, total.start_time_unix_nano) == (1.0, since_ns)
 
 
 def test_metrics_arrive_with_their_numbers_kinds_units_and_start_times(receiver: GrpcCollector) -> None:
