@@ -66,7 +66,8 @@ def unknowns(totals: ColocationTotals, acts: Sequence[str]) -> Iterator[str]:
     if idle_agents:
         which = "The agent" if len(acts) == 1 else f"{len(idle_agents)} of {len(acts)} agents"
         verb = "runs" if len(idle_agents) == 1 else "run"
-        yield f"{which} {verb} with --act {idle_agents[0]} and lends nothing: use profile colocate, or --act on."
+        mode = formats.printable(idle_agents[0])
+        yield f"{which} {verb} with --act {mode} and lends nothing: use profile colocate, or --act on."
     if not totals.used_ns:
         yield "No reclaimed pod has used CPU: give a batch pod the QoS level reclaimed_cores (docs/quick-start.md)."
     busy, idle = totals.busy, totals.idle

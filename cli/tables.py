@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cli.formats import printable
+
 MAX_LINE_WIDTH = 10_000
 
 
@@ -35,7 +37,8 @@ def check_table(columns: Sequence[str], rows: Iterable[tuple[bool, Sequence[str]
         table.add_column(column, overflow="fold")
     for ok, cells in rows:
         mark = Text("no", "bold red") if not ok else Text("-", "dim") if cells[-1] else Text("ok", "green")
-        table.add_row(mark, *map(Text, cells))
+        # Names and messages come from objects of the cluster too.
+        table.add_row(mark, *(Text("\n".join(map(printable, cell.split("\n")))) for cell in cells))
     return table
 
 

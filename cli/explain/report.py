@@ -409,7 +409,7 @@ def condition_text(condition: ConditionView) -> Iterator[tuple[str, str]]:
     kind = "Node" if condition.kind == "node" else "CustomNodeResource"
     taints = ", ".join(f"{TAINT_PREFIX}{condition.name}:{effect}" for effect in condition.effects)
     yield "", formats.printable(f"condition {condition.name}: taint {taints} of the {kind}")
-    yield "cause", f"{condition.plugin}; its threshold was last met {condition.last_met_s:.0f} s ago"
+    yield "cause", f"{formats.printable(condition.plugin)}; its threshold was last met {condition.last_met_s:.0f} s ago"
     yield (
         "ends",
         (

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.advisor.memory.memory_advisor import advise_memory
@@ -105,6 +106,11 @@ def test_a_round_on_this_machine(group: TestCgroup) -> None:
     assert used is not None
     assert advice.headroom_bytes == pytest.approx(total - GIB - 1.1 * used)
     assert advice.condition.state is not MemoryPressure.UNKNOWN
+    assert not [request for request in advice.knob_requests if request.knob is Knob.MEMORY_MAX], "no reclaimed pod runs"
+    reclaimed = look(group, msgspec.structs.replace(online, qos=QoSLevel.RECLAIMED))
+    root = ReclaimRoot(path=group.path, members=(f"{group.path}/c",))
+    of = MemoryInputs(snapshot=reclaimed, now_ns=reclaimed.taken_at_ns, root=root)
+    advice, _ = advise_memory(of, MemoryAdvisorState(), config)
     limit = next(int(request.value) for request in advice.knob_requests if request.knob is Knob.MEMORY_MAX)
     if len(snapshot.topology.numa_nodes) == 1:
         free, low = snapshot.node.numa[0].meminfo["MemFree"], zone_low_bytes(snapshot, 0, config.stale_s)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from agent.journal.colocation_counter import BUSY_CORES, FILE_NAME, ColocationCounter, add_cycle
-from api.colocation import MAX_NAMES, OTHER_NAMES, ColocationTotals, add_counts, sum_totals
+from api.colocation import MAX_NAMES, OTHER_NAMES, ColocationTotals, add_counts, sum_totals, totals_since
 from api.decision import ActMode, Cycle
 from api.eviction import EvictionResult, EvictionVictim
 from api.histogram import BOUNDS_NS
@@ -172,6 +172,40 @@ def test_totals_continue_after_a_restart(tmp_path: Path) -> None:
     assert (again.totals, again.messages) == (first, ())
     assert counted(tmp_path, 3).used_ns == 2 * first.used_ns == 4 * 2250 * MS
     assert (tmp_path / FILE_NAME).stat().st_size < 4096
+
+
+def test_counters_of_an_agent_begin_at_zero_after_a_kill_and_never_fall(tmp_path: Path) -> None:
+    """Prometheus takes a counter that falls by a second for a reset, and adds the whole value again."""
+    killed = ColocationCounter(tmp_path, 7)
+    for seq in range(1, 49):
+        killed.count(busy_cycle(seq))
+    successor = ColocationCounter(tmp_path, 8)
+    assert successor.totals.used_ns < killed.totals.used_ns
+    exported = [totals_since(successor.totals, successor.earlier)]
+    for seq in range(50, 54):
+        successor.count(busy_cycle(seq))
+        exported.append(totals_since(successor.totals, successor.earlier))
+    assert [each.used_ns for each in exported] == sorted(each.used_ns for each in exported)
+    assert (exported[0].used_ns, exported[-1].used_ns) == (0, 4 * 2250 * MS)
+    assert exported[-1].busy.latency.count == 4 * WAITS
+
+
+@pytest.mark.kernel
+def test_a_damaged_file_on_a_read_only_disk_keeps_the_totals_in_memory(tmp_path: Path) -> None:
+    """After `errors=remount-ro` both happen at once; an agent must not end because of its statistics."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path], check=True)
+    try:
+        (tmp_path / FILE_NAME).write_bytes(b"garbage")
+        subprocess.run(["mount", "-o", "remount,ro", tmp_path], check=True)
+        counter = ColocationCounter(tmp_path, 7)
+        counter.count(busy_cycle(1))
+        counter.close()
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+    (message,) = counter.messages
+    assert "They are not saved" in message
+    assert "Read-only file system" in message
+    assert (counter.path, counter.failure) == (None, None)
 
 
 def test_the_file_is_written_once_a_minute_and_at_the_end(tmp_path: Path) -> None:

@@ -126,7 +126,8 @@ def test_only_default_slices_are_shortened_and_nothing_else_changes(machine: Mac
     assert not (machine.state / FILE_NAME).exists()
 
 
-def test_only_threads_that_were_not_seen_before_are_read(machine: Machine) -> None:
+def test_only_new_threads_and_a_quarter_of_the_others_are_read_each_second(machine: Machine) -> None:
+    """Threads of which none is due at second 0: their number is no multiple of 4, and 13 is read once more before its write."""
     for thread in (10, 11):
         machine.start(thread)
     slices = machine.opened()
@@ -135,10 +136,35 @@ def test_only_threads_that_were_not_seen_before_are_read(machine: Machine) -> No
     machine.start(13)  # joined from outside
     machine.scheduler.reads.clear()
     (done,) = slices.apply([machine.decision()])
-    assert (done.status, sorted(machine.scheduler.reads)) == (OutcomeStatus.APPLIED, [12, 13])
+    assert (done.status, sorted(machine.scheduler.reads)) == (OutcomeStatus.APPLIED, [12, 13, 13])
     machine.scheduler.reads.clear()
     (same,) = slices.apply([machine.decision()])
-    assert (same.status, same.after, machine.scheduler.reads) == (OutcomeStatus.UNCHANGED, SHORT_SLICE, [])
+    assert (same.status, same.after, machine.scheduler.reads) == (OutcomeStatus.UNCHANGED, SHORT_SLICE, [12])
+
+
+def test_a_slice_that_something_else_reset_is_found_within_four_seconds(machine: Machine) -> None:
+    machine.start(10)
+    slices = machine.opened()
+    slices.apply([machine.decision()])
+    machine.scheduler.threads[10] = ThreadScheduling(OTHER, 0, DEFAULT)
+    statuses = [slices.apply([machine.decision()], second * S)[0].status for second in range(1, 5)]
+    assert statuses.count(APPLIED) == 1
+    assert machine.slices(10) == [SHORT]
+
+
+def test_nice_is_what_the_thread_has_when_its_slice_is_written(machine: Machine) -> None:
+    """`nice -n 10 job` in the container calls setpriority while the journal is written."""
+    for thread in (10, 11):
+        machine.start(thread)
+
+    def renice(thread: int) -> None:
+        other = 21 - thread
+        policy, _, slice_ns = machine.scheduler.threads[other]
+        machine.scheduler.threads[other] = ThreadScheduling(policy, 10, slice_ns)
+
+    machine.scheduler.after_set = renice
+    machine.opened().apply([machine.decision()])
+    assert [machine.scheduler.threads[thread].nice for thread in (10, 11)] == [10, 10]
 
 
 def test_after_a_kill_the_next_agent_restores_inherited_slices_too(machine: Machine) -> None:
