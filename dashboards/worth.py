@@ -94,8 +94,8 @@ def _latency() -> list[Panel]:
     return [
         line_panel(
             "Online run-queue latency with and without batch work, p99", units.Seconds,
-            "Values of the last hour. If the lines are equal, batch work costs online pods no latency. First compare the CPU of "
-            "online pods: latency is comparable only at similar load.",
+            "Values of the last hour. If the lines are equal, batch work costs online pods no latency. First compare the CPU "
+            "of online pods: latency is comparable only at similar load.",
             Query(quantile(0.99, WITH, HOUR), "with batch work"),
             Query(quantile(0.99, WITHOUT, HOUR), "without batch work"), log=True,
         ),
