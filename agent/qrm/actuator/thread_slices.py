@@ -1,5 +1,5 @@
 """Shortens the EEVDF slice of the threads of reclaimed containers, and restores the kernel's default.
-Threads that have another slice, their own, are left alone. Children inherit the slice (kernel/fork.c copies sched_entity),
+Threads that have set a slice of their own are not changed. Children inherit the slice (kernel/fork.c copies sched_entity),
 so after the first pass only threads that were not seen before are read. The journal names the containers before the first
 thread of each is changed. A slice of the agent is recognized by its value, so that every thread is restored, also one that
 was forked after the agent was killed.
@@ -29,7 +29,7 @@ PERMISSION_REMEDY = "add SYS_NICE to agent.capabilities, or run the agent as roo
 NO_SLICES = "this kernel does not let a thread choose its slice: use Linux 6.12 or newer"
 HIDDEN_REMEDY = "run the agent in the host's PID namespace (hostPID)"
 REFUSAL_PERIOD_NS = 60_000_000_000
-"""Time after which a container is tried again whose threads the agent was not permitted to change."""
+"""Time after which the agent tries a container again whose threads it was not permitted to change."""
 _PASSES = 5
 """A thread that is started during a restore still has the slice of its parent, and is restored in the next pass."""
 
@@ -143,7 +143,7 @@ class ThreadSlices:
         previous = self._journal.by_key.get(decision.cgroup)
         entry = SlicedContainer(cgroup=decision.cgroup, cgroup_id=decision.cgroup_id, slice_ns=int(decision.value))
         if previous is not None and previous != entry:
-            # Another value of the agent is no slice of the thread's own: it must not be left behind.
+            # A slice that the agent wrote with another value is not the thread's own, so it must be restored.
             self._restore(previous)
         self._journal.by_key[decision.cgroup] = entry
 
@@ -152,7 +152,7 @@ class ThreadSlices:
         refused = self._set(check.due, slice_ns)
         changed = check.due.keys() - set(refused)
         threads = self._threads(decision.cgroup, decision.cgroup_id) or frozenset()
-        # A thread that has left the container meanwhile, or an unrelated thread that has its number now.
+        # Restore a thread that has left the container meanwhile, and an unrelated thread that has its number now.
         self._set(self._with_slice(changed - threads, slice_ns), DEFAULT_SLICE)
         self._sliced[decision.cgroup] |= changed & threads
         if not refused:
@@ -236,15 +236,15 @@ class ThreadSlices:
 def open_thread_slices(
     act: ActMode, hierarchy: Hierarchy, state: tuple[Path, str], *, enabled: bool
 ) -> tuple[ThreadSlices | None, tuple[str, ...]]:
-    """Open the slices of threads if the agent may change them, or an earlier agent has left some changed; `state` is the
-    state directory and the boot id. Return a warning instead if the journal cannot be read."""
+    """Open the slices of threads if the agent may change them, or if an earlier agent left some changed. `state` is the state
+    directory and the boot id. If the journal cannot be read, return a warning instead."""
     left = act is ActMode.ON and (state[0] / FILE_NAME).exists()
     if act is ActMode.OFF or not (enabled or left):
         return None, ()
     try:
         slices = ThreadSlices(hierarchy, SchedulerCalls(), *state)
     except Unavailable as error:
-        return None, (f"Slices of threads are left alone: {error.reason}: {error.remedy}.",)
+        return None, (f"Slices of threads are not changed: {error.reason}: {error.remedy}.",)
     if enabled and not slices.available:
         return slices, (f"knobs.shortSlices has no effect: {NO_SLICES}.",)
     return slices, ()
