@@ -63,7 +63,7 @@ def test_before_the_first_interval() -> None:
             ("on",),
             ["The run-queue latency of online pods was not measured"],
         ),
-        (changed(interference_duration_ns=0), ("on",), ["The time that online pods waited for reclaimed pods was not measured"]),
+        (changed(interference_duration_ns=0), ("on",), ["The time that online pods waited for reclaimed pods was not"]),
         (
             changed(idle=OnlineTotals(duration_ns=S, cpu_ns=S, latency=waits({3: 9}, 1))),
             ("on",),

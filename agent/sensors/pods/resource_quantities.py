@@ -83,7 +83,7 @@ def container_fields(requirements: ResourceRequirements, *, reclaimed: bool) -> 
 
 
 def _with_reclaimed_limits(limits: Mapping[str, Decimal]) -> Mapping[str, Decimal]:
-    """Return the limits, with limits of reclaimed CPU and memory as limits of CPU and memory. Of two limits the lower counts."""
+    """Return the limits, with reclaimed CPU and memory as CPU and memory. Of two limits for a resource the lower counts."""
     reclaimed = {CPU: limits.get(RECLAIMED_CPU, Decimal(0)) / MILLI, MEMORY: limits.get(RECLAIMED_MEMORY, Decimal(0))}
     lowest = {name: min(size, limits.get(name, size)) for name, size in reclaimed.items() if size}
     return {**limits, **lowest}

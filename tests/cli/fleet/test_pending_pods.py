@@ -75,7 +75,7 @@ def test_where_it_would_fit_the_scheduler_and_the_taint_are_named() -> None:
     )
     tainted = only([pod("batch")], [node("node1", cpu="2k", taint="node.katalyst.kubewharf.io/MemoryPressure")])
     assert tainted.remedy.startswith(
-        "node1 has the taint node.katalyst.kubewharf.io/MemoryPressure:NoSchedule: wait, a taint ends five minutes after its cause"
+        "node1 has the taint node.katalyst.kubewharf.io/MemoryPressure:NoSchedule: wait, a taint ends five minutes"
     )
 
 
