@@ -368,29 +368,27 @@ def _open_originals(options: AgentOptions, stack: AsyncExitStack) -> tuple[Origi
 
 
 def _restore_earlier_values(requested: ActMode, parts: _Parts) -> tuple[str, ...]:
-    """Restore what a killed agent left changed, unless this agent was requested to act; return a startup warning.
+    """Restore the values that a killed agent left changed, unless this agent was started to act; return startup warnings.
 
-    An acting agent goes on from these values instead, and restores them when it ends. Nothing is restored without the
-    lock of the state directory, because its holder may be acting.
+    An agent that acts continues with these values, and restores them when it ends. An agent without the lock of the state
+    directory restores nothing, because the agent that holds the lock may be acting.
     """
     if parts.originals is None:
         return ()
     count = len(parts.originals.entries())
     if requested is ActMode.ON:
-        remedy = "it restores them when it ends"
+        remedy = "This agent continues with them and restores them when it ends."
         if parts.act is not ActMode.ON:
-            remedy = "it runs dry and does not restore them: stop it and run `dioptase reset`"
-        return (
-            (f"An earlier agent left {count} values changed. This agent continues with them; {remedy}.",)
-            if count
-            else ()
-        )
+            remedy = (
+                "This agent runs as with --act dry-run and does not restore them: stop it and run `dioptase reset`."
+            )
+        return (f"An earlier agent left {count} values changed. {remedy}",) if count else ()
     node_knobs: NodeKnobs | None = None
     slices: ThreadSlices | None = None
     warnings: tuple[str, ...] = ()
     if (parts.state[0] / SLICE_ORIGINALS).exists():
         slices, warnings = open_thread_slices(ActMode.ON, parts.hierarchy, parts.state, enabled=True)
-    # Not for the groups in resctrl alone, which may be those of an agent with another state directory.
+    # Groups in resctrl alone are no reason to restore: an agent with another state directory may have created them.
     if any((parts.state[0] / name).exists() for name in (components.NODE_ORIGINALS, components.OOM_ORIGINALS)):
         node_knobs, more = components.open_node_knobs(AgentConfig(), ActMode.ON, parts.hierarchy, parts.state, SYS)
         warnings += more

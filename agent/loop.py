@@ -475,7 +475,7 @@ class Loop:
     async def _watch(self) -> None:
         """Compare the run-queue latency of online pods several times a second; a breach starts a cycle at once.
 
-        While an alarm could change nothing, nothing is read: a look at 100 containers costs a millisecond of CPU.
+        It reads nothing while an alarm could change nothing, because reading 100 containers costs a millisecond of CPU.
         """
         if self._config.advisor.policy != "latency" or self._act is ActMode.OFF:
             return

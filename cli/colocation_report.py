@@ -1,4 +1,4 @@
-"""Text of `dioptase value` and `kubectl dioptase value`: what colocation gained, what it cost, and what is not known. Pure."""
+"""Formats `dioptase value` and `kubectl dioptase value`: gain and cost of colocation, and what was not measured. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cli.tables import TableHeading, format_table
 
 NS_PER_HOUR = 3600 * NS_PER_S
 MIN_WAITS = 1000
-"""Waits from which on a 99th percentile says something: ten are longer than it."""
+"""Minimum number of waits for a reliable 99th percentile: ten of 1,000 waits are longer than it."""
 MAX_LOAD_RATIO = 1.5
-"""Ratio of the CPU use of online pods from which on their latencies are not comparable."""
+"""Maximum ratio between the CPU use of online pods with and without batch work at which their latencies are comparable."""
 MAX_NAMESPACES = 10
 
 
@@ -52,7 +52,8 @@ def fleet_report(nodes: Sequence[NodeTotals]) -> list[str]:
     lines = format_table(heads, rows)
     lines += [
         "",
-        "LENT and USED are core-hours; HARM is the waiting of online pods for reclaimed pods in milliseconds a second.",
+        "LENT and USED are in core-hours. HARM is the time that online tasks waited while reclaimed pods used the CPU, in",
+        "milliseconds a second. P99 is the run-queue latency of online pods with and without batch work.",
     ]
     if fleet is None or not fleet.duration_ns:
         return lines
@@ -67,35 +68,43 @@ def unknowns(totals: ColocationTotals, acts: Sequence[str]) -> Iterator[str]:
         which = "The agent" if len(acts) == 1 else f"{len(idle_agents)} of {len(acts)} agents"
         verb = "runs" if len(idle_agents) == 1 else "run"
         mode = formats.printable(idle_agents[0])
-        yield f"{which} {verb} with --act {mode} and lends nothing: use profile colocate, or --act on."
+        pronoun = "it lends" if len(idle_agents) == 1 else "they lend"
+        yield f"{which} {verb} with --act {mode}, so {pronoun} no CPU: use profile colocate, or --act on."
     if not totals.used_ns:
-        yield "No reclaimed pod has used CPU: give a batch pod the QoS level reclaimed_cores (docs/quick-start.md)."
+        yield "No reclaimed pod has used CPU: give a batch pod the QoS level reclaimed_cores (docs/first-steps.md)."
     busy, idle = totals.busy, totals.idle
     if not busy.duration_ns and not idle.duration_ns:
-        yield "No run-queue latency of online pods was measured: run dioptase doctor, and look for the source waits."
+        yield "The run-queue latency of online pods was not measured: run `dioptase doctor` for the reason (source waits)."
         return
     if not busy.duration_ns:
-        yield "No time with batch work was measured: the latency with batch work is not known yet."
+        yield "Reclaimed pods were idle in all the measured time, so the latency with batch work is unknown: run a batch pod."
     if not idle.duration_ns:
         yield (
-            "No time without batch work was measured: the latency without batch work is not known. "
-            "Suspend the batch jobs for ten minutes to measure it."
+            "Reclaimed pods were busy in all the measured time, so the latency without batch work is unknown: suspend the "
+            "batch jobs for ten minutes."
         )
     for name, online in (("with", busy), ("without", idle)):
         if online.duration_ns and online.latency.count < MIN_WAITS:
-            yield f"{formats.integer(online.latency.count)} waits {name} batch work are too few for a reliable p99."
+            yield (
+                f"The p99 {name} batch work is not reliable: {formats.integer(online.latency.count)} waits were measured, "
+                f"{formats.integer(MIN_WAITS)} are needed. Measure longer."
+            )
     pair = sorted(each for each in (_mean_cores(busy), _mean_cores(idle)) if each is not None)
     if len(pair) == 2 and pair[1] > MAX_LOAD_RATIO * pair[0]:
         yield (
             f"Online pods used {formats.cores(_mean_cores(busy))} cores with batch work and "
-            f"{formats.cores(_mean_cores(idle))} without: the difference of load changes the latency too."
+            f"{formats.cores(_mean_cores(idle))} cores without. This difference in load changes the latency too: compare "
+            "times of similar load."
         )
     if not totals.interference_duration_ns:
-        yield "The waiting for reclaimed pods was not measured: the probe blame is not running (dioptase doctor)."
+        yield (
+            "The time that online pods waited for reclaimed pods was not measured, because the probe blame does not run: "
+            "run `dioptase doctor` for the reason."
+        )
 
 
 def harm_ms(totals: ColocationTotals) -> float | None:
-    """Return the mean waiting of online pods for reclaimed pods in milliseconds a second; None if it was not measured."""
+    """Return the time that online tasks waited for reclaimed pods in milliseconds a second; None if it was not measured."""
     measured = totals.interference_duration_ns
     return None if not measured else totals.interference_ns / measured * NS_PER_S / NS_PER_MS
 
@@ -142,7 +151,7 @@ def _latency_lines(totals: ColocationTotals) -> list[str]:
     if harm is None:
         return table
     waited = formats.duration(totals.interference_ns / NS_PER_US)
-    return [*table, f"waited for reclaimed pods: {waited}, {formats.figures(harm)} ms a second"]
+    return [*table, f"Online tasks waited {waited} for reclaimed pods: {formats.figures(harm)} ms a second."]
 
 
 def _latency_row(name: str, online: OnlineTotals) -> list[str]:
@@ -174,7 +183,7 @@ def _ranked(counts: Mapping[str, int]) -> list[tuple[str, str]]:
 def _node_cells(report: NodeTotals) -> list[str]:
     totals = report.totals
     if totals is None:
-        problem = f"✕ {formats.printable(report.problem) or 'its agent counts nothing: update it'}"
+        problem = f"✕ {formats.printable(report.problem) or 'its agent reports no totals: update the agent'}"
         return [formats.printable(report.node), *[formats.ABSENT] * 9, problem]
     harm, reclaimable, used = harm_ms(totals), totals.reclaimable_ns, totals.used_ns
     return [

@@ -72,7 +72,7 @@ def doctor(*, as_json: bool, state_dir: Path, kubelet: bool, config: Path | None
 
 
 def check_pending_pods(environ: Mapping[str, str]) -> tuple[DoctorCheck, ...]:
-    """Check why reclaimed pods of the cluster are Pending, with the credentials that kubectl would use here."""
+    """Return why reclaimed pods of the cluster are Pending, read with the credentials that kubectl would use here."""
     # Other checks need no client of the API server.
     from cli.fleet.api_server import ApiServerOptions  # noqa: PLC0415
     from cli.fleet.findings import pending_text  # noqa: PLC0415

@@ -76,7 +76,7 @@ def main() -> None:
 def top(what: str, names: tuple[str, ...], server: ApiServerOptions, sort_by: str) -> None:
     """Show reclaimable and used CPU, run-queue latency of online pods and state of the agent for every node, or for every pod.
 
-    CORE-HOURS is the CPU time of reclaimed pods since the first agent ran on the node (see kubectl dioptase value).
+    CORE-HOURS is the CPU time that reclaimed pods used since the first agent ran on the node (see kubectl dioptase value).
     HARM is the time that online tasks wait for a CPU held by reclaimed pods, in milliseconds a second. The NAME of a pod
     may be prefixed with its namespace and a slash.
     """
@@ -108,8 +108,8 @@ def top(what: str, names: tuple[str, ...], server: ApiServerOptions, sort_by: st
 @click.argument("names", nargs=-1, metavar="[NODE]...")
 @api_server_options
 def value(names: tuple[str, ...], server: ApiServerOptions) -> None:
-    """Show what colocation gained and cost: reclaimable and used core-hours, the run-queue latency of online pods with and
-    without batch work, and what was taken back, of each node and of all together."""
+    """Show gain and cost of colocation for each node and for all nodes together: core-hours lent to reclaimed pods and used by
+    them, run-queue latency of online pods with and without batch work, CPU reductions and evictions of reclaimed pods."""
 
     async def question(_client: KubeClient, proxy: AgentProxy, members: list[AgentEndpoint]) -> list[AgentReply[View]]:
         return await proxy.request_all(members, "/api/v1/view", View)
@@ -132,7 +132,7 @@ def value(names: tuple[str, ...], server: ApiServerOptions) -> None:
 def explain(node: str, target: str | None, server: ApiServerOptions) -> None:
     """Explain a knob, pod, pool or memory of NODE, as `dioptase explain` does on that node.
 
-    A reclaimed pod that is Pending is on no node: with any NODE, the command explains what it waits for.
+    A reclaimed pod that is Pending is on no node. The command then explains why the pod is Pending; NODE may be any node.
     """
 
     async def question(
@@ -146,7 +146,7 @@ def explain(node: str, target: str | None, server: ApiServerOptions) -> None:
     answer = _select_nodes(server, (node,)).ask("explain", question)
     if not isinstance(answer, PendingReason):
         sys.exit(print_explanation(target, answer, as_json=server.as_json))
-    text = f"{target} is Pending: {answer.detail}.", f"  remedy: {answer.remedy}"
+    text = f"{target} is Pending: {answer.detail.rstrip('.')}.", f"  remedy: {answer.remedy}"
     print_lines([to_json(answer).decode()] if server.as_json else [formats.printable(line) for line in text])
 
 
@@ -209,7 +209,7 @@ def doctor(server: ApiServerOptions) -> None:
         pods, kinds = await asyncio.gather(list_controller_pods(client, place), _missing_crds_reason(client))
         rows = findings.fleet_findings(health, reports, pods, kinds)
         if not server.chosen.labels and not server.chosen.nodes:
-            # A pending pod belongs to no node, so that a selection of nodes leaves it out.
+            # A pending pod belongs to no node, so a selection of nodes excludes it.
             rows += findings.pending_findings(await _pending_reasons(client))
         return len(members), rows
 
@@ -247,7 +247,7 @@ def page(node: str, server: ApiServerOptions) -> None:
 
 
 async def _pending_reasons(client: KubeClient) -> tuple[PendingReason, ...] | Unavailable:
-    """Return why reclaimed pods are Pending, or why it is not known."""
+    """Return why reclaimed pods are Pending, or why this could not be checked."""
     try:
         return await list_pending_reasons(client, time.time())
     except Unavailable as error:

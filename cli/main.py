@@ -19,7 +19,7 @@ COMMANDS = {
     "agent": "run the node agent",
     "demo": "run an online service, a batch job and the agent on this machine",
     "top": "watch a running agent in the terminal",
-    "value": "show what colocation gained and cost since the first start: core-hours, latency, CPU taken back",
+    "value": "show gain and cost of colocation: core-hours of batch work, online latency, CPU taken back",
     "explain": "explain why a knob, pod or pool has its value",
     "config": "show every setting of a running agent, its source and since when it applies",
     "doctor": "list what this node supports and lacks, with remedies",

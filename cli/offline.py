@@ -38,7 +38,7 @@ FORECASTS = {
 HORIZON_S = 600.0
 _profile_option = click.option(
     "--profile", type=click.Choice(tuple(PROFILES)), default=OBSERVE, show_default=True,
-    help="The --profile of the agent: its settings apply below those of every --policy that is not itself a profile.",
+    help="Profile of the agent. Settings of a --policy override it; a --policy that is a profile replaces it.",
 )  # fmt: skip
 
 
@@ -88,9 +88,9 @@ def replay(recording: Path, policies: tuple[str, ...], profile: str, horizon: fl
 
 
 def load_policy_config(policy: str, profile: str) -> AgentConfig:
-    """Return the policy of that name or the settings of a file, over those of the profile, as the agent merges them.
+    """Return the settings of the profile, overridden by the policy of that name or by the settings of a file.
 
-    A policy that is itself a profile has the settings of that one.
+    If `policy` names a profile, return the settings of that profile. Settings are merged as the agent merges them.
     """
     base = PROFILES[profile].settings
     try:

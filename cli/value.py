@@ -1,4 +1,4 @@
-"""The `dioptase value` command: what colocation gained and cost on this node since the first agent ran on it."""
+"""The `dioptase value` command: gain and cost of colocation on this node since the first agent ran on it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from cli.options import exit_unavailable, url_option
 @url_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document; times are in nanoseconds.")
 def value(url: str, *, as_json: bool) -> None:
-    """Show the CPU that reclaimed pods could use and used in core-hours, the run-queue latency of online pods with and without
-    batch work, what was taken back, and what is not known.
+    """Show gain and cost of colocation on this node: core-hours lent to reclaimed pods and used by them, run-queue latency of
+    online pods with and without batch work, CPU reductions and evictions of reclaimed pods.
 
-    Totals continue when the agent restarts. Use Prometheus for a day or a week: docs/operations.md has the queries.
+    The totals begin with the first agent on the node and continue when an agent restarts. To see one day or one week, use
+    Prometheus: docs/operations.md has the queries.
     """
     try:
         view = AgentClient(url, timeout_s=5).view()

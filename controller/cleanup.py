@@ -75,7 +75,7 @@ def node_steps(node: ControllerNode) -> list[PatchStep]:
 
 
 def _taint_steps(node: ControllerNode) -> list[PatchStep]:
-    # A stock Katalyst agent writes taints with the same prefix, so only those that ours recorded are removed.
+    # A stock Katalyst agent writes taints with the same prefix, so only taints that our agents recorded are removed.
     recorded = recorded_taints(node.metadata.annotations)
     if not recorded:
         return []

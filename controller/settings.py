@@ -73,8 +73,8 @@ class ControllerConfig(_ControllerSettings, frozen=True, kw_only=True):
     lease: str = "dioptase-controller"
     """Name of the Lease for leader election among replicas, in the namespace of the controller."""
     leftovers: tuple[Leftover, ...] = ()
-    """What agents do not write any more, so that the controller removes it from the nodes of `health.nodeSelector`. Of
-    taints it removes only those that the agent recorded in an annotation of the Node."""
+    """What agents no longer write, so that the controller removes it from the nodes of `health.nodeSelector`. The controller
+    removes only taints that an agent recorded in an annotation of its Node."""
     token_review: bool = False
     """Serve metrics only to clients whose bearer token the API server allows to get `/metrics`."""
     health: HealthConfig = HealthConfig()

@@ -16,10 +16,10 @@ WITH, WITHOUT = "busy", "idle"
 def board() -> Board:
     return Board(
         "worth",
-        "Dioptase: is it worth it",
+        "Dioptase: gain and cost of colocation",
         (
-            "What colocation gains in CPU of reclaimed pods, what it costs online pods in run-queue latency, and what was "
-            "taken back. Totals continue when an agent restarts."
+            "CPU that reclaimed pods gained, run-queue latency that colocation cost online pods, and CPU that was taken back "
+            "from reclaimed pods. Totals continue when an agent restarts."
         ),
         (),
         (
@@ -47,27 +47,28 @@ def _last_day() -> list[Panel]:
     return [
         stat_panel(
             "Core-hours lent", units.Short, core_hours(RECLAIMABLE),
-            "CPU time that reclaimed pods could use: within their limit, and not used by anything else.",
+            "CPU time that reclaimed pods could use: it was within their limit, and no other task used it.",
         ),
         stat_panel(
             "Core-hours used", units.Short, core_hours(USED),
-            "CPU time that reclaimed pods used: work that needed no node of its own.",
+            "CPU time that reclaimed pods used. This work needed no nodes of its own.",
         ),
         stat_panel(
             "Used share of lent CPU", units.PercentUnit, f"{core_hours(USED)} / ({core_hours(RECLAIMABLE)})",
-            "Low: there is too little batch work for the idle CPU.",
+            "A low share means that there is too little batch work for the idle CPU.",
         ),
         stat_panel(
             "Online p99 with batch work", units.Seconds, quantile(0.99, WITH, DAY),
-            "Run-queue latency of all online pods in the time in which reclaimed pods used 0.05 cores of a node or more.",
+            "Run-queue latency p99 of all online pods while reclaimed pods used at least 0.05 cores of the node.",
         ),
         stat_panel(
             "Online p99 without batch work", units.Seconds, quantile(0.99, WITHOUT, DAY),
-            "The same in the rest of the time. No value: reclaimed pods were busy all day, so nothing compares.",
+            "Run-queue latency p99 of all online pods while reclaimed pods used less than 0.05 cores of the node. Without a "
+            "value, reclaimed pods were busy all day: suspend the batch jobs for ten minutes to compare.",
         ),
         stat_panel(
-            "Online waits for reclaimed pods", "s/s", f"sum(rate({WAITED}{DAY}))",
-            "Seconds per second that tasks of online pods waited while a reclaimed pod had their CPU.",
+            "Harm to online pods", "s/s", f"sum(rate({WAITED}{DAY}))",
+            "Seconds per second that online tasks waited while reclaimed pods used the CPU, summed over the nodes.",
         ),
     ]  # fmt: skip
 
@@ -76,7 +77,8 @@ def _gain() -> list[Panel]:
     return [
         line_panel(
             "CPU lent and used", "cores",
-            "Use far below the lent CPU: reclaimed pods have no more work. Use close to it: they could use more.",
+            "If reclaimed pods use far less CPU than they are lent, they have no more work. If they use nearly all of it, they "
+            "could use more.",
             Query(f"sum(rate({RECLAIMABLE}{RATE_INTERVAL}))", "lent"),
             Query(f"sum(rate({USED}{RATE_INTERVAL}))", "used"),
         ),
@@ -92,28 +94,30 @@ def _latency() -> list[Panel]:
     return [
         line_panel(
             "Online run-queue latency with and without batch work, p99", units.Seconds,
-            "Of the last hour. Equal lines: batch work costs online pods nothing. Compare the CPU of online pods first.",
+            "Values of the last hour. If the lines are equal, batch work costs online pods no latency. First compare the CPU "
+            "of online pods: latency is comparable only at similar load.",
             Query(quantile(0.99, WITH, HOUR), "with batch work"),
             Query(quantile(0.99, WITHOUT, HOUR), "without batch work"), log=True,
         ),
         line_panel(
             "Online run-queue latency with and without batch work, p50", units.Seconds,
-            "Of the last hour: the usual wait, where p99 is the rare long one.",
+            "Values of the last hour. The p50 is the usual wait; the p99 is the rare long wait.",
             Query(quantile(0.5, WITH, HOUR), "with batch work"),
             Query(quantile(0.5, WITHOUT, HOUR), "without batch work"), log=True,
         ),
         line_panel(
             "CPU of online pods with and without batch work", "cores",
-            "Mean per node of the last hour. If the two differ much, so does the latency, whatever batch work does.",
+            "Mean per node in the last hour. If the lines differ by more than half, latency with and without batch work is not "
+            "comparable, because the load of online pods differs.",
             Query(
                 " / ".join(f"sum by (reclaimed_pods) (increase({metric}{HOUR}))" for metric in online),
                 "reclaimed pods {{reclaimed_pods}}",
             ),
         ),
         line_panel(
-            "Online waits for reclaimed pods by node", "s/s",
-            "Time that tasks of online pods waited while a reclaimed pod had their CPU. High on one node: look at the "
-            "dashboard of its workloads.",
+            "Harm to online pods by node", "s/s",
+            "Seconds per second that online tasks waited while reclaimed pods used the CPU. If one node is high, open the "
+            "dashboard \"Dioptase: run-queue interference\" for it.",
             Query(f"topk(12, sum by (job, instance) (rate({WAITED}{RATE_INTERVAL})))", "{{instance}}"),
         ),
     ]  # fmt: skip
@@ -124,7 +128,7 @@ def _taken_back() -> list[Panel]:
     return [
         line_panel(
             "CPU reductions by rule", units.Short,
-            "Cycles that reduced the CPU quota or the CPUs of reclaimed pods, in the last hour.",
+            "Cycles in the last hour that reduced the CPU quota or the CPUs of reclaimed pods.",
             Query(f"sum by (rule) (increase({counters[0]}{HOUR}))", "{{rule}}"), stacked=True,
         ),
         line_panel(

@@ -24,7 +24,7 @@ def table_cells(heading: str, column: int) -> str:
 
 def test_every_kind_of_the_chart_is_named_and_no_other() -> None:
     rendered = {kind for text in TEMPLATES.values() for kind in re.findall(r"^kind: (\w+)$", text, re.M)}
-    section = PAGE.partition("\n## Objects of the cluster\n")[2].partition("\nWhile they run")[0]
+    section = PAGE.partition("\n## Objects of the cluster\n")[2].partition("\nWhile the agents")[0]
     cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| ")]
     named = set(re.findall(r"\b[A-Z]\w*[a-z]\w*\b", " ".join(cells)))
     assert len(rendered) > 18

@@ -54,39 +54,44 @@ OTLP, together with `system.*`, `container.*` and `k8s.*` of the semantic conven
 
 - Name in OpenTelemetry: dots, without `_total` and without the unit below the name; `dioptase_node_cpu_seconds_total` is
   `dioptase.node.cpu`.
-- `agent` below a counter or histogram: it starts with the agent. Others start at boot, or with the cgroup or pod.
+- The word below the name of a counter or histogram says when it starts. `agent`: it starts at zero with each agent. No word:
+  it starts at boot, or with the cgroup or pod.
 - A value that kernel, cgroup or privileges do not provide has no sample: never 0, never -1.
 - `CGROUP`: the labels {", ".join(f"`{label}`" for label in CGROUP_LABELS)}; all but the first are empty without a listed pod.
   Only a container's own cgroup has pod labels, so sums over pods count nothing twice.
 - CPU, memory, pressure and I/O include descendants, values of probes do not; each row says it. Add them up with
   `cgroup=~"/web(/.*)?"`, as page and `dioptase top` do.
 - Names of kinds, events, modes and vectors are the kernel's. `device`: a disk's name, or `MAJOR:MINOR`.
-- Histograms in profile `full`: run-queue latency has {len(RUNQ_LATENCY_BOUNDS_S)} bounds from 1 us to 34 s, factor 2; without
-  a probe, one bucket (sum and count of `/proc/PID/schedstat`). Throttles, reclaim and block I/O have
-  {len(COARSE_BOUNDS_S)} bounds from 16 us to 17 s, factor 4.
+- In profile `full`, histograms of run-queue latency have {len(RUNQ_LATENCY_BOUNDS_S)} bounds from 1 us to 34 s, each twice the
+  previous one. Without the probe they have one bucket, with sum and count of `/proc/PID/schedstat`. Histograms of throttles,
+  reclaim and block I/O have {len(COARSE_BOUNDS_S)} bounds from 16 us to 17 s, each four times the previous one.
 - OpenMetrics exemplars (`round`, with OpenTelemetry `trace_id` and `span_id`): decisions, cycles, and the longest wait of each
   pod in the latest cycle.
-- Limits: `exporters.maxCgroups` cgroups, {MAX_AGGRESSORS_PER_CGROUP} culprits and
-  {MAX_DEVICES_PER_CGROUP} devices per cgroup, {MAX_INTERFACES} interfaces; `dioptase_exporter_dropped_total` counts the rest.
+- An agent exports at most `exporters.maxCgroups` cgroups, {MAX_AGGRESSORS_PER_CGROUP} aggressors (label `culprit`) and
+  {MAX_DEVICES_PER_CGROUP} devices per cgroup, and {MAX_INTERFACES} interfaces. `dioptase_exporter_dropped_total` counts
+  what these limits leave out.
 - `process_*` are the agent's own, from the Prometheus client library.
 
 ## Profiles
 
-The setting `exporters.metricProfile`, in the chart `metrics.profile`, selects the metrics. The column *profile* has the
-smallest profile with the metric, and in brackets the label values that `standard` is limited to.
+The setting `exporters.metricProfile` (`metrics.profile` of the chart) selects the metrics. In the tables below, the column
+*profile* names the smallest profile that has the metric. If profile `standard` has only some values of a label, they follow
+in parentheses.
 
-| profile | series per container | cgroups on a node with pods | culprits | bounds of run-queue latency | of others |
+| profile | series per container | cgroups on a node with pods | aggressors | run-queue latency bounds | other bounds |
 |---|---|---|---|---|---|
 {{profiles}}
-- Dashboards and alerts need `standard`.
-- Series per container: of an ordinary one, which has a CPU quota, a memory limit, TCP connections, one disk and
-  {STANDARD_AGGRESSORS} culprits, and was neither throttled nor in reclaim. With all of that it has up to 30 series more.
-- *late*: in `small` and `standard` the series begins when it has counted something. It is zero for {START_S} s and has its
-  value from then on, until the cgroup is removed; so `rate()` and `increase()` count from zero for every scrape interval
-  up to {START_S} s. Counters of cgroups that the agent has exported for less than {START_S} s, as after its start, begin with
-  their value. Over OTLP they have it at once, with the time at which they were zero.
-- Native histograms are not served: they need the protobuf exposition, which the Prometheus client library for Python does not
-  have.
+- Dashboards and alerts need profile `standard` or `full`.
+- *Series per container* holds for an ordinary container: it has a CPU quota, a memory limit, TCP connections, one disk and
+  {STANDARD_AGGRESSORS} aggressors, and was neither throttled nor in reclaim. A container that was both has up to 30 more
+  series.
+- *late* in the column *profile*: in `small` and `standard`, a series of this metric begins only when it has counted
+  something. It is then zero for {START_S} s, and has its value from then on until the cgroup is removed. So `rate()` and
+  `increase()` count from zero if the scrape interval is at most {START_S} s. Exception: if the agent has exported a cgroup
+  for less than {START_S} s, for instance after its start, a series of the cgroup begins with its value. Over OTLP a series
+  has its value at once, with the time at which it was zero.
+- Native histograms are not served. They need the protobuf exposition, which the Prometheus client library for Python does
+  not have.
 """
 
 
@@ -102,7 +107,7 @@ def _profile_row(profile: MetricProfile) -> str:
 
 def _bounds(slots: tuple[int, ...]) -> str:
     if len(slots) > MAX_LISTED_BOUNDS:
-        return f"{len(slots)}"
+        return f"all {len(slots)}"
     return ", ".join(f"{RUNQ_LATENCY_BOUNDS_S[slot] * 1000:.3g}" for slot in slots) + " ms" if slots else "no series"
 
 

@@ -22,7 +22,7 @@ from common.files import read_small_file
 from common.state_file import StateFileDamaged, decode_state, encode_state, quarantine_file, replace_file
 
 BUSY_CORES = 0.05
-"""CPU use of all reclaimed pods of a node from which on they count as busy: a twentieth of one CPU. Paused pods use less."""
+"""Reclaimed pods of a node count as busy if they use at least this CPU together. Paused pods use less."""
 VERSION = 1
 FILE_NAME = "colocation_state"
 MAX_BYTES = 1 << 20
@@ -59,7 +59,7 @@ class ColocationCounter:
     def count(self, finished: Cycle) -> Cycle:
         """Return the cycle with the totals up to it, and save them once a minute."""
         self.totals = add_cycle(self.totals, finished, self._reclaimable_cores)
-        # What this cycle decides is in force until the next one, which counts it.
+        # The decision of this cycle is in force until the next cycle, which counts its CPU time.
         acts = finished.act is ActMode.ON and finished.advice is not None
         self._reclaimable_cores = finished.advice.reclaimable_cores if acts and finished.advice else None
         now_ns = finished.snapshot.taken_at_ns
@@ -149,8 +149,8 @@ def _used_by_namespace(pods: Iterable[Pod], rates: Rates) -> dict[str, int]:
 
 
 def _reclaimable_ns(finished: Cycle, rates: Rates, used_ns: int, reclaimable_cores: float | None) -> int:
-    """Return the CPU time that reclaimed pods could use since the previous cycle. Where only priority restrains them, they
-    may run on every CPU, and what online pods and the system used was not theirs."""
+    """Return the CPU time that reclaimed pods could use since the previous cycle. If only their priority limits them, they may
+    run on every CPU: the CPU time that online pods and the system used is then subtracted."""
     if reclaimable_cores is None:
         return 0
     node, limit_ns = rates.node, reclaimable_cores * rates.node.interval_ns
@@ -162,7 +162,7 @@ def _reclaimable_ns(finished: Cycle, rates: Rates, used_ns: int, reclaimable_cor
 
 def _online_latency(finished: Cycle, rates: Rates) -> RunqLatency | None:
     """Return the distribution of all online containers together since the previous cycle; None if there is none."""
-    # An agent that does not act evaluates no latency, and the comparison is of use there too: before anything is changed.
+    # An agent that does not act evaluates no latency. The comparison is useful there too, before the agent changes anything.
     evaluated = finished.evaluated_latency or online_runq_latency(finished.snapshot, rates, finished.previous)
     measured = [wait for wait in evaluated.values() if wait is not None and wait.slots is not None]
     return sum_runq_latencies([wait for wait in measured if wait.count] or measured[:1]) if measured else None

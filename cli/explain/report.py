@@ -413,8 +413,8 @@ def condition_text(condition: ConditionView) -> Iterator[tuple[str, str]]:
     yield (
         "ends",
         (
-            f"in {condition.ends_in_s:.0f} s unless the threshold is met again: it outlives its cause, so that pods do not "
-            "return to a node that is about to evict them"
+            f"in {condition.ends_in_s:.0f} s unless the threshold is met again. The taint outlives its cause, so that the "
+            "scheduler does not place pods on a node that would evict them again"
         ),
     )
 
@@ -451,7 +451,7 @@ def wrap_section(parts: Iterator[tuple[str, str]], width: int) -> Iterator[str]:
 
 def unknown_target_text(target: str, kinds: dict[str, list[str]]) -> Iterator[str]:
     """Yield the lines for an unknown target, with the valid ones by kind."""
-    yield f"There is no data on '{formats.printable(target)}'. A pod that is Pending is on no node: `kubectl dioptase doctor`"
-    yield "names what it waits for. Valid targets:"
+    yield f"There is no data on '{formats.printable(target)}'. If it is a Pending pod, run `kubectl dioptase doctor` for the"
+    yield "reason. Valid targets:"
     for kind, names in kinds.items():
         yield f"  {kind:<9}{', '.join(formats.printable(name) for name in names) or 'none'}"

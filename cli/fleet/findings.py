@@ -115,7 +115,7 @@ def _node_findings(
 
 
 def pending_findings(pending: Sequence[PendingReason] | Unavailable) -> list[FleetFinding]:
-    """Return a finding for each reason why reclaimed pods are Pending, or that it could not be checked."""
+    """Return a finding for each reason why reclaimed pods are Pending, or one finding that this could not be checked."""
     name = "pending pods"
     if isinstance(pending, Unavailable):
         detail = f"not checked: {pending.reason}"

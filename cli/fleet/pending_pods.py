@@ -1,5 +1,5 @@
-"""Explains why reclaimed pods are Pending: no scheduler, too little of a reclaimed resource, or what the scheduler says.
-Compares what the pods request with what each node offers and has left, as the API server lists both.
+"""Explains why reclaimed pods are Pending: no scheduler, too little of a reclaimed resource, or the scheduler's own message.
+It compares the requests of the pods with the amounts that each node offers and has left. Both come from the API server.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ MIN_AGE_S = 10.0
 """A younger pod may be between its creation and the first attempt of its scheduler."""
 MAX_NODES, TIMEOUT_S = 3, 10.0
 OFFER_REMEDY = (
-    "use profile colocate or `--set agent.extendedResources=true`; a new agent reports nothing for two minutes; "
-    "kubectl dioptase top shows HEADROOM"
+    "use profile colocate or `--set agent.extendedResources=true`, and wait two minutes after the start of an agent; "
+    "column HEADROOM of `kubectl dioptase top` shows the amount of each node"
 )
-ROOM_REMEDY = "request less, delete reclaimed pods, or wait: the amounts follow the idle resources of the node"
+ROOM_REMEDY = "request less, delete reclaimed pods, or wait: a node offers more when its online pods use less"
 NO_RIGHT = "ask an administrator for the right to list pods and nodes of the cluster"
 
 
@@ -188,14 +188,14 @@ def _reason(
     pod: PlacedPod, nodes: Sequence[OfferingNode], free: Mapping[str, Mapping[str, Decimal]], now_s: float
 ) -> tuple[bool, str, str] | None:
     """Return whether waiting may help, the reason and the remedy; None while it is too early to say."""
-    describe = "kubectl describe pod shows its events"
+    describe = "run `kubectl describe pod` and read its events"
     if pod.spec.node_name:
         waiting = next((s.state.waiting for s in pod.status.container_statuses if s.state.waiting is not None), None)
         if waiting is None or waiting.reason in ("", "ContainerCreating", "PodInitializing"):
             return None
         return (
             False,
-            f"placed on {pod.spec.node_name}, does not start: {waiting.reason} {waiting.message}".strip(),
+            f"placed on {pod.spec.node_name}, but not started: {waiting.reason} {waiting.message}".strip(),
             describe,
         )
     scheduled = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
@@ -205,22 +205,24 @@ def _reason(
             return None
         return False, f"no scheduler named {pod.spec.scheduler_name} has tried to place it", _scheduler_remedy(pod)
     if scheduled.reason == "SchedulingGated":
-        return True, "its scheduling gates are closed", "the owner of the gate, such as a queue, opens it"
+        return True, "its scheduling gates are closed", "wait until the owner of the gate, such as a queue, opens it"
     shortages = list(_shortages(pod, free))
     if shortages:
         offered = any(name in amounts for name in pod.reclaimed_requests() for amounts in free.values())
         return offered, "; ".join(shortages), ROOM_REMEDY if offered else OFFER_REMEDY
     taints = "; ".join(_taint_texts(nodes))
-    text = f"its scheduler says: {scheduled.message or scheduled.reason}"
+    text = f"its scheduler reports: {scheduled.message or scheduled.reason}"
     if taints:
-        remedy = f"{taints}: it stays five minutes after its cause; kubectl dioptase explain NODE shows when it ends"
+        remedy = (
+            f"{taints}: wait, a taint ends five minutes after its cause; `kubectl dioptase explain NODE` shows when"
+        )
         return True, text, remedy
     return True, text, describe
 
 
 def _scheduler_remedy(pod: PlacedPod) -> str:
     if pod.spec.scheduler_name == DEFAULT_SCHEDULER:
-        return "check that kube-scheduler runs: kubectl -n kube-system get pods,leases"
+        return "check that kube-scheduler runs: `kubectl -n kube-system get pods,leases`"
     return "remove spec.schedulerName, so that the stock scheduler places the pod, or run a scheduler of that name"
 
 

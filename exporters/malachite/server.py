@@ -78,7 +78,7 @@ class MalachiteRefused(Exception):
 
 
 class _PublishedCycle:
-    """What requests are answered from: the history up to one cycle, and the documents made of it so far."""
+    """The history up to one cycle, and the documents rendered from it so far. Requests are answered from both."""
 
     def __init__(self, history: MalachiteHistory) -> None:
         self.history = history
@@ -102,8 +102,8 @@ class _PublishedCycle:
 class MalachiteServer:
     """Sink of cycles and HTTP server in one.
 
-    Cycles are published in the cycle thread, because framing 1,200 cgroups takes 22 ms, and replace what requests on the
-    event loop read as a whole.
+    The cycle thread publishes each cycle, because copying the counters of 1,200 cgroups takes 22 ms. Requests on the event
+    loop read one published cycle as a whole.
     """
 
     def __init__(self, layout: CgroupLayout) -> None:

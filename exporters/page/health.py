@@ -30,7 +30,7 @@ class HealthStatus(msgspec.Struct, frozen=True):
 
 
 STALE_S = 5.0
-"""Minimum of the age from which the latest cycle is too old; the agent uses three intervals if that is more."""
+"""Age from which on the latest cycle is too old, in seconds. If three intervals are longer, the agent uses these instead."""
 REQUIRED_SOURCES = ("pods", "topology", "node", "cgroups", "advisor", "actuator")
 """Sources without which the agent cannot do its work (agent/sensors/snapshot.py, agent/loop.py). Other sources only add to
 it."""

@@ -134,7 +134,7 @@ def test_a_pod_that_is_not_reclaimed_ends_the_priority_of_the_class_in_the_same_
     assert failed(node.run(BATCH, WEB)) == []
     assert node.idle == {POD: "1", BEST_EFFORT: "1"}
     (problem,) = failed(node.run(BATCH, WEB, other_tasks=True))
-    assert "pod-siblings: reclaimed pods have no CPU priority against default/web" in problem
+    assert "pod-siblings: reclaimed pods do not yield to default/web" in problem
     assert node.idle == {POD: "1", BEST_EFFORT: "0"}
     node.run(BATCH, WEB)
     assert node.idle == {POD: "1", BEST_EFFORT: "1"}

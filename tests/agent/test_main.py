@@ -76,15 +76,15 @@ def parts_of(bench: Bench, act: ActMode, state: Path) -> Any:
             ActMode.ON,
             ActMode.ON,
             "10000 100000",
-            "An earlier agent left 1 values changed. This agent continues with them; it restores them when it ends.",
+            "An earlier agent left 1 values changed. This agent continues with them and restores them when it ends.",
         ),
         (
             ActMode.ON,
             ActMode.DRY_RUN,
             "10000 100000",
             (
-                "An earlier agent left 1 values changed. This agent continues with them; "
-                "it runs dry and does not restore them: stop it and run `dioptase reset`."
+                "An earlier agent left 1 values changed. This agent runs as with --act dry-run and does not restore "
+                "them: stop it and run `dioptase reset`."
             ),
         ),
     ],

@@ -111,8 +111,8 @@ def test_what_the_totals_cannot_show_is_said(browser: Browser, agent: AgentServe
     busy = msgspec.structs.replace(RICH_TOTALS, idle=type(RICH_TOTALS.idle)())
     agent.show([msgspec.structs.replace(cycle, act=ActMode.DRY_RUN) for cycle in harmed(totals=busy)])
     page = opened(browser, agent)
-    assert "runs with --act dry-run and lends nothing" in page.text("#worth-more")
-    assert "No time without batch work was measured: suspend the batch jobs" in page.text("#worth-more")
+    assert "runs with --act dry-run, so it lends no CPU" in page.text("#worth-more")
+    assert "the latency without batch work is unknown: suspend the batch jobs" in page.text("#worth-more")
 
 
 def entry(seq: int, value: str) -> JournalEntry:
@@ -211,9 +211,9 @@ def test_sources_that_work_are_folded(browser: Browser, agent: AgentServer) -> N
     shown = (
         "[...document.querySelectorAll('#sources li')].filter(e => e.offsetParent).map(e => e.firstChild.textContent)"
     )
-    assert (page.text("#sources-ok"), page.eval(shown)) == ("show the 2 that work", ["✕ psi"])
+    assert (page.text("#sources-ok"), page.eval(shown)) == ("show 2 working sources", ["✕ psi"])
     page.eval("document.getElementById('sources-ok').click()")
-    assert (page.text("#sources-ok"), len(page.eval(shown))) == ("hide those that work", 3)
+    assert (page.text("#sources-ok"), len(page.eval(shown))) == ("hide 2 working sources", 3)
     assert page.eval("document.getElementById('sources-ok').getAttribute('aria-expanded')") == "true"
 
 

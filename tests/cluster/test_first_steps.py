@@ -74,7 +74,7 @@ def used_cores(world: dict[str, str]) -> dict[str, float]:
 
 def test_the_commands_of_the_page_have_the_outputs_of_the_page(world: dict[str, str]) -> None:
     listed = list(steps(PAGE))
-    assert len(listed) == 8
+    assert len(listed) == 10
     for step in listed:
         follow(step, world, CODE, 300)
         if "helm install" in step.script:

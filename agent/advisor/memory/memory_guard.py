@@ -1,7 +1,7 @@
 """Detects memory pressure of the node and its NUMA nodes, and limits reclaimed pods together (memory guard).
 Critical is the larger of the configured minimum and twice kswapd's watermark: below it page cache is dropped.
 The limit of a reclaim root is its use plus what is free above the critical watermark. A root without a reclaimed
-container has no limit. A change by less than a tenth of the free memory above the watermark is not worth a write.
+container has no limit. A limit is not written if it changes by less than a tenth of the free memory above the watermark.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def limit_reclaimed_memory(inputs: MemoryInputs, config: MemoryConfig, before: M
     roots = {root for root in inputs.roots if _has_member(inputs, root)}
     hidden = {root: size for root, size in before.items() if root not in inputs.snapshot.cgroups}
     if inputs.roots and not roots:
-        text = f"No reclaimed pod runs in {' or '.join(inputs.roots)}: its memory is not limited."
+        text = f"Memory of {' and '.join(inputs.roots)} is not limited, because no reclaimed pod runs there."
         return GuardResult((), hidden, Reason(rule="memory_guard_no_pod", text=text))
     if not roots and hidden:
         text = f"{', '.join(sorted(hidden))} cannot be read: the memory limit of reclaimed pods stays as it is."

@@ -135,8 +135,8 @@ def _evaluate_satisfaction(
     lower = min(config.satisfaction_lower, MAX_SATISFACTION)
     met = busy and observed <= lower
     text = (
-        f"Reclaimed pods may use {observed:.0%} of the {request:.2f} cores that they requested and "
-        f"{'use nearly all of it' if busy else 'leave some of it idle'}; the threshold is {lower:.0%}."
+        f"Reclaimed pods may use {observed:.0%} of the {request:.2f} cores that they requested, and they "
+        f"{'use nearly all of this CPU' if busy else 'leave some of this CPU idle'}; the threshold is {lower:.0%}."
     )
     victims: tuple[EvictionCandidate, ...] = ()
     if met:

@@ -147,7 +147,7 @@ def _finding(
     text = (
         f"NUMA node {number} has {format_bytes(marks.free)} of free memory, {'below' if short else 'not below'} its "
         f"{'min' if critical else 'low'} watermark of {format_bytes(bound)}; its count of readings below a watermark is "
-        f"{rounds}. Reclaimed pods are evicted above {config.reclaimed_rounds}, any pod from {config.any_rounds} on."
+        f"{rounds}. Reclaimed pods are evicted above {config.reclaimed_rounds}, all pods from {config.any_rounds} on."
     )
     candidates: tuple[EvictionCandidate, ...] = ()
     if met is ThresholdMet.HARD:

@@ -71,8 +71,8 @@ def _evaluate_pressure(
     since = None if not above else inputs.now_ns if since is None else since
     for_s = 0.0 if since is None else (inputs.now_ns - since) / NS_PER_S
     text = (
-        f"All tasks stalled on memory {pressure.full_avg10:g} % of the time; this exceeded {config.full_avg10:g} % for "
-        f"{for_s:.0f} s, and pods are evicted from {config.duration_s:g} s on."
+        f"All tasks stalled on memory {pressure.full_avg10:g} % of the time. The value exceeded {config.full_avg10:g} % for "
+        f"{for_s:.0f} s; pods are evicted after {config.duration_s:g} s."
     )
     met = above and for_s >= config.duration_s
     return _finding(PRESSURE, (config.duration_s, for_s), met=met, text=text, ranked=ranked, config=config), since

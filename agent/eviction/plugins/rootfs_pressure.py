@@ -75,8 +75,8 @@ def _evaluate_pressure(inputs: EvictionInputs, kind: _RootfsResource, config: Ro
     free = kind.free + going
     met = ThresholdMet.HARD if free < least else ThresholdMet.NOT_MET
     text = (
-        f"{config.mount} has {free} of {kind.capacity} {kind.what} free, with those of terminating pods; the threshold is "
-        f"{least:.0f}."
+        f"{config.mount} has {free} of {kind.capacity} {kind.what} free, including those of terminating pods; the "
+        f"threshold is {least:.0f}."
     )
     threshold = make_threshold(
         NAME, met, SCOPE, subject=kind.what, value=least, observed=free, below=True, condition=CONDITION, text=text,

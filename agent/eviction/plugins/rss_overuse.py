@@ -40,7 +40,7 @@ def evaluate_rss_overuse(inputs: EvictionInputs, config: RssOveruseConfig) -> tu
         return (not_met_finding(NAME, "no_pods", "No pod has both a request and a known use of memory.", SCOPE),)
     worst = max((ratio for ratio, _ in over), default=0.0)
     text = (
-        f"{len(over)} of {looked} pods have more resident memory than they may; the highest use is {worst:.2f} times "
+        f"{len(over)} of {looked} pods have more resident memory than allowed; the highest use is {worst:.2f} times "
         "the request."
     )
     threshold = make_threshold(

@@ -90,7 +90,8 @@ def _evaluate_free(inputs: EvictionInputs, config: SystemMemoryConfig) -> Evicti
     terminating_bytes = sum(memory_bytes(inputs, pod) or 0.0 for pod in inputs.terminating_pods)
     observed = free + terminating_bytes
     text = (
-        f"Free memory and that of terminating pods is {format_bytes(observed)}; the watermark is {format_bytes(bound)}."
+        f"Free memory, including that of terminating pods, is {format_bytes(observed)}; the watermark is "
+        f"{format_bytes(bound)}."
     )
     facts: dict[str, ThresholdInput] = {
         "free_bytes": free,
@@ -129,7 +130,7 @@ def _evaluate_kswapd(
     before, before_ns, since = state.stolen_pages, state.stolen_at_ns, state.stealing_since_ns
     if before is None or before_ns is None or stolen < before or at_ns < before_ns:
         first = msgspec.structs.replace(state, stolen_pages=stolen, stolen_at_ns=at_ns, stealing_since_ns=None)
-        text = "The counter of background reclaim was read once; its rate needs two readings."
+        text = "The rate of background reclaim is unknown: its counter was read once, and a rate needs two readings."
         return not_met_finding(NAME, "kswapd_first_look", text, SCOPE, KSWAPD), first
     rate, since_s = state.pages_per_s, 0.0
     if at_ns > before_ns:
@@ -146,7 +147,7 @@ def _evaluate_kswapd(
         since_s = (at_ns - since) / NS_PER_S
     text = (
         f"kswapd reclaimed at least {config.kswapd_pages_per_s:g} pages a second for {since_s:.0f} s, {rate:.0f} in the latest "
-        f"interval; pods are evicted from {config.kswapd_s:g} s on."
+        f"interval; pods are evicted after {config.kswapd_s:g} s."
     )
     facts: dict[str, ThresholdInput] = {"pages_per_s": round(rate, 1), "for_s": round(since_s, 1)}
     met = since is not None and since_s >= config.kswapd_s
@@ -175,9 +176,10 @@ def _evaluate_psi(
         since = inputs.now_ns if state.stalling_since_ns is None else state.stalling_since_ns
     for_s = 0.0 if since is None else (inputs.now_ns - since) / NS_PER_S
     text = (
-        f"{root} stalled on memory {pressure.some_avg10:g} % of the time (threshold {config.psi_avg10:g} %), and "
-        f"{len(stalling)} pods (threshold {config.psi_pods}) {average:.1f} % on average (threshold {config.psi_pods_mean:g} %)."
-        f" All three thresholds were exceeded for {for_s:.0f} s; pods are evicted from {config.psi_s:g} s on."
+        f"Tasks of {root} stalled on memory {pressure.some_avg10:g} % of the time (threshold {config.psi_avg10:g} %). "
+        f"{len(stalling)} of its pods (threshold {config.psi_pods}) stalled {average:.1f} % of the time on average (threshold "
+        f"{config.psi_pods_mean:g} %). All three values exceeded their thresholds for {for_s:.0f} s; pods are evicted after "
+        f"{config.psi_s:g} s."
     )
     facts: dict[str, ThresholdInput] = {
         "avg10": pressure.some_avg10,

@@ -1,5 +1,5 @@
 """Shortens the EEVDF slice of the threads of reclaimed containers, and restores the kernel's default.
-Threads that have another slice, their own, are left alone. Children inherit the slice (kernel/fork.c copies sched_entity),
+Threads that have set a slice of their own are not changed. Children inherit the slice (kernel/fork.c copies sched_entity),
 so after the first pass only threads that were not seen before are read. The journal names the containers before the first
 thread of each is changed. A slice of the agent is recognized by its value, so that every thread is restored, also one that
 was forked after the agent was killed.
@@ -30,7 +30,7 @@ PERMISSION_REMEDY = "add SYS_NICE to agent.capabilities, or run the agent as roo
 NO_SLICES = "this kernel does not let a thread choose its slice: use Linux 6.12 or newer"
 HIDDEN_REMEDY = "run the agent in the host's PID namespace (hostPID)"
 REFUSAL_PERIOD_NS = 60_000_000_000
-"""Time after which a container is tried again whose threads the agent was not permitted to change."""
+"""Time after which the agent tries a container again whose threads it was not permitted to change."""
 _RECHECK_PARTS = 4
 """Seconds in which each thread is read once, so that a slice that something else has reset is found within 5 s."""
 _PASSES = 5
@@ -151,7 +151,7 @@ class ThreadSlices:
         previous = self._journal.by_key.get(decision.cgroup)
         entry = SlicedContainer(cgroup=decision.cgroup, cgroup_id=decision.cgroup_id, slice_ns=int(decision.value))
         if previous is not None and previous != entry:
-            # Another value of the agent is no slice of the thread's own: it must not be left behind.
+            # A slice that the agent wrote with another value is not the thread's own, so it must be restored.
             self._restore(previous)
         self._journal.by_key[decision.cgroup] = entry
 
@@ -159,7 +159,7 @@ class ThreadSlices:
         decision, slice_ns = check.outcome.decision, int(check.outcome.decision.value)
         changed, refused = self._set(check.due, check.default_ns, slice_ns)
         threads = self._threads(decision.cgroup, decision.cgroup_id) or frozenset()
-        # A thread that has left the container meanwhile, or an unrelated thread that has its number now.
+        # Restore a thread that has left the container meanwhile, and an unrelated thread that has its number now.
         self._set(changed - threads, slice_ns, DEFAULT_SLICE)
         self._sliced[decision.cgroup] |= changed & threads
         if not refused:
@@ -238,15 +238,15 @@ class ThreadSlices:
 def open_thread_slices(
     act: ActMode, hierarchy: Hierarchy, state: tuple[Path, str], *, enabled: bool
 ) -> tuple[ThreadSlices | None, tuple[str, ...]]:
-    """Open the slices of threads if the agent may change them, or an earlier agent has left some changed; `state` is the
-    state directory and the boot id. Return a warning instead if the journal cannot be read."""
+    """Open the slices of threads if the agent may change them, or if an earlier agent left some changed. `state` is the state
+    directory and the boot id. If the journal cannot be read, return a warning instead."""
     left = act is ActMode.ON and (state[0] / FILE_NAME).exists()
     if act is ActMode.OFF or not (enabled or left):
         return None, ()
     try:
         slices = ThreadSlices(hierarchy, SchedulerCalls(), *state)
     except Unavailable as error:
-        return None, (f"Slices of threads are left alone: {error.reason}: {error.remedy}.",)
+        return None, (f"Slices of threads are not changed: {error.reason}: {error.remedy}.",)
     if enabled and not slices.available:
         return slices, (f"knobs.shortSlices has no effect: {NO_SLICES}.",)
     return slices, ()

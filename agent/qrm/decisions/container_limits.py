@@ -1,7 +1,7 @@
-"""Enforces the limits of reclaimed containers: at most their CPU limit as quota, at most their memory limit. Pure.
+"""Lowers the CPU quota and the memory limit of each reclaimed container to the container's own limits. Pure.
 The kubelet ignores limits of extended resources such as `resource.katalyst.kubewharf.io/reclaimed_millicpu`, so that a
 reclaimed pod would have none. Koordinator's runtime hook BatchResource writes the same two files
-(pkg/koordlet/runtimehooks/hooks/batchresource); Katalyst enforces none. No limit applies to a policy that is stricter.
+(pkg/koordlet/runtimehooks/hooks/batchresource); Katalyst enforces no such limit. A lower value of a policy stays.
 """
 
 from __future__ import annotations

@@ -51,13 +51,13 @@ def yield_reason(parent: str, knob: Knob) -> Reason:
     if knob is Knob.IDLE:
         text = (
             f"A task that wakes up in another child of {parent} interrupts the tasks of this cgroup on its CPU, unless that "
-            "child has cpu.idle as well. Tasks elsewhere do not interrupt them; the scheduler only prefers CPUs that run no "
-            "other tasks when it places a task that wakes up."
+            f"child has cpu.idle as well. A task outside of {parent} does not interrupt them. When such a task wakes up, the "
+            "scheduler only prefers CPUs on which all running tasks have cpu.idle."
         )
     else:
         text = (
-            f"Has the lowest weight of the children of {parent}: this kernel has no cpu.idle (Linux 5.15). It has no effect "
-            "on cgroups elsewhere."
+            f"This cgroup has the lowest weight of the children of {parent}, because this kernel has no cpu.idle (Linux 5.15). "
+            f"The weight has no effect on tasks outside of {parent}."
         )
     return Reason(rule=YIELD_RULE, text=text)
 
@@ -107,11 +107,13 @@ def _idle_class_obstacle(snapshot: Snapshot, path: str, enabled: bool | None) ->
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         return Unavailable(
-            f"it also contains {others[0]}{more}, not reclaimed",
-            "give such pods CPU requests, which puts them into another QoS class",
+            f"it also contains {others[0]}{more}, which are not reclaimed"
+            if more
+            else f"it also contains {others[0]}, which is not reclaimed",
+            "give pods that are not reclaimed CPU requests, which puts them into another QoS class",
         )
     if not has_only_reclaimed_pods(snapshot, path):
-        return Unavailable("it contains tasks of no listed pod", "wait until the kubelet lists their pod")
+        return Unavailable("it contains tasks of a pod that is not listed", "wait until the kubelet lists the pod")
     return _unsafe_idle_class(path, snapshot.node.machine, enabled)
 
 
@@ -167,7 +169,7 @@ def _is_below_any(path: str, ancestors: Collection[str], root: str) -> bool:
 
 
 class PriorityGap(NamedTuple):
-    """Online pods outside of the cgroup whose children reclaimed pods yield to."""
+    """Online pods to which reclaimed pods do not yield, because they are outside of the reclaimed pods' parent cgroup."""
 
     online_pod: str
     others: int
@@ -179,8 +181,8 @@ class PriorityGap(NamedTuple):
 
 
 def priority_gaps(snapshot: Snapshot, decisions: Sequence[Decision]) -> dict[str, PriorityGap]:
-    """Return the cgroups that bound the priority of reclaimed pods, with online pods outside; empty if the priority holds
-    against all online pods. `decisions` are those of this cycle."""
+    """Return the online pods to which reclaimed pods do not yield, by the cgroup to whose children they do yield. The result is
+    empty if reclaimed pods yield to all online pods. `decisions` are those of this cycle."""
     lowest = {decision.cgroup for decision in decisions if decision.reason.rule == YIELD_RULE}
     outermost = {
         path
@@ -219,8 +221,8 @@ def slice_requests(snapshot: Snapshot, decisions: Sequence[Decision]) -> tuple[K
 @lru_cache(maxsize=512)
 def _slice_reason(parent: str, gap: PriorityGap) -> Reason:
     text = (
-        f"{parent} is not idle, so {gap.listed} may have to wait until the slice of a reclaimed thread ends: these threads "
-        f"have slices of {SHORT_SLICE_MS} ms."
+        f"{parent} is not idle, so {gap.listed} may have to wait until the slice of a reclaimed thread ends. Reclaimed "
+        f"threads therefore have slices of {SHORT_SLICE_MS} ms."
     )
     return Reason(rule=SLICE_RULE, text=text, inputs={"slice_ns": int(SHORT_SLICE), "online_pod": gap.online_pod})
 
@@ -231,16 +233,14 @@ def priority_health(
     obstacles: Mapping[str, Unavailable | None],
     outcomes: Sequence[Outcome] = (),
 ) -> tuple[ComponentHealth, ...]:
-    """Return one failed component if reclaimed pods have no CPU priority against some online pod. `decisions` and `outcomes`
-    are those of this cycle, `obstacles` those of `idle_class_obstacles`: a class that the node does not allow to be idle makes
-    the component absent, so that no alert fires."""
+    """Return one failed component if reclaimed pods do not yield to some online pod. `decisions` and `outcomes` are those of
+    this cycle, `obstacles` those of `idle_class_obstacles`. If the node does not allow the class to be idle, the component is
+    absent, so that no alert fires."""
     gaps = priority_gaps(snapshot, decisions)
     if not gaps:
         return ()
     parent, gap = next(iter(gaps.items()))
-    error = (
-        f"reclaimed pods have no CPU priority against {gap.listed}: theirs holds only between the children of {parent}"
-    )
+    error = f"reclaimed pods do not yield to {gap.listed}: CPU priority holds only between the children of {parent}"
     remedy = "place the cgroups of reclaimed and online pods below one parent cgroup"
     obstacle = obstacles.get(parent)
     if obstacle is not None:
@@ -249,10 +249,10 @@ def priority_health(
     refused = [outcome for outcome in slices if outcome.status in (OutcomeStatus.REFUSED, OutcomeStatus.MISMATCH)]
     if refused:
         cause, _, other_remedy = refused[0].error.rpartition(": ")
-        error += f". Their threads keep their slices: {refused[0].decision.cgroup}: {cause}"
+        error += f". Threads of {refused[0].decision.cgroup} keep the default slice: {cause}"
         remedy += f"; or {other_remedy}"
     elif any(outcome.status in (OutcomeStatus.APPLIED, OutcomeStatus.UNCHANGED) for outcome in slices):
-        error += f". {parent} has the least weight, and threads in it have slices of {SHORT_SLICE_MS} ms"
+        error += f". {parent} has the lowest weight of its siblings, and its threads have slices of {SHORT_SLICE_MS} ms"
     detail = ABSENT if obstacle is not None and not refused else ""
     return (ComponentHealth(name="pod-siblings", ok=False, detail=detail, error=error, remedy=remedy),)
 

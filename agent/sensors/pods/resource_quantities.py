@@ -65,8 +65,8 @@ def read_requirements(
 
 
 def container_fields(requirements: ResourceRequirements, *, reclaimed: bool) -> dict[str, Any]:
-    """Return the resource fields of api.pod.Container. A limit of a reclaimed resource alone is a request too, and the
-    container's CPU or memory limit if its pod is reclaimed."""
+    """Return the resource fields of api.pod.Container. A limit of a reclaimed resource without a request is a request too. If
+    the pod is reclaimed, such a limit is also the container's CPU or memory limit."""
     requests, limits = requirements
     millicpu = requests.get(RECLAIMED_CPU, limits.get(RECLAIMED_CPU))
     if reclaimed:
@@ -83,7 +83,7 @@ def container_fields(requirements: ResourceRequirements, *, reclaimed: bool) -> 
 
 
 def _with_reclaimed_limits(limits: Mapping[str, Decimal]) -> Mapping[str, Decimal]:
-    """Return the limits, with those of reclaimed CPU and memory as CPU and memory; of two limits the lower one."""
+    """Return the limits, with reclaimed CPU and memory as CPU and memory. Of two limits for a resource the lower counts."""
     reclaimed = {CPU: limits.get(RECLAIMED_CPU, Decimal(0)) / MILLI, MEMORY: limits.get(RECLAIMED_MEMORY, Decimal(0))}
     lowest = {name: min(size, limits.get(name, size)) for name, size in reclaimed.items() if size}
     return {**limits, **lowest}

@@ -71,7 +71,7 @@ export class Matrix {
     const known = rows.some((row) => [...row.cgroups.values()].some((c) => c.blame));
     this.empty.hidden = victims.length > 0;
     this.frame.hidden = victims.length === 0;
-    say(this.empty, known ? "No cgroup waits long enough to be listed." : "Aggressors are not measured: the probe blame is not running. Sources has the reason and the remedy.");
+    say(this.empty, known ? "No cgroup waits long enough to be listed." : "Aggressors are not measured, because the probe blame does not run. Sources has the reason and the remedy.");
     say(this.top, victims.length ? verdict(victims, names) : "");
     if (victims.length) this.#draw(victims, names);
   }

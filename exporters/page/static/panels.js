@@ -27,7 +27,7 @@ function showHarm(ms) {
   say(byId("harm"), ms === null ? NONE : harmText(ms));
   say(byId("harm-unit"), ms === null ? "" : "ms/s");
   bar("harm-bar", ms, HIGH_HARM_MS);
-  say(byId("harm-tile-note"), ms === null ? "needs the probe blame" : { low: `below ${HARM_MS} ms/s`, some: `above ${HARM_MS} ms/s`, high: `above ${HIGH_HARM_MS} ms/s` }[harmLevel(ms)]);
+  say(byId("harm-tile-note"), ms === null ? "not measured: no probe blame" : { low: `below ${HARM_MS} ms/s`, some: `above ${HARM_MS} ms/s`, high: `above ${HIGH_HARM_MS} ms/s` }[harmLevel(ms)]);
 }
 
 export function showHeader(view) {
@@ -127,7 +127,7 @@ function showTimes(view, row, targetUs) {
   say(byId("latency"), latency);
   say(byId("latency-unit"), latencyUnit);
   const slowest = row.slowest?.container;
-  say(byId("latency-note"), slowest ? `p50 ${duration(row.latencyP50)} · ${integer(slowest.latency.per_second)} req/s` : "no online pod reports it");
+  say(byId("latency-note"), slowest ? `p50 ${duration(row.latencyP50)} · ${integer(slowest.latency.per_second)} req/s` : "no pod reports latency");
   say(byId("latency-pod"), slowest ? brief(slowest.pod, 26) : "dioptase.io/latency-metric");
   const [wait, waitUnit] = durationParts(row.waitP99);
   const waiter = row.waiting?.container;
@@ -146,8 +146,8 @@ function showTimes(view, row, targetUs) {
 export function showSources(view) {
   const list = byId("sources"), ok = view.sources.filter((s) => s.ok).length;
   say(byId("sources-note"), `origin of the numbers; the latest cycle took ${duration(view.round_ms * 1000)}`);
-  const working = ok === view.sources.length ? `all ${ok} that work` : `the ${ok} that work`;
-  say(byId("sources-ok"), list.dataset.all === "true" ? "hide those that work" : `show ${working}`);
+  const working = `${ok} working ${ok === 1 ? "source" : "sources"}`;
+  say(byId("sources-ok"), `${list.dataset.all === "true" ? "hide" : "show"} ${working}`);
   byId("sources-ok").hidden = ok === 0;
   each(list, view.sources, sourceItem, (item, s) => {
     item.dataset.ok = String(s.ok);

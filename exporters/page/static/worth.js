@@ -1,5 +1,5 @@
 // Gain and cost of colocation since the first agent ran on the node: core-hours, latency with and without batch work, CPU
-// taken back, and what is not known; cli/colocation_report.py has the same texts for the terminal.
+// taken back, and what was not measured. cli/colocation_report.py has the texts of the terminal.
 
 import { byId, each, el, line, say, write } from "/static/dom.js";
 import { cores, duration, integer, NONE, percent, quantile } from "/static/format.js";
@@ -52,19 +52,19 @@ function takenBack({ reductions, evictions }) {
 export function unknowns(totals, act) {
   const { busy, idle } = totals;
   const found = [];
-  if (act !== "on") found.push(`The agent runs with --act ${act} and lends nothing: use profile colocate, or --act on.`);
+  if (act !== "on") found.push(`The agent runs with --act ${act}, so it lends no CPU: use profile colocate, or --act on.`);
   if (!total(totals.reclaimed_ns)) found.push("No reclaimed pod has used CPU: give a batch pod the QoS level reclaimed_cores.");
-  if (!busy.duration_ns && !idle.duration_ns) return [...found, "No run-queue latency of online pods was measured: look at Sources."];
-  if (!busy.duration_ns) found.push("No time with batch work was measured: the latency with batch work is not known yet.");
-  if (!idle.duration_ns) found.push("No time without batch work was measured: suspend the batch jobs for ten minutes to measure it.");
+  if (!busy.duration_ns && !idle.duration_ns) return [...found, "The run-queue latency of online pods was not measured. Sources has the reason (source waits)."];
+  if (!busy.duration_ns) found.push("Reclaimed pods were idle in all the measured time, so the latency with batch work is unknown: run a batch pod.");
+  if (!idle.duration_ns) found.push("Reclaimed pods were busy in all the measured time, so the latency without batch work is unknown: suspend the batch jobs for ten minutes.");
   for (const [name, online] of [["with", busy], ["without", idle]]) {
-    if (online.duration_ns && online.latency.count < MIN_WAITS) found.push(`${integer(online.latency.count)} waits ${name} batch work are too few for a reliable p99.`);
+    if (online.duration_ns && online.latency.count < MIN_WAITS) found.push(`The p99 ${name} batch work is not reliable: ${integer(online.latency.count)} waits were measured, ${integer(MIN_WAITS)} are needed. Measure longer.`);
   }
   const [less, more] = [meanCores(busy), meanCores(idle)].sort((a, b) => a - b);
   if (busy.duration_ns && idle.duration_ns && more > MAX_LOAD_RATIO * less) {
-    found.push(`Online pods used ${cores(meanCores(busy))} cores with batch work and ${cores(meanCores(idle))} without: the difference of load changes the latency too.`);
+    found.push(`Online pods used ${cores(meanCores(busy))} cores with batch work and ${cores(meanCores(idle))} cores without. This difference in load changes the latency too: compare times of similar load.`);
   }
-  if (!totals.interference_duration_ns) found.push("The waiting for reclaimed pods was not measured: the probe blame is not running.");
+  if (!totals.interference_duration_ns) found.push("The time that online pods waited for reclaimed pods was not measured, because the probe blame does not run. Sources has the reason.");
   return found;
 }
 

@@ -70,12 +70,12 @@ def test_more_than_three_nodes_are_counted() -> None:
 def test_where_it_would_fit_the_scheduler_and_the_taint_are_named() -> None:
     plain = only([pod("batch")], [node("node1", cpu="2k")])
     assert (plain.detail, plain.remedy) == (
-        "its scheduler says: 0/2 nodes: no.",
-        "kubectl describe pod shows its events",
+        "its scheduler reports: 0/2 nodes: no.",
+        "run `kubectl describe pod` and read its events",
     )
     tainted = only([pod("batch")], [node("node1", cpu="2k", taint="node.katalyst.kubewharf.io/MemoryPressure")])
     assert tainted.remedy.startswith(
-        "node1 has the taint node.katalyst.kubewharf.io/MemoryPressure:NoSchedule: it stays five minutes after its cause"
+        "node1 has the taint node.katalyst.kubewharf.io/MemoryPressure:NoSchedule: wait, a taint ends five minutes"
     )
 
 
@@ -93,7 +93,7 @@ def test_a_placed_pod_that_does_not_start_names_the_reason_of_its_container() ->
     waiting = {"reason": "ImagePullBackOff", "message": "not found"}
     status = {"containerStatuses": [{"state": {"waiting": waiting}}]}
     reason = only([pod("batch", spec={"nodeName": "node1"}, status=status)], [node("node1", cpu="2k")])
-    assert reason.detail == "placed on node1, does not start: ImagePullBackOff not found"
+    assert reason.detail == "placed on node1, but not started: ImagePullBackOff not found"
     starting = {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}
     assert pending_reasons([pod("batch", spec={"nodeName": "node1"}, status=starting)], [], NOW_S) == ()
 

@@ -125,7 +125,7 @@ def test_without_a_reclaimed_container_there_is_no_limit() -> None:
     inputs = situation([], [root(on_numa={0: (10, 5)})], root=ReclaimRoot(path=ROOT, members=("/burstable/batch",)))
     result = limit_reclaimed_memory(inputs, CONFIG, {ROOT: 5 * GIB})
     assert (result.knob_requests, result.bytes, result.reason.rule) == ((), {}, "memory_guard_no_pod")
-    assert result.reason.text == f"No reclaimed pod runs in {ROOT}: its memory is not limited."
+    assert result.reason.text == f"Memory of {ROOT} is not limited, because no reclaimed pod runs there."
 
 
 @pytest.mark.parametrize(

@@ -572,11 +572,11 @@ def test_reasons_that_users_read_in_events() -> None:
     numa, _ = evaluate_numa(numa_situation(4 * GIB - PAGE, inactive=0), 6)
     assert numa.threshold.reason.text == (
         "NUMA node 0 has 4.00 GiB of free memory, below its low watermark of 4.00 GiB; its count of readings below a "
-        "watermark is 7. Reclaimed pods are evicted above 6, any pod from 12 on."
+        "watermark is 7. Reclaimed pods are evicted above 6, all pods from 12 on."
     )
     assert steal(2100, 0)[-1].threshold.reason.text == (
-        "The counter of background reclaim was read once; its rate needs two readings."
+        "The rate of background reclaim is unknown: its counter was read once, and a rate needs two readings."
     )
     assert steal(2100, 120)[-1].threshold.reason.text == (
-        "kswapd reclaimed at least 2000 pages a second for 120 s, 2100 in the latest interval; pods are evicted from 120 s on."
+        "kswapd reclaimed at least 2000 pages a second for 120 s, 2100 in the latest interval; pods are evicted after 120 s."
     )

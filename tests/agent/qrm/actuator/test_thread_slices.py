@@ -389,4 +389,4 @@ def test_slices_are_opened_if_enabled_or_if_an_earlier_agent_left_some(
     (machine.state / FILE_NAME).write_text("{")
     slices, warnings = open_thread_slices(ActMode.ON, machine.hierarchy, (machine.state, "boot"), enabled=enabled)
     assert slices is None
-    assert "Slices of threads are left alone" in warnings[0]
+    assert "Slices of threads are not changed" in warnings[0]

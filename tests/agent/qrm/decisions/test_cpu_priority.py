@@ -102,7 +102,7 @@ def test_a_reclaimed_pod_gets_the_priority_at_the_level_of_its_siblings(root: st
     assert (decision.pod, decision.cgroup_id) == ("default/batch", observed.cgroups[pod_of(batch)].id)
     parent = pod_of(batch).rpartition("/")[0]
     assert f"wakes up in another child of {parent} interrupts the tasks of this cgroup" in decision.reason.text
-    assert "Tasks elsewhere do not interrupt them" in decision.reason.text
+    assert f"A task outside of {parent} does not interrupt them." in decision.reason.text
     assert health(observed) == ()
 
 
@@ -139,7 +139,7 @@ def test_threads_of_a_best_effort_class_that_is_not_idle_have_short_slices() -> 
     ]
     assert decided[0].reason.text == (
         f"{V1}/besteffort is not idle, so default/web and 1 more may have to wait until the slice of a reclaimed thread "
-        "ends: these threads have slices of 0.1 ms."
+        "ends. Reclaimed threads therefore have slices of 0.1 ms."
     )
     assert decided[0].reason.inputs == {"slice_ns": 100_001, "online_pod": "default/web"}
 
@@ -162,8 +162,18 @@ def test_slices_stay_as_they_are_where_they_would_not_help() -> None:
 @pytest.mark.parametrize(
     ("status", "error", "text", "remedy"),
     [
-        (OutcomeStatus.APPLIED, "", "has the least weight, and threads in it have slices of 0.1 ms", "systemd"),
-        (OutcomeStatus.REFUSED, "thread 7 cannot: add SYS_NICE", "batch/c: thread 7 cannot", "; or add SYS_NICE"),
+        (
+            OutcomeStatus.APPLIED,
+            "",
+            "has the lowest weight of its siblings, and its threads have slices of 0.1 ms",
+            "systemd",
+        ),
+        (
+            OutcomeStatus.REFUSED,
+            "thread 7 cannot: add SYS_NICE",
+            "batch/c keep the default slice: thread 7 cannot",
+            "; or add SYS_NICE",
+        ),
         (OutcomeStatus.DRY_RUN, "", "would not restart while the class is idle", "systemd"),
     ],
 )
@@ -205,7 +215,7 @@ def test_a_class_is_not_idle_where_the_kubelet_could_not_restart(machine: Machin
     (failed,) = health(observed)
     assert (failed.name, failed.ok) == ("pod-siblings", False)
     path = class_cgroup(SLICES, "besteffort")
-    assert f"no CPU priority against default/web: theirs holds only between the children of {path}" in failed.error
+    assert f"do not yield to default/web: CPU priority holds only between the children of {path}" in failed.error
     assert reason in failed.error
     assert remedy in failed.remedy
 
@@ -235,8 +245,8 @@ def test_a_pod_that_is_not_reclaimed_ends_the_idle_class_at_once() -> None:
     observed = observe([batch, web, other])
     assert priorities(observed) == {pod_of(batch): "cpu.idle=1"}
     (failed,) = health(observed)
-    assert f"{path} does not get cpu.idle: it also contains kube-system/proxy, not reclaimed" in failed.error
-    assert "give such pods CPU requests" in failed.remedy
+    assert f"{path} does not get cpu.idle: it also contains kube-system/proxy, which is not reclaimed" in failed.error
+    assert "CPU requests, which puts them into another QoS class" in failed.remedy
 
 
 @pytest.mark.parametrize(
@@ -258,7 +268,7 @@ def test_a_mixed_class_leaves_guaranteed_pods_without_priority() -> None:
     observed = observe([batch, web, db])
     assert priorities(observed) == {pod_of(batch): "cpu.idle=1"}
     (failed,) = health(observed)
-    assert "no CPU priority against default/db" in failed.error
+    assert "do not yield to default/db" in failed.error
     assert "it also contains default/web" in failed.error
 
 
