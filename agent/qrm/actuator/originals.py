@@ -271,4 +271,8 @@ def _restore_other(restorer: Restorer) -> tuple[tuple[Outcome, ...], int]:
     except Unavailable as error:
         log.error("%s: %s", error.reason, error.remedy)
         return (), 1
+    except Exception:
+        # This process ends: the next control must be restored also after a defect in this one.
+        log.exception("Restoring stopped at an unexpected error, and continues with the next control")
+        return (), 1
     return outcomes, sum(outcome.status is OutcomeStatus.REFUSED for outcome in outcomes)
