@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from agent.qrm.actuator.cgroup_tasks import list_task_ids
@@ -25,9 +24,9 @@ def test_1100_nested_cgroups_are_listed(tmp_path: Path) -> None:
         for number, path in enumerate(paths):
             Path(path).mkdir()
             (Path(path) / "cgroup.threads").write_text(f"{number + 1}\n")
-        descriptors = len(os.listdir("/proc/self/fd"))
+        descriptors = len(list(Path("/proc/self/fd").iterdir()))
         assert sorted(list_task_ids(paths[0], "cgroup.threads")) == list(range(1, DEPTH + 1))
-        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
     finally:
         # pytest removes a directory recursively.
         for path in reversed(paths):
