@@ -11,6 +11,7 @@ import msgspec
 from api.histogram import SLOT_COUNT
 from api.rates import runq_latency_delta, sum_runq_latencies
 from api.snapshot import RunqLatency
+from api.units import Count
 
 MAX_NAMES = 64
 """Maximum number of namespaces and of rules with a total of their own."""
@@ -22,8 +23,8 @@ _NO_LATENCY = RunqLatency(sum_ns=0, count=0, slots=(0,) * SLOT_COUNT)
 class OnlineTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Time in which the run-queue latency of online pods was measured, their CPU time in it, and the latency."""
 
-    duration_ns: int = 0
-    cpu_ns: int = 0
+    duration_ns: Count = 0
+    cpu_ns: Count = 0
     latency: RunqLatency = _NO_LATENCY
     """As the advisor evaluates it: without waits that the pods' own CPU quota caused. All online containers together."""
 
@@ -31,25 +32,25 @@ class OnlineTotals(msgspec.Struct, frozen=True, kw_only=True):
 class ColocationTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Totals of one node, or of several. Times are in nanoseconds; CPU times are summed over CPUs."""
 
-    since_wall_ns: int
+    since_wall_ns: Count
     """CLOCK_REALTIME of the first cycle."""
-    duration_ns: int = 0
+    duration_ns: Count = 0
     """Time that the cycles covered; the time in which no agent ran is missing."""
-    reclaimable_ns: int = 0
+    reclaimable_ns: Count = 0
     """CPU time that reclaimed pods could use: within their limit, and not used by anything else. Zero unless the agent acts."""
-    reclaimed_ns: Mapping[str, int] = {}
+    reclaimed_ns: Mapping[str, Count] = {}
     """CPU time that reclaimed pods used, by namespace."""
-    interference_ns: int = 0
+    interference_ns: Count = 0
     """Time that tasks of online pods waited while reclaimed pods had the CPU."""
-    interference_duration_ns: int = 0
+    interference_duration_ns: Count = 0
     """Time in which `interference_ns` was measured."""
     busy: OnlineTotals = OnlineTotals()
     """Online pods while reclaimed pods were busy."""
     idle: OnlineTotals = OnlineTotals()
     """Online pods while reclaimed pods were idle, or the node had none."""
-    reductions: Mapping[str, int] = {}
+    reductions: Mapping[str, Count] = {}
     """Cycles that reduced the CPU quota or the CPUs of reclaimed pods, by rule."""
-    evictions: Mapping[str, int] = {}
+    evictions: Mapping[str, Count] = {}
     """Evictions of reclaimed pods, by rule; dry runs and notifications are not counted."""
 
     @property

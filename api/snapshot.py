@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
+from typing import Annotated
 
 import msgspec
 
 from api.cpu import Topology
+from api.histogram import SLOT_COUNT
 from api.pod import Container, Pod
 from api.qos import QoSLevel
+from api.units import Count
 
 UNLIMITED = (1 << 64) - 1
 """Value of a limit that is not set: `max` in the files of cgroup v2."""
@@ -22,9 +25,9 @@ UNLIMITED = (1 << 64) - 1
 class Durations(msgspec.Struct, frozen=True, kw_only=True):
     """Number, sum and distribution of durations, cumulative."""
 
-    sum_ns: int
-    count: int
-    slots: tuple[int, ...] | None = None
+    sum_ns: Count
+    count: Count
+    slots: Annotated[tuple[Count, ...], msgspec.Meta(min_length=SLOT_COUNT, max_length=SLOT_COUNT)] | None = None
     """Log2 histogram (`api.histogram`); None if the source has sums only (/proc/PID/schedstat)."""
 
 

@@ -39,7 +39,7 @@ from api.snapshot import (
     Snapshot,
     ThreadStates,
 )
-from api.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from api.units import NS_PER_MS, NS_PER_S, NS_PER_US, Count
 from exporters.prometheus.cgroup_families import working_set
 from exporters.view.activity import (
     KswapdView,
@@ -108,7 +108,7 @@ class ContainerView(msgspec.Struct, frozen=True, kw_only=True):
     """Share of CFS periods in which the container was throttled."""
     throttled_ms: float | None
     threads: int | None
-    memory_bytes: int | None
+    memory_bytes: Count | None
     cpu_pressure_ratio: float | None
     wait: RunqLatencyView | None
     """Run-queue latency as measured, the container's own throttling included."""
@@ -363,7 +363,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     threshold: float | None = None
     """Threshold of the rule, in the unit named by `reason` (rules `wait_*`: milliseconds)."""
-    node_cpus: int
+    node_cpus: Count
     busy_cores: float | None
     steal_cores: float | None
     cpu_pressure_ratio: float | None

@@ -164,13 +164,20 @@ class Actuator:
             if key_of(entry) not in keep:
                 self._cache.forget(entry, entry.knob)
         outcomes = self._originals.restore(self._files, keep) if len(keep) < len(entries) else ()
-        return (*outcomes, *self._release_slices(decisions, unseen))
+        return (*outcomes, *self._release_slices(self._originals, decisions, unseen))
 
-    def _release_slices(self, decisions: Sequence[Decision], unseen: Collection[str]) -> tuple[Outcome, ...]:
+    def _release_slices(
+        self, originals: OriginalsJournal, decisions: Sequence[Decision], unseen: Collection[str]
+    ) -> tuple[Outcome, ...]:
         if self._slices is None:
             return ()
         sliced = {decision.cgroup for decision in decisions if decision.knob is Knob.SLICE}
-        return self._slices.restore(sliced.union(unseen))
+        try:
+            return self._slices.restore(sliced.union(unseen))
+        except Unavailable as error:
+            # The outcomes of the knobs of this release are facts, whether or not this file can be written.
+            originals.report(error)
+            return ()
 
     def _submit_one_shot(self, decision: Decision) -> Outcome:
         try:

@@ -171,6 +171,12 @@ class OriginalsJournal(BootJournal[KnobKey, OriginalValue]):
         with files.one_cycle():
             return self._restore(files, keep)
 
+    def report(self, error: Unavailable) -> None:
+        """Add the error to `messages` once: a full disk refuses a write in every cycle."""
+        text = f"{error.reason}: {error.remedy}"
+        if text not in self.messages:
+            self.messages += (text,)
+
     def _restore(self, files: KnobWriter, keep: Collection[KnobKey]) -> tuple[Outcome, ...]:
         owners = {
             key: entry if key in keep else self._value_to_restore(entry, files) for key, entry in self.by_key.items()
@@ -182,7 +188,7 @@ class OriginalsJournal(BootJournal[KnobKey, OriginalValue]):
         try:
             self.save(remaining)
         except Unavailable as error:
-            self.messages += (f"{error.reason}: {error.remedy}",)
+            self.report(error)
         # A failed restore may have changed the value, and leaving cpu.idle resets the weight.
         restored_keys = owners.keys() - set(keep)
         self.last_written.forget(
@@ -270,5 +276,9 @@ def _restore_other(restorer: Restorer) -> tuple[tuple[Outcome, ...], int]:
         outcomes = restorer.restore()
     except Unavailable as error:
         log.error("%s: %s", error.reason, error.remedy)
+        return (), 1
+    except Exception:
+        # This process ends: the next control must be restored also after a defect in this one.
+        log.exception("Restoring stopped at an unexpected error, and continues with the next control")
         return (), 1
     return outcomes, sum(outcome.status is OutcomeStatus.REFUSED for outcome in outcomes)

@@ -104,6 +104,7 @@ class ThreadSlices:
         """Give the threads of all other containers the default slice; refused ones stay in the journal. Raises
         Unavailable."""
         if self._journal.by_key.keys() <= set(keep):
+            self._journal.save()  # again, if an earlier write failed
             return ()
         outcomes = self._journal.restore_each(keep, self._restore)
         for memory in (self._sliced, self._refused):

@@ -11,12 +11,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.journal.colocation_counter import BUSY_CORES, FILE_NAME, ColocationCounter, add_cycle
-from api.colocation import MAX_NAMES, OTHER_NAMES, ColocationTotals, add_counts, sum_totals, totals_since
+from agent.journal.colocation_counter import BUSY_CORES, FILE_NAME, ColocationCounter, SavedTotals, add_cycle
+from api.colocation import (
+    MAX_NAMES,
+    OTHER_NAMES,
+    ColocationTotals,
+    OnlineTotals,
+    add_counts,
+    sum_totals,
+    totals_since,
+)
 from api.decision import ActMode, Cycle
 from api.eviction import EvictionResult, EvictionVictim
 from api.histogram import BOUNDS_NS
 from api.knobs import Knob, Reason
+from api.snapshot import RunqLatency
+from common.state_file import encode_state
 from tests.builders.four_cpu_node import BATCH, WEB, advice, busy_cycle, busy_snapshot, outcome
 from tests.builders.interference_node import interference_cycles
 
@@ -241,6 +251,23 @@ def test_a_damaged_file_is_renamed_and_totals_start_at_zero(
     assert counter.totals == ColocationTotals(since_wall_ns=99)
     assert message in counter.messages[0]
     assert (tmp_path / f"{FILE_NAME}.damaged-1").read_bytes() == damaged
+
+
+@pytest.mark.parametrize(
+    "totals",
+    [
+        ColocationTotals(since_wall_ns=1, duration_ns=10**400),
+        ColocationTotals(since_wall_ns=1, reclaimed_ns={"default": -1}),
+        ColocationTotals(since_wall_ns=1, busy=OnlineTotals(latency=RunqLatency(sum_ns=1, count=2, slots=(1, 1)))),
+    ],
+)
+def test_a_file_with_totals_that_cannot_be_is_damaged(tmp_path: Path, totals: ColocationTotals) -> None:
+    """Its checksum is right."""
+    (tmp_path / FILE_NAME).write_bytes(encode_state(SavedTotals(totals=totals)))
+    counter = ColocationCounter(tmp_path, 99)
+    assert counter.totals == ColocationTotals(since_wall_ns=99)
+    assert "is damaged: it cannot be read: Expected `" in counter.messages[0]
+    assert (tmp_path / f"{FILE_NAME}.damaged-1").exists()
 
 
 def test_a_write_error_is_a_failure_until_a_write_succeeds(tmp_path: Path) -> None:

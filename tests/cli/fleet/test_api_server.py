@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
+from api.colocation import ColocationTotals
 from api.interfaces import Unavailable
+from cli.colocation_report import NodeTotals, fleet_report
 from cli.fleet.agent_endpoints import AgentEndpoint
 from cli.fleet.api_server import MAX_FLEET_ANSWER_BYTES, AgentProxy
 from cli.kubectl import kubectl
+from exporters.view.cycle_view import View, build_view
 from tests.builders.api_server import FakeApiServer
+from tests.builders.full_node import full_cycle
 from tests.builders.waiting import until_async
 
 LETTERS = MAX_FLEET_ANSWER_BYTES - 2
@@ -102,3 +107,51 @@ def test_a_problem_moves_no_cursor(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "contexts[\\x1b[2Jx]: is not there\n  remedy: " in done.output
     assert "\x1b" not in done.output
+
+
+HUGE, SLOTS = "9" * 400, ",".join(["1"] * 27)
+
+
+@pytest.mark.parametrize(
+    "totals",
+    [
+        f'"duration_ns":{HUGE}',
+        '"duration_ns":-1',
+        f'"duration_ns":{1 << 63}',
+        f'"reclaimed_ns":{{"default":{HUGE}}}',
+        f'"evictions":{{"below_min":{HUGE}}}',
+        f'"busy":{{"latency":{{"sum_ns":{HUGE},"count":1,"slots":[{SLOTS}]}}}}',
+        '"busy":{"latency":{"sum_ns":1,"count":2,"slots":[1,1]}}',
+        f'"idle":{{"latency":{{"sum_ns":1,"count":300,"slots":[{",".join(["1"] * 300)}]}}}}',
+        f'"idle":{{"latency":{{"sum_ns":1,"count":27,"slots":[{SLOTS.replace("1", "-1", 1)}]}}}}',
+    ],
+)
+async def test_totals_that_cannot_be_are_the_problem_of_their_node_alone(totals: str) -> None:
+    async def agent(request: web.Request) -> web.Response:
+        numbers = (
+            totals if "damaged" in request.path else f'"busy":{{"latency":{{"sum_ns":1,"count":27,"slots":[{SLOTS}]}}}}'
+        )
+        return web.Response(text=f'{{"since_wall_ns":1,{numbers}}}', content_type="application/json")
+
+    server = FakeApiServer()
+    server.handlers["/"] = agent
+    members = [AgentEndpoint(node=name, namespace="d", pod=name) for name in ("n1", "damaged")]
+    async with server.client() as client:
+        good, bad = await AgentProxy(client, "reader").request_all(members, "/api/v1/view", ColocationTotals)
+    assert good.answer is not None
+    assert good.answer.busy.latency.count == 27
+    assert bad.answer is None
+    assert bad.problem.startswith("its response is not that of an agent of this version: Expected `")
+    report = fleet_report(
+        [NodeTotals(node=reply.member.node, totals=reply.answer, problem=reply.problem) for reply in (good, bad)]
+    )
+    assert any(line.startswith("damaged") and "✕ its response is not" in line for line in report)
+
+
+@pytest.mark.parametrize("size", [HUGE, "-1", str(1 << 63)])
+def test_sizes_of_a_view_are_counts(size: str) -> None:
+    view = msgspec.to_builtins(build_view(full_cycle(), "n1"))
+    view["containers"][0]["memory_bytes"] = "SIZE"
+    changed = msgspec.json.encode(view).decode().replace('"SIZE"', size)
+    with pytest.raises(msgspec.ValidationError, match=r"containers\[0\]\.memory_bytes"):
+        msgspec.json.decode(changed, type=View)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from agent.journal.decisions import DecisionJournal
 from agent.qrm.actuator.originals import (
     FILE_NAME,
     HOLDER_NAME,
@@ -18,9 +19,11 @@ from agent.qrm.actuator.originals import (
     StateDirLocked,
     decode_journal,
     encode_journal,
+    restore_all,
 )
 from agent.qrm.actuator.state_dir import default_state_dir, open_originals
 from agent.qrm.actuator.writer import KnobWriter, OriginalValue, RawValue, is_cgroup_path
+from api.decision import Outcome
 from api.interfaces import Unavailable
 from api.knobs import Knob
 from common.state_file import StateFileDamaged
@@ -287,3 +290,33 @@ def test_a_removed_directory_records_nothing(tmp_path: Path) -> None:
 )
 def test_default_state_directory(uid: int, environ: dict[str, str], expected: str) -> None:
     assert default_state_dir(environ, uid) == Path(expected)
+
+
+class DefectiveRestorer:
+    def restore(self) -> tuple[Outcome, ...]:
+        raise RecursionError("maximum recursion depth exceeded")
+
+
+class OneValueRestorer:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def restore(self) -> tuple[Outcome, ...]:
+        self.calls += 1
+        return ()
+
+
+def test_a_defect_in_one_control_does_not_stop_the_restore_of_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    originals, files, second = (
+        open_originals(tmp_path / "state", BOOT),
+        KnobWriter(Tree(tmp_path, "v2").hierarchy),
+        OneValueRestorer(),
+    )
+    remaining = restore_all(originals, files, (DefectiveRestorer(), second), None, DecisionJournal(None))
+    assert (remaining, second.calls) == (1, 1)
+    assert "Restoring stopped at an unexpected error" in caplog.text
+    assert "1 values could not be restored: run `dioptase reset`" in caplog.text
+    originals.close()
+    files.close()

@@ -353,6 +353,32 @@ def test_the_actuator_walks_threads_only_when_they_are_due_and_restores_what_is_
     files.close()
 
 
+def test_a_failing_write_of_the_journal_discards_no_outcome_of_the_same_release(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.start(10)
+    tree = Tree(tmp_path / "knobs", "v2")
+    tree.make("/batch", {"cpu.weight": "100\n", "cpu.idle": "0\n"})
+    files, originals = KnobWriter(tree.hierarchy), open_originals(machine.state, "boot")
+    moved, slices_dir = tmp_path / "moved", tmp_path / "slices"
+    slices_dir.mkdir()
+    slices = ThreadSlices(machine.hierarchy, machine.scheduler, slices_dir, "boot")
+    actuator = Actuator(files, originals, ActMode.ON, None, slices)
+    weight = replace(machine.decision(), knob=Knob.WEIGHT, value="1", cgroup_id=tree.id("/batch"))
+    assert [each.status for each in actuator.apply([weight, machine.decision()], S)] == [APPLIED, APPLIED]
+    slices_dir.rename(moved)
+    (restored,) = actuator.release([], ())
+    assert (restored.decision.knob, restored.status, machine.slices(10)) == (Knob.WEIGHT, APPLIED, [DEFAULT])
+    assert [actuator.release([], ()) for _ in range(2)] == [(), ()]
+    assert len(originals.messages) == 1, "reported once, not in every cycle"
+    assert "cannot be journalled in" in originals.messages[0]
+    moved.rename(slices_dir)
+    assert (slices_dir / FILE_NAME).exists()
+    actuator.release([], ())
+    assert not (slices_dir / FILE_NAME).exists(), "the write is repeated"
+    originals.close()
+    files.close()
+
+
 def test_a_dry_run_changes_no_slice_and_an_agent_without_slices_decides_none(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.start(10)
