@@ -143,9 +143,13 @@ class SystemdNode:
         """Return the number of the agent's latest cycle."""
         return int(self.view()["seq"])
 
+    def errors(self) -> dict[str, str]:
+        """Return the errors of the failed sources by name."""
+        return {item["name"]: item["error"] for item in self.view()["sources"] if not item["ok"]}
+
     def source_is_healthy(self, name: str) -> bool:
         """Return whether the source is healthy. Raises AssertionError with its error."""
-        errors = {item["name"]: item["error"] for item in self.view()["sources"] if not item["ok"]}
+        errors = self.errors()
         assert name not in errors, errors[name]
         return True
 
