@@ -139,7 +139,7 @@ def test_without_go_cadvisor_is_missing_and_the_reason_is_said(tmp_path: Path, m
 
 @pytest.mark.kernel
 def test_a_quick_run_measures_the_agent_on_containers_in_pods(tmp_path: Path) -> None:
-    """More series of a container than cAdvisor's 49 with its standard metrics, on the same cgroups of this kernel."""
+    """Metric profile standard: at most 60 series of a container; one that sleeps has fewer than cAdvisor's 49."""
     require_writable_cgroups()
     command = [sys.executable, "-m", "bench.peers", "--quick", "--only", "dioptase", "--out", str(tmp_path)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
@@ -148,7 +148,7 @@ def test_a_quick_run_measures_the_agent_on_containers_in_pods(tmp_path: Path) ->
     assert ran.returncode == 0, ran.stdout + ran.stderr
     (result,) = msgspec.json.decode((tmp_path / "peers.json").read_bytes(), type=PeersResults).rows
     assert (result.cgroups, result.in_pods, result.exporter) == (10, True, "dioptase")
-    assert result.cgroup_series >= 49
+    assert 15 <= result.cgroup_series < 49
     assert result.series >= 2 * 10 * result.cgroup_names, "the pods' own cgroups are exported too"
     assert 0 < result.cpu_s < 60
     assert result.gzip_kib < result.scrape_kib / 4
