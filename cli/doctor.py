@@ -75,7 +75,7 @@ def check_pending_pods(environ: Mapping[str, str]) -> tuple[DoctorCheck, ...]:
     """Return why reclaimed pods of the cluster are Pending, read with the credentials that kubectl would use here."""
     # Other checks need no client of the API server.
     from cli.fleet.api_server import ApiServerOptions  # noqa: PLC0415
-    from cli.fleet.findings import pending_text  # noqa: PLC0415
+    from cli.fleet.findings import pending_texts  # noqa: PLC0415
     from cli.fleet.pending_pods import ask_pending_reasons  # noqa: PLC0415
 
     name = "pending pods"
@@ -89,7 +89,7 @@ def check_pending_pods(environ: Mapping[str, str]) -> tuple[DoctorCheck, ...]:
     if not reasons:
         return (DoctorCheck(name=name, ok=True, detail="no reclaimed pod of the cluster waits for a node"),)
     return tuple(
-        DoctorCheck(name=name, ok=reason.ok, detail=pending_text(reason), remedy=reason.remedy) for reason in reasons
+        DoctorCheck(name=name, ok=ok, detail=text, remedy=remedy) for ok, text, remedy in pending_texts(reasons)
     )
 
 

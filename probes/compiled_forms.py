@@ -37,7 +37,7 @@ _OWN_FILES = re.compile(r"[0-9a-f]{64}")
 """Names of the compiled forms."""
 _UNFINISHED_FILES = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]+")
 """Names of compiled forms while they are written."""
-_UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
+_UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """Errors of a file that is missing, damaged or of another format."""
 _INSTRUCTION_BYTES = 8
 _LOAD_64_BITS = 0x18
@@ -134,12 +134,19 @@ def write_layout(directory: Path, name: str, layout: FormLayout) -> None:
 def _read_content(directory: Path, name: str) -> Any:
     """Return the content of a file. Raises one of _UNUSABLE."""
     with _opened_directory(directory) as folder:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-        with os.fdopen(fd, "rb") as file:
-            _check_owner(os.fstat(fd))
-            checksum, _, body = file.read(MAX_FILE_BYTES).partition(b"\n")
+        # Not waiting: opening a FIFO would wait for a writer.
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "it is not a regular file")
+            _check_owner(status)
+            with os.fdopen(fd, "rb", closefd=False) as file:
+                checksum, _, body = file.read(MAX_FILE_BYTES).partition(b"\n")
             with suppress(OSError):
                 os.utime(fd)
+        finally:
+            os.close(fd)
     if checksum.decode() != hashlib.sha256(body).hexdigest():
         raise ValueError("the file is damaged")
     return json.loads(body)

@@ -180,7 +180,8 @@ def _layout_of(job: dict[str, Any], form: dict[str, Any]) -> compiled_forms.Form
     blob, directory = Path(job["btf"]), compiled_forms.cache_directory()
     code = [Path(module.__file__ or "").read_text() for module in (btf, sys.modules[__name__])]
     name = compiled_forms.file_name([_digest_of(blob), json.dumps([form, sorted(job["constants"])]), *code])
-    if directory is not None and (stored := compiled_forms.read_layout(directory, name)) is not None:
+    stored = None if directory is None else compiled_forms.read_layout(directory, name)
+    if stored is not None and len(stored.targets) == len(_programs_of(job, form, stored.macros)):
         return stored
     types = _types_of(blob)
     macros = field_offsets(types, form)

@@ -9,12 +9,16 @@ from rich.table import Table
 
 from api.diagnostics import DoctorReport
 from api.interfaces import Unavailable
+from api.quantity import format_count
 from cli import formats
 from cli.fleet.agent_endpoints import FleetPod, pod_problem
 from cli.fleet.api_server import AgentReply
 from cli.fleet.pending_pods import PendingReason
 from cli.tables import check_table, format_node_names
 from exporters.page.health import HealthStatus
+
+MAX_REASONS = 10
+"""Reasons for pending pods that are printed; a queue of jobs can have one for each pod."""
 
 
 class FleetFinding(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,12 +124,22 @@ def pending_findings(pending: Sequence[PendingReason] | Unavailable) -> list[Fle
     if isinstance(pending, Unavailable):
         detail = f"not checked: {pending.reason}"
         return [FleetFinding(name=name, ok=True, detail=detail, remedy=pending.remedy)]
-    return [
-        FleetFinding(name=name, ok=reason.ok, detail=pending_text(reason), remedy=reason.remedy) for reason in pending
-    ]
+    return [FleetFinding(name=name, ok=ok, detail=text, remedy=remedy) for ok, text, remedy in pending_texts(pending)]
 
 
-def pending_text(reason: PendingReason) -> str:
+def pending_texts(reasons: Sequence[PendingReason]) -> list[tuple[bool, str, str]]:
+    """Return of each reason whether waiting may help, its pods with the reason, and the remedy; at most MAX_REASONS, and a line
+    for the others."""
+    texts = [(reason.ok, _pending_text(reason), reason.remedy) for reason in reasons[:MAX_REASONS]]
+    if others := reasons[MAX_REASONS:]:
+        count = sum(len(reason.pods) for reason in others)
+        text = f"and {len(others)} more, of {format_count(count, 'pod')}"
+        remedy = "kubectl get pods -A --field-selector=status.phase=Pending lists them"
+        texts.append((all(reason.ok for reason in others), text, remedy))
+    return texts
+
+
+def _pending_text(reason: PendingReason) -> str:
     """Return the pods and their reason as one sentence."""
     more = f" and {len(reason.pods) - 1} more" if len(reason.pods) > 1 else ""
     return f"{reason.pods[0]}{more}: {reason.detail}"

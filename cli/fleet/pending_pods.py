@@ -11,6 +11,8 @@ from http import HTTPStatus
 
 import msgspec
 
+from agent.sensors.pods.koordinator_labels import BATCH_RESOURCES, LEVELS_BY_QOS_CLASS, QOS_CLASS_LABEL
+from agent.sensors.pods.resource_quantities import MEMORY
 from api import VERSION
 from api.eviction import TAINT_PREFIX
 from api.interfaces import Unavailable
@@ -26,9 +28,16 @@ DEFAULT_SCHEDULER = "default-scheduler"
 MIN_AGE_S = 10.0
 """A younger pod may be between its creation and the first attempt of its scheduler."""
 MAX_NODES, TIMEOUT_S = 3, 10.0
+MAX_MESSAGE_CHARS = 300
+"""Length of a message that a scheduler or a kubelet has written about a pod."""
+RECLAIMED_RESOURCES = (RECLAIMED_CPU, RECLAIMED_MEMORY, *BATCH_RESOURCES)
+"""Resources of reclaimed pods. A scheduler compares each by its own name, so that they are not added to each other."""
 OFFER_REMEDY = (
     "use profile colocate or `--set agent.extendedResources=true`, and wait two minutes after the start of an agent; "
     "column HEADROOM of `kubectl dioptase top` shows the amount of each node"
+)
+BATCH_REMEDY = (
+    f"request {RECLAIMED_CPU} and {RECLAIMED_MEMORY} in its place: Koordinator's manager alone offers batch resources"
 )
 ROOM_REMEDY = "request less, delete reclaimed pods, or wait: a node offers more when its online pods use less"
 NO_RIGHT = "ask an administrator for the right to list pods and nodes of the cluster"
@@ -44,12 +53,18 @@ class _Requirements(_KubeStruct, frozen=True, kw_only=True):
 
 class _Container(_KubeStruct, frozen=True, kw_only=True):
     resources: _Requirements = _Requirements()
+    restart_policy: str = ""
+
+    def requests(self) -> dict[str, Decimal]:
+        requests = self.resources.requests
+        return {name: _quantity(requests[name]) for name in RECLAIMED_RESOURCES if name in requests}
 
 
 class _PodSpec(_KubeStruct, frozen=True, kw_only=True):
     node_name: str = ""
     scheduler_name: str = DEFAULT_SCHEDULER
     containers: tuple[_Container, ...] = ()
+    init_containers: tuple[_Container, ...] = ()
 
 
 class _Condition(_KubeStruct, frozen=True, kw_only=True):
@@ -86,20 +101,43 @@ class PlacedPod(_KubeStruct, frozen=True, kw_only=True):
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
     def reclaimed_requests(self) -> dict[str, Decimal]:
-        """Return the reclaimed resources that its containers request, by name."""
-        total: dict[str, Decimal] = {}
+        """Return by name the amounts of reclaimed resources that the pod needs on its node. As the scheduler computes them
+        (k8s.io/component-helpers/resource/helpers.go, PodRequests()): init containers run one after another before the
+        containers, and those with restart policy Always, sidecars, run beside all that start later."""
+        running, peak = dict[str, Decimal](), dict[str, Decimal]()
+        for container in self.spec.init_containers:
+            needed = _sum_amounts(running, container.requests())
+            peak = _max_amounts(peak, needed)
+            if container.restart_policy == "Always":
+                running = needed
         for container in self.spec.containers:
-            for name in (RECLAIMED_CPU, RECLAIMED_MEMORY):
-                if (amount := _quantity(container.resources.requests.get(name, 0))) > 0:
-                    total[name] = total.get(name, Decimal(0)) + amount
-        return total
+            running = _sum_amounts(running, container.requests())
+        return {name: amount for name, amount in _max_amounts(peak, running).items() if amount > 0}
 
     @property
     def is_pending_reclaimed(self) -> bool:
         """Whether the pod is reclaimed and none of its containers has started."""
-        annotated = self.metadata.annotations.get(QOS_LEVEL_KEY) == QoSLevel.RECLAIMED.value
-        pending = self.status.phase == "Pending" and self.metadata.deletion_timestamp is None
-        return pending and (annotated or bool(self.reclaimed_requests()))
+        return self.status.phase == "Pending" and self.metadata.deletion_timestamp is None and self._is_reclaimed()
+
+    def _is_reclaimed(self) -> bool:
+        requests, level = self.reclaimed_requests(), self.metadata.annotations.get(QOS_LEVEL_KEY)
+        if level == QoSLevel.RECLAIMED.value or RECLAIMED_CPU in requests or RECLAIMED_MEMORY in requests:
+            return True
+        if level is not None:
+            return False
+        # As the agent translates Koordinator's pods: the label counts, and without it the resources do.
+        qos_class = self.metadata.labels.get(QOS_CLASS_LABEL)
+        if qos_class is None:
+            return bool(requests)
+        return LEVELS_BY_QOS_CLASS.get(qos_class) is QoSLevel.RECLAIMED
+
+
+def _sum_amounts(first: Mapping[str, Decimal], second: Mapping[str, Decimal]) -> dict[str, Decimal]:
+    return {name: first.get(name, Decimal(0)) + second.get(name, Decimal(0)) for name in (*first, *second)}
+
+
+def _max_amounts(first: Mapping[str, Decimal], second: Mapping[str, Decimal]) -> dict[str, Decimal]:
+    return {name: max(first.get(name, Decimal(0)), second.get(name, Decimal(0))) for name in (*first, *second)}
 
 
 class _Taint(_KubeStruct, frozen=True, kw_only=True):
@@ -149,15 +187,20 @@ def ask_pending_reasons(access: ApiAccess, now_s: float) -> tuple[PendingReason,
 
 async def list_pending_reasons(client: KubeClient, now_s: float) -> tuple[PendingReason, ...]:
     """Return the reasons of the cluster's pending reclaimed pods, by the rights of the user. Raises Unavailable."""
-    unfinished = ListScope(fields="status.phase!=Succeeded,status.phase!=Failed")
+    others = ListScope(fields="status.phase!=Pending,status.phase!=Succeeded,status.phase!=Failed")
     try:
+        # Most clusters have no such pod, and listing all pods of 5,000 nodes takes long.
+        pending = (await client.list(PENDING_POD_RESOURCE, ListScope(fields="status.phase=Pending"))).objects
+        if not any(pod.is_pending_reclaimed for pod in pending.values()):
+            return ()
         pods, nodes = await asyncio.gather(
-            client.list(PENDING_POD_RESOURCE, unfinished), client.list(OFFERING_NODE_RESOURCE)
+            client.list(PENDING_POD_RESOURCE, others), client.list(OFFERING_NODE_RESOURCE)
         )
     except (ApiError, ApiUnreachable, ValueError) as error:
         forbidden = isinstance(error, ApiError) and error.status == HTTPStatus.FORBIDDEN
         raise Unavailable(str(error), NO_RIGHT if forbidden else "check that `kubectl get pods -A` works") from error
-    return pending_reasons(tuple(pods.objects.values()), tuple(nodes.objects.values()), now_s)
+    # A pod that started between the two requests is in both.
+    return pending_reasons(tuple({**pending, **pods.objects}.values()), tuple(nodes.objects.values()), now_s)
 
 
 def pending_reasons(
@@ -195,23 +238,25 @@ def _reason(
             return None
         return (
             False,
-            f"placed on {pod.spec.node_name}, but not started: {waiting.reason} {waiting.message}".strip(),
+            f"placed on {pod.spec.node_name}, but not started: {waiting.reason} {_cut(waiting.message)}".strip(),
             describe,
         )
     scheduled = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
     if scheduled is None:
-        created = pod.metadata.creation_timestamp
-        if created is not None and now_s - parse_timestamp(created) < MIN_AGE_S:
+        created_s = _created_s(pod)
+        if created_s is not None and now_s - created_s < MIN_AGE_S:
             return None
         return False, f"no scheduler named {pod.spec.scheduler_name} has tried to place it", _scheduler_remedy(pod)
     if scheduled.reason == "SchedulingGated":
         return True, "its scheduling gates are closed", "wait until the owner of the gate, such as a queue, opens it"
     shortages = list(_shortages(pod, free))
     if shortages:
-        offered = any(name in amounts for name in pod.reclaimed_requests() for amounts in free.values())
-        return offered, "; ".join(shortages), ROOM_REMEDY if offered else OFFER_REMEDY
+        requests = pod.reclaimed_requests()
+        offered = any(name in amounts for name in requests for amounts in free.values())
+        unoffered_remedy = OFFER_REMEDY if requests.keys() & {RECLAIMED_CPU, RECLAIMED_MEMORY} else BATCH_REMEDY
+        return offered, "; ".join(shortages), ROOM_REMEDY if offered else unoffered_remedy
     taints = "; ".join(_taint_texts(nodes))
-    text = f"its scheduler reports: {scheduled.message or scheduled.reason}"
+    text = f"its scheduler reports: {_cut(scheduled.message or scheduled.reason)}"
     if taints:
         remedy = (
             f"{taints}: wait, a taint ends five minutes after its cause; `kubectl dioptase explain NODE` shows when"
@@ -253,7 +298,7 @@ def _free_by_node(pods: Iterable[PlacedPod], nodes: Iterable[OfferingNode]) -> d
     free = {
         node.metadata.name: {
             name: _quantity(node.status.allocatable[name])
-            for name in (RECLAIMED_CPU, RECLAIMED_MEMORY)
+            for name in RECLAIMED_RESOURCES
             if name in node.status.allocatable
         }
         for node in nodes
@@ -281,4 +326,17 @@ def _quantity(value: str | float) -> Decimal:
 
 
 def _amount(name: str, size: Decimal) -> str:
-    return format_bytes(float(size)) if name == RECLAIMED_MEMORY else f"{size:.0f}"
+    is_memory = name == RECLAIMED_MEMORY or BATCH_RESOURCES.get(name) == MEMORY
+    return format_bytes(float(size)) if is_memory else f"{size:.0f}"
+
+
+def _created_s(pod: PlacedPod) -> float | None:
+    """Return when the pod was created; None if that is unknown or no time."""
+    try:
+        return None if pod.metadata.creation_timestamp is None else parse_timestamp(pod.metadata.creation_timestamp)
+    except ValueError:
+        return None
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= MAX_MESSAGE_CHARS else f"{message[: MAX_MESSAGE_CHARS - 1]}…"

@@ -291,10 +291,34 @@ def test_notes_say_what_changes_and_what_comes_next(
         {"agent": {"extraArgs": ["word"]}},
         {"malachite": {"port": 9002}},
         {"metrics": {"profile": "tiny"}},
+        *(
+            {"metrics": {"interval": text}}
+            for text in ("0s", "0ms", "61s", "60001ms", "2m", "1h", "15", "-5s", "1m30s")
+        ),
     ],
 )
 def test_invalid_values_are_refused_by_the_schema(tmp_path: Path, values: Manifest) -> None:
     assert "values don't meet the specifications of the schema" in Rendered(values, tmp_path).errors
+
+
+@needs_helm
+@pytest.mark.parametrize("interval", ["1ms", "9999ms", "60000ms", "1s", "15s", "60s", "1m"])
+def test_scrape_intervals_up_to_a_minute_are_accepted(render: Any, interval: str) -> None:
+    rendered = render(metrics={"serviceMonitor": True, "interval": interval})
+    assert rendered.find("ServiceMonitor", "agent")["spec"]["endpoints"][0]["interval"] == interval
+
+
+@needs_helm
+@pytest.mark.parametrize("name", ["rules", "dashboards"])
+def test_alerts_and_dashboards_need_more_than_the_small_metrics(tmp_path: Path, name: str) -> None:
+    refused = Rendered({"metrics": {"profile": "small", name: True}}, tmp_path)
+    assert (
+        "metrics.profile: small lacks metrics of the alerts and dashboards: set metrics.profile=standard"
+        in refused.errors
+    )
+    for profile in ("standard", "full"):
+        assert Rendered({"metrics": {"profile": profile, name: True}}, tmp_path).errors == ""
+    assert Rendered({"metrics": {"profile": "small"}}, tmp_path).errors == ""
 
 
 @needs_helm

@@ -98,6 +98,31 @@ def test_a_file_of_another_shape_is_not_used(tmp_path: Path, body: bytes) -> Non
     assert read_form(tmp_path, "name") is None
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"macros": {}, "targets": [1e999]}',
+        b'{"macros": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"macros": {}, "targets": [' + b"9" * 5_000 + b"]}",
+    ],
+    ids=["infinite", "nested", "digits"],
+)
+def test_a_layout_with_impossible_numbers_or_nesting_is_not_used(tmp_path: Path, body: bytes) -> None:
+    checksum = compiled_forms.hashlib.sha256(body).hexdigest().encode()
+    (tmp_path / "name").write_bytes(checksum + b"\n" + body)
+    assert read_layout(tmp_path, "name") is None
+    assert read_form(tmp_path, "name") is None
+
+
+def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
+    """Opening a FIFO without a writer would wait for ever."""
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    (tmp_path / "directory").mkdir(mode=0o700)
+    for name in ("fifo", "directory"):
+        assert read_form(tmp_path, name) is None
+        assert read_layout(tmp_path, name) is None
+
+
 @pytest.mark.parametrize("what", ["directory", "file"])
 def test_what_others_can_write_is_not_used(tmp_path: Path, what: str) -> None:
     directory = tmp_path / "cache"

@@ -12,6 +12,7 @@ import pytest
 
 from probes import bpf, compiler, perf_event
 from probes.btf import Btf, BtfError
+from probes.compiled_forms import FormLayout, read_layout, write_layout
 from probes.compiler import (
     STUBS,
     FormRefused,
@@ -210,6 +211,25 @@ def test_the_layout_of_a_form_is_read_once_for_the_same_types_and_again_for_othe
     (tmp_path / "vmlinux").unlink()
     with pytest.raises(LoadFailure, match="vmlinux: No such file"):
         compiler._layout_of(job, form)
+
+
+@pytest.mark.parametrize("targets", [[], [17], [17, 17, 17]])
+def test_a_stored_layout_with_another_number_of_targets_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: list[int]
+) -> None:
+    """A program without a target would stay unattached, and the probe would count nothing."""
+    monkeypatch.setenv("DIOPTASE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(compiler, "_types_of", lambda _blob: None)
+    monkeypatch.setattr(compiler, "field_offsets", lambda _types, _form: {"PID": 8})
+    monkeypatch.setattr(compiler, "_attach_targets", lambda _types, _form, programs: [17] * len(programs))
+    (tmp_path / "vmlinux").write_text("types")
+    job = {"btf": str(tmp_path / "vmlinux"), "constants": {}}
+    form = {"name": "tp_btf", "constants": {}, "programs": [{"needs": ""}, {"needs": "PID"}]}
+    layout = compiler._layout_of(job, form)
+    (stored,) = (tmp_path / "cache").iterdir()
+    write_layout(tmp_path / "cache", stored.name, FormLayout(layout.macros, targets))
+    assert compiler._layout_of(job, form) == layout
+    assert read_layout(tmp_path / "cache", stored.name) == layout, "it is replaced"
 
 
 @pytest.mark.parametrize("files", [(), ("__init__.py",), ("__init__.py", "libbcc.py")])

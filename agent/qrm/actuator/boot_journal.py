@@ -38,11 +38,18 @@ class JournalCodec(NamedTuple, Generic[KeyT, EntryT]):
     decode: Callable[[bytes], tuple[str, tuple[EntryT, ...]]]
 
 
-def json_codec(body: type[JournalBody[EntryT]], key: Callable[[EntryT], KeyT]) -> JournalCodec[KeyT, EntryT]:
-    """Return the codec of a file that is one JSON object without a checksum."""
+def json_codec(
+    body: type[JournalBody[EntryT]],
+    key: Callable[[EntryT], KeyT],
+    is_valid: Callable[[EntryT], bool] = lambda _entry: True,
+) -> JournalCodec[KeyT, EntryT]:
+    """Return the codec of a file that is one JSON object without a checksum. An entry that is not valid is damage."""
 
     def decode(data: bytes) -> tuple[str, tuple[EntryT, ...]]:
         content = msgspec.json.decode(data, type=body)
+        for entry in content.entries:
+            if not is_valid(entry):
+                raise StateFileDamaged(f"it has an entry of {key(entry)!r:.60} that this program never writes")
         return content.boot_id, content.entries
 
     return JournalCodec(

@@ -19,6 +19,7 @@ from agent.qrm.actuator.boot_journal import BootJournal, JournalBody, json_codec
 from agent.qrm.actuator.cgroup_tasks import list_task_ids
 from agent.qrm.actuator.restore import RESTORE_REASON
 from agent.qrm.actuator.sched_attr import DEFAULT_SLICE, SLICE_POLICIES, SchedulerCalls, ThreadScheduling
+from agent.qrm.actuator.writer import is_cgroup_path
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import ActMode, Decision, Outcome, OutcomeStatus
 from api.interfaces import Unavailable
@@ -31,6 +32,8 @@ NO_SLICES = "this kernel does not let a thread choose its slice: use Linux 6.12 
 HIDDEN_REMEDY = "run the agent in the host's PID namespace (hostPID)"
 REFUSAL_PERIOD_NS = 60_000_000_000
 """Time after which the agent tries a container again whose threads it was not permitted to change."""
+SLICE_RANGE_NS = range(100_000, 100_000_001)
+"""Slices that a thread can have of its own (kernel/sched/fair.c, __setparam_fair(): 0.1 to 100 ms)."""
 _RECHECK_PARTS = 4
 """Seconds in which each thread is read once, so that a slice that something else has reset is found within 5 s."""
 _PASSES = 5
@@ -57,6 +60,11 @@ class _Body(JournalBody[SlicedContainer], frozen=True, kw_only=True):
     entries: tuple[SlicedContainer, ...] = msgspec.field(name="containers")
 
 
+def _is_valid(entry: SlicedContainer) -> bool:
+    """Return whether the agent can have written the entry."""
+    return is_cgroup_path(entry.cgroup) and entry.cgroup != "/" and entry.slice_ns in SLICE_RANGE_NS
+
+
 class _Check(NamedTuple):
     outcome: Outcome
     """DRY_RUN means that `due` has to be written."""
@@ -75,7 +83,7 @@ class ThreadSlices:
         self._journal = BootJournal(
             state_dir / FILE_NAME,
             boot_id,
-            json_codec(_Body, lambda entry: entry.cgroup),
+            json_codec(_Body, lambda entry: entry.cgroup, _is_valid),
             damage_remedy="restart the pods that it names, which gives their threads the default slice, then delete it",
         )
         self._sliced: dict[str, frozenset[int]] = {}

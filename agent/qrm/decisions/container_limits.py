@@ -17,8 +17,12 @@ from api.knobs import Knob, Reason
 from api.pod import Container
 from api.quantity import format_bytes
 from api.snapshot import Snapshot, reclaimed_containers
+from api.units import MIB
 
 _RULE = "container_limit"
+MIN_MEMORY_BYTES = 4 * MIB
+"""A smaller memory limit is ignored: every container uses more, so that the kernel would kill it at once. `1` in place of
+`1Gi` is the usual cause."""
 
 
 def enforce_container_limits(requests: Sequence[KnobRequest], snapshot: Snapshot) -> tuple[KnobRequest, ...]:
@@ -27,18 +31,18 @@ def enforce_container_limits(requests: Sequence[KnobRequest], snapshot: Snapshot
     limits: dict[tuple[str, Knob], KnobRequest] = {
         (request.cgroup, request.knob): request
         for container in reclaimed_containers(snapshot)
-        for request in _own_limits(container)
+        for request in _own_limits(container, len(snapshot.topology.cpus))
     }
     return (*(_lowered(request, limits) for request in requests), *limits.values())
 
 
-def _own_limits(container: Container) -> Iterator[KnobRequest]:
+def _own_limits(container: Container, cpus: int) -> Iterator[KnobRequest]:
     cores, size = container.cpu_limit_cores, container.memory_limit_bytes
-    if cores:
+    if cores and (not cpus or cores < cpus):  # a quota of all CPUs limits nothing, but costs the kernel its accounting
         text = f"The container's CPU limit is {cores:g} cores."
         reason = Reason(rule=_RULE, text=text, threshold=cores, inputs={"limit_cores": cores})
         yield KnobRequest(cgroup=container.cgroup, knob=Knob.QUOTA, value=format_quota(cores), reason=reason)
-    if size:
+    if size and size >= MIN_MEMORY_BYTES:
         text = f"The container's memory limit is {format_bytes(size)}."
         reason = Reason(rule=_RULE, text=text, threshold=float(size), inputs={"limit_bytes": size})
         # The kernel counts whole pages, and rounds a limit down (mm/page_counter.c, page_counter_memparse()).

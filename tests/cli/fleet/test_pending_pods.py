@@ -6,12 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
+from aiohttp import web
 
 from api.interfaces import Unavailable
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from cli.doctor import check_pending_pods
 from cli.fleet.findings import pending_findings
-from cli.fleet.pending_pods import OfferingNode, PendingReason, PlacedPod, pending_reason_of, pending_reasons
+from cli.fleet.pending_pods import (
+    OfferingNode,
+    PendingReason,
+    PlacedPod,
+    list_pending_reasons,
+    pending_reason_of,
+    pending_reasons,
+)
+from tests.builders.api_server import FakeApiServer
 
 NOW_S = 1_800_000_000.0
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: no."}
@@ -104,6 +114,101 @@ def test_online_terminating_and_running_pods_are_left_out() -> None:
     leaving = pod("old", deletionTimestamp="2026-01-01T00:00:00Z")
     reasons = pending_reasons([online, annotated, leaving, pod("fine", phase="Running")], [node("node1")], NOW_S)
     assert [reason.pods for reason in reasons] == [("default/bare",)]
+
+
+def test_a_pod_of_unknown_age_is_not_young() -> None:
+    reason = only([pod("batch", status={"conditions": []}, creationTimestamp="garbage")], [node("node1", cpu="2k")])
+    assert reason.detail == "no scheduler named default-scheduler has tried to place it"
+
+
+def container(cpu: str, restart_policy: str = "") -> dict[str, Any]:
+    return {"resources": {"requests": {RECLAIMED_CPU: cpu}}, "restartPolicy": restart_policy}
+
+
+@pytest.mark.parametrize(
+    ("init", "containers", "millicpu"),
+    [
+        ((), ("300", "200"), 500),
+        ((container("400"), container("700")), ("300", "200"), 700),
+        ((container("100", "Always"),), ("300", "200"), 600),
+        ((container("100", "Always"), container("900"), container("50", "Always")), ("300",), 1000),
+        ((container("900"), container("100", "Always")), ("300",), 900),
+    ],
+)
+def test_requests_are_those_that_the_scheduler_computes(
+    init: tuple[dict[str, Any], ...], containers: tuple[str, ...], millicpu: int
+) -> None:
+    spec = {"initContainers": init, "containers": [container(cpu) for cpu in containers]}
+    reason = only([pod("batch", spec=spec)], [node("node1", cpu="1")])
+    assert reason.detail.startswith(f"it requests {millicpu} of reclaimed_millicpu: node1 has 1 left")
+
+
+def koordinator_pod(**metadata: Any) -> PlacedPod:
+    requests = {"kubernetes.io/batch-cpu": "2k", "kubernetes.io/batch-memory": "1Gi"}
+    return pod("spark", spec={"containers": [{"resources": {"requests": requests}}]}, **metadata)
+
+
+def test_batch_resources_of_koordinator_are_reclaimed_and_compared_by_their_own_name() -> None:
+    reason = only([koordinator_pod()], [node("node1", cpu="8k", memory="8Gi")])
+    assert reason.detail == (
+        "it requests 2000 of batch-cpu, which no node offers; it requests 1.00 GiB of batch-memory, which no node offers"
+    )
+    assert reason.ok is False
+    assert reason.remedy.startswith("request resource.katalyst.kubewharf.io/reclaimed_millicpu and ")
+    plain = pod("be", spec={"containers": []}, labels={"koordinator.sh/qosClass": "BE"})
+    assert plain.is_pending_reclaimed
+    for other in (
+        koordinator_pod(labels={"koordinator.sh/qosClass": "LS"}),
+        koordinator_pod(annotations={"katalyst.kubewharf.io/qos_level": "shared_cores"}),
+    ):
+        assert not other.is_pending_reclaimed
+
+
+def test_a_long_message_is_cut() -> None:
+    condition = {**UNSCHEDULABLE, "message": "M" * 5_000}
+    reason = only([pod("batch", status={"conditions": [condition]})], [node("node1", cpu="2k")])
+    assert reason.detail == f"its scheduler says: {'M' * 299}…"
+
+
+def test_ten_reasons_are_printed_and_the_others_counted() -> None:
+    conditions = [{**UNSCHEDULABLE, "message": f"m{number}"} for number in range(12)]
+    pods = [pod(f"job-{number:02}", status={"conditions": [each]}) for number, each in enumerate(conditions)]
+    reasons = pending_reasons(
+        [*pods, pod("job-12", status={"conditions": conditions[:1]})], [node("node1", cpu="2k")], NOW_S
+    )
+    rows = pending_findings(reasons)
+    assert [row.detail for row in rows[9:]] == ["default/job-09: its scheduler says: m9", "and 2 more, of 2 pods"]
+    assert rows[10].ok is True
+    assert pending_reason_of("job-11", reasons) == reasons[11]
+
+
+PODS_PATH, NODES_PATH = "/api/v1/pods", "/api/v1/nodes"
+
+
+@pytest.mark.parametrize(("name", "requests", "expected"), [("web", {}, 1), ("batch", {RECLAIMED_CPU: "2k"}, 3)])
+async def test_nodes_and_other_pods_are_listed_only_for_a_pending_reclaimed_pod(
+    name: str, requests: dict[str, str], expected: int
+) -> None:
+    async def pods(request: web.Request) -> web.Response:
+        phase = "Pending" if request.query["fieldSelector"] == "status.phase=Pending" else "Running"
+        spec = {"containers": [{"resources": {"requests": requests if phase == "Pending" else {RECLAIMED_CPU: "1k"}}}]}
+        item = {
+            "metadata": {"namespace": "d", "name": name if phase == "Pending" else "first"},
+            "spec": spec if phase == "Pending" else {**spec, "nodeName": "node1"},
+            "status": {"phase": phase, "conditions": [UNSCHEDULABLE]},
+        }
+        return web.json_response({"metadata": {"resourceVersion": "1"}, "items": [item]})
+
+    server = FakeApiServer(
+        {f"{NODES_PATH}/node1": {"metadata": {"name": "node1"}, "status": {"allocatable": {RECLAIMED_CPU: "1500"}}}}
+    )
+    server.handlers[PODS_PATH] = pods
+    async with server.client() as client:
+        reasons = await list_pending_reasons(client, NOW_S)
+    assert len(server.requests) == expected
+    assert [reason.detail for reason in reasons] == (
+        ["it requests 2000 of reclaimed_millicpu: node1 has 500 left, 1500 short"] if requests else []
+    )
 
 
 def test_pods_with_the_same_reason_are_one_finding() -> None:

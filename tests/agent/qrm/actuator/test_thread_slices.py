@@ -282,6 +282,34 @@ def test_another_boot_and_a_damaged_journal(machine: Machine) -> None:
         machine.opened()
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cgroup": "/../../etc"},
+        {"cgroup": "batch"},
+        {"cgroup": "/batch\0"},
+        {"cgroup": "/"},
+        {"slice_ns": 0},
+        {"slice_ns": -1},
+        {"slice_ns": 99_999},
+        {"slice_ns": 100_000_001},
+        {"slice_ns": 10**400},
+    ],
+)
+def test_an_entry_that_the_agent_never_writes_is_damage(tmp_path: Path, fields: dict[str, object]) -> None:
+    machine, path = Machine(tmp_path), tmp_path / "state" / FILE_NAME
+    machine.start(10)
+    machine.opened().apply([machine.decision()])
+    (entry,) = json.loads(path.read_text())["containers"]
+    path.write_text(json.dumps({"boot_id": "boot", "containers": [{**entry, **fields}]}))
+    with pytest.raises(Unavailable, match=f"{FILE_NAME} cannot be read: ") as caught:
+        machine.opened()
+    assert caught.value.remedy.startswith("restart the pods that it names")
+    slices, warnings = open_thread_slices(ActMode.ON, machine.hierarchy, (machine.state, "boot"), enabled=True)
+    assert slices is None
+    assert warnings[0].startswith("Slices of threads are left alone: ")
+
+
 class StoredScheduler(FakeScheduler):
     """Attributes in a file, so that they outlive a killed process."""
 

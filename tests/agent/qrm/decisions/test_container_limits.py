@@ -77,7 +77,21 @@ def test_other_containers_are_left_alone() -> None:
     assert list(enforce_container_limits(given, observe()))[:2] == given
 
 
+def own_limits(cores: float | None, size: int | None, machine: int = 2) -> list[tuple[Knob, str]]:
+    container = msgspec.structs.replace(BATCH.containers[0], memory_limit_bytes=size, cpu_limit_cores=cores)
+    observed = snapshot(10, (msgspec.structs.replace(BATCH, containers=(container,)),), machine=machine)
+    return [(each.knob, each.value) for each in enforce_container_limits((), observed)]
+
+
 def test_limits_are_whole_pages() -> None:
-    container = msgspec.structs.replace(BATCH.containers[0], memory_limit_bytes=10_000, cpu_limit_cores=None)
-    observed = snapshot(10, (msgspec.structs.replace(BATCH, containers=(container,)),), machine=2)
-    assert [each.value for each in enforce_container_limits((), observed)] == ["8192"]
+    assert own_limits(None, 5 * MIB + 10_000) == [(Knob.MEMORY_MAX, str(5 * MIB + 8192))]
+
+
+@pytest.mark.parametrize(("cores", "quotas"), [(1.99, ["199000 100000"]), (2.0, []), (2.01, []), (64.0, []), (1e9, [])])
+def test_a_cpu_limit_of_all_cpus_of_the_node_needs_no_quota(cores: float, quotas: list[str]) -> None:
+    assert own_limits(cores, None) == [(Knob.QUOTA, value) for value in quotas]
+
+
+@pytest.mark.parametrize(("size", "limits"), [(1, []), (4 * MIB - 1, []), (4 * MIB, [str(4 * MIB)])])
+def test_a_memory_limit_below_4_mib_is_ignored(size: int, limits: list[str]) -> None:
+    assert own_limits(None, size) == [(Knob.MEMORY_MAX, value) for value in limits]
