@@ -167,7 +167,7 @@ def test_batch_resources_of_koordinator_are_reclaimed_and_compared_by_their_own_
 def test_a_long_message_is_cut() -> None:
     condition = {**UNSCHEDULABLE, "message": "M" * 5_000}
     reason = only([pod("batch", status={"conditions": [condition]})], [node("node1", cpu="2k")])
-    assert reason.detail == f"its scheduler says: {'M' * 299}…"
+    assert reason.detail == f"its scheduler reports: {'M' * 299}…"
 
 
 def test_ten_reasons_are_printed_and_the_others_counted() -> None:
@@ -177,7 +177,7 @@ def test_ten_reasons_are_printed_and_the_others_counted() -> None:
         [*pods, pod("job-12", status={"conditions": conditions[:1]})], [node("node1", cpu="2k")], NOW_S
     )
     rows = pending_findings(reasons)
-    assert [row.detail for row in rows[9:]] == ["default/job-09: its scheduler says: m9", "and 2 more, of 2 pods"]
+    assert [row.detail for row in rows[9:]] == ["default/job-09: its scheduler reports: m9", "and 2 more, of 2 pods"]
     assert rows[10].ok is True
     assert pending_reason_of("job-11", reasons) == reasons[11]
 

@@ -307,7 +307,7 @@ def test_an_entry_that_the_agent_never_writes_is_damage(tmp_path: Path, fields: 
     assert caught.value.remedy.startswith("restart the pods that it names")
     slices, warnings = open_thread_slices(ActMode.ON, machine.hierarchy, (machine.state, "boot"), enabled=True)
     assert slices is None
-    assert warnings[0].startswith("Slices of threads are left alone: ")
+    assert warnings[0].startswith("Slices of threads are not changed: ")
 
 
 class StoredScheduler(FakeScheduler):
