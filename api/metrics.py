@@ -374,16 +374,14 @@ AGENT_METRICS: tuple[Metric, ...] = (
            "Forecasts evaluated at the end of their hour; one is made every five minutes.", ("resource",)),
     Metric("dioptase_forecast_missed_total", "counter", "", "Evaluated forecasts that the peak exceeded.",
            ("resource",)),
-    # Totals of colocation, which a state file continues after a restart
+    # Totals of colocation since the start of the agent; `dioptase value` has those of earlier agents too
     Metric("dioptase_reclaimable_cpu_seconds_total", "counter", "seconds",
            "CPU time that reclaimed pods could use: within their limit, and not used by anything else. Grows only while the "
            "agent acts."),
     Metric("dioptase_reclaimed_cpu_seconds_total", "counter", "seconds",
-           "CPU time that reclaimed pods used, by namespace; namespaces beyond the 64th are _other.", ("namespace",),
-           since="first"),
+           "CPU time that reclaimed pods used, by namespace; namespaces beyond the 64th are _other.", ("namespace",)),
     Metric("dioptase_reclaimed_interference_seconds_total", "counter", "seconds",
-           "Time that tasks of online pods waited while reclaimed pods had the CPU; no sample without the probe blame.",
-           since="first"),
+           "Time that tasks of online pods waited while reclaimed pods had the CPU; no sample without the probe blame."),
     Metric("dioptase_online_runq_wait_seconds", "histogram", "seconds",
            "Run-queue latency of all online pods of the node as the advisor evaluates it, while reclaimed pods were busy "
            "(0.05 cores or more) or idle.", ("reclaimed_pods",)),
