@@ -19,7 +19,7 @@ def board() -> Board:
         "Dioptase: gain and cost of colocation",
         (
             "CPU that reclaimed pods gained, run-queue latency that colocation cost online pods, and CPU that was taken back "
-            "from reclaimed pods. Totals continue when an agent restarts."
+            "from reclaimed pods."
         ),
         (),
         (
