@@ -5,6 +5,7 @@ Durations in a guest mean little: assert counts, shares and placement.
 
 from __future__ import annotations
 
+import mmap
 import os
 import select
 import subprocess
@@ -163,6 +164,14 @@ def charged(group: TestCgroup) -> int:
 def swapped(group: TestCgroup) -> int:
     """Return the group's bytes of swap."""
     return number(group, "memory.swap.current")
+
+
+def reclaimed_bytes(group: TestCgroup) -> int:
+    """Return the bytes that the kernel has taken from the group since it was created: swapped out, or dropped from its page
+    cache, in which the first process after a boot has Python's files."""
+    lines = group.file("memory", "memory.stat").read_text().splitlines()
+    (pages,) = (int(line.split()[1]) for line in lines if line.startswith("pgsteal "))
+    return pages * mmap.PAGESIZE
 
 
 def number(group: TestCgroup, file: str) -> int:
