@@ -104,7 +104,7 @@ def test_slices_of_a_best_effort_pod_are_short_explained_and_reset_after_a_kill(
         with Agent("--act", "on", "--config", str(settings), *pods, *state) as agent:
             until(lambda: slice_ns() == int(SHORT_SLICE))
             (failed,) = [source for source in agent.view()["sources"] if source["name"] == "pod-siblings"]
-            assert "threads in it have slices of 0.1 ms" in failed["error"]
+            assert "its threads have slices of 0.1 ms" in failed["error"]
             answer = subprocess.run(
                 [DIOPTASE, "explain", "batch", "--url", agent.url], capture_output=True, text=True, check=True
             )
