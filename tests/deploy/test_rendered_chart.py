@@ -332,6 +332,10 @@ def test_the_metric_profile_reaches_the_agent_and_relabelings_the_service_monito
     (tmp_path / "defaults").mkdir()
     defaults = Rendered({"metrics": {"serviceMonitor": True}}, tmp_path / "defaults")
     assert "metricRelabelings" not in defaults.find("ServiceMonitor", "agent")["spec"]["endpoints"][0]
+    endpoints = [defaults.find("ServiceMonitor", name)["spec"]["endpoints"][0] for name in ("agent", "controller")]
+    assert [each.get("honorLabels") for each in endpoints] == [True, None], (
+        "namespace and pod are those of the measured pods"
+    )
 
 
 @needs_helm

@@ -8,7 +8,14 @@ import msgspec
 import pytest
 
 from agent.reporter.node_taints import NodeTaints, desired_node_taints
-from api.eviction import ActiveCondition, EvictionCondition, EvictionResult, EvictionThreshold, ThresholdMet
+from api.eviction import (
+    ActiveCondition,
+    EvictionCondition,
+    EvictionResult,
+    EvictionThreshold,
+    ThresholdMet,
+    recorded_taints,
+)
 from api.knobs import Reason
 from tests.builders.api_server import FakeApiServer
 from tests.builders.four_cpu_node import busy_cycle
@@ -151,3 +158,11 @@ async def test_a_missing_permission_is_named() -> None:
         assert problem.reason == "conditions cannot be written as taints of Node n1: 403: refused by the test"
         assert problem.remedy == "give the agent's role get and patch of nodes"
         await taints.withdraw()
+
+
+def test_a_record_names_only_taints_that_an_agent_adds() -> None:
+    """A kubelet may annotate its Node, but may not remove a taint from it: the record must not do so for it."""
+    text = "node-role.kubernetes.io/control-plane:NoSchedule,node.katalyst.kubewharf.io/MemoryPressure:NoSchedule,x:NoExecute"
+    assert recorded_taints({"dioptase.io/node-taints": text}) == {
+        ("node.katalyst.kubewharf.io/MemoryPressure", "NoSchedule")
+    }
