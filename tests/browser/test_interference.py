@@ -211,7 +211,7 @@ def test_what_was_not_measured_is_said_and_not_drawn(browser: Browser, agent: Ag
     page = opened(browser, agent)
     assert page.text("#no-blame").startswith("Aggressors are not measured")
     assert page.text("#heat .empty") == "Nothing has been measured yet."
-    assert page.text("#no-threads").startswith("Not measured")
+    assert page.text("#no-threads").startswith("Threads are not measured, because the probe")
     assert page.text("#no-workloads") == "No cgroup runs, waits, reclaims or holds memory."
     for table in ("#zones", "#kswapd", "#threads"):
         assert page.eval(f"document.querySelector('{table}').hidden") is True

@@ -181,10 +181,10 @@ def test_of_pods_that_stall_for_memory_the_largest_leaves(plugin: str, own: dict
         with acting_loop(tmp_path, settings(plugin, **own), listed) as loop:
             done = cycles_until_exit(loop, between=stir)
         (met,) = {
-            each.reason.text.partition(" ")[0]
+            each.reason.text.partition(" stalled on memory")[0]
             for item in done if item.evictions for each in item.evictions.thresholds if each.met is ThresholdMet.HARD
         }  # fmt: skip
-        assert met == {SYSTEM: above.path, OOMD: "All"}[plugin], "what each looks at"
+        assert met == {SYSTEM: f"Tasks of {above.path}", OOMD: "All tasks"}[plugin], "what each looks at"
         assert victims(done)[0] == ("large", plugin, False)
         assert all(map(alive, (web, *pods[1:])))
 
