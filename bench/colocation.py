@@ -21,7 +21,16 @@ from agent.sensors.cgroup.hierarchy import Hierarchy, detect_hierarchy
 from api.interfaces import RunqLatencySource, Unavailable
 from api.snapshot import RunqLatency
 from bench import colocation_report, kubelet_report
-from bench.colocation_cell import AGENT_WARMUP_S, WARMUP_S, CellResult, CellSetup, measure_cell, warmup_s
+from bench.colocation_cell import (
+    AGENT_WARMUP_S,
+    MAX_QUIET_OTHERS,
+    MAX_QUIET_STOLEN,
+    WARMUP_S,
+    CellResult,
+    CellSetup,
+    measure_cell,
+    warmup_s,
+)
 from bench.colocation_figures import save_figures
 from bench.colocation_layouts import FLAT, KUBELET, kubelet_root
 from bench.colocation_modes import (
@@ -40,9 +49,8 @@ from bench.reaction import KINDS, PERIOD_S, measure_reaction
 from demo.online import pieces_for
 from demo.workloads import allowed_cpu_count, size_for
 
-MAX_QUIET_OTHERS, MAX_QUIET_STOLEN, MAX_TRIES = 0.03, 0.003, 3
-"""Limits of the node's share used by other processes and stolen by the hypervisor. A cell above one of them is repeated, up
-to this number of tries. From 0.3 % stolen on, cells have a stall of 100 ms (a quota of the host), which is their p99."""
+MAX_TRIES = 3
+"""Tries of a disturbed cell."""
 QUIET_TIMEOUT_S = 20.0
 CELL_OVERHEAD_S, AGENT_START_S = 3.0, 6.0
 """Approximate time of a cell besides its warm-up and measured time, and of an agent's start."""
@@ -94,6 +102,11 @@ def options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="one round of 2 s cells, two steps, no curve, however busy the machine is"
     )
+    parser.add_argument(
+        "--again", type=_former_results, metavar="FILE",
+        help="measure only the cells of these results, such as bench/results/colocation.json, that other work disturbed, and "
+        "keep the quieter result of each",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(argv)
     defaults = LAYOUTS[args.layout]
@@ -107,6 +120,13 @@ def options(argv: Sequence[str]) -> argparse.Namespace:
     if args.quick:
         args.rounds, args.seconds, args.curve_rounds, args.steps = 1, 2.0, 0, min(args.steps, 2)
     return args
+
+
+def _former_results(file: str) -> ColocationResults:
+    try:
+        return msgspec.json.decode(Path(file).read_bytes(), type=ColocationResults)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise argparse.ArgumentTypeError(f"{file} has no results of this benchmark: {error}") from error
 
 
 def matching_scenarios(layout: str, patterns: str | None) -> tuple[str, ...]:
@@ -126,8 +146,12 @@ def matching_scenarios(layout: str, patterns: str | None) -> tuple[str, ...]:
 def plan_of(args: argparse.Namespace) -> CellPlan:
     """Return all cells in order of measurement, repetition by repetition, so that a time limit cuts off repetitions."""
     order, layout = random.Random(args.seed), LAYOUTS[args.layout]
+    if args.again is not None:
+        plan = [(cell.round, cell.mode, cell.scenario) for cell in args.again.cells if cell.noise.level() >= 1]
+        order.shuffle(plan)
+        return plan
     curve_modes = (args.modes or layout.curve) if layout.curve else ()
-    plan: CellPlan = []
+    plan = []
     for number in range(1, max(args.rounds, args.curve_rounds if curve_modes else 0) + 1):
         modes = args.modes or (layout.modes + layout.compared if number == 1 else layout.modes)
         cells = [(number, mode, name) for name in args.scenarios for mode in modes if number <= args.rounds]
@@ -171,7 +195,7 @@ def run_cells(
     for done, (number, mode, scenario) in enumerate(plan, 1):
         began, where = time.monotonic(), f"[{done}/{len(plan)}]"
         budget.planned_s -= expected_s(mode, args.seconds)
-        if number > 1 and not budget.fits(expected_s(mode, args.seconds)):
+        if (number > 1 or args.again is not None) and not budget.fits(expected_s(mode, args.seconds)):
             left_out.append(f"{mode} in {scenario}, round {number}")
             print(f"{where} {left_out[-1]}: no time left", flush=True)
             continue
@@ -194,10 +218,17 @@ def _quiet_cell(bed: CellSetup, which: tuple[int, str, str], tries: int, budget:
         if tries > 1 and (waited_s := wait_until_quiet()) > 1:
             print(f"  waited {waited_s:.0f} s until the node was idle", flush=True)
         tried.append(measure_cell(bed, MODES_BY_NAME[mode], SCENARIOS[scenario], number))
-        if _noise_level(tried[-1]) < 1:
+        if tried[-1].noise.level() < 1:
             break
         print(f"  disturbed: {_cell_line(tried[-1])}", flush=True)
-    return min(tried, key=_noise_level)
+    return min(tried, key=lambda cell: cell.noise.level())
+
+
+def quieter_cells(former: Sequence[CellResult], again: Sequence[CellResult]) -> list[CellResult]:
+    """Return the cells of a former run, each replaced by its new measurement where other work disturbed that one less."""
+    measured = {(cell.round, cell.mode, cell.scenario): cell for cell in again}
+    pairs = [(cell, measured.get((cell.round, cell.mode, cell.scenario), cell)) for cell in former]
+    return [min(pair, key=lambda cell: cell.noise.level()) for pair in pairs]
 
 
 def wait_until_quiet() -> float:
@@ -210,11 +241,6 @@ def wait_until_quiet() -> float:
         if after.busy - before.busy <= MAX_QUIET_OTHERS * (after.total - before.total):
             break
     return time.monotonic() - began - 1
-
-
-def _noise_level(cell: CellResult) -> float:
-    """How disturbed a cell was; above 1 is too much."""
-    return max(cell.noise.others / MAX_QUIET_OTHERS, cell.noise.stolen / MAX_QUIET_STOLEN)
 
 
 def _cell_line(cell: CellResult) -> str:
@@ -323,6 +349,8 @@ def measure(args: argparse.Namespace, hierarchy: Hierarchy, source: RunqLatencyS
     print(f"{len(plan)} cells, and {args.steps} jumps of each kind: about {minutes:.0f} minutes", flush=True)
     reacted = reactions(args, bed)
     cells, failures, left_out = run_cells(args, bed, plan, budget)
+    if args.again is not None:
+        cells, left_out = quieter_cells(args.again.cells, cells), [*args.again.left_out]
     return ColocationResults(
         machine=this_machine(hierarchy.mode),
         settings=settings(args, bed),

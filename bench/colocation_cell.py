@@ -36,6 +36,11 @@ AGENT_WARMUP_S = 12.0
 """After a breach the agent grows the reclaimable CPU by 10 % of the node a second; the steady state is measured."""
 
 
+MAX_QUIET_OTHERS, MAX_QUIET_STOLEN = 0.03, 0.003
+"""Shares of the node used by other processes and stolen by the hypervisor from which on a cell counts as disturbed. From 0.3 %
+stolen on, cells have a stall of 100 ms (a quota of the host), which is their p99."""
+
+
 class MeasurementNoise(msgspec.Struct, frozen=True):
     """Shares of all CPU time. With an agent, of the warm-up too if larger: the agent's state depends on it."""
 
@@ -47,6 +52,10 @@ class MeasurementNoise(msgspec.Struct, frozen=True):
     def or_worse(self, other: MeasurementNoise) -> MeasurementNoise:
         """Return the larger value of each share."""
         return MeasurementNoise(max(self.others, other.others), max(self.stolen, other.stolen))
+
+    def level(self) -> float:
+        """Return how disturbed the cell was, as a multiple of what is tolerated."""
+        return max(self.others / MAX_QUIET_OTHERS, self.stolen / MAX_QUIET_STOLEN)
 
 
 class AgentActivity(msgspec.Struct, frozen=True):

@@ -130,7 +130,7 @@ def _marked(value: float | None, met: bool | None, *, percent: bool = False) -> 
 
 
 def _noise_text(results: ColocationResults) -> str:
-    """Return how far rounds of the same mode and scenario are apart."""
+    """Return how far rounds of the same mode and scenario are apart, and how many cells other work disturbed."""
     spreads = []
     for scenario in results.scenarios():
         for mode in results.modes(scenario):
@@ -138,11 +138,13 @@ def _noise_text(results: ColocationResults) -> str:
             if group is not None and len(group.cells) > 1 and (middle := group.median(cell_p99)):
                 low, high = group.spread(cell_p99)
                 spreads.append((high - low) / middle)
+    disturbed = sum(cell.noise.level() >= 1 for cell in results.cells)
+    during = f"Other work on the machine disturbed {disturbed} of {len(results.cells)} cells."
     if not spreads:
-        return "Each was measured once, so the noise is unknown."
+        return f"Each was measured once, so the noise is unknown. {during}"
     return (
         f"Noise: the rounds of one mode in one scenario are {median(spreads):.0%} of their median apart in half of the cases, "
-        f"{max(spreads):.0%} at worst."
+        f"{max(spreads):.0%} at worst. {during}"
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from bench.__main__ import with_summary
+from bench.colocation_cell import MeasurementNoise
 from bench.colocation_report import ColocationResults
 from bench.kubelet_report import evaluate_scenario, markdown, summary_table
 from tests.bench.builders import cell, results
@@ -50,12 +52,14 @@ def test_without_a_stock_kubelet_there_is_no_goal() -> None:
 
 def test_the_table_shows_misses_and_the_noise() -> None:
     result = measured(60.0, 5.0, (21.0, 500, 0.96))
-    result = results(*result.cells, cell("ours", 23.0, 520, scenario=NAME), cell("partition", 3.0, 450, scenario=NAME))
+    loud = msgspec.structs.replace(cell("partition", 3.0, 450, scenario=NAME), noise=MeasurementNoise(0.2, 0.001))
+    result = results(*result.cells, cell("ours", 23.0, 520, scenario=NAME), loud)
     text, _, *table = summary_table(result)
     assert "of which 1 of 3 are met" in text
     assert (
         "the rounds of one mode in one scenario are 9% of their median apart in half of the cases, 9% at worst" in text
     )
+    assert "Other work on the machine disturbed 1 of 6 cells." in text
     assert table[-1] == (
         f"| {NAME} | 2.0 | 5.0 | 60.0 | 3.0 |  | 22.0 (21.0 to 23.0) | **4.40 MISS** | **0.37 MISS** | 0.45 |  | 0.51 | 96% |"
     )
