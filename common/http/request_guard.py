@@ -9,6 +9,8 @@ import ipaddress
 
 import msgspec
 
+from api.text import MAX_MESSAGE_CHARS, printable
+
 
 class HttpProblem(msgspec.Struct, frozen=True):
     """Body of every error response."""
@@ -23,7 +25,8 @@ class HttpRefused(Exception):
     def __init__(self, status: int, error: str, remedy: str) -> None:
         super().__init__(error)
         self.status = status
-        self.problem = HttpProblem(error, remedy)
+        # Errors quote the request, and the agent's own client shows them in a terminal.
+        self.problem = HttpProblem(printable(error, MAX_MESSAGE_CHARS), printable(remedy, MAX_MESSAGE_CHARS))
 
 
 def is_loopback(address: str) -> bool:

@@ -25,7 +25,7 @@ from api.eviction import EvictionEntry
 from api.interfaces import DecisionRecord, EvictionRecord
 from api.text import to_json
 from common.http import responses
-from common.http.listener import HttpListener
+from common.http.listener import HttpListener, connection_of
 from common.http.passwords import RETRY_AFTER_S, PasswordChecker, TooManyChecks
 from common.http.request_guard import HttpProblem, HttpRefused, is_loopback, is_loopback_host
 from common.http.token_review import (
@@ -242,7 +242,7 @@ class AgentWebServer:
             authorization = authorization or request.headers.get(PROXIED_AUTHORIZATION_HEADER, "")
             if not authorization and request.path in HEALTH_PATHS:
                 return False
-            if refusal := await self._tokens.refusal(authorization, request.path, address):
+            if refusal := await self._tokens.refusal(authorization, request.path, connection_of(request)):
                 raise HttpRefused(*refusal)
             return True
         try:

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from common.http import listener
 from common.http.listener import MAX_CONNECTIONS, HttpListener
+from tests.builders.foreign_processes import running
 from tests.exporters.certificates import Authority
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -112,6 +113,48 @@ async def test_a_scraper_is_served_while_200_connections_are_held(
     assert [record.message for record in caplog.records] == [
         "more than 64 connections to one port: closed those idle for the longest time, 1 so far"
     ], "once a minute, however many"
+
+
+FLOOD = """
+import socket, struct, sys
+port, source, request = int(sys.argv[1]), sys.argv[2], sys.argv[3].encode().decode("unicode_escape").encode()
+print("ready", flush=True)
+held = []
+while True:
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # else the ports run out
+    client.setblocking(False)
+    held.append(client)
+    try:
+        client.bind((source, 0))
+        client.connect(("127.0.0.1", port))
+    except OSError:
+        pass
+    if len(held) > 300:
+        try:
+            held[-100].send(request)
+        except OSError:
+            pass
+        held.pop(0).close()
+"""
+
+
+@pytest.mark.parametrize("source", ["127.0.0.2", "127.0.0.1"], ids=["another-address", "the-same-address"])
+@pytest.mark.parametrize(
+    "request_text", ["", r"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n"], ids=["silent", "asking"]
+)
+async def test_no_probe_fails_during_a_flood_of_connections(source: str, request_text: str) -> None:
+    async with serving() as port:
+        with running("-c", FLOOD, str(port), source, request_text):
+            assert [await scrape(port) for _ in range(100)] == ["ok"] * 100
+
+
+async def test_a_kept_connection_survives_a_flood_of_another_address() -> None:
+    async with serving() as port, held(port, 1) as (scraper, *_):
+        with running("-c", FLOOD, str(port), "127.0.0.2", ""):
+            for _ in range(20):
+                assert await ask(scraper) == b"ok"
+                await asyncio.sleep(0.02)
 
 
 async def test_clients_that_do_not_read_do_not_block_others() -> None:
