@@ -60,7 +60,7 @@ class ReporterPluginClient:
 
     async def run(self, every_s: float = POLL_INTERVAL_S) -> None:
         """Poll and watch until cancelled."""
-        client = GrpcClient(self.plugin.socket, _SERVICE)
+        client = GrpcClient(self.plugin.socket, _SERVICE, trusted_uids=self.plugin.trusted_uids)
         watching = asyncio.create_task(self._watch(client, every_s))
         try:
             while True:
@@ -164,8 +164,15 @@ class ReporterPlugins:
     name, form = "reporter-plugins", "sockets"
     lost_events = None
 
-    def __init__(self, directory: Path, changed: Callable[[], None], retention_s: float = RETENTION_S) -> None:
-        self._watcher = PluginWatcher({REPORTER_PLUGIN_KIND: REPORTER_PLUGIN_VERSIONS}, directory)
+    def __init__(
+        self,
+        directory: Path,
+        changed: Callable[[], None],
+        retention_s: float = RETENTION_S,
+        trusted_uids: tuple[int, ...] = (),
+    ) -> None:
+        kinds = {REPORTER_PLUGIN_KIND: REPORTER_PLUGIN_VERSIONS}
+        self._watcher = PluginWatcher(kinds, directory, trusted_uids=trusted_uids)
         self._changed, self._retention_s = changed, retention_s
         self._clients: dict[DiscoveredPlugin, tuple[ReporterPluginClient, asyncio.Task[None]]] = {}
         self._removed: dict[str, tuple[ReporterPluginClient, int]] = {}
