@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from api.cpu import parse_cpu_list
 from api.qos import CPU_KEY, MEMORY_KEY, NETWORK_KEY, AnnotationMapping, BurstPolicy, Enhancements, QoSLevel
+from api.text import printable
 
 OOM_PRIORITY_BOUNDS = {
     QoSLevel.RECLAIMED: (-100, -1),
@@ -27,6 +28,11 @@ OOM_PRIORITY_BOUNDS = {
 OOM_PRIORITY_NEVER, OOM_PRIORITY_IGNORE = 300, -300
 RSS_THRESHOLD_UNREACHABLE = 1e18
 """The rss_overuse_threshold of a pod whose value is invalid: no usage reaches it, so the pod is not evicted by mistake."""
+MAX_ANNOTATION_CHARS = 16 << 10
+"""Characters of an annotation or label that is interpreted; Kubernetes allows 256 KiB in all annotations of a pod."""
+MAX_ENTRIES = 64
+"""Entries of the JSON object of an annotation; Katalyst documents 17 enhancements."""
+MAX_ERROR_CHARS = 200
 _DEFAULT_MAPPING = AnnotationMapping()
 _ALL_LEVELS = tuple(QoSLevel)
 _NOT_SYSTEM = (QoSLevel.SHARED, QoSLevel.DEDICATED, QoSLevel.RECLAIMED)
@@ -87,9 +93,19 @@ def parse_numa_bind_result(
     annotations: Mapping[str, str], mapping: AnnotationMapping = _DEFAULT_MAPPING
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Parse numa_bind_result (`1`, or a list; -1 is none) into NUMA nodes. Also returns its problem, if it is invalid."""
-    text = annotations.get(mapping.numa_bind_result_key, "-1").strip()
-    nodes, problem = ((), "") if text == "-1" else _parse_numa_nodes(text, QoSLevel.SHARED)
+    text = annotations.get(mapping.numa_bind_result_key, "-1")
+    nodes: tuple[int, ...] | None = ()
+    problem = size_problem(text)
+    if not problem and text.strip() != "-1":
+        nodes, problem = _parse_numa_nodes(text, QoSLevel.SHARED)
     return nodes or (), ((f"annotation {mapping.numa_bind_result_key}: {problem}",) if problem else ())
+
+
+def size_problem(text: str) -> str:
+    """Describe what is wrong with the length of an annotation or label; empty if it may be parsed."""
+    if len(text) <= MAX_ANNOTATION_CHARS:
+        return ""
+    return f"has {len(text)} characters, more than {MAX_ANNOTATION_CHARS}, and is not read; shorten it"
 
 
 def validate_default_enhancement(name: str, text: str) -> str:
@@ -127,7 +143,12 @@ def _collect_enhancements(
                 problems.append(f"{where}: belongs in {rule.section}; write it there")
     own = {"numa_number": mapping.numa_number_key, "numa_ids": mapping.numa_ids_key}
     keys = {name: own.get(name, name) for name in _ENHANCEMENT_RULES}
-    separate = {name: (f"annotation {key}", annotations[key]) for name, key in keys.items() if key in annotations}
+    separate: dict[str, tuple[str, str]] = {}
+    for name, key in keys.items():
+        if key in annotations and (problem := size_problem(annotations[key])):
+            problems.append(f"annotation {key}: {problem}")
+        elif key in annotations:
+            separate[name] = (f"annotation {key}", annotations[key])
     return {**separate, **misplaced, **correct}, problems
 
 
@@ -136,6 +157,9 @@ def _decode_object(annotations: Mapping[str, str], key: str, problems: list[str]
     if key not in annotations:
         return {}
     where, example = f"annotation {key}", """write it like '{"name": "value"}'"""
+    if problem := size_problem(annotations[key]):
+        problems.append(f"{where}: {problem}")
+        return {}
     try:
         values = msgspec.json.decode(annotations[key])
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -143,6 +167,9 @@ def _decode_object(annotations: Mapping[str, str], key: str, problems: list[str]
         return {}
     if not isinstance(values, dict):
         problems.append(f"{where}: {annotations[key]!r:.80} is no JSON object; {example}; it is ignored")
+        return {}
+    if len(values) > MAX_ENTRIES:
+        problems.append(f"{where}: has {len(values)} entries, more than {MAX_ENTRIES}; remove some; it is ignored")
         return {}
     for name, value in values.items():
         if not isinstance(value, str):
@@ -349,7 +376,13 @@ def parse_service_profile(annotations: Mapping[str, str]) -> tuple[ServiceProfil
     if text is None:
         return ServiceProfile(), ()
     try:
-        return msgspec.json.decode(text, type=ServiceProfile), ()
+        if problem := size_problem(text):
+            raise ValueError(problem)
+        profile = msgspec.json.decode(text, type=ServiceProfile)
+        if len(profile.targets) > MAX_ENTRIES:
+            raise ValueError(f"targets has {len(profile.targets)} entries, more than {MAX_ENTRIES}")
+        return profile, ()
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        shown = printable(str(error), MAX_ERROR_CHARS)  # it quotes the names of unknown fields
         remedy = 'write JSON such as {"targets": {"request_p99_ms": {"upper": 20}}}; until then nothing of the pod is reclaimed'
-        return ServiceProfile(disable_reclaim_level="Pod"), (f"annotation {PROFILE_KEY}: {error}; {remedy}",)
+        return ServiceProfile(disable_reclaim_level="Pod"), (f"annotation {PROFILE_KEY}: {shown}; {remedy}",)

@@ -20,7 +20,8 @@ CRIO_RUNTIME = "cri-o"
 SLICE_SUFFIX = ".slice"
 DEFAULT_SLICE = "system.slice"
 """Slice in which runc puts a scope without a slice."""
-MAX_PATH_CHARS = 4095
+MAX_PATH_CHARS, MAX_PART_CHARS = 4095, 255
+"""Limits of the kernel for a path and for one part of it (limits.h)."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}", re.ASCII)
 """Pod uids, container ids and unit names that cannot lead to another directory: no slash and no leading dot."""
 _QOS_CGROUP = re.compile(r"(?:.*-)?(?:kubepods|burstable|besteffort)(?:\.slice)?")
@@ -140,6 +141,8 @@ def expand_slice(name: str) -> str:
 
     Raises ValueError for an invalid name.
     """
+    if len(name) > MAX_PART_CHARS:  # the path has the square of its length
+        raise ValueError(f"{name[:80]!r} is not a slice name")
     stem = name.removesuffix(SLICE_SUFFIX)
     if name == f"-{SLICE_SUFFIX}":
         return ""

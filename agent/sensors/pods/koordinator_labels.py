@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 
 from agent.sensors.pods.resource_quantities import CPU, MEMORY, MILLI, ResourceRequirements, is_whole
+from api.annotations import size_problem
 from api.cpu import MAX_CPU
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from api.qos import QoSLevel
 from api.quantity import convert_quantity
+from api.text import printable
 
 DOMAIN = "koordinator.sh"
 QOS_CLASS_LABEL, PRIORITY_CLASS_LABEL = "koordinator.sh/qosClass", "koordinator.sh/priority-class"
@@ -304,7 +306,7 @@ def _extended_resources(annotations: Mapping[str, str], problems: list[str]) -> 
             for name, lists in listed.items()
         }
     except (msgspec.ValidationError, ValueError) as error:
-        problems.append(f"annotation {EXTENDED_SPEC}: cannot be read and is ignored: {str(error)[:120]}")
+        problems.append(f"annotation {EXTENDED_SPEC}: cannot be read and is ignored: {printable(str(error), 120)}")
         return {}
 
 
@@ -317,6 +319,9 @@ def _whole_quantities(listed: Mapping[str, str | int]) -> dict[str, Decimal]:
 
 def _json_object(annotations: Mapping[str, str], key: str, problems: list[str]) -> dict[str, Any]:
     if key not in annotations:
+        return {}
+    if problem := size_problem(annotations[key]):
+        problems.append(f"annotation {key}: {problem}")
         return {}
     try:
         document = msgspec.json.decode(annotations[key])

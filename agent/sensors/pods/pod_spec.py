@@ -31,8 +31,11 @@ from api.annotations import (
 )
 from api.pod import Container, Pod
 from api.qos import MAIN_CONTAINER_KEY, AnnotationMapping, QoSLevel, explicit_qos_level
+from api.text import limit_sentences
 
 MAX_NAME_CHARS = 253
+MAX_PROBLEMS = 20
+"""Problems of one pod that are reported; each of them costs space in every snapshot."""
 MAX_PATH_BYTES = 4095
 LOOPBACK = "127.0.0.1"
 KNOWN_RESOURCES = (*CONTAINER_RESOURCES, *koordinator_labels.KOORDINATOR_RESOURCES)
@@ -163,13 +166,16 @@ def assemble_pod(
         enhancements=enhancements,
         bound_numa=nodes or translation.bound_numa,
         profile=profile,
-        problems=(
-            *problems,
-            *bind_problems,
-            *priority_problems,
-            *translation.problems,
-            *container_problems,
-            *profile_problems,
+        problems=limit_sentences(
+            (
+                *problems,
+                *bind_problems,
+                *priority_problems,
+                *translation.problems,
+                *container_problems,
+                *profile_problems,
+            ),
+            MAX_PROBLEMS,
         ),
     )
 
