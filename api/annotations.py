@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from api.cpu import parse_cpu_list
 from api.qos import CPU_KEY, MEMORY_KEY, NETWORK_KEY, AnnotationMapping, BurstPolicy, Enhancements, QoSLevel
-from api.text import printable
+from api.text import printable, quote
 
 OOM_PRIORITY_BOUNDS = {
     QoSLevel.RECLAIMED: (-100, -1),
@@ -135,7 +135,7 @@ def _collect_enhancements(
             rule = _ENHANCEMENT_RULES.get(name)
             if rule is None or not rule.section:
                 names = ", ".join(choice for choice, rule in _ENHANCEMENT_RULES.items() if rule.section == section)
-                problems.append(f"annotation {key}: {name!r:.80} is no enhancement of it; use one of {names}")
+                problems.append(f"annotation {key}: {quote(name)} is no enhancement of it; use one of {names}")
             elif rule.section == section:
                 correct[name] = (where, text)
             else:
@@ -163,10 +163,10 @@ def _decode_object(annotations: Mapping[str, str], key: str, problems: list[str]
     try:
         values = msgspec.json.decode(annotations[key])
     except (msgspec.DecodeError, ValueError, RecursionError):
-        problems.append(f"{where}: {annotations[key]!r:.80} is not JSON; {example}; until then all of it is ignored")
+        problems.append(f"{where}: {quote(annotations[key])} is not JSON; {example}; until then all of it is ignored")
         return {}
     if not isinstance(values, dict):
-        problems.append(f"{where}: {annotations[key]!r:.80} is no JSON object; {example}; it is ignored")
+        problems.append(f"{where}: {quote(annotations[key])} is no JSON object; {example}; it is ignored")
         return {}
     if len(values) > MAX_ENTRIES:
         problems.append(f"{where}: has {len(values)} entries, more than {MAX_ENTRIES}; remove some; it is ignored")
@@ -175,7 +175,7 @@ def _decode_object(annotations: Mapping[str, str], key: str, problems: list[str]
         if not isinstance(value, str):
             text = msgspec.json.encode(value).decode()[:80]
             remedy = f'write "{text}"' if isinstance(value, (bool, int, float)) else "write text in quotes"
-            problems.append(f"{where}: {name!r:.80}: {text} is not text; {remedy}; until then all of it is ignored")
+            problems.append(f"{where}: {quote(name)}: {text} is not text; {remedy}; until then all of it is ignored")
             return {}
     return values
 
@@ -222,12 +222,12 @@ def _check_nodes(
 
 
 def _parse_flag(text: str, _level: QoSLevel) -> _ParsedValue:
-    problem = "" if text in ("true", "false") else f'{text!r:.80} counts as "false"; write "true" or "false"'
+    problem = "" if text in ("true", "false") else f'{quote(text)} counts as "false"; write "true" or "false"'
     return text == "true", problem
 
 
 def _parse_numa_share(text: str, _level: QoSLevel) -> _ParsedValue:
-    problem = "" if text in ("true", "false") else f'{text!r:.80} counts as "true"; write "true" or "false"'
+    problem = "" if text in ("true", "false") else f'{quote(text)} counts as "true"; write "true" or "false"'
     return text != "false", problem
 
 
@@ -237,14 +237,14 @@ def _parse_rss_threshold(text: str, _level: QoSLevel) -> _ParsedValue:
         return value, ""
     return (
         RSS_THRESHOLD_UNREACHABLE,
-        f"{text!r:.80} is no number above 0; write one such as 1.2, until then the pod is never evicted for it",
+        f"{quote(text)} is no number above 0; write one such as 1.2, until then the pod is never evicted for it",
     )
 
 
 def _parse_tolerance(text: str, _level: QoSLevel) -> _ParsedValue:
     value = _parse_number(text)
     problem = (
-        "" if value is not None else f"{text!r:.80} is no number; write one such as 1.5; it tolerates any suppression"
+        "" if value is not None else f"{quote(text)} is no number; write one such as 1.5; it tolerates any suppression"
     )
     return value, problem
 
@@ -252,7 +252,7 @@ def _parse_tolerance(text: str, _level: QoSLevel) -> _ParsedValue:
 def _parse_oom_priority(text: str, level: QoSLevel) -> _ParsedValue:
     low, high = OOM_PRIORITY_BOUNDS[level]
     if not _INTEGER.fullmatch(text):
-        return low, f"{text!r:.80} is no whole number; write one from {low} to {high}, taken as {low}"
+        return low, f"{quote(text)} is no whole number; write one from {low} to {high}, taken as {low}"
     value = int(text)
     if value == OOM_PRIORITY_NEVER:
         return value, ""
@@ -266,9 +266,9 @@ def _parse_oom_priority(text: str, level: QoSLevel) -> _ParsedValue:
 
 def _parse_pool(text: str, level: QoSLevel) -> _ParsedValue:
     if not _POOL.fullmatch(text):
-        return "", f"{text!r:.80} is no name of a pool; use letters, digits, '-', '.' and '_', at most 63"
+        return "", f"{quote(text)} is no name of a pool; use letters, digits, '-', '.' and '_', at most 63"
     if _RESERVED_POOL.fullmatch(text) and not (level is QoSLevel.SYSTEM and _SYSTEM_POOL.fullmatch(text)):
-        return "", f"{text!r:.80} is a pool that the agent creates itself; choose another name"
+        return "", f"{quote(text)} is a pool that the agent creates itself; choose another name"
     return text, ""
 
 
@@ -276,14 +276,14 @@ def _parse_burst_policy(text: str, _level: QoSLevel) -> _ParsedValue:
     try:
         return BurstPolicy(text), ""
     except ValueError:
-        return BurstPolicy.DEFAULT, f"{text!r:.80} is no policy; use one of {', '.join(BurstPolicy)}"
+        return BurstPolicy.DEFAULT, f"{quote(text)} is no policy; use one of {', '.join(BurstPolicy)}"
 
 
 def _parse_percent(text: str, _level: QoSLevel) -> _ParsedValue:
     value = _parse_number(text)
     if value is None:
-        return None, f"{text!r:.80} is no percentage; write a number from 0 to 100"
-    return min(value, 100.0), "" if value <= 100 else f"{text!r:.80} is more than 100, and counts as 100; write that"
+        return None, f"{quote(text)} is no percentage; write a number from 0 to 100"
+    return min(value, 100.0), "" if value <= 100 else f"{quote(text)} is more than 100, and counts as 100; write that"
 
 
 def _ignore_threshold(_text: str, _level: QoSLevel) -> _ParsedValue:
@@ -296,7 +296,7 @@ def _network(_text: str, _level: QoSLevel) -> _ParsedValue:
 
 def _parse_numa_count(text: str, _level: QoSLevel) -> _ParsedValue:
     value = int(text) if _INTEGER.fullmatch(text) else 0
-    return (value, "") if value > 0 else (None, f"{text!r:.80} is no number of NUMA nodes; write one such as 1 or 2")
+    return (value, "") if value > 0 else (None, f"{quote(text)} is no number of NUMA nodes; write one such as 1 or 2")
 
 
 def _parse_numa_nodes(text: str, _level: QoSLevel) -> _ParsedValue:
@@ -304,7 +304,7 @@ def _parse_numa_nodes(text: str, _level: QoSLevel) -> _ParsedValue:
         nodes = parse_cpu_list(text)
     except ValueError:
         nodes = ()
-    return (nodes, "") if nodes else (None, f"{text!r:.80} is no list of NUMA nodes; write one such as 0 or 0-1,3")
+    return (nodes, "") if nodes else (None, f"{quote(text)} is no list of NUMA nodes; write one such as 0 or 0-1,3")
 
 
 def _parse_number(text: str) -> float | None:

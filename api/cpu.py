@@ -29,12 +29,12 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     for part in filter(None, (piece.strip() for piece in text.strip().split(","))):
         first, dash, last = part.partition("-")
         if not (first.isascii() and first.isdigit()) or (dash and not (last.isascii() and last.isdigit())):
-            raise ValueError(f"CPU list {text!r:.80}: {part!r:.80} is neither a number nor a range like 0-3")
+            raise ValueError(f"CPU list {quote(text)}: {quote(part)} is neither a number nor a range like 0-3")
         # Converting a number takes the square of its length, and fails beyond 4300 digits.
         is_short = max(len(first), len(last)) <= _MAX_DIGITS
         low, high = (int(first), int(last) if dash else int(first)) if is_short else (0, MAX_CPU + 1)
         if high < low or high > MAX_CPU:
-            raise ValueError(f"CPU list {text!r:.80}: range {part!r:.80} is backwards or beyond CPU {MAX_CPU}")
+            raise ValueError(f"CPU list {quote(text)}: range {quote(part)} is backwards or beyond CPU {MAX_CPU}")
         ranges.append((low, high))
     cpus: list[int] = []
     for low, high in sorted(set(ranges)):

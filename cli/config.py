@@ -9,7 +9,7 @@ import click
 
 from api.diagnostics import AppliedConfigObject, EffectiveConfiguration, EffectiveSetting
 from api.interfaces import Unavailable
-from api.text import printable
+from api.text import printable, quote
 from api.units import NS_PER_S
 from cli.client import AgentClient
 from cli.options import exit_unavailable, url_option
@@ -81,6 +81,6 @@ def config(names: tuple[str, ...], url: str) -> None:
         exit_unavailable("config", error)
     unknown = [name for name in names if not any(is_below(setting.name, name) for setting in effective.settings)]
     if unknown:
-        raise click.UsageError(f"there is no setting {unknown[0]!r:.80}; dioptase config without a name lists them")
+        raise click.UsageError(f"there is no setting {quote(unknown[0])}; dioptase config without a name lists them")
     for line in config_lines(effective, names, time.time_ns()):
         click.echo(line)

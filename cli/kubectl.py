@@ -18,7 +18,7 @@ from api.diagnostics import DoctorReport, EffectiveConfiguration
 from api.eviction import EvictionEntry
 from api.interfaces import Unavailable
 from api.snapshot import Snapshot
-from api.text import printable, to_json
+from api.text import printable, quote, to_json
 from cli.colocation_report import NodeTotals, fleet_report
 from cli.explain.command import ExplainInputs, has_data, print_explanation
 from cli.fleet import findings, node_table, settings
@@ -183,7 +183,7 @@ def config(names: tuple[str, ...], server: ApiServerOptions, *, differing: bool)
     replies = server.ask("config", question)
     fleet = settings.compare_settings(replies, names, differing=differing)
     if names and fleet.nodes and not settings.compare_settings(replies, names).settings:
-        raise click.UsageError(f"there is no setting {names[0]!r:.80}; without a name all are listed")
+        raise click.UsageError(f"there is no setting {quote(names[0])}; without a name all are listed")
     print_lines(
         [to_json(fleet).decode()]
         if server.as_json

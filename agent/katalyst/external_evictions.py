@@ -174,9 +174,7 @@ def decode_threshold(plugin: str, met: Any) -> EvictionThreshold:
     level = _MET.get(met.met_type)
     finite = math.isfinite(met.threshold_value) and math.isfinite(met.observed_value)
     if level is None or not finite or met.grace_period_seconds > 1 << 31:
-        text = (
-            f"met_type {met.met_type}, observed_value {met.observed_value!r}, threshold_value {met.threshold_value!r}"
-        )
+        text = f"met_type {met.met_type}, observed_value {met.observed_value}, threshold_value {met.threshold_value}"
         return not_met_finding(
             plugin, PLUGIN_FAILED, f"The plugin's answer is invalid: {text}; it evicts no pod."
         ).threshold

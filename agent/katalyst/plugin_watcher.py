@@ -16,6 +16,7 @@ import msgspec
 
 from api.interfaces import Unavailable
 from api.proto import plugin_registration_pb2 as wire
+from api.text import quote
 from api.units import NS_PER_S
 from common.grpc_unix import GrpcClient
 from common.socket_trust import check_socket_directory
@@ -169,10 +170,10 @@ class PluginWatcher:
     def _refusal(self, info: wire.PluginInfo) -> str:
         """Return why the plugin is refused; empty if it is accepted."""
         if info.type not in self._kinds:
-            return f"type {info.type!r:.80} is not supported; {', '.join(sorted(self._kinds))} are"
+            return f"type {quote(info.type)} is not supported; {', '.join(sorted(self._kinds))} are"
         versions = self._kinds[info.type]
         if not set(versions) & set(info.supported_versions):
-            return f"supported_versions {list(info.supported_versions)!r:.200} lack {', '.join(sorted(versions))}"
+            return f"supported_versions {quote(list(info.supported_versions), 200)} lack {', '.join(sorted(versions))}"
         if not info.name:
             return "name is empty"
         return ""

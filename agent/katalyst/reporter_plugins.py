@@ -19,6 +19,7 @@ from agent.katalyst.plugin_watcher import DiscoveredPlugin, PluginWatcher
 from api.interfaces import Unavailable
 from api.node_resources import ObjectSection, ReportedField
 from api.proto import reporter_plugin_pb2 as wire
+from api.text import quote
 from api.units import NS_PER_S
 from common.grpc_unix import GrpcClient, MethodNotOffered
 
@@ -127,12 +128,12 @@ def decode_fields(plugin: str, answer: Any) -> tuple[ReportedField, ...]:
                 raise _invalid_report(plugin, f"{path}.fieldType is {field.fieldType}")
             if not _GO_FIELD_NAME.fullmatch(field.fieldName):
                 raise _invalid_report(
-                    plugin, f"{path}.fieldName {field.fieldName!r:.80} is no exported field name of Go"
+                    plugin, f"{path}.fieldName {quote(field.fieldName)} is no exported field name of Go"
                 )
             try:
                 msgspec.json.decode(field.value)
             except (msgspec.DecodeError, ValueError, RecursionError):
-                raise _invalid_report(plugin, f"{path}.value is not JSON: {field.value[:80]!r}") from None
+                raise _invalid_report(plugin, f"{path}.value is not JSON: {quote(field.value)}") from None
             fields.append(
                 ReportedField(
                     plugin=plugin,

@@ -23,7 +23,7 @@ from api.decision import Cycle, JournalEntry
 from api.diagnostics import DoctorCheck, DoctorReport, EffectiveConfiguration
 from api.eviction import EvictionEntry
 from api.interfaces import DecisionRecord, EvictionRecord
-from api.text import to_json
+from api.text import quote, to_json
 from common.http import responses
 from common.http.listener import HttpListener, connection_of
 from common.http.passwords import RETRY_AFTER_S, PasswordChecker, TooManyChecks
@@ -268,7 +268,7 @@ class AgentWebServer:
             if self._loopback and not is_loopback_host(request.headers.get("Host", "")):
                 raise HttpRefused(
                     403,
-                    f"Host {request.headers['Host']!r} is not a name of this machine's loopback",
+                    f"Host {quote(request.headers['Host'])} is not a name of this machine's loopback",
                     "use 127.0.0.1 or localhost, or serve other names with --listen ADDRESS:PORT",
                 )
             response = await handler(request)
@@ -408,7 +408,7 @@ def _query_parameters(
         elif text.isascii() and text.isdigit() and len(text) <= 18:
             values[name] = int(text)
         else:
-            raise HttpRefused(400, f"{name}: {text!r} is not a whole number", f"write it as in {name}=0")
+            raise HttpRefused(400, f"{name}: {quote(text)} is not a whole number", f"write it as in {name}=0")
     return values, filters
 
 

@@ -119,7 +119,7 @@ def _bound(text: str) -> float:
     except ValueError:
         bound = math.nan
     if math.isnan(bound):
-        raise InvalidIndicator(f"bucket bound le={text[:40]!r} is not a number")
+        raise InvalidIndicator(f"bucket bound le={quote(text, 40)} is not a number")
     return bound
 
 
@@ -181,7 +181,7 @@ async def _fetch(session: aiohttp.ClientSession, url: str) -> str:
         if response.status != 200:
             raise InvalidIndicator(f"{url} answered with status {response.status}")
         if encoding := response.headers.get("Content-Encoding", "identity").strip().lower().replace("identity", ""):
-            raise InvalidIndicator(f"{url} answered in encoding {encoding[:40]!r}, which was not requested")
+            raise InvalidIndicator(f"{url} answered in encoding {quote(encoding, 40)}, which was not requested")
         body = bytearray()
         while len(body) <= MAX_BYTES and (piece := await response.content.read(MAX_BYTES + 1 - len(body))):
             body += piece
