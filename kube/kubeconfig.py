@@ -16,7 +16,7 @@ from urllib import parse
 from urllib.parse import urlsplit
 
 from api.interfaces import Unavailable
-from api.text import quote
+from api.text import printable, quote
 from kube.credentials import ApiAccess, ApiCredentials, CredentialData, IssuedCredentials
 from kube.objects import parse_timestamp
 
@@ -136,7 +136,7 @@ def _entry(config: ConfigNode, kind: str, name: object) -> _Entry:
             )
     names = ", ".join(sorted(str(node.value["name"]) for node in config.value[kind]))
     remedy = f"choose from {names}" if names else "add one, or compare `kubectl config view`"
-    raise Unavailable(f"{config.path}: {kind}[{name!s:.80}]: is not there", remedy)
+    raise Unavailable(f"{config.path}: {kind}[{printable(str(name), 80)}]: is not there", remedy)
 
 
 def _access(merger: KubeConfigMerger, context: str, *, logins: bool) -> ApiAccess:

@@ -348,7 +348,7 @@ class ExternalEvictionPlugins:
             if plugin.name in PLUGIN_NAMES:
                 rejected[plugin.name] = "its name is that of a built-in plugin"
             elif len(plugin.name) > MAX_NAME_CHARS or not plugin.name.isprintable() or "|" in plugin.name:
-                rejected[ascii(plugin.name)[:MAX_NAME_CHARS]] = "its name is too long or has invalid characters"
+                rejected[printable(plugin.name, MAX_NAME_CHARS)] = "its name is too long or has invalid characters"
             else:
                 plugins.append(plugin)
         return plugins, rejected

@@ -9,14 +9,17 @@ import ipaddress
 
 import msgspec
 
-from api.text import MAX_MESSAGE_CHARS, printable
+from api.text import make_printable
 
 
 class HttpProblem(msgspec.Struct, frozen=True):
-    """Body of every error response."""
+    """Body of every error response. It quotes the request, and clients show it in terminals."""
 
     error: str
     remedy: str
+
+    def __post_init__(self) -> None:
+        make_printable(self, "error", "remedy")
 
 
 class HttpRefused(Exception):
@@ -25,8 +28,7 @@ class HttpRefused(Exception):
     def __init__(self, status: int, error: str, remedy: str) -> None:
         super().__init__(error)
         self.status = status
-        # Errors quote the request, and the agent's own client shows them in a terminal.
-        self.problem = HttpProblem(printable(error, MAX_MESSAGE_CHARS), printable(remedy, MAX_MESSAGE_CHARS))
+        self.problem = HttpProblem(error, remedy)
 
 
 def is_loopback(address: str) -> bool:

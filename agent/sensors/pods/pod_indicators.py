@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.pod import Pod
 from api.snapshot import RequestLatency
-from api.text import quote
+from api.text import printable, quote
 
 log = logging.getLogger(__name__)
 SCRAPE_KEY, PORT_KEY, PATH_KEY = "prometheus.io/scrape", "prometheus.io/port", "prometheus.io/path"
@@ -110,7 +110,7 @@ def _samples(text: str, metric: str) -> list[tuple[str, dict[str, str], float]]:
             for sample in family.samples
         ]
     except Exception as error:  # noqa: BLE001 - the parser raises whatever its string handling meets
-        raise InvalidIndicator(f"not a Prometheus exposition: {error!s:.200}") from None
+        raise InvalidIndicator(f"not a Prometheus exposition: {printable(str(error), 200)}") from None
 
 
 def _bound(text: str) -> float:

@@ -314,6 +314,10 @@ def _decode_pod(raw: msgspec.Raw) -> KubeletPod:
     for field, count, limit in _counts(pod):
         if count > limit:
             raise ValueError(f"{_shown_name(raw)}.{field}: has {count} entries, more than {limit}; remove some")
+    spec = pod.spec
+    for container in (*spec.containers, *(spec.init_containers or ()), *(spec.ephemeral_containers or ())):
+        if not is_valid_id(container.name):
+            raise ValueError(f"{_shown_name(raw)}.spec: {quote(container.name)} is not the name of a container")
     return pod
 
 

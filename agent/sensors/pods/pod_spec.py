@@ -311,7 +311,7 @@ def _check_texts(entries: dict[str, Any], where: str) -> dict[str, str]:
 
 
 def _check_cgroup_path(path: str, where: str) -> str:
-    shown = repr(path[:80])
+    shown = quote(path)
     if not path.startswith("/") or path == "/":
         raise PodFieldError(where, f"{shown} must begin with / and be a cgroup below the root, such as /web")
     if any(part in ("", ".", "..") for part in path.split("/")[1:]):
