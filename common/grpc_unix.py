@@ -211,7 +211,7 @@ async def serve_on_socket(path: Path, services: Sequence[GrpcService]) -> GrpcSe
         )
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        # Another user who could replace the socket would answer in the agent's place.
+        # Another user that could replace the socket would answer in the agent's place.
         check_socket_directory(path.parent)
         await asyncio.to_thread(_remove_stale_socket, path)
         temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Checks that a Unix socket can only be served by a user who may act for this node: root, the agent's own user, or a
+"""Checks that a Unix socket can only be served by a user that may act for this node: root, the agent's own user, or a
 user that the settings name. A plugin decides about evictions, CPUs and the Node, so another user's socket, or a socket in
 a directory where another user could put one, is not used: the same rule as for the state directory.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from api.interfaces import Unavailable
 
 _CREDENTIALS = struct.Struct("=iII")
-"""struct ucred of SO_PEERCRED (unix(7)): pid, uid and gid."""
+"""Fields of `struct ucred`, which SO_PEERCRED returns (unix(7)): pid, uid and gid."""
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 SocketIdentity = tuple[int, int, int]
 """Device, inode and time of the last change of a socket file. Another process that listens there makes another file."""

@@ -293,7 +293,7 @@ def test_a_bug_while_polling_is_one_printable_reason() -> None:
 
 
 def test_no_module_has_a_formatter_of_its_own() -> None:
-    found = []
+    formatters = []
     for package in PRODUCT:
         for path in sorted((ROOT / package).rglob("*.py")):
             name = str(path.relative_to(ROOT))
@@ -305,7 +305,7 @@ def test_no_module_has_a_formatter_of_its_own() -> None:
                 continue
             for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.FormattedValue) and node.conversion != -1:
-                    found.append(f"{name}:{node.lineno}: {ast.unparse(node.value)} has a conversion")
+                    formatters.append(f"{name}:{node.lineno}: {ast.unparse(node.value)} has a conversion")
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("repr", "ascii"):
-                    found.append(f"{name}:{node.lineno}: {node.func.id}()")
-    assert found == [], "use api.text.quote or printable"
+                    formatters.append(f"{name}:{node.lineno}: {node.func.id}()")
+    assert formatters == [], "use api.text.quote or printable"

@@ -85,7 +85,7 @@ class ReviewQueue(Generic[K]):
         return key
 
     def discard(self, key: K) -> bool:
-        """Remove a review that has not begun; return whether it was there."""
+        """Remove a review that does not run yet; return whether it was there."""
         return self._waiting.pop(key, None) is not None
 
     def pause_s(self) -> float:

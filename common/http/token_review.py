@@ -111,7 +111,7 @@ class TokenReviewer:
         return float("-inf"), None
 
     async def _review_once(self, key: bytes, review: _PendingReview, *, is_known: bool) -> bool | None:
-        """Share one review among all requests that wait for it; one that has begun continues if they are cancelled."""
+        """Share one review among all requests that wait for it; one that runs continues if they are cancelled."""
         pending = self._reviews.get(key)
         if pending is None:
             pending = self._reviews[key] = review

@@ -95,8 +95,8 @@ def test_giant_numbers_in_quantities_are_cheap(number: str) -> None:
 
 
 def test_an_answer_of_64_mib_is_refused_or_cheap() -> None:
-    one = json.dumps(pod("web", annotations={"x": "y" * 1000})).encode()
-    count = (64 << 20) // (len(one) + 2)
-    body = b'{"items": [' + b", ".join([one] * min(count, 4096)) + b"]}"
+    item = json.dumps(pod("web", annotations={"x": "y" * 1000})).encode()
+    count = (64 << 20) // (len(item) + 2)
+    body = b'{"items": [' + b", ".join([item] * min(count, 4096)) + b"]}"
     assert parse_pods(body) == ()
     assert "more than 64 MiB" in parse_pods(body + b" " * (64 << 20))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-NOBODY_UID = 65534
+FOREIGN_UID = 65534
 LISTENER = """
 import os, socket, sys
 os.setgroups([]); os.setresgid(*[int(sys.argv[2])] * 3); os.setresuid(*[int(sys.argv[2])] * 3)
@@ -33,14 +33,14 @@ def running(*command: str) -> Iterator[None]:
 
 
 @contextmanager
-def foreign_listener(path: Path, uid: int = NOBODY_UID) -> Iterator[None]:
+def foreign_listener(path: Path, uid: int = FOREIGN_UID) -> Iterator[None]:
     """A process of this user that listens on the socket and answers nothing."""
     with running("-c", LISTENER, str(path), str(uid)):
         yield
 
 
 @contextmanager
-def foreign_plugin(path: Path, uid: int = NOBODY_UID) -> Iterator[None]:
+def foreign_plugin(path: Path, uid: int = FOREIGN_UID) -> Iterator[None]:
     """An eviction plugin of this user that names the pod `uid-batch`."""
     with running("-m", "tests.builders.foreign_plugin", str(path), str(uid)):
         yield

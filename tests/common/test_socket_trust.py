@@ -13,7 +13,7 @@ from api.interfaces import Unavailable
 from api.proto import advisor_svc_pb2 as svc
 from common.grpc_unix import GrpcClient, GrpcService, serve_on_socket
 from common.socket_trust import check_listener, check_socket, check_socket_directory
-from tests.builders.foreign_processes import NOBODY_UID, directory_for_everybody, foreign_listener
+from tests.builders.foreign_processes import FOREIGN_UID, directory_for_everybody, foreign_listener
 
 ADVISOR = svc.DESCRIPTOR.services_by_name["AdvisorService"]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to start processes of another user")
@@ -64,7 +64,7 @@ def test_what_belongs_to_another_user_is_refused_unless_the_settings_name_it(nam
     with directory_for_everybody() as directory, foreign_listener(path := directory / "a.sock"):
         directory.chmod(0o755)
         if name == "directory":
-            os.chown(directory, NOBODY_UID, NOBODY_UID)
+            os.chown(directory, FOREIGN_UID, FOREIGN_UID)
         if name == "process":
             os.chown(path, 0, 0)
         with pytest.raises(Unavailable, match="is not trusted") as refused:
@@ -76,7 +76,7 @@ def test_what_belongs_to_another_user_is_refused_unless_the_settings_name_it(nam
         }
         assert refused.value.reason == expected[name]
         assert "sockets.trustedUids" in refused.value.remedy
-        check(NOBODY_UID)
+        check(FOREIGN_UID)
 
 
 @needs_root

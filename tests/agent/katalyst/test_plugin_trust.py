@@ -14,7 +14,7 @@ from agent.katalyst.reporter_plugins import ReporterPlugins
 from agent.nri.session import connect_nri
 from api.interfaces import Unavailable
 from tests.agent.katalyst.test_external_evictions import Manager
-from tests.builders.foreign_processes import NOBODY_UID, directory_for_everybody, foreign_listener, foreign_plugin
+from tests.builders.foreign_processes import FOREIGN_UID, directory_for_everybody, foreign_listener, foreign_plugin
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to start processes of another user")
 
@@ -45,7 +45,7 @@ async def test_a_foreign_plugin_in_a_directory_of_root_evicts_only_if_the_settin
         refused = PluginWatcher({"EvictionPlugin": ("v1alpha1",)}, directory)
         await refused.scan()
         assert refused.problems() == (f"{path}: {path} is not trusted: the process that listens there has uid 65534",)
-        accepted = PluginWatcher({"EvictionPlugin": ("v1alpha1",)}, directory, trusted_uids=(NOBODY_UID,))
+        accepted = PluginWatcher({"EvictionPlugin": ("v1alpha1",)}, directory, trusted_uids=(FOREIGN_UID,))
         await accepted.scan()
         assert [plugin.name for plugin in accepted.plugins("EvictionPlugin")] == ["foreign"]
 

@@ -152,7 +152,7 @@ async def test_a_token_that_was_taken_away_is_good_for_a_minute_at_most() -> Non
     assert await status(tokens, "good") == 401
 
 
-async def test_a_good_token_is_never_refused_beside_a_client_that_guesses() -> None:
+async def test_a_good_token_is_never_refused_by_a_client_that_guesses() -> None:
     """All requests through the API server's proxy have one address, and its connections serve every client."""
     server = ApiServer()
     tokens = TokenReviewer(server)
@@ -299,7 +299,7 @@ async def test_the_server_asks_for_tokens_but_for_health(
         assert answer.headers.get("WWW-Authenticate") == ('Bearer realm="dioptase"' if code == 401 else None)
 
 
-async def test_a_new_token_and_health_are_answered_beside_a_guesser_at_the_same_address(url: str) -> None:
+async def test_a_new_token_and_health_are_answered_despite_a_guesser_at_the_same_address(url: str) -> None:
     statuses: list[int] = []
 
     async def guess(number: int) -> None:
