@@ -109,17 +109,22 @@ class CachedFindings:
 
     def __init__(self, version: str, checks: Callable[[], tuple[DoctorCheck, ...]]) -> None:
         self._version, self._checks = version, checks
-        self._lock = asyncio.Lock()
+        self._computation: asyncio.Task[None] | None = None
         self._text, self._until_s = b"", 0.0
 
     async def findings_json(self) -> bytes:
-        """Return a DoctorReport as JSON, at most FINDINGS_TTL_S old. Concurrent requests share one computation."""
-        async with self._lock:
-            if time.monotonic() >= self._until_s:
-                checks = await asyncio.to_thread(self._checks)
-                self._text = to_json(DoctorReport(version=self._version, checks=checks))
-                self._until_s = time.monotonic() + FINDINGS_TTL_S
+        """Return a DoctorReport as JSON, at most FINDINGS_TTL_S old. Concurrent requests share one computation, which
+        continues if they are cancelled: a client that disconnects and requests them again must not start another one."""
+        if time.monotonic() >= self._until_s:
+            if self._computation is None or self._computation.done():
+                self._computation = asyncio.create_task(self._compute())
+            await asyncio.shield(self._computation)
         return self._text
+
+    async def _compute(self) -> None:
+        checks = await asyncio.to_thread(self._checks)
+        self._text = to_json(DoctorReport(version=self._version, checks=checks))
+        self._until_s = time.monotonic() + FINDINGS_TTL_S
 
 
 class EntryRecord(Protocol[E_co]):
