@@ -27,7 +27,7 @@ def check_socket_directory(directory: Path, trusted_uids: Collection[int] = ()) 
     Its parents are checked too, because their owners can rename it; they may be writable if they are sticky, as /tmp is.
     Raises OSError if it cannot be read.
     """
-    trusted, target = _trusted(trusted_uids), directory.resolve()
+    trusted, target = _trusted(trusted_uids), _resolve(directory)
     for step in _steps(directory):
         status = step.lstat()
         if status.st_uid not in trusted:
@@ -49,6 +49,8 @@ def check_socket(path: Path, trusted_uids: Collection[int] = ()) -> SocketIdenti
     Raises OSError if there is none.
     """
     check_socket_directory(path.parent, trusted_uids)
+    if path.is_symlink():
+        check_socket_directory(_resolve(path).parent, trusted_uids)
     status = path.stat()
     if status.st_uid not in _trusted(trusted_uids):
         raise Unavailable(
@@ -84,10 +86,14 @@ def _trusted(trusted_uids: Collection[int]) -> frozenset[int]:
     return frozenset((0, os.geteuid(), *trusted_uids))
 
 
+def _resolve(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for a loop of links
+
+
 def _steps(directory: Path) -> Iterator[Path]:
     """Yield the directory, its parents, and those of its target if there are symbolic links among them."""
     absolute = Path(os.path.abspath(directory))  # noqa: PTH100 - resolve() would hide the links
     yield from (absolute, *absolute.parents)
-    target = absolute.resolve()
+    target = _resolve(absolute)
     if target != absolute:
         yield from (target, *target.parents)

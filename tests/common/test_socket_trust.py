@@ -54,6 +54,22 @@ def test_a_link_does_not_hide_a_directory_that_others_can_write(tmp_path: Path) 
         check_socket_directory(tmp_path / "link")
 
 
+def test_a_link_to_a_socket_where_others_can_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o1777)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "open" / "a.sock"))
+        (tmp_path / "a.sock").symlink_to(tmp_path / "open" / "a.sock")
+        with pytest.raises(Unavailable, match=r"open can be written by other users \(mode 1777\)"):
+            check_socket(tmp_path / "a.sock")
+
+
+def test_a_loop_of_links_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(OSError, match="symbolic links"):
+        check_socket(tmp_path / "loop" / "a.sock")
+
+
 @needs_root
 @pytest.mark.parametrize("name", ["directory", "socket", "process"])
 def test_what_belongs_to_another_user_is_refused_unless_the_settings_name_it(name: str) -> None:
