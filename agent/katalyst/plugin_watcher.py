@@ -131,7 +131,7 @@ class PluginWatcher:
         except Unavailable as error:
             self._distrust = f"{error.reason}; {error.remedy}"
             if self._distrust != before:
-                log.warning("no plugin of %s is used: %s", self._directory, self._distrust)
+                log.warning("plugins are refused: %s", self._distrust)
         return not self._distrust
 
     async def _try(self, path: Path, inode: int) -> None:

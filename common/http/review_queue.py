@@ -11,7 +11,7 @@ import hashlib
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -40,7 +40,7 @@ class _WrongTokens(msgspec.Struct):
     latest_s: float
 
 
-class WaitingReview(msgspec.Struct, frozen=True, order=True):
+class WaitingReview(NamedTuple):
     """Position of a review: the time at which it is due, then the order of arrival."""
 
     due_s: float
