@@ -14,7 +14,9 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+import struct
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,8 +34,13 @@ MAX_CONNECTIONS = 64
 RESERVED_CONNECTIONS = 16
 """Connections of each address of this machine that no client of another machine or pod can displace."""
 MAX_ACCEPTS = 8
-"""Connections accepted in a row. A new connection whose request has arrived is served within five turns of the event
-loop, so that fewer than MAX_CONNECTIONS later ones can displace it before."""
+"""Connections of one client address that are served in a row; further ones are reset at once. A new connection whose request
+has arrived is served within five turns of the event loop, so that fewer than MAX_CONNECTIONS later ones can displace it."""
+MAX_DRAINED = 256
+"""Connections accepted in a row. The kernel drops the handshakes of all clients while the queue is full, and resetting a
+connection is much cheaper than serving it."""
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+"""`struct linger` that ends a connection without TIME_WAIT (socket(7))."""
 ACCEPT_PAUSE_S = 1.0
 """Pause after a failed accept, for instance without a free file descriptor."""
 KEEPALIVE_S = 75.0
@@ -75,8 +82,12 @@ class HttpListener:
         self._closed_count = 0
         self._next_log_s = 0.0
 
-    async def open(self, host: str, port: int, option: str, tls: ssl.SSLContext | None = None) -> list[tuple[str, int]]:
-        """Listen on every address of the host and return them; for port 0 the kernel selects one.
+    async def open(
+        self, host: str | Sequence[str], port: int, option: str, tls: ssl.SSLContext | None = None
+    ) -> list[tuple[str, int]]:
+        """Listen on every address of the host or hosts and return them; for port 0 the kernel selects one.
+
+        Each address has a socket and a queue of its own, so that a flood of one does not fill that of another.
 
         Raises Unavailable that names the option.
         """
@@ -105,7 +116,7 @@ class HttpListener:
                 raise  # another address would not help
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise Unavailable(
-                f"cannot listen on {host}:{port}: {reason}",
+                f"cannot listen on {host if isinstance(host, str) else ','.join(host)}:{port}: {reason}",
                 f"choose another address with {option} HOST:PORT, or stop the program that has this one",
             ) from error
         return [sock.getsockname()[:2] for sock in self._listening]
@@ -131,7 +142,8 @@ class HttpListener:
             asyncio.get_running_loop().add_reader(sock, self._accept, sock)
 
     def _accept(self, sock: socket.socket) -> None:
-        for _ in range(MAX_ACCEPTS):
+        arrived = Counter[str]()
+        for _ in range(MAX_DRAINED):
             try:
                 connection, address = sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -145,7 +157,12 @@ class HttpListener:
                 loop.remove_reader(sock)
                 loop.call_later(ACCEPT_PAUSE_S, self._begin_accepting, sock)
                 return
-            self._admit(connection, address[0])
+            arrived[address[0]] += 1
+            if arrived[address[0]] > MAX_ACCEPTS:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+                connection.close()
+            else:
+                self._admit(connection, address[0])
 
     def _admit(self, connection: socket.socket, address: str) -> None:
         """Add a connection, and close another one if there are too many."""

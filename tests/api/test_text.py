@@ -53,6 +53,7 @@ def test_shown_text_is_printable_bounded_and_shown_again_as_it_is(text: str, lim
         ({"a": ["\u202e"]}, "{'a': ['\\u202e']}"),
         (10**5000, "a int that is too large to show"),
     ],
+    ids=["text", "control", "long", "bytes", "number", "nested", "giant"],
 )
 def test_a_quoted_value_is_bounded(value: object, text: str) -> None:
     assert quote(value) == text
