@@ -472,7 +472,7 @@ def open_cnr_writer(
     if report.reporter_plugins:
         from agent.katalyst.reporter_plugins import ReporterPlugins  # noqa: PLC0415 - gRPC is 12 MiB
 
-        plugins = ReporterPlugins(Path(report.reporter_plugins), cnr.wake)
+        plugins = ReporterPlugins(Path(report.reporter_plugins), cnr.wake, trusted_uids=config.sockets.trusted_uids)
         fields = plugins.fields
         pollers.append(plugins)
     return cnr, pollers
@@ -533,7 +533,7 @@ def open_eviction_components(
         evictor.records = records.latest
         opened.add_sink(records)
     if settings.plugin_sockets:
-        external = _open_external_plugins(settings, details, records)
+        external = _open_external_plugins(config, details, records)
         evictor.external_findings = external.findings
         opened.add_sink(external)
     if kubelet and (socket := find_runtime_socket(config.kubelet.runtime_socket)) is not None:
@@ -547,16 +547,17 @@ def open_eviction_components(
 
 
 def _open_external_plugins(
-    settings: EvictionConfig, details: PodDetails | None, records: EvictionRecords | None
+    config: AgentConfig, details: PodDetails | None, records: EvictionRecords | None
 ) -> ExternalEvictionPlugins:
     """Open the clients of plugins at sockets, which receive what the kubelet and the API server have of pods."""
     from agent.katalyst.external_evictions import ExternalEvictionPlugins  # noqa: PLC0415 - gRPC is 12 MiB
 
+    open_plugins = partial(ExternalEvictionPlugins, config.eviction, trusted_uids=config.sockets.trusted_uids)
     if details is None:
-        return ExternalEvictionPlugins(settings)
+        return open_plugins()
     if records is None:
-        return ExternalEvictionPlugins(settings, manifest=details.manifest)
-    return ExternalEvictionPlugins(settings, manifest=details.manifest, records=records.load)
+        return open_plugins(manifest=details.manifest)
+    return open_plugins(manifest=details.manifest, records=records.load)
 
 
 def _open_eviction_methods(evictor: EvictorByQosLevel, config: AgentConfig, client: KubeClient | None) -> None:

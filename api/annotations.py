@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from api.cpu import parse_cpu_list
 from api.qos import CPU_KEY, MEMORY_KEY, NETWORK_KEY, AnnotationMapping, BurstPolicy, Enhancements, QoSLevel
+from api.text import printable, quote
 
 OOM_PRIORITY_BOUNDS = {
     QoSLevel.RECLAIMED: (-100, -1),
@@ -27,6 +28,11 @@ OOM_PRIORITY_BOUNDS = {
 OOM_PRIORITY_NEVER, OOM_PRIORITY_IGNORE = 300, -300
 RSS_THRESHOLD_UNREACHABLE = 1e18
 """The rss_overuse_threshold of a pod whose value is invalid: no usage reaches it, so the pod is not evicted by mistake."""
+MAX_ANNOTATION_CHARS = 16 << 10
+"""Characters of an annotation or label that is interpreted; Kubernetes allows 256 KiB in all annotations of a pod."""
+MAX_ENTRIES = 64
+"""Entries of the JSON object of an annotation; Katalyst documents 17 enhancements."""
+MAX_ERROR_CHARS = 200
 _DEFAULT_MAPPING = AnnotationMapping()
 _ALL_LEVELS = tuple(QoSLevel)
 _NOT_SYSTEM = (QoSLevel.SHARED, QoSLevel.DEDICATED, QoSLevel.RECLAIMED)
@@ -87,9 +93,19 @@ def parse_numa_bind_result(
     annotations: Mapping[str, str], mapping: AnnotationMapping = _DEFAULT_MAPPING
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Parse numa_bind_result (`1`, or a list; -1 is none) into NUMA nodes. Also returns its problem, if it is invalid."""
-    text = annotations.get(mapping.numa_bind_result_key, "-1").strip()
-    nodes, problem = ((), "") if text == "-1" else _parse_numa_nodes(text, QoSLevel.SHARED)
+    text = annotations.get(mapping.numa_bind_result_key, "-1")
+    nodes: tuple[int, ...] | None = ()
+    problem = size_problem(text)
+    if not problem and text.strip() != "-1":
+        nodes, problem = _parse_numa_nodes(text, QoSLevel.SHARED)
     return nodes or (), ((f"annotation {mapping.numa_bind_result_key}: {problem}",) if problem else ())
+
+
+def size_problem(text: str) -> str:
+    """Describe what is wrong with the length of an annotation or label; empty if it may be parsed."""
+    if len(text) <= MAX_ANNOTATION_CHARS:
+        return ""
+    return f"has {len(text)} characters, more than {MAX_ANNOTATION_CHARS}, and is not read; shorten it"
 
 
 def validate_default_enhancement(name: str, text: str) -> str:
@@ -119,7 +135,7 @@ def _collect_enhancements(
             rule = _ENHANCEMENT_RULES.get(name)
             if rule is None or not rule.section:
                 names = ", ".join(choice for choice, rule in _ENHANCEMENT_RULES.items() if rule.section == section)
-                problems.append(f"annotation {key}: {name!r:.80} is no enhancement of it; use one of {names}")
+                problems.append(f"annotation {key}: {quote(name)} is no enhancement of it; use one of {names}")
             elif rule.section == section:
                 correct[name] = (where, text)
             else:
@@ -127,7 +143,12 @@ def _collect_enhancements(
                 problems.append(f"{where}: belongs in {rule.section}; write it there")
     own = {"numa_number": mapping.numa_number_key, "numa_ids": mapping.numa_ids_key}
     keys = {name: own.get(name, name) for name in _ENHANCEMENT_RULES}
-    separate = {name: (f"annotation {key}", annotations[key]) for name, key in keys.items() if key in annotations}
+    separate: dict[str, tuple[str, str]] = {}
+    for name, key in keys.items():
+        if key in annotations and (problem := size_problem(annotations[key])):
+            problems.append(f"annotation {key}: {problem}")
+        elif key in annotations:
+            separate[name] = (f"annotation {key}", annotations[key])
     return {**separate, **misplaced, **correct}, problems
 
 
@@ -136,19 +157,25 @@ def _decode_object(annotations: Mapping[str, str], key: str, problems: list[str]
     if key not in annotations:
         return {}
     where, example = f"annotation {key}", """write it like '{"name": "value"}'"""
+    if problem := size_problem(annotations[key]):
+        problems.append(f"{where}: {problem}")
+        return {}
     try:
         values = msgspec.json.decode(annotations[key])
     except (msgspec.DecodeError, ValueError, RecursionError):
-        problems.append(f"{where}: {annotations[key]!r:.80} is not JSON; {example}; until then all of it is ignored")
+        problems.append(f"{where}: {quote(annotations[key])} is not JSON; {example}; until then all of it is ignored")
         return {}
     if not isinstance(values, dict):
-        problems.append(f"{where}: {annotations[key]!r:.80} is no JSON object; {example}; it is ignored")
+        problems.append(f"{where}: {quote(annotations[key])} is no JSON object; {example}; it is ignored")
+        return {}
+    if len(values) > MAX_ENTRIES:
+        problems.append(f"{where}: has {len(values)} entries, more than {MAX_ENTRIES}; remove some; it is ignored")
         return {}
     for name, value in values.items():
         if not isinstance(value, str):
             text = msgspec.json.encode(value).decode()[:80]
             remedy = f'write "{text}"' if isinstance(value, (bool, int, float)) else "write text in quotes"
-            problems.append(f"{where}: {name!r:.80}: {text} is not text; {remedy}; until then all of it is ignored")
+            problems.append(f"{where}: {quote(name)}: {text} is not text; {remedy}; until then all of it is ignored")
             return {}
     return values
 
@@ -195,12 +222,12 @@ def _check_nodes(
 
 
 def _parse_flag(text: str, _level: QoSLevel) -> _ParsedValue:
-    problem = "" if text in ("true", "false") else f'{text!r:.80} counts as "false"; write "true" or "false"'
+    problem = "" if text in ("true", "false") else f'{quote(text)} counts as "false"; write "true" or "false"'
     return text == "true", problem
 
 
 def _parse_numa_share(text: str, _level: QoSLevel) -> _ParsedValue:
-    problem = "" if text in ("true", "false") else f'{text!r:.80} counts as "true"; write "true" or "false"'
+    problem = "" if text in ("true", "false") else f'{quote(text)} counts as "true"; write "true" or "false"'
     return text != "false", problem
 
 
@@ -210,14 +237,14 @@ def _parse_rss_threshold(text: str, _level: QoSLevel) -> _ParsedValue:
         return value, ""
     return (
         RSS_THRESHOLD_UNREACHABLE,
-        f"{text!r:.80} is no number above 0; write one such as 1.2, until then the pod is never evicted for it",
+        f"{quote(text)} is no number above 0; write one such as 1.2, until then the pod is never evicted for it",
     )
 
 
 def _parse_tolerance(text: str, _level: QoSLevel) -> _ParsedValue:
     value = _parse_number(text)
     problem = (
-        "" if value is not None else f"{text!r:.80} is no number; write one such as 1.5; it tolerates any suppression"
+        "" if value is not None else f"{quote(text)} is no number; write one such as 1.5; it tolerates any suppression"
     )
     return value, problem
 
@@ -225,7 +252,7 @@ def _parse_tolerance(text: str, _level: QoSLevel) -> _ParsedValue:
 def _parse_oom_priority(text: str, level: QoSLevel) -> _ParsedValue:
     low, high = OOM_PRIORITY_BOUNDS[level]
     if not _INTEGER.fullmatch(text):
-        return low, f"{text!r:.80} is no whole number; write one from {low} to {high}, taken as {low}"
+        return low, f"{quote(text)} is no whole number; write one from {low} to {high}, taken as {low}"
     value = int(text)
     if value == OOM_PRIORITY_NEVER:
         return value, ""
@@ -239,9 +266,9 @@ def _parse_oom_priority(text: str, level: QoSLevel) -> _ParsedValue:
 
 def _parse_pool(text: str, level: QoSLevel) -> _ParsedValue:
     if not _POOL.fullmatch(text):
-        return "", f"{text!r:.80} is no name of a pool; use letters, digits, '-', '.' and '_', at most 63"
+        return "", f"{quote(text)} is no name of a pool; use letters, digits, '-', '.' and '_', at most 63"
     if _RESERVED_POOL.fullmatch(text) and not (level is QoSLevel.SYSTEM and _SYSTEM_POOL.fullmatch(text)):
-        return "", f"{text!r:.80} is a pool that the agent creates itself; choose another name"
+        return "", f"{quote(text)} is a pool that the agent creates itself; choose another name"
     return text, ""
 
 
@@ -249,14 +276,14 @@ def _parse_burst_policy(text: str, _level: QoSLevel) -> _ParsedValue:
     try:
         return BurstPolicy(text), ""
     except ValueError:
-        return BurstPolicy.DEFAULT, f"{text!r:.80} is no policy; use one of {', '.join(BurstPolicy)}"
+        return BurstPolicy.DEFAULT, f"{quote(text)} is no policy; use one of {', '.join(BurstPolicy)}"
 
 
 def _parse_percent(text: str, _level: QoSLevel) -> _ParsedValue:
     value = _parse_number(text)
     if value is None:
-        return None, f"{text!r:.80} is no percentage; write a number from 0 to 100"
-    return min(value, 100.0), "" if value <= 100 else f"{text!r:.80} is more than 100, and counts as 100; write that"
+        return None, f"{quote(text)} is no percentage; write a number from 0 to 100"
+    return min(value, 100.0), "" if value <= 100 else f"{quote(text)} is more than 100, and counts as 100; write that"
 
 
 def _ignore_threshold(_text: str, _level: QoSLevel) -> _ParsedValue:
@@ -269,7 +296,7 @@ def _network(_text: str, _level: QoSLevel) -> _ParsedValue:
 
 def _parse_numa_count(text: str, _level: QoSLevel) -> _ParsedValue:
     value = int(text) if _INTEGER.fullmatch(text) else 0
-    return (value, "") if value > 0 else (None, f"{text!r:.80} is no number of NUMA nodes; write one such as 1 or 2")
+    return (value, "") if value > 0 else (None, f"{quote(text)} is no number of NUMA nodes; write one such as 1 or 2")
 
 
 def _parse_numa_nodes(text: str, _level: QoSLevel) -> _ParsedValue:
@@ -277,7 +304,7 @@ def _parse_numa_nodes(text: str, _level: QoSLevel) -> _ParsedValue:
         nodes = parse_cpu_list(text)
     except ValueError:
         nodes = ()
-    return (nodes, "") if nodes else (None, f"{text!r:.80} is no list of NUMA nodes; write one such as 0 or 0-1,3")
+    return (nodes, "") if nodes else (None, f"{quote(text)} is no list of NUMA nodes; write one such as 0 or 0-1,3")
 
 
 def _parse_number(text: str) -> float | None:
@@ -349,7 +376,13 @@ def parse_service_profile(annotations: Mapping[str, str]) -> tuple[ServiceProfil
     if text is None:
         return ServiceProfile(), ()
     try:
-        return msgspec.json.decode(text, type=ServiceProfile), ()
+        if problem := size_problem(text):
+            raise ValueError(problem)
+        profile = msgspec.json.decode(text, type=ServiceProfile)
+        if len(profile.targets) > MAX_ENTRIES:
+            raise ValueError(f"targets has {len(profile.targets)} entries, more than {MAX_ENTRIES}")
+        return profile, ()
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        shown = printable(str(error), MAX_ERROR_CHARS)  # it quotes the names of unknown fields
         remedy = 'write JSON such as {"targets": {"request_p99_ms": {"upper": 20}}}; until then nothing of the pod is reclaimed'
-        return ServiceProfile(disable_reclaim_level="Pod"), (f"annotation {PROFILE_KEY}: {error}; {remedy}",)
+        return ServiceProfile(disable_reclaim_level="Pod"), (f"annotation {PROFILE_KEY}: {shown}; {remedy}",)

@@ -6,8 +6,13 @@ from collections.abc import Iterable
 
 import msgspec
 
+from api.text import quote
+
 MAX_CPU = 8191
 """Highest CPU number accepted. NR_CPUS of the largest distribution kernels is 8192, so a higher number is a mistake."""
+MAX_LIST_CHARS = 32 << 10
+"""Characters of a CPU list: the longest list of these CPUs, every second one, has 20 kB."""
+_MAX_DIGITS = 9
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
@@ -16,14 +21,20 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     Overlapping ranges are merged before they are expanded: the time grows with the length of the text, not with the sum of
     the ranges, because the text may be a pod's annotation. Raises ValueError that quotes the start of the invalid part.
     """
+    if len(text) > MAX_LIST_CHARS:
+        raise ValueError(
+            f"CPU list {quote(text)}: has {len(text)} characters, more than {MAX_LIST_CHARS}; merge its ranges"
+        )
     ranges: list[tuple[int, int]] = []
     for part in filter(None, (piece.strip() for piece in text.strip().split(","))):
         first, dash, last = part.partition("-")
         if not (first.isascii() and first.isdigit()) or (dash and not (last.isascii() and last.isdigit())):
-            raise ValueError(f"CPU list {text!r:.80}: {part!r:.80} is neither a number nor a range like 0-3")
-        low, high = int(first), int(last) if dash else int(first)
+            raise ValueError(f"CPU list {quote(text)}: {quote(part)} is neither a number nor a range like 0-3")
+        # Converting a number takes the square of its length, and fails beyond 4300 digits.
+        is_short = max(len(first), len(last)) <= _MAX_DIGITS
+        low, high = (int(first), int(last) if dash else int(first)) if is_short else (0, MAX_CPU + 1)
         if high < low or high > MAX_CPU:
-            raise ValueError(f"CPU list {text!r:.80}: range {part!r:.80} is backwards or beyond CPU {MAX_CPU}")
+            raise ValueError(f"CPU list {quote(text)}: range {quote(part)} is backwards or beyond CPU {MAX_CPU}")
         ranges.append((low, high))
     cpus: list[int] = []
     for low, high in sorted(set(ranges)):

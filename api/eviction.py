@@ -13,6 +13,7 @@ import msgspec
 
 from api.knobs import Reason
 from api.quantity import format_bytes
+from api.text import make_printable
 
 TAINT_PREFIX = "node.katalyst.kubewharf.io/"
 """Prefix of the taints for eviction conditions. A stock Katalyst agent writes taints with the same prefix."""
@@ -183,8 +184,12 @@ class EvictionEvent(msgspec.Struct, frozen=True, kw_only=True):
     pod: str
     reason: EvictionEventReason
     message: str
+    """Printable."""
     at_ns: int
     """CLOCK_MONOTONIC."""
+
+    def __post_init__(self) -> None:
+        make_printable(self, "message")
 
     @property
     def warning(self) -> bool:

@@ -13,15 +13,16 @@ from api.decision import Cycle, JournalEntry
 from api.eviction import EvictionEntry
 from api.pod import Pod
 from api.snapshot import RunqLatency
+from api.text import MAX_MESSAGE_CHARS, printable
 
 
 class Unavailable(Exception):
-    """This machine cannot provide something: the reason, and a remedy that a person can carry out."""
+    """This machine cannot provide something: the reason, and a remedy that a person can carry out. Both are printable."""
 
     def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.remedy = remedy
+        # Reasons quote peers, pods and files, and are shown in logs, in terminals and on the page.
+        self.reason, self.remedy = printable(reason, MAX_MESSAGE_CHARS), printable(remedy, MAX_MESSAGE_CHARS)
+        super().__init__(self.reason)
 
 
 class KernelFeatureAbsent(Unavailable):

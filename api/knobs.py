@@ -9,6 +9,8 @@ from enum import StrEnum
 
 import msgspec
 
+from api.text import make_printable
+
 
 class Knob(StrEnum):
     """A kernel control of one cgroup or of the node; agent/qrm/knobs/knob_files.py maps it to files of v1 and v2.
@@ -82,6 +84,9 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     """Stable short code, usable as a metric label: `wait_above_target`."""
     text: str
-    """One sentence for people, including the numbers."""
+    """One sentence for people, including the numbers; printable."""
     threshold: float | None = None
     inputs: Mapping[str, float | int | str | None] = {}
+
+    def __post_init__(self) -> None:
+        make_printable(self, "text")

@@ -9,6 +9,8 @@ from enum import StrEnum
 
 import msgspec
 
+from api.text import quote
+
 QOS_LEVEL_KEY = "katalyst.kubewharf.io/qos_level"
 MEMORY_KEY = "katalyst.kubewharf.io/memory_enhancement"
 CPU_KEY = "katalyst.kubewharf.io/cpu_enhancement"
@@ -103,7 +105,7 @@ def explicit_qos_level(
         differ = [key for key, value in values.items() if annotations.get(key, value) != value]
         if agree and differ:
             raise ValueError(
-                f"annotation {differ[0]}: {annotations[differ[0]]!r:.80} contradicts {agree[0]}, "
+                f"annotation {differ[0]}: {quote(annotations[differ[0]])} contradicts {agree[0]}, "
                 f"which says {level.value}; remove one of the two"
             )
         if agree:
@@ -124,4 +126,4 @@ def _raise_if_unknown(annotations: Mapping[str, str], accepted: Mapping[QoSLevel
     for key in accepted[QoSLevel.SHARED]:
         if key in annotations:
             choices = ", ".join(dict.fromkeys(values[key] for values in accepted.values() if key in values))
-            raise ValueError(f"annotation {key}: {annotations[key]!r:.80} is not a QoS level; use one of {choices}")
+            raise ValueError(f"annotation {key}: {quote(annotations[key])} is not a QoS level; use one of {choices}")

@@ -8,6 +8,8 @@ import re
 from decimal import Decimal
 from typing import Any
 
+from api.text import quote
+
 MAX_QUANTITY = (1 << 63) - 1
 """Largest quantity of the API server, an int64."""
 _QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2}|)", re.ASCII)
@@ -27,7 +29,7 @@ def parse_quantity(text: str) -> Decimal:
     """
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r:.80} is not a quantity; write a number such as 2, 0.5, 500m or 1Gi")
+        raise ValueError(f"{quote(text)} is not a quantity; write a number such as 2, 0.5, 500m or 1Gi")
     scale = _SCALE.get(match[2])
     return Decimal(match[1]) * (Decimal(f"1{match[2]}") if scale is None else scale)
 
@@ -38,7 +40,7 @@ def convert_quantity(value: Any) -> Decimal:
     Raises ValueError that quotes the value if it is invalid or exceeds MAX_QUANTITY, which protobuf peers cannot represent.
     """
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise ValueError(f"{value!r:.80} is not a quantity; write a number such as 2, 0.5, 500m or 1Gi")
+        raise ValueError(f"{quote(value)} is not a quantity; write a number such as 2, 0.5, 500m or 1Gi")
     text = f"{value:.9f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
     quantity = parse_quantity(text)
     if quantity > MAX_QUANTITY:
@@ -58,13 +60,13 @@ def parse_duration_s(text: str) -> float:
     if text in ("0", "+0", "-0"):
         return 0.0
     if not _DURATION.fullmatch(text):
-        raise ValueError(f"{text!r:.60} is no duration such as 90s, 10m or 1h30m")
+        raise ValueError(f"{quote(text, 60)} is no duration such as 90s, 10m or 1h30m")
     try:
         total_s = sum(float(number) * _DURATION_UNIT_S[unit] for number, unit in _DURATION_PART.findall(text))
     except OverflowError:
         total_s = _MAX_DURATION_S + 1
     if total_s > _MAX_DURATION_S:
-        raise ValueError(f"{text!r:.60} is longer than a duration can be; 292 years are the most")
+        raise ValueError(f"{quote(text, 60)} is longer than a duration can be; 292 years are the most")
     return -total_s if text.startswith("-") else total_s
 
 

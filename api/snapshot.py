@@ -16,6 +16,7 @@ from api.cpu import Topology
 from api.histogram import SLOT_COUNT
 from api.pod import Container, Pod
 from api.qos import QoSLevel
+from api.text import make_printable
 from api.units import Count
 
 UNLIMITED = (1 << 64) - 1
@@ -478,6 +479,9 @@ class ComponentHealth(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""
     lost_events: int | None = None
     """Events not counted since the component was opened; None if none can be lost, or the number is unknown."""
+
+    def __post_init__(self) -> None:
+        make_printable(self, "error", "remedy")
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

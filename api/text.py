@@ -1,22 +1,64 @@
-r"""Converts cgroup names, file names and structs to text and JSON that any reader can display.
-Names are bytes to the kernel: bytes that are not UTF-8 arrive as lone surrogates, which no JSON, protobuf or
-exposition may contain; they leave as `\\xNN`. Cgroup names are encoded reversibly.
+r"""Formats text that came from outside, and converts cgroup names, file names and structs to text and JSON.
+`printable`, `quote` and `limit_sentences` are the only formatters of text that a pod, a peer or a client wrote: no log
+line, problem, reason, event, journal entry, page or terminal gets it any other way. Cgroup names are encoded reversibly.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
+MAX_QUOTED_CHARS = 80
+"""Characters of a quoted value that a message shows."""
+MAX_SENTENCE_CHARS = 600
+"""Characters of one problem of a pod."""
+MAX_MESSAGE_CHARS = 4096
+"""Characters of one reason, remedy or line of the log."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def printable(text: str) -> str:
-    """Escape every byte that was not UTF-8: `/a\\udcff` becomes `/a\\xff`."""
-    return text if text.isascii() else _SURROGATE.sub(_escape_surrogate, text)
+def printable(text: str, max_chars: int | None = None) -> str:
+    r"""Return the text with every character escaped that a terminal, a log or a reader could take for something else.
+
+    Line breaks become `\n`, the escape character `\x1b`, the override of the writing direction `\u202e`, and a byte of a
+    name that is not UTF-8 `\xff`. With `max_chars` a longer text ends in `...` after so many characters.
+    """
+    if max_chars is not None and len(text) > max_chars:
+        text = f"{text[: max(max_chars - 3, 0)]}..."
+    if text.isprintable():
+        return text
+    shown = "".join(char if char.isprintable() else _escape_unprintable(char) for char in text)
+    return shown if max_chars is None or len(shown) <= max_chars else f"{shown[: max(max_chars - 3, 0)]}..."
+
+
+def quote(value: object, max_chars: int = MAX_QUOTED_CHARS) -> str:
+    """Return a value in the quotes of Python, escaped as by `printable` and cut after `max_chars` characters."""
+    if isinstance(value, (str, bytes)):
+        value = value[:max_chars]
+    try:
+        return printable(repr(value)[:max_chars])
+    except (RecursionError, ValueError):  # nested too deeply, or a number of more than 4300 digits
+        return f"a {type(value).__name__} that is too large to show"
+
+
+def limit_sentences(
+    sentences: Iterable[str], max_sentences: int, max_chars: int = MAX_SENTENCE_CHARS
+) -> tuple[str, ...]:
+    """Return the first sentences, printable and with at most `max_chars` characters each, and how many more there are."""
+    listed = tuple(sentences)
+    shown = tuple(printable(sentence, max_chars) for sentence in listed[:max_sentences])
+    return (*shown, f"and {len(listed) - max_sentences} more") if len(listed) > max_sentences else shown
+
+
+def make_printable(struct: msgspec.Struct, *names: str) -> None:
+    """Make these texts of a struct printable, for `__post_init__`. Most are already, and are only looked at."""
+    for name in names:
+        text = getattr(struct, name)
+        if len(text) > MAX_MESSAGE_CHARS or not text.isprintable():
+            msgspec.structs.force_setattr(struct, name, printable(text, MAX_MESSAGE_CHARS))
 
 
 def to_json(value: object) -> bytes:
@@ -40,14 +82,16 @@ def _is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def _escape_surrogate(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
+def _escape_unprintable(char: str) -> str:
+    # Bytes that are not UTF-8 arrive as surrogates (PEP 383).
+    code = ord(char)
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else char.encode("unicode_escape").decode()
 
 
 def _printable_values(value: Any) -> Any:
     if isinstance(value, str):
-        return printable(value)
+        # JSON has escapes of its own for control characters; only surrogates are impossible in it.
+        return value if value.isascii() else _SURROGATE.sub(lambda match: _escape_unprintable(match[0]), value)
     if isinstance(value, dict):
         return {_printable_values(key): _printable_values(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

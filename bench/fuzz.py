@@ -1,4 +1,5 @@
-"""Feeds a million damaged kernel files to every parser: none may raise or return what cannot be encoded."""
+"""Feeds a million damaged kernel files to every parser: none may raise or return what cannot be encoded. Then hostile
+annotations, names and answers (bench/fuzz_outside.py), whose cost in CPU time and memory is compared with their size."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from agent.sensors.cgroup.cgroup_files import FIELD_TABLE
 from agent.sensors.cgroup.hierarchy import detect_hierarchy, parse_mountinfo
 from agent.sensors.node import machine, node_cpu, node_disks, node_memory, node_network
 from api.interfaces import Unavailable
+from bench.fuzz_outside import fuzz_outside
 from bench.machine import bench_parser, write_results
 
 Parse = Callable[[bytes], Any]
@@ -89,9 +91,30 @@ def fuzz(count: int, seed: int) -> tuple[int, list[str]]:
     return len(inputs), faults
 
 
+def report_outside(count: int, seed: int) -> tuple[str, list[str]]:
+    """Measure inputs from outside; return the section about them, and the failures."""
+    worst: dict[str, tuple[float, float]] = {}
+    faults: list[str] = []
+    for result in fuzz_outside(count, seed):
+        problem = result if isinstance(result, str) else result.problem()
+        if problem:
+            faults.append(problem)
+        if not isinstance(result, str):
+            used = (result.cpu_ns / result.allowed_ns, result.peak_bytes / result.allowed_bytes)
+            cpu, memory = worst.get(result.name, (0.0, 0.0))
+            worst[result.name] = (max(cpu, used[0]), max(memory, used[1]))
+    rows = "".join(f"| {name} | {cpu:.0%} | {memory:.0%} |\n" for name, (cpu, memory) in sorted(worst.items()))
+    text = (
+        f"\n{count} hostile inputs from outside were parsed (seed {seed}); {len(faults)} failed or cost more than allowed. "
+        f"Largest share of the allowed cost:\n\n| input | CPU time | memory |\n|---|---|---|\n{rows}"
+    )
+    return text, faults
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = bench_parser("fuzz", __doc__)
     parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--outside-count", type=int, default=20_000, help="inputs from outside whose cost is measured")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(argv)
     began = time.monotonic()
@@ -106,6 +129,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"## Fuzzing\n\n{args.count} damaged texts of {kinds} kinds (seed {args.seed}) were read in "
         f"{time.monotonic() - began:.0f} s; {len(faults)} made a parser raise or return a value that cannot be encoded.\n"
     )
+    outside, outside_faults = report_outside(args.outside_count, args.seed)
+    for fault in outside_faults[:20]:
+        print(f"bench: {fault}", file=sys.stderr)
+    faults += outside_faults
+    text += outside
     write_results(args.out, "fuzz", text)
     print(text)
     return 1 if faults else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from agent.sensors.pods.static_pods import PodsError
 from api.decision import ActMode
 from api.interfaces import Unavailable
 from cli.options import DEFAULT_LISTEN, Seconds, exit_unavailable, parse_listen
+from common.log_lines import write_printable_lines
 from exporters import DEFAULT_RECORDING_MIB, MIN_RECORDING_MIB
 
 
@@ -65,7 +65,7 @@ def agent(
     act: str | None, profile: str, pods: Path | None, kubelet: bool, listen: str, malachite: str | None, **others: Any
 ) -> None:
     """Run the node agent until a signal ends it; then restore every changed value."""
-    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, handlers=[StderrLog()])
+    write_printable_lines("%(levelname)s %(message)s", StderrLog())
     host, port = parse_listen(listen)
     malachite_address = None if malachite is None else parse_listen(malachite, "--malachite")
     if kubelet and pods is not None:

@@ -9,6 +9,7 @@ import msgspec
 
 from api.colocation import OTHER_NAMES, ColocationTotals, OnlineTotals, sum_totals
 from api.histogram import quantile_ns
+from api.text import printable
 from api.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from cli import formats
 from cli.tables import TableHeading, format_table
@@ -35,7 +36,7 @@ def node_report(report: NodeTotals) -> list[str]:
     totals = report.totals
     if totals is None or not totals.duration_ns:
         return ["No cycle has been counted yet: try again in a few seconds."]
-    name = f"{formats.printable(report.node)}: " if report.node else ""
+    name = f"{printable(report.node)}: " if report.node else ""
     covered = f"{formats.age(totals.duration_ns / NS_PER_S)} measured since {_date(totals.since_wall_ns)}"
     return [f"{name}{covered}", "", *_sections(totals), *_notes(unknowns(totals, (report.act,)))]
 
@@ -67,7 +68,7 @@ def unknowns(totals: ColocationTotals, acts: Sequence[str]) -> Iterator[str]:
     if idle_agents:
         which = "The agent" if len(acts) == 1 else f"{len(idle_agents)} of {len(acts)} agents"
         verb = "runs" if len(idle_agents) == 1 else "run"
-        mode = formats.printable(idle_agents[0])
+        mode = printable(idle_agents[0])
         pronoun = "it lends" if len(idle_agents) == 1 else "they lend"
         yield f"{which} {verb} with --act {mode}, so {pronoun} no CPU: use profile colocate, or --act on."
     if not totals.used_ns:
@@ -177,17 +178,17 @@ def _taken_back_lines(totals: ColocationTotals) -> list[str]:
 
 def _ranked(counts: Mapping[str, int]) -> list[tuple[str, str]]:
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return [(formats.printable(rule), formats.integer(count)) for rule, count in ranked]
+    return [(printable(rule), formats.integer(count)) for rule, count in ranked]
 
 
 def _node_cells(report: NodeTotals) -> list[str]:
     totals = report.totals
     if totals is None:
-        problem = f"✕ {formats.printable(report.problem) or 'its agent reports no totals: update the agent'}"
-        return [formats.printable(report.node), *[formats.ABSENT] * 9, problem]
+        problem = f"✕ {printable(report.problem) or 'its agent reports no totals: update the agent'}"
+        return [printable(report.node), *[formats.ABSENT] * 9, problem]
     harm, reclaimable, used = harm_ms(totals), totals.reclaimable_ns, totals.used_ns
     return [
-        formats.printable(report.node),
+        printable(report.node),
         formats.age(totals.duration_ns / NS_PER_S),
         core_hours(reclaimable),
         core_hours(used),
@@ -197,7 +198,7 @@ def _node_cells(report: NodeTotals) -> list[str]:
         formats.ABSENT if harm is None else formats.figures(harm),
         formats.integer(sum(totals.reductions.values())),
         formats.integer(sum(totals.evictions.values())),
-        formats.printable(report.act),
+        printable(report.act),
     ]
 
 
@@ -207,7 +208,7 @@ def _notes(sentences: Iterator[str]) -> list[str]:
 
 
 def _namespace(name: str) -> str:
-    return "other namespaces" if name == OTHER_NAMES else formats.printable(name)
+    return "other namespaces" if name == OTHER_NAMES else printable(name)
 
 
 def _mean_cores(online: OnlineTotals) -> float | None:

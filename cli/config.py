@@ -9,8 +9,8 @@ import click
 
 from api.diagnostics import AppliedConfigObject, EffectiveConfiguration, EffectiveSetting
 from api.interfaces import Unavailable
+from api.text import printable, quote
 from api.units import NS_PER_S
-from cli import formats
 from cli.client import AgentClient
 from cli.options import exit_unavailable, url_option
 
@@ -22,13 +22,13 @@ def config_lines(effective: EffectiveConfiguration, names: Sequence[str], now_ns
     ]
     width = max((len(setting.name) for setting in shown), default=0)
     for setting in shown:
-        yield f"{setting.name.ljust(width)}  {formats.printable(setting.value)}  {setting_source_text(setting, now_ns)}"
+        yield f"{setting.name.ljust(width)}  {printable(setting.value)}  {setting_source_text(setting, now_ns)}"
     if names:
         return
     if effective.node:
         yield ""
-        yield f"node {formats.printable(effective.node)}: " + (
-            f"no changes are received: {formats.printable(effective.problem)}"
+        yield f"node {printable(effective.node)}: " + (
+            f"no changes are received: {printable(effective.problem)}"
             if effective.problem
             else "its CustomNodeConfig is watched"
         )
@@ -45,23 +45,21 @@ def setting_source_text(setting: EffectiveSetting, now_ns: int) -> str:
     """Describe where a setting's value came from, and since when it applies."""
     since = "" if setting.since_wall_ns is None else f", since {_format_time(setting.since_wall_ns, now_ns)}"
     if not setting.object:
-        return f"({formats.printable(setting.source)}{since})"
-    origin = (
-        f"{formats.printable(setting.source)} {formats.printable(setting.object)} {formats.printable(setting.hash)}"
-    )
+        return f"({printable(setting.source)}{since})"
+    origin = f"{printable(setting.source)} {printable(setting.object)} {printable(setting.hash)}"
     since = "" if setting.since_wall_ns is None else f", since {_format_time(setting.since_wall_ns, now_ns)}"
-    return f"({origin}: {formats.printable(setting.field)}{since})"
+    return f"({origin}: {printable(setting.field)}{since})"
 
 
 def config_object_text(applied: AppliedConfigObject, now_ns: int) -> Iterator[str]:
     """Describe whether a configuration object is applied, and which of its fields are not."""
-    label = f"{formats.printable(applied.kind)} {formats.printable(applied.object)} {formats.printable(applied.hash)}".rstrip()
+    label = f"{printable(applied.kind)} {printable(applied.object)} {printable(applied.hash)}".rstrip()
     if applied.problem:
-        yield f"{label} cannot be applied: {formats.printable(applied.problem)}"
+        yield f"{label} cannot be applied: {printable(applied.problem)}"
     elif applied.since_wall_ns is not None:
         yield f"{label} applies since {_format_time(applied.since_wall_ns, now_ns)}"
     for unused in applied.unused:
-        yield f"  not applied: {formats.printable(unused)}"
+        yield f"  not applied: {printable(unused)}"
 
 
 def _format_time(wall_ns: int, now_ns: int) -> str:
@@ -83,6 +81,6 @@ def config(names: tuple[str, ...], url: str) -> None:
         exit_unavailable("config", error)
     unknown = [name for name in names if not any(is_below(setting.name, name) for setting in effective.settings)]
     if unknown:
-        raise click.UsageError(f"there is no setting {unknown[0]!r:.80}; dioptase config without a name lists them")
+        raise click.UsageError(f"there is no setting {quote(unknown[0])}; dioptase config without a name lists them")
     for line in config_lines(effective, names, time.time_ns()):
         click.echo(line)

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from api import VERSION
 from api.interfaces import Unavailable
 from cli.fleet.api_server import ApiServerOptions
 from cli.options import Seconds, exit_unavailable, parse_listen
+from common.log_lines import write_printable_lines
 from controller.__main__ import ControllerOptions, main
 from controller.cleanup import Workload, delete_workloads, parse_workload, remove_written_fields
 from kube.client import KubeClient
@@ -40,7 +40,7 @@ def controller(config: Path | None, listen: str, web_config: Path | None) -> Non
 
     The API server is that of KUBECONFIG, of the service account, or of ~/.kube/config.
     """
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    write_printable_lines("%(asctime)s %(levelname)s %(message)s")
     host, port = parse_listen(listen)
     try:
         main(ControllerOptions(host=host, port=port, config=config, web_config=web_config))
@@ -67,7 +67,7 @@ def withdraw(stop: tuple[str, ...], timeout: float) -> None:
     Deletes no objects but those of --stop. May be run again, and needs nothing that was installed. The API server is found as
     kubectl finds it.
     """
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    write_printable_lines("%(asctime)s %(levelname)s %(message)s")
     try:
         workloads = [parse_workload(text) for text in stop]
     except ValueError as error:

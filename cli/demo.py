@@ -24,6 +24,7 @@ from agent.sensors.cgroup.hierarchy import detect_hierarchy
 from api.decision import ActMode, JournalEntry, OutcomeStatus
 from api.eviction import EvictionEntry
 from api.interfaces import Unavailable
+from api.text import quote
 from api.units import NS_PER_S
 from cli.agent_process import AGENT_COMMAND, AgentExited, AgentProcess, free_port, is_port_free
 from cli.formats import decision_line
@@ -250,7 +251,7 @@ def restore_cgroups(groups: DemoCgroups | None) -> tuple[bool, str]:
     groups.remove()
     if not changed:
         return True, f"{'cgroups':<15}restored ({compared} values compared, none differs) and removed"
-    listed = "; ".join(f"{path} was {then!r}, is {now!r}" for path, (then, now) in changed.items())
+    listed = "; ".join(f"{path} was {quote(then)}, is {quote(now)}" for path, (then, now) in changed.items())
     return False, f"{'cgroups':<15}removed with {len(changed)} of {compared} values not restored: {listed}"
 
 

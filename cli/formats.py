@@ -1,6 +1,6 @@
 """Formats numbers, names, knob values and forecasts for terminals. Pure.
 `exporters/page/static/format.js` formats alike.
-An absent value is a dash, never zero. `printable` escapes control characters, because names come from outside.
+An absent value is a dash, never zero.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from decimal import ROUND_HALF_UP, Decimal
 
 from api.decision import Decision, JournalEntry, Outcome, OutcomeStatus
 from api.forecast import Forecast, ForecastResource
+from api.text import printable
 
 ABSENT = "\N{EN DASH}"
 STATUS_SIGNS = {
@@ -34,13 +35,6 @@ _BYTE_KNOBS = (
     "drop_cache",
 )
 """Knobs whose value is a number of bytes."""
-
-
-def printable(text: str) -> str:
-    """Return the text with every unprintable character escaped: `\\x1b[31m` instead of red."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def fixed(value: float, digits: int) -> str:

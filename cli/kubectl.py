@@ -18,8 +18,7 @@ from api.diagnostics import DoctorReport, EffectiveConfiguration
 from api.eviction import EvictionEntry
 from api.interfaces import Unavailable
 from api.snapshot import Snapshot
-from api.text import to_json
-from cli import formats
+from api.text import printable, quote, to_json
 from cli.colocation_report import NodeTotals, fleet_report
 from cli.explain.command import ExplainInputs, has_data, print_explanation
 from cli.fleet import findings, node_table, settings
@@ -100,7 +99,7 @@ def top(what: str, names: tuple[str, ...], server: ApiServerOptions, sort_by: st
         print_lines([to_json(pods).decode()] if server.as_json else node_table.pod_table(pods))
         for reply in replies:
             if reply.answer is None:
-                click.echo(formats.printable(f"✕ {reply.member.node}: {reply.problem}"), err=True)
+                click.echo(printable(f"✕ {reply.member.node}: {reply.problem}"), err=True)
     sys.exit(0 if any(reply.answer is not None for reply in replies) else 1)
 
 
@@ -147,7 +146,7 @@ def explain(node: str, target: str | None, server: ApiServerOptions) -> None:
     if not isinstance(answer, PendingReason):
         sys.exit(print_explanation(target, answer, as_json=server.as_json))
     text = f"{target} is Pending: {answer.detail.rstrip('.')}.", f"  remedy: {answer.remedy}"
-    print_lines([to_json(answer).decode()] if server.as_json else [formats.printable(line) for line in text])
+    print_lines([to_json(answer).decode()] if server.as_json else [printable(line) for line in text])
 
 
 async def _fetch_agent_data(proxy: AgentProxy, member: AgentEndpoint) -> ExplainInputs:
@@ -184,7 +183,7 @@ def config(names: tuple[str, ...], server: ApiServerOptions, *, differing: bool)
     replies = server.ask("config", question)
     fleet = settings.compare_settings(replies, names, differing=differing)
     if names and fleet.nodes and not settings.compare_settings(replies, names).settings:
-        raise click.UsageError(f"there is no setting {names[0]!r:.80}; without a name all are listed")
+        raise click.UsageError(f"there is no setting {quote(names[0])}; without a name all are listed")
     print_lines(
         [to_json(fleet).decode()]
         if server.as_json
@@ -239,7 +238,7 @@ def page(node: str, server: ApiServerOptions) -> None:
 
         await serve_page(
             PageProxy(proxy, members[0], find),
-            lambda url: click.echo(f"{url} shows {formats.printable(node)}; Ctrl-C ends it"),
+            lambda url: click.echo(f"{url} shows {printable(node)}; Ctrl-C ends it"),
         )
 
     with suppress(KeyboardInterrupt):

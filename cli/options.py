@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import click
 
 from api.interfaces import Unavailable
+from api.text import quote
 
 DEFAULT_LISTEN = "127.0.0.1:9102"
 MAX_DURATION_S = 366 * 86_400
@@ -40,9 +41,9 @@ class Seconds(click.FloatRange):
         except ValueError:
             seconds = math.nan
         if not math.isfinite(seconds):
-            self.fail(f"{value!r} is not a number of seconds such as 10 or 0.5", param, ctx)
+            self.fail(f"{quote(value)} is not a number of seconds such as 10 or 0.5", param, ctx)
         if seconds > MAX_DURATION_S:
-            self.fail(f"{value!r} is more than a year", param, ctx)
+            self.fail(f"{quote(value)} is more than a year", param, ctx)
         return float(super().convert(seconds, param, ctx))
 
 
@@ -50,9 +51,11 @@ def parse_listen(value: str, option: str = "--listen") -> tuple[str, int]:
     """Parse `HOST:PORT`, with IPv6 in brackets; port 0 stands for a free one. Raises BadParameter that names the option."""
     host, separator, port = value.rpartition(":")
     if not separator or not host or not (port.isascii() and port.isdigit()):
-        raise click.BadParameter(f"{value!r} is not HOST:PORT, for example {DEFAULT_LISTEN}", param_hint=option)
+        raise click.BadParameter(f"{quote(value)} is not HOST:PORT, for example {DEFAULT_LISTEN}", param_hint=option)
     if len(port) > 5 or int(port) > 65535:
-        raise click.BadParameter(f"{value!r}: there is no port above 65535; 0 selects a free one", param_hint=option)
+        raise click.BadParameter(
+            f"{quote(value)}: there is no port above 65535; 0 selects a free one", param_hint=option
+        )
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -67,7 +70,7 @@ def validate_url(_context: click.Context, _parameter: click.Parameter, value: st
     except ValueError:
         valid = False
     if not valid:
-        raise click.BadParameter(f"{value!r} is not an address such as {DEFAULT_URL}")
+        raise click.BadParameter(f"{quote(value)} is not an address such as {DEFAULT_URL}")
     return value
 
 

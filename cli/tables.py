@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cli.formats import printable
+from api.text import printable
 
 MAX_LINE_WIDTH = 10_000
 

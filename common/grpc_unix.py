@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +21,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from api.interfaces import Unavailable
 from common.grpc_calls import CALL_COUNTS
+from common.socket_trust import SocketIdentity, check_listener, check_socket, check_socket_directory
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -93,13 +94,18 @@ class GrpcClient:
         service: ServiceDescriptor,
         timeout_s: float = CALL_TIMEOUT_S,
         metadata: Mapping[str, str] | None = None,
+        trusted_uids: Collection[int] = (),
     ) -> None:
+        """`trusted_uids` are users besides root and the agent's own whose process may serve the socket."""
         self.path, self._service, self._timeout_s = path, service, timeout_s
+        self._trusted_uids = trusted_uids
+        self._checked: SocketIdentity | None = None
         self._metadata = tuple((metadata or {}).items())
         self._channel = grpc.aio.insecure_channel(f"unix:{path}", options=_OPTIONS)
 
     async def call(self, method: str, request: Message) -> Any:
         """Return the response. Raises Unavailable if there is none in time, or its subclass for a rejected call."""
+        self._check_trust()
         descriptor = self._method(method)
         unary = self._channel.unary_unary(_method_path(descriptor), _serializer(descriptor))
         try:
@@ -115,6 +121,7 @@ class GrpcClient:
 
         The caller has to bound the time between two responses: a healthy peer may send nothing for long.
         """
+        self._check_trust()
         descriptor = self._method(method)
         stream = self._channel.unary_stream(_method_path(descriptor), _serializer(descriptor))
         responses = stream(request, metadata=self._metadata)
@@ -130,6 +137,17 @@ class GrpcClient:
     async def close(self) -> None:
         """Close the connection. Idempotent."""
         await self._channel.close()
+
+    def _check_trust(self) -> None:
+        """Raise Unavailable if another user could serve the socket. Files are checked at each call, the listening process
+        once for each file: no other process can listen on the same one."""
+        try:
+            identity = check_socket(self.path, self._trusted_uids)
+            if identity != self._checked:
+                check_listener(self.path, self._trusted_uids)
+                self._checked = identity
+        except OSError:
+            return  # no socket, or none that accepts connections: the call fails with the reason
 
     def _method(self, name: str) -> MethodDescriptor:
         return self._service.methods_by_name[name]
@@ -182,7 +200,8 @@ class GrpcServer:
 async def serve_on_socket(path: Path, services: Sequence[GrpcService]) -> GrpcServer:
     """Serve on a socket that only this user can access; create its directory if it is missing.
 
-    Raises Unavailable if another process serves there, if the socket cannot be created, or if the path is too long.
+    Raises Unavailable if another process serves there, if another user can write the directory, if the socket cannot be
+    created, or if the path is too long.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     if len(os.fsencode(temporary)) > MAX_SOCKET_PATH_BYTES:
@@ -192,6 +211,8 @@ async def serve_on_socket(path: Path, services: Sequence[GrpcService]) -> GrpcSe
         )
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        # Another user that could replace the socket would answer in the agent's place.
+        check_socket_directory(path.parent)
         await asyncio.to_thread(_remove_stale_socket, path)
         temporary.unlink(missing_ok=True)
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)

@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from api.text import quote
+
 MAX_DOCUMENT_BYTES = 1 << 20
 MAX_DEPTH = 32
 MAX_EVENTS = 50_000
@@ -84,7 +86,7 @@ class _OpenCollection:
         if not isinstance(event, yaml.ScalarEvent):
             raise YamlDocumentError(f"{where}a key must be a plain word")
         if event.value in self._keys:
-            raise YamlDocumentError(f"{where}key {event.value[:80]!r} occurs twice: remove one")
+            raise YamlDocumentError(f"{where}key {quote(event.value)} occurs twice: remove one")
         self._keys.add(event.value)
 
 

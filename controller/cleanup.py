@@ -15,6 +15,7 @@ import msgspec
 
 from api.eviction import NODE_TAINTS_ANNOTATION, TAINT_PREFIX, recorded_taints
 from api.katalyst.kinds import CONFIG_COLUMNS, KATALYST_KINDS, KatalystKind
+from api.text import quote
 from controller.kcc import ownership, targets
 from controller.kinds import CNRS, KCCS, NODE_GROUP, NODES, ControllerNode
 from controller.lifecycle.health_policy import is_own_taint
@@ -104,7 +105,7 @@ def parse_workload(text: str) -> Workload:
     kind, _, key = text.partition("/")
     if kind not in WORKLOADS or len(key.split("/")) != 2:
         raise ValueError(
-            f"{text!r:.200} is invalid; write {' or '.join(f'{kind}/NAMESPACE/NAME' for kind in WORKLOADS)}"
+            f"{quote(text, 200)} is invalid; write {' or '.join(f'{kind}/NAMESPACE/NAME' for kind in WORKLOADS)}"
         )
     WORKLOADS[kind].path(key)
     return WORKLOADS[kind], key

@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from common.http.listener import connection_of
 from controller.metrics import ControllerExposition
 
 Authorizer = Callable[[str, str, str], Awaitable[tuple[int, str, str] | None]]
-"""Function from Authorization header, path and client address to HTTP status, error and remedy of a rejection, else None."""
+"""Function from Authorization header, path and connection to HTTP status, error and remedy of a rejection, else None."""
 RESPONSE_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
 
 
@@ -32,7 +33,7 @@ def build_application(
     async def metrics(request: web.Request) -> web.Response:
         if authorize is not None:
             authorization = request.headers.get("Authorization", "")
-            if refusal := await authorize(authorization, request.path, request.remote or ""):
+            if refusal := await authorize(authorization, request.path, connection_of(request)):
                 status, error, remedy = refusal
                 challenge = {"WWW-Authenticate": 'Bearer realm="dioptase"'} if status == 401 else {}
                 headers = {**RESPONSE_HEADERS, **challenge}

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from api.text import quote
+
 IN, NOT_IN, EXISTS, ABSENT = "in", "notin", "exists", "!"
 _MAX_SELECTOR_LETTERS = 4096
 _NAME = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -65,12 +67,12 @@ def parse_selector(text: str) -> LabelSelectorSet:
         match = _TERM.match(text, at)
         if match is None or match.end() == at:
             raise ValueError(
-                f"{text[at:]!r:.60} is no part of a selector; write a=b, a!=b, a in (b,c), a notin (b), a or !a"
+                f"{quote(text[at:], 60)} is no part of a selector; write a=b, a!=b, a in (b,c), a notin (b), a or !a"
             )
         requirements.append(_requirement(match))
         at = match.end()
     if text.rstrip().endswith(","):
-        raise ValueError(f"{text!r:.60} ends with a comma; remove it")
+        raise ValueError(f"{quote(text, 60)} ends with a comma; remove it")
     return LabelSelectorSet(tuple(requirements))
 
 
@@ -99,7 +101,7 @@ def _unused_value(values: set[str]) -> str:
 def _requirement(match: re.Match[str]) -> LabelRequirement:
     key = match["not"] or match["key"]
     if not _KEY.fullmatch(key):
-        raise ValueError(f"{key!r:.60} is no label key")
+        raise ValueError(f"{quote(key, 60)} is no label key")
     if match["absent"]:
         return LabelRequirement(key, ABSENT)
     if match["set"]:
@@ -110,5 +112,5 @@ def _requirement(match: re.Match[str]) -> LabelRequirement:
         return LabelRequirement(key, EXISTS)
     for value in values:
         if not _VALUE.fullmatch(value):
-            raise ValueError(f"{key}: {value!r:.60} is no label value")
+            raise ValueError(f"{key}: {quote(value, 60)} is no label value")
     return LabelRequirement(key, NOT_IN if match["equal"] == "!=" or match["set"] == "notin" else IN, values)

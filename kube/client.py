@@ -18,6 +18,7 @@ import msgspec
 from multidict import CIMultiDict
 
 from api.interfaces import Unavailable
+from api.text import quote
 from kube.credentials import ApiAccess
 from kube.errors import ApiError, ApiUnreachable, InvalidResponse, parse_api_error
 from kube.objects import PartialObjectMetadata, ResourceType, T, key_of
@@ -375,7 +376,7 @@ def _decode_response(body: bytes | msgspec.Raw, kind: type[DecodedT]) -> Decoded
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise InvalidResponse(f"unexpected response: {bytes(body)[:80]!r}: {error}") from None
+        raise InvalidResponse(f"unexpected response: {quote(bytes(body))}: {error}") from None
 
 
 def _delete_options(uid: str, grace_s: int | None) -> dict[str, Any]:

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import quote, urlsplit
+from urllib import parse
+from urllib.parse import urlsplit
 
 from api.interfaces import Unavailable
+from api.text import printable, quote
 from kube.credentials import ApiAccess, ApiCredentials, CredentialData, IssuedCredentials
 from kube.objects import parse_timestamp
 
@@ -59,7 +61,7 @@ def load_in_cluster_access(environment: Mapping[str, str], service_account: Path
     host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isascii() or not port.isdigit():
         raise Unavailable(
-            f"KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are {host!r:.80} and {port!r:.80}",
+            f"KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are {quote(host)} and {quote(port)}",
             "run in a pod, or set KUBECONFIG to a kubeconfig file",
         )
     token, authority = service_account / "token", service_account / "ca.crt"
@@ -134,7 +136,7 @@ def _entry(config: ConfigNode, kind: str, name: object) -> _Entry:
             )
     names = ", ".join(sorted(str(node.value["name"]) for node in config.value[kind]))
     remedy = f"choose from {names}" if names else "add one, or compare `kubectl config view`"
-    raise Unavailable(f"{config.path}: {kind}[{name!s:.80}]: is not there", remedy)
+    raise Unavailable(f"{config.path}: {kind}[{printable(str(name), 80)}]: is not there", remedy)
 
 
 def _access(merger: KubeConfigMerger, context: str, *, logins: bool) -> ApiAccess:
@@ -178,7 +180,7 @@ def _address(cluster: _Entry, name: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise cluster.refusal(name, f"{text!r:.80} is not an address", "write https://HOST:PORT")
+        raise cluster.refusal(name, f"{quote(text)} is not an address", "write https://HOST:PORT")
     return text
 
 
@@ -229,7 +231,7 @@ def _impersonation(user: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "Impersonate-Group", str(group)
     for key, values in (user.get("as-user-extra") or {}).items():
         for value in values:
-            yield f"Impersonate-Extra-{quote(key, safe='')}", str(value)
+            yield f"Impersonate-Extra-{parse.quote(key, safe='')}", str(value)
 
 
 def _run_exec_plugin(user: _Entry, cluster: _Entry) -> IssuedCredentials:

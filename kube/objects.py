@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Generic, Protocol, TypeVar
-from urllib.parse import quote
+from urllib import parse
 
 import msgspec
+
+from api.text import quote
 
 _GROUP_OR_PLURAL = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _MAX_NAME_LETTERS = 253
@@ -118,7 +120,7 @@ class ResourceType(msgspec.Struct, Generic[T], frozen=True):
         for what, text in (("group", self.group), ("version", self.version), ("resource", self.plural)):
             if not _GROUP_OR_PLURAL.fullmatch(text) and (text or what != "group"):
                 raise ValueError(
-                    f"{what}: {text!r:.80} is invalid; write it in lower case, as `kubectl api-resources` does"
+                    f"{what}: {quote(text)} is invalid; write it in lower case, as `kubectl api-resources` does"
                 )
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         within = f"/namespaces/{_path_segment(namespace, 'namespace')}" if namespace else ""
@@ -129,7 +131,7 @@ class ResourceType(msgspec.Struct, Generic[T], frozen=True):
         namespace, separator, name = key.rpartition("/")
         if bool(separator) != self.namespaced or (separator and not namespace):
             form = "namespace/name" if self.namespaced else "a name without namespace"
-            raise ValueError(f"{self.plural}: {key!r:.80} is an invalid key; write {form}")
+            raise ValueError(f"{self.plural}: {quote(key)} is an invalid key; write {form}")
         tail = f"/{subresource}" if subresource else ""
         return f"{self.collection(namespace)}/{_path_segment(name, 'name')}{tail}"
 
@@ -142,8 +144,8 @@ def key_of(metadata: NamedMetadata) -> str:
 def _path_segment(text: str, what: str) -> str:
     # The API server rejects these as names; in a URL they would address another path.
     if not text or text in (".", "..") or "/" in text or "%" in text or len(text) > _MAX_NAME_LETTERS:
-        raise ValueError(f"{what}: {text!r:.80} cannot be part of a path")
-    return quote(text, safe="")
+        raise ValueError(f"{what}: {quote(text)} cannot be part of a path")
+    return parse.quote(text, safe="")
 
 
 def parse_timestamp(text: str) -> float:
@@ -151,9 +153,9 @@ def parse_timestamp(text: str) -> float:
     try:
         parsed = datetime.fromisoformat(text)
     except (ValueError, OverflowError):
-        raise ValueError(f"{text!r:.60} is no time such as 2026-01-31T09:30:00Z") from None
+        raise ValueError(f"{quote(text, 60)} is no time such as 2026-01-31T09:30:00Z") from None
     if parsed.tzinfo is None:
-        raise ValueError(f"{text!r:.60} has no time zone; end it with Z")
+        raise ValueError(f"{quote(text, 60)} has no time zone; end it with Z")
     return parsed.timestamp()
 
 

@@ -11,6 +11,7 @@ from typing import Generic
 
 import msgspec
 
+from api.text import quote
 from common.backoff import Backoff
 from kube.errors import ApiError, InvalidResponse, parse_api_error
 from kube.objects import PartialObjectMetadata, ResourceType, T, key_of
@@ -87,7 +88,7 @@ def parse_watch_event(line: bytes, resource: ResourceType[T]) -> WatchEvent[T]:
         what = WatchEventType(event.type)
         bare = msgspec.json.decode(event.object, type=PartialObjectMetadata)
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
-        raise InvalidResponse(f"not an event of a watch: {line[:80]!r}: {error}") from None
+        raise InvalidResponse(f"not an event of a watch: {quote(line)}: {error}") from None
     version = bare.metadata.resource_version
     if what is WatchEventType.BOOKMARK:
         return WatchEvent(what, "", version)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from api.cpu import parse_cpu_list
+from api.text import quote
 from probes import bpf
 from probes.loader import MapDescription
 
@@ -40,7 +41,7 @@ def dtype_of(description: Any) -> np.dtype[Any]:
     """Return the numpy type of a key or leaf description of BCC. Raises ValueError for bitfields and unions."""
     if isinstance(description, str):
         if description not in _SCALARS:
-            raise ValueError(f"C type {description!r} is not supported")
+            raise ValueError(f"C type {quote(description)} is not supported")
         return np.dtype(_SCALARS[description])
     name, members, *how = description
     if how not in (["struct"], ["struct_packed"]):
@@ -55,7 +56,7 @@ def _member(struct_name: str, name: str, kind: Any, *more: Any) -> tuple[Any, ..
         return name, dtype_of(kind), tuple(more[0])
     if more[0] in ("struct", "struct_packed"):
         return name, dtype_of([name, kind, more[0]])
-    raise ValueError(f"struct {struct_name}: member {name!r} is a bitfield or union, which cannot be read")
+    raise ValueError(f"struct {struct_name}: member {quote(name)} is a bitfield or union, which cannot be read")
 
 
 def possible_cpu_ids(sys_root: Path = Path("/sys")) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from api.advice import PowerAction, PowerActionKind, PowerCap
 from api.knobs import Reason
 from api.rates import delta
 from api.snapshot import Snapshot
+from api.text import quote
 from api.units import NS_PER_S, NS_PER_US
 
 _PLATFORM, _DRAM, _PACKAGE = "psys", "dram", "package"
@@ -100,12 +101,12 @@ def parse_power_spec(annotations: Mapping[str, str], prefix: str) -> PowerSpec |
     try:
         operation = PowerOperation(int(code))
     except ValueError:
-        raise ValueError(f"annotation {operation_key}: {code!r:.80} is not one of 0, 1, 2, 4, 8") from None
+        raise ValueError(f"annotation {operation_key}: {quote(code)} is not one of 0, 1, 2, 4, 8") from None
     when: datetime | None = None
     with suppress(ValueError):
         when = datetime.fromisoformat(time)
     if when is None or when.tzinfo is None:
-        raise ValueError(f"annotation {time_key}: {time!r:.80} is not a time such as 2026-01-02T03:04:05Z")
+        raise ValueError(f"annotation {time_key}: {quote(time)} is not a time such as 2026-01-02T03:04:05Z")
     return PowerSpec(
         level=level, budget_watts=int(budget), operation=operation, alert_time_ns=round(when.timestamp()) * NS_PER_S
     )
@@ -181,7 +182,7 @@ def advise_power(inputs: PowerInputs, state: PowerState, config: PowerConfig) ->
     if spec.operation is PowerOperation.NOOP:
         return _noop_action("power_told_noop", "The alert requests no action."), state
     if spec.level not in RESPONSE_S:
-        return _noop_action("power_unknown_level", f"The alert level {spec.level!r} is unknown."), state
+        return _noop_action("power_unknown_level", f"The alert level {quote(spec.level)} is unknown."), state
     measured = inputs.watts
     if measured is None or not isfinite(measured) or measured < 1:
         return _noop_action("power_unknown", "The power of the node is not measured: no action is taken."), state
@@ -285,7 +286,7 @@ def _parse_watts(annotations: Mapping[str, str], key: str) -> float:
     except ValueError:
         value = float("nan")
     if not isfinite(value) or value <= 0:
-        raise ValueError(f"annotation {key}: {text!r:.80} is not a number of watts above 0")
+        raise ValueError(f"annotation {key}: {quote(text)} is not a number of watts above 0")
     return value
 
 

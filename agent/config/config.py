@@ -49,6 +49,9 @@ class SocketsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     `/var/lib/kubelet/plugins_registry`."""
     pod_resources: AbsolutePath = "/var/lib/katalyst/pod-resources/kubelet.sock"
     """[pod-resources-server-endpoints] Socket of `pod-resources`."""
+    trusted_uids: tuple[Annotated[int, Meta(ge=0, le=(1 << 32) - 2)], ...] = ()
+    """Users besides root and the agent's own whose plugins and advisors are used, eviction and reporter plugins included. A
+    socket of another user, or in a directory that another user can write, is refused."""
 
     def __post_init__(self) -> None:
         if "advisor" in self.serve and self.take:

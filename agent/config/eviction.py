@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from agent.config.units import Fraction, Ratio, Seconds, check_ascending
 from api.qos import QoSLevel
+from api.text import quote
 from api.units import GIB
 
 GraceSeconds = Annotated[float, Meta(ge=0, le=86_400)]
@@ -386,7 +387,7 @@ class EvictionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in self.dry_run:
             if name not in PLUGIN_NAMES and name != "*" and not self.plugin_sockets:
                 raise ValueError(
-                    f"dryRun: there is no plugin {name!r:.80}; correct it, or set pluginSockets for external plugins"
+                    f"dryRun: there is no plugin {quote(name)}; correct it, or set pluginSockets for external plugins"
                 )
             if name in PLUGIN_NAMES and not self.enabled(name):
                 raise ValueError(f"dryRun: {name} does not run; name it in plugins too, or remove it here")

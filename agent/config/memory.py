@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from agent.config.units import Fraction, Ratio, Seconds, check_ascending
 from api.qos import QoSLevel
+from api.text import quote
 from api.units import GIB, MIB
 
 Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
@@ -180,7 +181,7 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         root = self.reclaim_root.rstrip("/") or self.reclaim_root
         if root and (root[0] != "/" or not all(part.strip(".") for part in root[1:].split("/"))):
             raise ValueError(
-                f"reclaimRoot: {root[:80]!r} is not the path of a cgroup below the root, such as /kubepods/besteffort"
+                f"reclaimRoot: {quote(root)} is not the path of a cgroup below the root, such as /kubepods/besteffort"
             )
 
     def reserve_bytes(self, total: int) -> int:

@@ -18,6 +18,7 @@ from api.qos import (
     AnnotationMapping,
     QoSLevel,
 )
+from api.text import quote
 
 Key = Annotated[str, Meta(min_length=1, max_length=317)]
 """Annotation key: a DNS name of at most 253 characters, a slash, and at most 63 more."""
@@ -55,18 +56,18 @@ class QosConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for level, values in self._selectors().items():
             for pair in values.items():
                 if other := level_by_pair.get(pair):
-                    raise ValueError(f"{pair[0]}: {pair[1]!r:.80} means both {other} and {level.value}; choose one")
+                    raise ValueError(f"{pair[0]}: {quote(pair[1])} means both {other} and {level.value}; choose one")
                 level_by_pair[pair] = level.value
         for name, text in self.enhancement_defaults.items():
             if problem := validate_default_enhancement(name, text):
                 raise ValueError(f"enhancementDefaults: {name[:80]}: {problem}")
         for key in self.enhancement_keys:
             if key not in _SECTIONS:
-                raise ValueError(f"enhancementKeys: {key!r:.80} is none of {', '.join(_SECTIONS)}")
+                raise ValueError(f"enhancementKeys: {quote(key)} is none of {', '.join(_SECTIONS)}")
         keys = (self.numa_number_key, self.numa_ids_key, self.numa_bind_result_key, *self.enhancement_keys.values())
         for key in keys:
             if keys.count(key) > 1:
-                raise ValueError(f"annotation {key[:80]!r} is set for two settings; use a different one for each")
+                raise ValueError(f"annotation {quote(key)} is set for two settings; use a different one for each")
 
     def dialect(self) -> AnnotationMapping:
         """Return the annotation mapping of these settings."""

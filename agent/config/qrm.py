@@ -12,6 +12,7 @@ from msgspec import Meta
 from agent.config.units import Cores, Fraction, Percent, Ratio, Seconds, reclaim_reserve_cpus
 from api.cpu import format_cpu_list, parse_cpu_list
 from api.qos import QoSLevel
+from api.text import quote
 
 Count = Annotated[int, Meta(ge=0, le=8192)]
 
@@ -169,7 +170,7 @@ class DiskIoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                     key, _, value = word.partition("=")
                     if key not in keys or not value:
                         raise ValueError(
-                            f"{name}: {disk[:40]}: {word[:40]!r} is none of {', '.join(keys)} with = and a value"
+                            f"{name}: {disk[:40]}: {quote(word, 40)} is none of {', '.join(keys)} with = and a value"
                         )
 
 

@@ -28,6 +28,7 @@ from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY, Container, Pod
 from api.proto import resource_plugin_pb2 as plugin
 from api.qos import AnnotationMapping, QoSLevel, explicit_qos_level
 from api.snapshot import Snapshot
+from api.text import quote
 
 _RESOURCE_KEYS = {CPU: (CPU, RECLAIMED_CPU), MEMORY: (MEMORY, RECLAIMED_MEMORY)}
 _MAX_QUANTITY = float(1 << 62)
@@ -97,7 +98,7 @@ def requested_quantity(request: Any, resource: str, qos: QoSLevel) -> float:
             f"resource_requests[{key:.80}] does not belong to the plugin of {resource}, which serves {_RESOURCE_KEYS[resource]}"
         )
     if not math.isfinite(value) or not 0 <= value <= _MAX_QUANTITY:
-        raise UnusableMessage(f"resource_requests[{key:.80}] is {value!r:.40}; it must be a number of at least 0")
+        raise UnusableMessage(f"resource_requests[{key:.80}] is {quote(value, 40)}; it must be a number of at least 0")
     thousandths = resource == CPU and (key == RECLAIMED_CPU or qos is QoSLevel.RECLAIMED)
     return value / 1000 if thousandths else value
 

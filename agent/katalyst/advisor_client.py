@@ -66,8 +66,10 @@ class AdvisorClient(Generic[AdviceT]):
         encode: Callable[[], Any],
         decode: Callable[[Any], AdviceT],
         now_ns: Callable[[], int] = time.monotonic_ns,
+        trusted_uids: tuple[int, ...] = (),
     ) -> None:
         self._path, self._service, self._encode, self._decode, self._now_ns = path, service, encode, decode, now_ns
+        self._trusted_uids = trusted_uids
         self._latest: AdviceT | None = None
         self._added: frozenset[tuple[str, str]] = frozenset()
         self.health = AdvisorHealth(since_ns=now_ns())
@@ -80,7 +82,7 @@ class AdvisorClient(Generic[AdviceT]):
 
     async def run(self, every_s: float = POLL_INTERVAL_S) -> None:
         """Poll until cancelled."""
-        client = GrpcClient(self._path, self._service, metadata=SUPPORTS_GET_ADVICE)
+        client = GrpcClient(self._path, self._service, metadata=SUPPORTS_GET_ADVICE, trusted_uids=self._trusted_uids)
         try:
             while True:
                 await self._poll(client, every_s)
@@ -102,7 +104,8 @@ class AdvisorClient(Generic[AdviceT]):
     async def _watch(self, every_s: float) -> None:
         """Use the older protocol: report containers and read the stream until it ends or is silent for too long."""
         log.info("%s does not offer GetAdvice; using ListAndWatch", self._path)
-        client, self._added = GrpcClient(self._path, self._service), frozenset()
+        client = GrpcClient(self._path, self._service, trusted_uids=self._trusted_uids)
+        self._added = frozenset()
         stream = client.stream("ListAndWatch", svc.Empty())
         try:
             while True:

@@ -44,6 +44,7 @@ from api.pod import Pod
 from api.proto import cpu_advisor_pb2 as cpu
 from api.proto import resource_plugin_pb2 as plugin
 from api.qos import QoSLevel
+from api.text import quote
 
 
 class BlockOwner(NamedTuple):
@@ -403,7 +404,7 @@ def _online_sizes(blocks: Iterable[Block], isolated: Mapping[str, str]) -> list[
     for piece in blocks:
         if piece.owner.container == POOL_ENTRY and piece.owner.entry not in (_UNSIZED_POOLS | {RECLAIM}):
             if piece.pool != piece.owner.entry:
-                raise UnusableMessage(f"entries[{piece.owner.entry[:80]}].owner_pool_name is {piece.pool!r:.80}")
+                raise UnusableMessage(f"entries[{piece.owner.entry[:80]}].owner_pool_name is {quote(piece.pool)}")
             key = (_local_pool_name(piece.owner.entry, piece.numa, isolated), piece.numa)
             sizes[key] = sizes.get(key, 0) + piece.cpus
     return [PoolSize(pool=pool, numa=numa, cpus=cpus) for (pool, numa), cpus in sorted(sizes.items())]
@@ -461,7 +462,7 @@ def _decode_quotas(extras: Iterable[Any]) -> dict[int, float]:
         try:
             quota = msgspec.json.decode(text, type=CgroupQuota)
         except (msgspec.DecodeError, UnicodeEncodeError) as error:
-            raise UnusableMessage(f"{field}: {text!r:.80} ({error})") from None
+            raise UnusableMessage(f"{field}: {quote(text)} ({error})") from None
         if quota.cpu_quota > 0:
             if not 0 < quota.cpu_period <= 1_000_000:
                 raise UnusableMessage(f"{field}: cpu_period is {quota.cpu_period}; it must be 1 to 1000000 us")

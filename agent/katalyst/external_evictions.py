@@ -35,6 +35,7 @@ from api.interfaces import Unavailable
 from api.knobs import Reason
 from api.pod import Pod
 from api.proto import eviction_plugin_pb2 as wire
+from api.text import printable
 from api.units import NS_PER_S
 from common.grpc_unix import GrpcClient, MethodNotOffered
 
@@ -48,6 +49,7 @@ MAX_AGE_S = 15.0
 MAX_SCOPE_CHARS = 128
 """Maximum length of a scope in messages and metric labels."""
 MAX_NAME_CHARS = 128
+MAX_REASON_CHARS = 1000
 MAX_TOKEN_BYTES = 64 << 10
 _NO_FINDING_RULES = (INPUT_MISSING, PLUGIN_FAILED)
 _SERVICE = wire.DESCRIPTOR.services_by_name["EvictionPlugin"]
@@ -120,7 +122,8 @@ class EvictionPluginClients:
             self._latest[plugin.name] = PluginFindings((not_met_finding(plugin.name, PLUGIN_FAILED, text),), at_ns)
 
     async def _call(self, plugin: DiscoveredPlugin, active: Sequence[Any], by_uid: Mapping[str, Pod]) -> PluginFindings:
-        at_ns, client = self._now_ns(), GrpcClient(plugin.socket, _SERVICE, timeout_s=2 * ANSWER_TIMEOUT_S)
+        at_ns = self._now_ns()
+        client = GrpcClient(plugin.socket, _SERVICE, timeout_s=2 * ANSWER_TIMEOUT_S, trusted_uids=plugin.trusted_uids)
         try:
             token = await _read_token(client)
             direct = await client.call("GetEvictPods", wire.GetEvictPodsRequest(active_pods=active))
@@ -171,15 +174,13 @@ def decode_threshold(plugin: str, met: Any) -> EvictionThreshold:
     level = _MET.get(met.met_type)
     finite = math.isfinite(met.threshold_value) and math.isfinite(met.observed_value)
     if level is None or not finite or met.grace_period_seconds > 1 << 31:
-        text = (
-            f"met_type {met.met_type}, observed_value {met.observed_value!r}, threshold_value {met.threshold_value!r}"
-        )
+        text = f"met_type {met.met_type}, observed_value {met.observed_value}, threshold_value {met.threshold_value}"
         return not_met_finding(
             plugin, PLUGIN_FAILED, f"The plugin's answer is invalid: {text}; it evicts no pod."
         ).threshold
-    below = met.threshold_operator == wire.LESS_THAN
+    below, scope = met.threshold_operator == wire.LESS_THAN, printable(met.eviction_scope, MAX_SCOPE_CHARS)
     text = (
-        f"Plugin {plugin} observed {met.observed_value:g} in {met.eviction_scope[:MAX_SCOPE_CHARS] or 'no scope'}, "
+        f"Plugin {plugin} observed {met.observed_value:g} in {scope or 'no scope'}, "
         f"its threshold is {met.threshold_value:g} ({level.value})."
     )
     rules = {
@@ -190,7 +191,7 @@ def decode_threshold(plugin: str, met: Any) -> EvictionThreshold:
     return EvictionThreshold(
         plugin=plugin,
         met=level,
-        scope=met.eviction_scope[:MAX_SCOPE_CHARS],
+        scope=scope,
         value=met.threshold_value,
         observed=met.observed_value,
         operator="<" if below else ">",
@@ -211,7 +212,9 @@ def decode_condition(condition: Any) -> EvictionCondition | None:
     effects = tuple(effect for effect in condition.effects if effect.rpartition("/")[2] in _EFFECTS)
     if not condition.met_condition or not condition.condition_name or not effects:
         return None
-    return EvictionCondition(name=condition.condition_name[:253], kind="cnr" if cnr else "node", effects=effects)
+    return EvictionCondition(
+        name=printable(condition.condition_name, 253), kind="cnr" if cnr else "node", effects=effects
+    )
 
 
 def _decode_candidates(top: Any, by_uid: Mapping[str, Pod]) -> tuple[EvictionCandidate, ...]:
@@ -229,7 +232,9 @@ def _decode_direct_findings(plugin: str, answer: Any, by_uid: Mapping[str, Pod])
     for forced in (True, False):
         candidates = tuple(
             EvictionCandidate(
-                pod=by_uid[named.pod.metadata.uid], text=named.reason[:1000], grace_s=_grace_period_s(named)
+                pod=by_uid[named.pod.metadata.uid],
+                text=printable(named.reason, MAX_REASON_CHARS),
+                grace_s=_grace_period_s(named),
             )
             for named in answer.evict_pods
             if named.force_evict is forced and named.pod.metadata.uid in by_uid
@@ -274,12 +279,12 @@ class ExternalEvictionPlugins:
         now_ns: Callable[[], int] = time.monotonic_ns,
         manifest: ManifestReader = no_manifest,
         records: RecordLoader = no_records,
+        trusted_uids: tuple[int, ...] = (),
     ) -> None:
         """`manifest` and `records` return what plugins receive of pods beyond api.pod."""
         self._config = config
-        self._watcher = PluginWatcher(
-            {EVICTION_PLUGIN_KIND: EVICTION_PLUGIN_VERSIONS}, Path(config.plugin_sockets), now_ns
-        )
+        kinds = {EVICTION_PLUGIN_KIND: EVICTION_PLUGIN_VERSIONS}
+        self._watcher = PluginWatcher(kinds, Path(config.plugin_sockets), now_ns, trusted_uids)
         self._clients = EvictionPluginClients(now_ns, manifest, records)
         self._pods: tuple[Pod, ...] = ()
         self._rejected: dict[str, str] = {}
@@ -343,7 +348,7 @@ class ExternalEvictionPlugins:
             if plugin.name in PLUGIN_NAMES:
                 rejected[plugin.name] = "its name is that of a built-in plugin"
             elif len(plugin.name) > MAX_NAME_CHARS or not plugin.name.isprintable() or "|" in plugin.name:
-                rejected[ascii(plugin.name)[:MAX_NAME_CHARS]] = "its name is too long or has invalid characters"
+                rejected[printable(plugin.name, MAX_NAME_CHARS)] = "its name is too long or has invalid characters"
             else:
                 plugins.append(plugin)
         return plugins, rejected

@@ -29,6 +29,7 @@ from api.knobs import Knob, Reason
 from api.pod import Pod
 from api.proto import advisor_svc_pb2 as svc
 from api.snapshot import Snapshot
+from api.text import quote
 
 LIMIT_KEY, HIGH_KEY, DROP_CACHE_KEY, MEMS_KEY = "memory_limit_in_bytes", "memory_high", "drop_cache", "cpuset_mems"
 RECLAIMED_SIZE_KEY, BALANCE_KEY, SWAP_MAX_KEY, OFFLOADING_KEY = (
@@ -78,7 +79,7 @@ def parse_bool(text: str, field: str) -> bool:
         return True
     if text in _FALSE_WORDS:
         return False
-    raise UnusableMessage(f"{field}: {text!r:.80} is neither true nor false")
+    raise UnusableMessage(f"{field}: {quote(text)} is neither true nor false")
 
 
 def encode_size(value: str) -> str:
@@ -107,7 +108,7 @@ def decode_balance(text: str, field: str) -> NumaBalance:
     try:
         balance = msgspec.json.decode(text, type=NumaBalance)
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise UnusableMessage(f"{field}: {text!r:.80} ({error})") from None
+        raise UnusableMessage(f"{field}: {quote(text)} ({error})") from None
     for node in (balance.source, *balance.to, *(node for moved in balance.moved for node in moved.to)):
         if not 0 <= node < 1024:
             raise UnusableMessage(f"{field}: {node} is not a NUMA node")
@@ -293,7 +294,7 @@ def _decode_group(
     knobs = decode_knobs(values, field)
     cgroup = path.removeprefix(CGROUP_MOUNT)
     if (knobs or DYING_KEY in values) and (not cgroup.startswith("/") or ".." in cgroup.split("/")):
-        raise UnusableMessage(f"{field}.cgroup_path: {path!r:.80} is not an absolute cgroup path")
+        raise UnusableMessage(f"{field}.cgroup_path: {quote(path)} is not an absolute cgroup path")
     requests = _knob_requests(cgroup, knobs)
     if DYING_KEY in values and parse_bool(values[DYING_KEY], f"{field} {DYING_KEY}"):
         size = _reclaim_value(Knob.MEMORY_RECLAIM, reclaimable.get(cgroup, 0))

@@ -12,6 +12,7 @@ import msgspec
 
 from api.pod import Pod
 from api.proto import advisor_svc_pb2 as svc
+from api.text import quote
 
 SUPPORTS_GET_ADVICE = {"supports_get_advice": "true"}
 """Metadata (gRPC) of plugins that poll GetAdvice; the server ignores their AddContainer and RemovePod calls."""
@@ -33,7 +34,7 @@ def supported_gates(requested: Mapping[str, Any], kind: str, supported: frozense
     for name, gate in sorted(requested.items()):
         if gate.type != kind:
             raise UnusableMessage(
-                f"wanted_feature_gates[{name:.80}].type is {gate.type!r:.80}, this advisor has type {kind}"
+                f"wanted_feature_gates[{name:.80}].type is {quote(gate.type)}, this advisor has type {kind}"
             )
         if name not in supported and gate.must_mutually_supported:
             raise UnusableMessage(f"wanted_feature_gates[{name:.80}] is not supported; switch it off in the plugin")
@@ -45,10 +46,10 @@ def parse_numbers_by_numa(text: str, field: str) -> dict[int, float]:
     try:
         numbers = msgspec.json.decode(text, type=dict[int, float])
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise UnusableMessage(f"{field}: {text!r:.80} is not a map of NUMA nodes to numbers ({error})") from None
+        raise UnusableMessage(f"{field}: {quote(text)} is not a map of NUMA nodes to numbers ({error})") from None
     for node, value in numbers.items():
         if node < 0 or not math.isfinite(value) or value < 0:
-            raise UnusableMessage(f"{field}: {value!r:.40} of NUMA node {node} is out of range")
+            raise UnusableMessage(f"{field}: {quote(value, 40)} of NUMA node {node} is out of range")
     return numbers
 
 
@@ -61,10 +62,10 @@ def parse_int64(text: str, field: str) -> int:
     """Parse an integer like Go's ParseInt. Raises UnusableMessage."""
     digits = text[1:] if text[:1] in ("-", "+") else text
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 19:
-        raise UnusableMessage(f"{field}: {text!r:.80} is not an integer")
+        raise UnusableMessage(f"{field}: {quote(text)} is not an integer")
     value = int(text)
     if not -(1 << 63) <= value < 1 << 63:
-        raise UnusableMessage(f"{field}: {text!r:.80} is out of range")
+        raise UnusableMessage(f"{field}: {quote(text)} is out of range")
     return value
 
 

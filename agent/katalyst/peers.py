@@ -167,12 +167,21 @@ class KatalystPeers:
     def _take(self, names: tuple[str, ...]) -> None:
         if CPU in names:
             path = self._advisor_dir / CPU_ADVISOR_SOCKET
-            cpu_client = AdvisorClient(path, _CPU_ADVISOR, self._encode_cpu, self._decode_cpu, self._now_ns)
+            cpu_client = AdvisorClient(
+                path, _CPU_ADVISOR, self._encode_cpu, self._decode_cpu, self._now_ns, self._config.sockets.trusted_uids
+            )
             self._cpu = cpu_client
             self.sources += (ComponentStatus("remote-advisor-cpu", str(path), lambda: cpu_client.problem),)
         if MEMORY in names:
             path = self._advisor_dir / MEMORY_ADVISOR_SOCKET
-            memory_client = AdvisorClient(path, _MEMORY_ADVISOR, self._encode_memory, self._decode_memory, self._now_ns)
+            memory_client = AdvisorClient(
+                path,
+                _MEMORY_ADVISOR,
+                self._encode_memory,
+                self._decode_memory,
+                self._now_ns,
+                self._config.sockets.trusted_uids,
+            )
             self._memory = memory_client
             self.sources += (ComponentStatus("remote-advisor-memory", str(path), lambda: memory_client.problem),)
         if names:

@@ -16,8 +16,10 @@ import msgspec
 
 from api.interfaces import Unavailable
 from api.proto import plugin_registration_pb2 as wire
+from api.text import quote
 from api.units import NS_PER_S
 from common.grpc_unix import GrpcClient
+from common.socket_trust import check_socket_directory
 
 log = logging.getLogger(__name__)
 PLUGIN_SOCKETS_DIR = Path("/var/lib/katalyst/plugin-socks")
@@ -41,6 +43,8 @@ class DiscoveredPlugin(msgspec.Struct, frozen=True, kw_only=True):
     """Socket of the plugin's own service."""
     inode: int
     """Inode of the registration socket; another inode at the same path is another plugin."""
+    trusted_uids: tuple[int, ...] = ()
+    """Users besides root and the agent's own whose process may serve the socket."""
 
 
 class _RetryState(msgspec.Struct, frozen=True):
@@ -61,11 +65,15 @@ class PluginWatcher:
         kinds: Mapping[str, Collection[str]],
         directory: Path = PLUGIN_SOCKETS_DIR,
         now_ns: Callable[[], int] = time.monotonic_ns,
+        trusted_uids: tuple[int, ...] = (),
     ) -> None:
-        self._kinds, self._directory, self._now_ns = kinds, directory, now_ns
+        """`trusted_uids` are users besides root and the agent's own whose plugins are used."""
+        self._kinds, self._directory, self._now_ns, self._trusted_uids = kinds, directory, now_ns, trusted_uids
         self._registered: dict[Path, DiscoveredPlugin] = {}
         self._retries: dict[Path, _RetryState] = {}
         self._too_many = False
+        self._distrust = ""
+        """Why no socket of the directory is used; empty if they are."""
 
     def plugins(self, kind: str) -> tuple[DiscoveredPlugin, ...]:
         """Return the plugins of a kind by name; of two with the same name the one registered last."""
@@ -74,6 +82,8 @@ class PluginWatcher:
 
     def problems(self) -> tuple[str, ...]:
         """Return one sentence for each socket that is not registered."""
+        if self._distrust:
+            return (self._distrust,)
         problems = [f"{path}: {retry.reason}" for path, retry in sorted(self._retries.items()) if retry.reason]
         if self._too_many:
             problems.append(f"{self._directory} has more than {MAX_SOCKETS} sockets; the others are ignored")
@@ -98,6 +108,8 @@ class PluginWatcher:
         """Return the inodes of sockets in the directory and in its subdirectories; empty if it does not exist."""
         sockets: dict[Path, int] = {}
         try:
+            if not self._is_trusted():
+                return {}
             paths = [*self._directory.iterdir(), *(path for path in self._directory.glob("*/*"))]
         except OSError:
             return {}
@@ -111,6 +123,17 @@ class PluginWatcher:
         self._too_many = len(sockets) > MAX_SOCKETS
         return dict(list(sockets.items())[:MAX_SOCKETS])
 
+    def _is_trusted(self) -> bool:
+        """Return whether only trusted users can put sockets into the directory. Raises OSError if it does not exist."""
+        before, self._distrust = self._distrust, ""
+        try:
+            check_socket_directory(self._directory, self._trusted_uids)
+        except Unavailable as error:
+            self._distrust = f"{error.reason}; {error.remedy}"
+            if self._distrust != before:
+                log.warning("plugins are refused: %s", self._distrust)
+        return not self._distrust
+
     async def _try(self, path: Path, inode: int) -> None:
         """Register one socket, so that a failure does not affect the others."""
         try:
@@ -120,7 +143,7 @@ class PluginWatcher:
             self._postpone(path, inode, f"registration failed because of a bug: {type(error).__name__}: {error}")
 
     async def _register(self, path: Path, inode: int) -> None:
-        peer = GrpcClient(path, _REGISTRATION, timeout_s=ANSWER_TIMEOUT_S)
+        peer = GrpcClient(path, _REGISTRATION, timeout_s=ANSWER_TIMEOUT_S, trusted_uids=self._trusted_uids)
         try:
             info = await peer.call("GetInfo", wire.InfoRequest())
             if info.type in KATALYST_PLUGIN_KINDS and info.type not in self._kinds:
@@ -139,16 +162,18 @@ class PluginWatcher:
             return
         endpoint = Path(info.endpoint) if info.endpoint else path
         self._retries.pop(path, None)
-        self._registered[path] = DiscoveredPlugin(kind=info.type, name=info.name, socket=endpoint, inode=inode)
+        self._registered[path] = DiscoveredPlugin(
+            kind=info.type, name=info.name, socket=endpoint, inode=inode, trusted_uids=self._trusted_uids
+        )
         log.info("registered plugin %s %s at %s", info.type, info.name, path)
 
     def _refusal(self, info: wire.PluginInfo) -> str:
         """Return why the plugin is refused; empty if it is accepted."""
         if info.type not in self._kinds:
-            return f"type {info.type!r:.80} is not supported; {', '.join(sorted(self._kinds))} are"
+            return f"type {quote(info.type)} is not supported; {', '.join(sorted(self._kinds))} are"
         versions = self._kinds[info.type]
         if not set(versions) & set(info.supported_versions):
-            return f"supported_versions {list(info.supported_versions)!r:.200} lack {', '.join(sorted(versions))}"
+            return f"supported_versions {quote(list(info.supported_versions), 200)} lack {', '.join(sorted(versions))}"
         if not info.name:
             return "name is empty"
         return ""

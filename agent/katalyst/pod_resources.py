@@ -25,6 +25,7 @@ from api.node_resources import (
     TopologyResource,
 )
 from api.proto import pod_resources_pb2 as wire
+from api.text import quote
 from common.grpc_unix import CallRefused, GrpcClient, GrpcService, MethodNotOffered
 
 KUBELET_POD_RESOURCES = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
@@ -149,7 +150,7 @@ class PodResourcesListerClient:
 
     def _number(self, value: float, field: str) -> float:
         if not math.isfinite(value) or value < 0:
-            raise self._nonsense(field, repr(value))
+            raise self._nonsense(field, quote(value))
         return value
 
     def _nonsense(self, field: str, what: str) -> Unavailable:

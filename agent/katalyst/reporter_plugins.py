@@ -19,6 +19,7 @@ from agent.katalyst.plugin_watcher import DiscoveredPlugin, PluginWatcher
 from api.interfaces import Unavailable
 from api.node_resources import ObjectSection, ReportedField
 from api.proto import reporter_plugin_pb2 as wire
+from api.text import quote
 from api.units import NS_PER_S
 from common.grpc_unix import GrpcClient, MethodNotOffered
 
@@ -60,7 +61,7 @@ class ReporterPluginClient:
 
     async def run(self, every_s: float = POLL_INTERVAL_S) -> None:
         """Poll and watch until cancelled."""
-        client = GrpcClient(self.plugin.socket, _SERVICE)
+        client = GrpcClient(self.plugin.socket, _SERVICE, trusted_uids=self.plugin.trusted_uids)
         watching = asyncio.create_task(self._watch(client, every_s))
         try:
             while True:
@@ -127,12 +128,12 @@ def decode_fields(plugin: str, answer: Any) -> tuple[ReportedField, ...]:
                 raise _invalid_report(plugin, f"{path}.fieldType is {field.fieldType}")
             if not _GO_FIELD_NAME.fullmatch(field.fieldName):
                 raise _invalid_report(
-                    plugin, f"{path}.fieldName {field.fieldName!r:.80} is no exported field name of Go"
+                    plugin, f"{path}.fieldName {quote(field.fieldName)} is no exported field name of Go"
                 )
             try:
                 msgspec.json.decode(field.value)
             except (msgspec.DecodeError, ValueError, RecursionError):
-                raise _invalid_report(plugin, f"{path}.value is not JSON: {field.value[:80]!r}") from None
+                raise _invalid_report(plugin, f"{path}.value is not JSON: {quote(field.value)}") from None
             fields.append(
                 ReportedField(
                     plugin=plugin,
@@ -164,8 +165,15 @@ class ReporterPlugins:
     name, form = "reporter-plugins", "sockets"
     lost_events = None
 
-    def __init__(self, directory: Path, changed: Callable[[], None], retention_s: float = RETENTION_S) -> None:
-        self._watcher = PluginWatcher({REPORTER_PLUGIN_KIND: REPORTER_PLUGIN_VERSIONS}, directory)
+    def __init__(
+        self,
+        directory: Path,
+        changed: Callable[[], None],
+        retention_s: float = RETENTION_S,
+        trusted_uids: tuple[int, ...] = (),
+    ) -> None:
+        kinds = {REPORTER_PLUGIN_KIND: REPORTER_PLUGIN_VERSIONS}
+        self._watcher = PluginWatcher(kinds, directory, trusted_uids=trusted_uids)
         self._changed, self._retention_s = changed, retention_s
         self._clients: dict[DiscoveredPlugin, tuple[ReporterPluginClient, asyncio.Task[None]]] = {}
         self._removed: dict[str, tuple[ReporterPluginClient, int]] = {}

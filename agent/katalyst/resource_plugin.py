@@ -33,6 +33,7 @@ from api.cpu import format_cpu_list, parse_cpu_list
 from api.pod import Pod
 from api.proto import resource_plugin_pb2 as plugin
 from api.qos import AnnotationMapping
+from api.text import quote
 from api.units import NS_PER_S
 from common.grpc_unix import GrpcHandler, GrpcService, HandlerRefusal
 
@@ -189,7 +190,7 @@ class ResourcePluginServer:
         pod = pods_by_uid(self._current().pods).get(request.pod_uid)
         if amounts is None or pod is None:
             raise HandlerRefusal(
-                f"pod_uid {request.pod_uid!r:.80}, container_name {request.container_name!r:.80}: no such container"
+                f"pod_uid {quote(request.pod_uid)}, container_name {quote(request.container_name)}: no such container"
             )
         answer = plugin.GetTopologyAwareResourcesResponse(
             pod_uid=pod.uid, pod_name=pod.name, pod_namespace=pod.namespace

@@ -35,6 +35,7 @@ from agent.sensors.pods.pod_spec import KubernetesContainer, KubernetesResources
 from api.decision import Decision, Outcome, OutcomeStatus
 from api.knobs import Knob
 from api.pod import Pod
+from api.text import quote
 from api.units import NS_PER_S
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def pod_of_request(request: Any, cgroup: str, listed: ListedPod, parsing: PodPar
     priority and with no resources but CPU and memory. Raises ValueError for an invalid uid or an empty name."""
     sandbox, container = request.pod, request.container
     if not is_valid_id(sandbox.uid) or not container.name:
-        raise ValueError(f"{sandbox.uid[:80]!r} is not a pod uid, or its container has no name")
+        raise ValueError(f"{quote(sandbox.uid)} is not a pod uid, or its container has no name")
     kube = listed(sandbox.uid)
     if kube is None or container.name not in _container_names(kube):
         amounts = _resource_amounts(container.linux.resources)

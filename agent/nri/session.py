@@ -24,6 +24,7 @@ from api.interfaces import Unavailable
 from api.proto import nri_pb2 as wire
 from api.proto import ttrpc_pb2 as rpc
 from api.units import NS_PER_S
+from common.socket_trust import check_peer, check_socket
 
 log = logging.getLogger(__name__)
 READ_BYTES = 1 << 16
@@ -142,6 +143,7 @@ class NriSession:
 async def connect_nri(socket: Path, handlers: Mapping[str, Handler], timeout_s: float) -> NriSession:
     """Connect to the socket. Raises Unavailable."""
     try:
+        check_socket(socket)
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_unix_connection(socket)
     except (OSError, TimeoutError, ValueError) as error:
@@ -149,6 +151,11 @@ async def connect_nri(socket: Path, handlers: Mapping[str, Handler], timeout_s: 
         raise Unavailable(
             f"{socket}: {reason}", "check that the container runtime runs and has NRI enabled (containerd 2 has)"
         ) from None
+    try:
+        check_peer(writer.get_extra_info("socket"), socket)
+    except Unavailable:
+        writer.close()
+        raise
     return NriSession(reader, writer, handlers, timeout_s)
 
 

@@ -14,6 +14,7 @@ from agent.reporter.cnr_inputs import NO_TOPOLOGY_POLICY, CnrInputs
 from agent.sensors.node.machine import read_hardware
 from api.interfaces import Unavailable
 from api.node_resources import NodeAllocatable, PodAllocation
+from api.text import quote
 
 if TYPE_CHECKING:
     from agent.sensors.pods.kubelet_configuration import KubeletConfigPoller, KubeletConfiguration
@@ -40,7 +41,7 @@ def topology_policy(configuration: KubeletConfiguration) -> str:
         return NO_TOPOLOGY_POLICY
     if policy not in TOPOLOGY_POLICIES or scope not in TOPOLOGY_SCOPES:
         raise Unavailable(
-            f"the kubelet's topology manager has the unknown policy {policy!r:.40} or scope {scope!r:.40}",
+            f"the kubelet's topology manager has the unknown policy {quote(policy, 40)} or scope {quote(scope, 40)}",
             "use a version of Dioptase that supports them",
         )
     return f"{TOPOLOGY_POLICIES[policy]}{TOPOLOGY_SCOPES[scope]}"

@@ -19,6 +19,7 @@ from api.decision import ActMode, JournalEntry, OutcomeStatus
 from api.eviction import TAINT_PREFIX, EvictionEntry, EvictionVictim, format_observation
 from api.knobs import Reason
 from api.snapshot import CADENCE_PERIOD_NS, Cadence
+from api.text import printable
 from api.units import NS_PER_MS, NS_PER_S
 from cli import formats
 from cli.explain.answer import (
@@ -71,17 +72,15 @@ settings, or earlier cycles. Inputs that are missing here are computed from the 
 
 def reason_text(reason: Reason) -> Iterator[tuple[str, str]]:
     """Yield label and text of each part of a reason."""
-    yield "because", formats.printable(reason.text)
+    yield "because", printable(reason.text)
     limit = "" if reason.threshold is None else f", threshold {format_number(reason.threshold)}"
-    yield "rule", f"{formats.printable(reason.rule)}{limit}"
+    yield "rule", f"{printable(reason.rule)}{limit}"
     for i, (name, value) in enumerate(reason.inputs.items()):
         source = INPUT_SOURCES.get(name, "")
         shown = (
-            "not known"
-            if value is None
-            else formats.printable(format_number(value) if not isinstance(value, str) else value)
+            "not known" if value is None else printable(format_number(value) if not isinstance(value, str) else value)
         )
-        yield "" if i else "inputs", f"{formats.printable(name)} {shown}" + (f" (from {source})" if source else "")
+        yield "" if i else "inputs", f"{printable(name)} {shown}" + (f" (from {source})" if source else "")
 
 
 def format_number(value: float) -> str:
@@ -124,7 +123,7 @@ _REJECTION_TEXT = dict.fromkeys((NO_BANDWIDTH, NO_NETWORK_CARD, NETWORK_SPEED_UN
 
 def pod_text(pod: PodExplanation) -> LabelledParts:
     """Describe the current state of one pod."""
-    name = formats.printable(pod.pod)
+    name = printable(pod.pod)
     if pod.untouched:
         yield "", f"The journal has no change of a knob of {name}"
     else:
@@ -134,7 +133,7 @@ def pod_text(pod: PodExplanation) -> LabelledParts:
         note = "there are decisions on an earlier pod or container of this name, whose cgroup was removed"
         yield "before", f"{note}; the newest is #{pod.past} (explain '#{pod.past}')"
     for problem in pod.problems:
-        yield "problem", formats.printable(problem)
+        yield "problem", printable(problem)
     if pod.rejected is not None:
         yield "rejected", _REJECTION_TEXT.get(pod.rejected.rule, _NO_CPUS)
         yield from reason_text(pod.rejected)
@@ -142,7 +141,7 @@ def pod_text(pod: PodExplanation) -> LabelledParts:
         totals = f"{card.allocated_mbit} of {card.capacity} Mbit/s of it are guaranteed"
         yield (
             "network",
-            f"{card.pods[pod.pod]} Mbit/s of {formats.printable(card.name)} in each direction are guaranteed; {totals}",
+            f"{card.pods[pod.pod]} Mbit/s of {printable(card.name)} in each direction are guaranteed; {totals}",
         )
     if pod.lending is not None:
         yield from _reclaimable_text(pod.lending)
@@ -152,7 +151,7 @@ def pod_text(pod: PodExplanation) -> LabelledParts:
 
 def pool_text(pool: PoolExplanation) -> LabelledParts:
     """Describe one pool of CPUs."""
-    yield "", f"Pool {formats.printable(pool.name)} has CPUs {formats.printable(pool.cpus) or 'none'}"
+    yield "", f"Pool {printable(pool.name)} has CPUs {printable(pool.cpus) or 'none'}"
     for i, size in enumerate(pool.sizes):
         yield "" if i else "size", _pool_size_text(size)
     if pool.lending is not None:
@@ -169,9 +168,7 @@ def _reclaimable_text(lending: ReclaimableCpu) -> LabelledParts:
 
 def _pool_size_text(size: PoolSize) -> str:
     parts = [f"{size.cpus} CPUs" + ("" if size.numa == NOT_NUMA_BOUND else f" of NUMA node {size.numa}")]
-    parts += [
-        f"{cpus} more that it shares with {formats.printable(name)}" for name, cpus in size.overlap.items() if cpus
-    ]
+    parts += [f"{cpus} more that it shares with {printable(name)}" for name, cpus in size.overlap.items() if cpus]
     if size.quota_cores is not None:
         parts.append(f"together at most {formats.cores(size.quota_cores)} cores")
     return ", ".join(parts)
@@ -183,12 +180,12 @@ def _region_text(advice: RegionAdvice) -> LabelledParts:
     count = f"{len(region.pods)} {'pod' if len(region.pods) == 1 else 'pods'} of kind {region.kind.value}"
     yield (
         "region",
-        f"{formats.printable(region.name)}: {count} on pool {formats.printable(region.pool)}{bound if region.bound else ''}",
+        f"{printable(region.name)}: {count} on pool {printable(region.pool)}{bound if region.bound else ''}",
     )
     yield (
         "policy",
         (
-            f"{formats.printable(advice.policy)}, "
+            f"{printable(advice.policy)}, "
             f"from {formats.cores(advice.lower_cores)} to {formats.cores(advice.upper_cores)} cores"
         ),
     )
@@ -197,11 +194,11 @@ def _region_text(advice: RegionAdvice) -> LabelledParts:
     for i, signal in enumerate(advice.signals):
         yield (
             "" if i else "signals",
-            f"{formats.printable(signal.name)} {signal.current:g}, target {signal.target:g}",
+            f"{printable(signal.name)} {signal.current:g}, target {signal.target:g}",
         )
     yield from reason_text(advice.reason)
     if advice.headroom_reason is not None:
-        yield "leaves", formats.printable(advice.headroom_reason.text)
+        yield "leaves", printable(advice.headroom_reason.text)
 
 
 def memory_text(advice: MemoryAdvice) -> LabelledParts:
@@ -212,9 +209,9 @@ def memory_text(advice: MemoryAdvice) -> LabelledParts:
     yield from _memory_by_numa("provision", advice.provision_by_numa, "; computed as in Katalyst, not written")
     for where, condition in (("", advice.condition), *((f"NUMA {n}: ", c) for n, c in advice.numa_conditions.items())):
         missing = f", {_bytes_text(condition.target_bytes)} short" if condition.target_bytes else ""
-        yield "condition", f"{where}{condition.state.value}{missing}: {formats.printable(condition.reason.text)}"
+        yield "condition", f"{where}{condition.state.value}{missing}: {printable(condition.reason.text)}"
     for i, verdict in enumerate(advice.reasons):
-        yield "" if i else "parts", f"{formats.printable(verdict.rule)}: {formats.printable(verdict.text)}"
+        yield "" if i else "parts", f"{printable(verdict.rule)}: {printable(verdict.text)}"
 
 
 def _memory_by_numa(label: str, sizes: Mapping[int, float], note: str = "") -> LabelledParts:
@@ -234,7 +231,7 @@ def eviction_text(history: PodEvictions, now_ns: int) -> Iterator[tuple[str, str
     """Describe the evictions of one pod, newest first; the reason with its numbers once."""
     yield (
         "",
-        f"Evictions of {formats.printable(history.pod)}{': it was evicted and still runs' if history.terminating else ''}",
+        f"Evictions of {printable(history.pod)}{': it was evicted and still runs' if history.terminating else ''}",
     )
     newest = next((entry.victim for entry in history.entries if entry.victim is not None), None)
     reason = newest.reason.text if newest is not None else ""
@@ -256,8 +253,8 @@ def _eviction_outcome(entry: EvictionEntry, reason: str) -> str:
         message = entry.kill.message
         if reason:
             message = message.replace(f"; reason: {reason}", "").replace(reason, "see below")
-        return formats.printable(f"{entry.kill.reason.value}: {message}")
-    return f"{_victim_text(entry.victim)}, by {formats.printable(entry.victim.plugin)}"
+        return printable(f"{entry.kill.reason.value}: {message}")
+    return f"{_victim_text(entry.victim)}, by {printable(entry.victim.plugin)}"
 
 
 def _victim_text(victim: EvictionVictim) -> str:
@@ -271,9 +268,9 @@ def _victim_text(victim: EvictionVictim) -> str:
 
 def threshold_text(threshold: ThresholdView) -> Iterator[tuple[str, str]]:
     """Describe one threshold of an eviction plugin, as evaluated in the latest cycle."""
-    which = formats.join([formats.printable(threshold.scope), formats.printable(threshold.subject)], " ")
-    state = formats.printable(threshold.met) if threshold.evaluated else "not evaluated"
-    yield "", f"{formats.printable(threshold.plugin)}: {state}"
+    which = formats.join([printable(threshold.scope), printable(threshold.subject)], " ")
+    state = printable(threshold.met) if threshold.evaluated else "not evaluated"
+    yield "", f"{printable(threshold.plugin)}: {state}"
     if which:
         yield "scope", which
     if threshold.observed is not None and threshold.value is not None:
@@ -312,11 +309,11 @@ def knob_history_text(history: KnobHistory, now: LatestCycle, now_ns: int) -> It
     yield (
         "",
         (
-            f"{history.knob} of {formats.printable(history.pod or history.cgroup)} {verb} "
+            f"{history.knob} of {printable(history.pod or history.cgroup)} {verb} "
             f"{_knob_value_text(history.knob, history.value)}"
         ),
     )
-    yield "cgroup", formats.printable(history.cgroup) + (", removed" if history.removed else "")
+    yield "cgroup", printable(history.cgroup) + (", removed" if history.removed else "")
     yield from _entry_text("decided", history.newest, now_ns)
     if history.in_force is not None:
         yield from _entry_text("in force", history.in_force, now_ns)
@@ -327,7 +324,7 @@ def knob_history_text(history: KnobHistory, now: LatestCycle, now_ns: int) -> It
 
 
 def _entry_line(entry: JournalEntry) -> str:
-    rule = formats.printable(entry.outcome.decision.reason.rule)
+    rule = printable(entry.outcome.decision.reason.rule)
     when = formats.clock(entry.wall_time_ns / NS_PER_MS)
     return f"#{entry.seq}, {when} {formats.knob_change(entry.outcome)} ({entry.outcome.status.value}, {rule})"
 
@@ -338,7 +335,7 @@ def _entry_text(label: str, entry: JournalEntry, now_ns: int) -> Iterator[tuple[
     when = (
         f"{formats.clock(entry.wall_time_ns / NS_PER_MS)}, {formats.age((now_ns - entry.wall_time_ns) / NS_PER_S)} ago"
     )
-    status = formats.join([STATUS_TEXT[outcome.status], formats.printable(outcome.error)], ": ")
+    status = formats.join([STATUS_TEXT[outcome.status], printable(outcome.error)], ": ")
     yield (
         label,
         (
@@ -354,7 +351,7 @@ def _entry_text(label: str, entry: JournalEntry, now_ns: int) -> Iterator[tuple[
         "cycle",
         (
             f"{entry.cycle_seq:,}, {TRIGGER_TEXT.get(entry.trigger, entry.trigger)}; "
-            f"policy {formats.printable(entry.policy) or 'none'}"
+            f"policy {printable(entry.policy) or 'none'}"
         ),
     )
     yield from reason_text(verdict)
@@ -365,7 +362,7 @@ def _knob_value_text(knob: str, value: str | None) -> str:
     if value is None:
         return "not known"
     meaning = formats.knob_value(knob, value)
-    return meaning if meaning == value else f"{meaning} ({formats.printable(value) or 'empty'})"
+    return meaning if meaning == value else f"{meaning} ({printable(value) or 'empty'})"
 
 
 def latest_cycle_text(now: LatestCycle) -> Iterator[tuple[str, str]]:
@@ -375,18 +372,18 @@ def latest_cycle_text(now: LatestCycle) -> Iterator[tuple[str, str]]:
         "advice",
         (
             f"{now.action or 'no advice'}: "
-            f"{formats.printable(now.text) or 'no policy; only the knobs requested in the settings are applied'}"
+            f"{printable(now.text) or 'no policy; only the knobs requested in the settings are applied'}"
         ),
     )
     if now.rule:
         limit = "" if now.threshold is None else f", threshold {now.threshold:g}"
-        yield "rule", f"{formats.printable(now.rule)}{limit}; policy {formats.printable(now.policy)}"
+        yield "rule", f"{printable(now.rule)}{limit}; policy {printable(now.policy)}"
     if now.shadow is not None:
         cores = formats.cores(now.shadow.reclaimable_cores)
-        policy, reason = formats.printable(now.shadow.policy), formats.printable(now.shadow.reason)
+        policy, reason = printable(now.shadow.policy), printable(now.shadow.reason)
         yield "shadow", f"{policy} would make {cores} cores reclaimable: {reason}"
     for advice in now.answers:
-        yield advice.topic, f"{formats.printable(advice.text)} (rule {formats.printable(advice.rule)})"
+        yield advice.topic, f"{printable(advice.text)} (rule {printable(advice.rule)})"
     for i, forecast in enumerate(now.forecasts):
         yield "" if i else "forecast", formats.forecast_text(forecast)
     older = {each.source: each for each in now.readings}
@@ -396,10 +393,10 @@ def latest_cycle_text(now: LatestCycle) -> Iterator[tuple[str, str]]:
             age_s = now.age_s + (now.wall_time_ns - reading.read_at_ns) / NS_PER_S
             status += f"; {reading.what}: {formats.age(age_s)} old"
         if not source.ok:
-            status = f"failed: {formats.printable(source.error)}; {formats.printable(source.remedy)}"
+            status = f"failed: {printable(source.error)}; {printable(source.remedy)}"
         sign, name = (
             "✓" if source.ok else "✕",
-            formats.join([formats.printable(source.name), formats.printable(source.detail)], " "),
+            formats.join([printable(source.name), printable(source.detail)], " "),
         )
         yield "" if i else "sources", f"{sign} {name}: {status}"
 
@@ -408,8 +405,8 @@ def condition_text(condition: ConditionView) -> Iterator[tuple[str, str]]:
     """Yield the section of an eviction condition: its taint, its cause and when it ends."""
     kind = "Node" if condition.kind == "node" else "CustomNodeResource"
     taints = ", ".join(f"{TAINT_PREFIX}{condition.name}:{effect}" for effect in condition.effects)
-    yield "", formats.printable(f"condition {condition.name}: taint {taints} of the {kind}")
-    yield "cause", f"{formats.printable(condition.plugin)}; its threshold was last met {condition.last_met_s:.0f} s ago"
+    yield "", printable(f"condition {condition.name}: taint {taints} of the {kind}")
+    yield "cause", f"{printable(condition.plugin)}; its threshold was last met {condition.last_met_s:.0f} s ago"
     yield (
         "ends",
         (
@@ -451,7 +448,7 @@ def wrap_section(parts: Iterator[tuple[str, str]], width: int) -> Iterator[str]:
 
 def unknown_target_text(target: str, kinds: dict[str, list[str]]) -> Iterator[str]:
     """Yield the lines for an unknown target, with the valid ones by kind."""
-    yield f"There is no data on '{formats.printable(target)}'. If it is a Pending pod, run `kubectl dioptase doctor` for the"
+    yield f"There is no data on '{printable(target)}'. If it is a Pending pod, run `kubectl dioptase doctor` for the"
     yield "reason. Valid targets:"
     for kind, names in kinds.items():
-        yield f"  {kind:<9}{', '.join(formats.printable(name) for name in names) or 'none'}"
+        yield f"  {kind:<9}{', '.join(printable(name) for name in names) or 'none'}"

@@ -21,7 +21,7 @@ import msgspec
 
 from api import VERSION
 from api.interfaces import Unavailable
-from cli import formats
+from api.text import printable, quote
 from cli.fleet.agent_endpoints import (
     AGENT_SELECTOR,
     CONTROLLER_SELECTOR,
@@ -104,7 +104,7 @@ async def find_fleet(client: KubeClient, selector: AgentSelector) -> list[AgentE
     names = {member.node for member in endpoints}
     for name in selector.nodes:
         if name not in names:
-            raise Unavailable(f"there is no node {name!r:.80}", "kubectl get nodes lists them")
+            raise Unavailable(f"there is no node {quote(name)}", "kubectl get nodes lists them")
     return endpoints
 
 
@@ -316,7 +316,7 @@ class ApiServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         except Unavailable as error:
             # The reason may contain text of agents.
             lines = (f"dioptase kubectl {command}: {error.reason}", f"  remedy: {error.remedy}")
-            click.echo("\n".join(formats.printable(line) for line in lines), err=True)
+            click.echo("\n".join(printable(line) for line in lines), err=True)
             sys.exit(1)
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from api.diagnostics import DoctorReport
 from api.interfaces import Unavailable
 from api.quantity import format_count
-from cli import formats
+from api.text import printable
 from cli.fleet.agent_endpoints import FleetPod, pod_problem
 from cli.fleet.api_server import AgentReply
 from cli.fleet.pending_pods import PendingReason
@@ -149,7 +149,7 @@ def findings_table(rows: Sequence[FleetFinding], nodes: int) -> Table:
     """Return the findings as a table."""
     cells = [(row.ok, (row.name, format_node_names(row.nodes, nodes), row.detail, row.remedy)) for row in rows]
     return check_table(
-        ("what", "nodes", "found", "remedy"), [(ok, [formats.printable(text) for text in texts]) for ok, texts in cells]
+        ("what", "nodes", "found", "remedy"), [(ok, [printable(text) for text in texts]) for ok, texts in cells]
     )
 
 

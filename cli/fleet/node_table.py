@@ -11,6 +11,7 @@ import msgspec
 
 from api.cpu import parse_cpu_list
 from api.quantity import parse_quantity
+from api.text import printable
 from cli import formats
 from cli.colocation_report import NS_PER_HOUR
 from cli.fleet.api_server import AgentReply
@@ -187,7 +188,7 @@ def node_table(rows: Sequence[NodeRow]) -> list[str]:
 
 def _node_cells(row: NodeRow) -> list[str]:
     return [
-        formats.printable(row.node),
+        printable(row.node),
         formats.integer(row.cpus),
         formats.cores(row.allocatable_cores),
         *map(formats.cores, _core_amounts(row)),
@@ -205,7 +206,7 @@ def _core_amounts(row: NodeRow) -> tuple[float | None, ...]:
 def node_status(row: NodeRow) -> str:
     """Describe what the agent does, or why it cannot be reached."""
     if row.problem:
-        return f"✕ {formats.printable(row.problem)}"
+        return f"✕ {printable(row.problem)}"
     held = sorted(f"{pod} ({reason})" for pod, reason in row.held.items())
     problems = (
         (row.conditions, ""),
@@ -213,10 +214,8 @@ def node_status(row: NodeRow) -> str:
         (held, "eviction blocked: "),
         (row.failed, "without "),
     )
-    texts = [f"✕ {label}{formats.printable(_first_names(names))}" for names, label in problems if names]
-    return formats.join(
-        [formats.join([formats.printable(row.act), formats.printable(row.action) or "no advice"], ", "), *texts]
-    )
+    texts = [f"✕ {label}{printable(_first_names(names))}" for names, label in problems if names]
+    return formats.join([formats.join([printable(row.act), printable(row.action) or "no advice"], ", "), *texts])
 
 
 def _first_names(names: Sequence[str]) -> str:
@@ -255,7 +254,7 @@ def pod_table(rows: Sequence[PodRow]) -> list[str]:
         heads,
         [
             [
-                *map(formats.printable, (row.node, row.pod, row.container, row.qos.removesuffix("_cores"))),
+                *map(printable, (row.node, row.pod, row.container, row.qos.removesuffix("_cores"))),
                 formats.cores(row.cpu_cores),
                 formats.percent(row.throttled_ratio),
                 formats.duration(row.wait_p50_us),
@@ -271,7 +270,7 @@ def pod_table(rows: Sequence[PodRow]) -> list[str]:
 
 def pools_text(pools: dict[str, int]) -> str:
     """Format pool sizes: `reclaim 4, share 6`."""
-    return ", ".join(f"{formats.printable(name)} {cpus}" for name, cpus in sorted(pools.items())) or formats.ABSENT
+    return ", ".join(f"{printable(name)} {cpus}" for name, cpus in sorted(pools.items())) or formats.ABSENT
 
 
 def _ms_per_s(value: float | None) -> str:

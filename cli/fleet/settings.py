@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from api.diagnostics import AppliedConfigObject, EffectiveConfiguration, EffectiveSetting
-from cli import formats
+from api.text import printable
 from cli.config import config_object_text, is_below, setting_source_text
 from cli.fleet.api_server import AgentReply
 from cli.tables import format_node_names
@@ -140,21 +140,17 @@ def settings_lines(fleet: FleetSettings, now_ns: int, *, differing: bool = False
         if len(comparison.values) == 1 and not comparison.differs:
             value = comparison.values[0]
             source = _source_text(comparison.name, value, now_ns)
-            yield f"{comparison.name.ljust(width)}  {formats.printable(value.value)}  {source}"
+            yield f"{comparison.name.ljust(width)}  {printable(value.value)}  {source}"
             continue
         yield f"{comparison.name.ljust(width)}  {'differs' if comparison.differs else 'the same from different sources'}:"
         for value in comparison.values:
-            nodes = format_node_names([formats.printable(node) for node in value.nodes], count)
-            yield f"  {formats.printable(value.value)}  {_source_text(comparison.name, value, now_ns)}  on {nodes}"
+            nodes = format_node_names([printable(node) for node in value.nodes], count)
+            yield f"  {printable(value.value)}  {_source_text(comparison.name, value, now_ns)}  on {nodes}"
     for applied in fleet.objects:
         for i, line in enumerate(config_object_text(applied.object, now_ns)):
-            yield (
-                line
-                if i
-                else f"{line}  on {format_node_names([formats.printable(node) for node in applied.nodes], count)}"
-            )
+            yield (line if i else f"{line}  on {format_node_names([printable(node) for node in applied.nodes], count)}")
     for silent in fleet.silent:
-        yield f"✕ {formats.printable(silent.node)}: {formats.printable(silent.problem)}"
+        yield f"✕ {printable(silent.node)}: {printable(silent.problem)}"
 
 
 def _source_text(name: str, value: FleetSettingValue, now_ns: int) -> str:

@@ -11,7 +11,8 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group
 from rich.text import Text
 
-from cli.formats import figures, printable
+from api.text import printable
+from cli.formats import figures
 from cli.probe.commands import probe_command
 from cli.probe.interval import DisplayedInterval, ProbeInterval, head_lines, path_tail
 from probes.registry import BY_NAME

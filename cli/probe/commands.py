@@ -18,7 +18,7 @@ from rich.live import Live
 
 from agent.sensors.cgroup.hierarchy import detect_hierarchy
 from api.interfaces import Probe, ProbeReading, Unavailable
-from api.text import to_json
+from api.text import quote, to_json
 from cli.options import Seconds, SuggestingGroup
 from cli.probe.interval import (
     CgroupChange,
@@ -77,7 +77,7 @@ def cgroup_paths() -> dict[int, str]:
 def validate_cgroup_prefix(_context: click.Context, _parameter: click.Parameter, prefix: str) -> str:
     """Callback of --cgroup: reject a prefix that no cgroup can have; warn about one that no cgroup has now."""
     if not prefix.startswith(("/", "id ")):
-        raise click.BadParameter(f"no cgroup begins with {prefix!r}: paths begin with /, such as /{prefix}")
+        raise click.BadParameter(f"no cgroup begins with {quote(prefix)}: paths begin with /, such as /{prefix}")
     paths = cgroup_paths().values()
     if paths and prefix.startswith("/") and not any(path.startswith(prefix) for path in paths):
         click.echo(f"no cgroup begins with {prefix}; waiting for one", err=True)

@@ -16,8 +16,8 @@ from rich.text import Text
 from api.histogram import BOUNDS_NS, quantile_ns
 from api.rates import delta, runq_latency_delta
 from api.snapshot import Durations, LoadAverages, OomVictim, ThreadStates
-from api.text import to_json
-from cli.formats import ABSENT, duration, figures, printable, size
+from api.text import printable, to_json
+from cli.formats import ABSENT, duration, figures, size
 
 GAUGE_TYPES = (ThreadStates, LoadAverages, OomVictim)
 """Types whose integers are gauges, not counters."""

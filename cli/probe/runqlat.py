@@ -14,7 +14,8 @@ from rich.text import Text
 from api.histogram import BOUNDS_NS, SLOT_COUNT, quantile_ns
 from api.rates import runq_latency_delta
 from api.snapshot import RunqLatency
-from cli.formats import duration, printable
+from api.text import printable
+from cli.formats import duration
 from cli.probe.commands import cgroup_name, open_or_exit, probe_options, read_intervals, show_intervals
 from cli.probe.interval import slot_bars
 from probes import runqlat as probe_runqlat

@@ -10,7 +10,8 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from api.snapshot import Durations
-from cli.formats import duration, figures, printable
+from api.text import printable
+from cli.formats import duration, figures
 from cli.probe.commands import probe_command
 from cli.probe.interval import DisplayedInterval, ProbeInterval, duration_texts, head_lines, path_tail
 from probes.registry import BY_NAME

@@ -10,6 +10,7 @@ from textwrap import wrap
 
 from rich.text import Text
 
+from api.text import printable
 from cli import formats
 from cli.top.container_table import cgroup_labels, fit_label
 from exporters.view.cycle_view import View
@@ -84,7 +85,7 @@ def blame_matrix(view: View, history: Sequence[View], width: int, height: int) -
     for victim in victims:
         cells = [victim.total, *(victim.by_cgroup.get(aggressor, 0.0) for aggressor in aggressors)]
         rest = victim.rest + sum(ms for aggressor, ms in victim.by_cgroup.items() if aggressor not in aggressors)
-        line = Text(fit_label(names.get(victim.cgroup, formats.printable(victim.cgroup)), name_width))
+        line = Text(fit_label(names.get(victim.cgroup, printable(victim.cgroup)), name_width))
         for ms in (*cells, rest):
             line.append(_format_cell(ms).rjust(CELL_WIDTH), _cell_style(ms))
         for ms in victim.other_causes:
@@ -111,7 +112,7 @@ def blame_summary(victims: Sequence[BlameRow], names: Mapping[str, str]) -> str:
         ((own, "its own tasks"), *zip(victim.other_causes, OTHER_CAUSES_TEXT, strict=True)),
         key=lambda amount: amount[0],
     )
-    victim_name, aggressor_name = (names.get(path, formats.printable(path)) for path in (victim.cgroup, aggressor))
+    victim_name, aggressor_name = (names.get(path, printable(path)) for path in (victim.cgroup, aggressor))
     amount = f"{_format_cell(ms)} ms a second, {formats.percent(ms / victim.total)}"
     if cause_ms <= ms:
         return f"{victim_name} waits most for {aggressor_name}: {amount} of its waits."
@@ -129,7 +130,7 @@ def _worst_aggressors(victims: Sequence[BlameRow]) -> list[str]:
 
 
 def _aggressor_label(aggressor: str, names: Mapping[str, str], width: int) -> str:
-    return fit_label(names.get(aggressor, formats.printable(aggressor)), width).rstrip()
+    return fit_label(names.get(aggressor, printable(aggressor)), width).rstrip()
 
 
 def _format_cell(ms: float) -> str:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from api.text import printable
 from cli import formats
 from cli.top.charts import is_reclaimed, sparkline
 from exporters.view.activity import LatencyView
@@ -19,10 +20,10 @@ from exporters.view.cycle_view import ContainerView, RunqLatencyView, View
 def cgroup_label(container: ContainerView) -> str:
     """Return the pod, with the container if it has another name; the path if the cgroup belongs to no pod."""
     if not container.pod:
-        return formats.printable(container.cgroup)
-    text = formats.printable(container.pod)
+        return printable(container.cgroup)
+    text = printable(container.pod)
     if not container.pod.endswith(f"/{container.container}"):
-        text += f" {formats.printable(container.container)}"
+        text += f" {printable(container.container)}"
     return text
 
 
@@ -95,7 +96,7 @@ def _request_latency_text(latency: LatencyView | None) -> str:
 TREND = TableColumn("waits", 6, 3, lambda c: c.wait, str)
 """The sparkline of latencies, with its minimum width; drawn by `_runq_latency_trend`."""
 CONTAINER_COLUMNS = (
-    TableColumn("qos", 9, 4, lambda c: formats.printable(c.qos.removesuffix("_cores")), str),
+    TableColumn("qos", 9, 4, lambda c: printable(c.qos.removesuffix("_cores")), str),
     TableColumn("cpu", 5, 9, lambda c: c.cpu_cores, formats.cores),
     TableColumn("thrtl", 5, 6, lambda c: c.throttled_ratio, compact_percent),
     TableColumn("thd", 3, 1, lambda c: c.threads, formats.integer),

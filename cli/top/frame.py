@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from api.decision import JournalEntry, OutcomeStatus
+from api.text import printable
 from cli import formats
 from cli.top.charts import runq_latency_charts, section_rule, truncate_line, wrap_text
 from cli.top.container_table import container_table
@@ -68,7 +69,7 @@ def overview_lines(
         *cpu_bars(view, width),
     ]
     for sentence in view.startup_warnings[: 3 if height >= TALL_ROWS else 2]:
-        top += wrap_text(f"! {formats.printable(sentence)}", width, 2 if height >= TALL_ROWS else 1, "yellow")
+        top += wrap_text(f"! {printable(sentence)}", width, 2 if height >= TALL_ROWS else 1, "yellow")
     top += [truncate_line(line, width) for line in notice_lines(view)]
     bottom = [source_line(view, width)]
     free = height - len(top) - len(bottom)
@@ -139,9 +140,9 @@ def wrap_decision(entry: JournalEntry, width: int, max_lines: int) -> list[Text]
     head = f"{formats.STATUS_SIGNS[outcome.status]}{status}"
     name = formats.decision_target(outcome.decision)
     change = f"{outcome.decision.knob.value} {formats.knob_change(outcome)}"
-    error = f"{formats.printable(outcome.error)}; " if outcome.error else ""
+    error = f"{printable(outcome.error)}; " if outcome.error else ""
     lines = wrap_text(
-        f"{when} {head} {name} {change}  {error}{formats.printable(outcome.decision.reason.text)}",
+        f"{when} {head} {name} {change}  {error}{printable(outcome.decision.reason.text)}",
         width,
         max_lines,
         indent=9,

@@ -22,6 +22,7 @@ from rich.live import Live
 
 from api.decision import JournalEntry
 from api.interfaces import Unavailable
+from api.text import printable
 from cli import formats
 from cli.client import AgentClient, AgentHistory
 from cli.formats import decision_line
@@ -117,9 +118,9 @@ def connection_notice(agent: AgentHistory) -> str:
     """Return the notice while the agent does not answer; "" while it does."""
     if agent.failure is None:
         return ""
-    text = formats.printable(agent.failure.reason)
+    text = printable(agent.failure.reason)
     if agent.view is None:
-        return f"{text}; retrying every second. {formats.printable(agent.failure.remedy)}"
+        return f"{text}; retrying every second. {printable(agent.failure.remedy)}"
     return f"{text}; the numbers are from {formats.clock(agent.view.wall_time_ms)}; retrying every second"
 
 

@@ -9,6 +9,7 @@ import msgspec
 from rich.cells import set_cell_size
 from rich.text import Text
 
+from api.text import printable
 from cli import formats
 from cli.top.blame_matrix import blame_matrix
 from cli.top.charts import bar
@@ -193,14 +194,12 @@ def _memory_header(view: View, width: int) -> list[Text]:
         headroom = view.memory.headroom_bytes
         amount = formats.ABSENT if headroom is None else formats.size(round(headroom))
         state = view.memory.condition.state.value
-        lines.append(
-            Text(f"batch   {amount} headroom · {state}: {formats.printable(view.memory.condition.reason.text)}")
-        )
-    low = [f"{zone.node} {formats.printable(zone.name)}" for zone in node.zones if zone.free < zone.low]
+        lines.append(Text(f"batch   {amount} headroom · {state}: {printable(view.memory.condition.reason.text)}"))
+    low = [f"{zone.node} {printable(zone.name)}" for zone in node.zones if zone.free < zone.low]
     if low:
         lines.append(Text(f"! below the low watermark: {', '.join(low)}", style="yellow"))
     for victim in node.oom_victims[-2:]:
-        what = f"{formats.printable(victim.command)} (process {victim.pid}) of {formats.printable(victim.cgroup)}"
+        what = f"{printable(victim.command)} (process {victim.pid}) of {printable(victim.cgroup)}"
         lines.append(Text(f"✕ {formats.clock(victim.wall_time_ns / 1e6)} killed for memory: {what}", style="red"))
     return lines
 

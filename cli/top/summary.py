@@ -8,6 +8,7 @@ from rich.text import Text
 
 from api.advice import MemoryPressure
 from api.forecast import ForecastResource
+from api.text import printable
 from cli import formats
 from cli.top.charts import bar, is_online, truncate_line, wrap_text
 from exporters.view.cycle_view import View
@@ -28,19 +29,12 @@ def _eviction_notices(view: View) -> Iterator[Text]:
     if evictions is None:
         return
     met = [threshold for threshold in evictions.thresholds if threshold.met != "not-met"]
-    parts = (
-        [f"terminating: {', '.join(map(formats.printable, evictions.terminating))}"] if evictions.terminating else []
-    )
-    parts += [
-        f"{formats.printable(pod)} is to be evicted, blocked ({formats.printable(why)})"
-        for pod, why in evictions.held.items()
-    ]
+    parts = [f"terminating: {', '.join(map(printable, evictions.terminating))}"] if evictions.terminating else []
+    parts += [f"{printable(pod)} is to be evicted, blocked ({printable(why)})" for pod, why in evictions.held.items()]
     if met:
         more = f" (and {len(met) - 1} more)" if len(met) > 1 else ""
-        parts.append(
-            f"{formats.printable(met[0].met)} {formats.printable(met[0].plugin)}: {formats.printable(met[0].text)}{more}"
-        )
-    parts += [f"condition {formats.printable(condition.name)}" for condition in evictions.conditions]
+        parts.append(f"{printable(met[0].met)} {printable(met[0].plugin)}: {printable(met[0].text)}{more}")
+    parts += [f"condition {printable(condition.name)}" for condition in evictions.conditions]
     if parts:
         yield Text(f"✕ evictions: {formats.join(parts)}", style="bold red")
 
@@ -48,13 +42,13 @@ def _eviction_notices(view: View) -> Iterator[Text]:
 def _rejection_notice(view: View) -> Iterator[Text]:
     for pod, reason in sorted(view.rejected.items())[:1]:
         more = f" (and {len(view.rejected) - 1} more)" if len(view.rejected) > 1 else ""
-        yield Text(f"! rejected {formats.printable(pod)}: {formats.printable(reason.text)}{more}", style="yellow")
+        yield Text(f"! rejected {printable(pod)}: {printable(reason.text)}{more}", style="yellow")
 
 
 def _memory_notice(view: View) -> Iterator[Text]:
     if view.memory is not None and view.memory.condition.state in MEMORY_SHORTAGE_STATES:
         condition = view.memory.condition
-        yield Text(f"! memory {condition.state.value}: {formats.printable(condition.reason.text)}", style="yellow")
+        yield Text(f"! memory {condition.state.value}: {printable(condition.reason.text)}", style="yellow")
 
 
 ACT_LABELS = {
@@ -72,9 +66,9 @@ WATCH_ONLY_NOTICE = "No pods are listed: the agent watches every cgroup and deci
 
 
 def header_line(view: View, width: int) -> Text:
-    text, style = ACT_LABELS.get(view.act, (formats.printable(view.act), ""))
+    text, style = ACT_LABELS.get(view.act, (printable(view.act), ""))
     line = Text.assemble(
-        ("dioptase", "bold"), "  ", (text, style), "  policy ", (formats.printable(view.policy) or "none", "bold")
+        ("dioptase", "bold"), "  ", (text, style), "  policy ", (printable(view.policy) or "none", "bold")
     )
     when = f"cycle {view.seq:,} · {formats.clock(view.wall_time_ms)}"
     line.append(when.rjust(max(width - line.cell_len, len(when) + 2)), "dim")
@@ -83,7 +77,7 @@ def header_line(view: View, width: int) -> Text:
 
 def advice_lines(view: View, width: int, max_lines: int) -> list[Text]:
     """Render the advice of the latest cycle with its reason."""
-    text, style = ACTION_LABELS.get(view.action, (formats.printable(view.action) or "no advice", ""))
+    text, style = ACTION_LABELS.get(view.action, (printable(view.action) or "no advice", ""))
     default_reason = (
         WATCH_ONLY_NOTICE
         if not view.containers
@@ -92,7 +86,7 @@ def advice_lines(view: View, width: int, max_lines: int) -> list[Text]:
         else ""
     )
     reason = view.reason or default_reason
-    lines = wrap_text(f"{text}  {formats.printable(reason)}", width, max_lines)
+    lines = wrap_text(f"{text}  {printable(reason)}", width, max_lines)
     lines[0].stylize(f"bold {style}".strip(), 0, len(text))
     return lines
 
@@ -153,16 +147,8 @@ def _stall_line(view: View, bar_width: int, width: int) -> Text:
 
 def source_line(view: View, width: int) -> Text:
     """Render the sources; failed ones come first, with their remedy."""
-    failed = [
-        f"✕ {formats.printable(s.name)}: {formats.printable(s.error)} ({formats.printable(s.remedy)})"
-        for s in view.sources
-        if not s.ok
-    ]
-    healthy = [
-        f"✓ {formats.printable(s.name)}" + (f" {formats.printable(s.detail)}" if s.detail else "")
-        for s in view.sources
-        if s.ok
-    ]
+    failed = [f"✕ {printable(s.name)}: {printable(s.error)} ({printable(s.remedy)})" for s in view.sources if not s.ok]
+    healthy = [f"✓ {printable(s.name)}" + (f" {printable(s.detail)}" if s.detail else "") for s in view.sources if s.ok]
     line = Text.assemble((formats.join(failed), "red"))
     line.append(formats.join(["" if not failed else " ", *healthy], " · " if failed else "  "), "dim")
     return truncate_line(line, width)
@@ -179,9 +165,9 @@ def cycle_line(view: View) -> str:
     ]
     if view.shadow is not None:
         parts.append(
-            f"shadow {formats.printable(view.shadow.policy)} would lend {formats.cores(view.shadow.reclaimable_cores)} cores"
+            f"shadow {printable(view.shadow.policy)} would lend {formats.cores(view.shadow.reclaimable_cores)} cores"
         )
-    parts += [f"{advice.topic}: {formats.printable(advice.text)}" for advice in view.answers]
+    parts += [f"{advice.topic}: {printable(advice.text)}" for advice in view.answers]
     parts += [
         f"forecast {formats.forecast_amount(forecast, forecast.forecast.peak)} at most"
         for forecast in view.forecasts
@@ -194,5 +180,5 @@ def cycle_line(view: View) -> str:
         latencies = [f"wait p99 {formats.duration(wait.p99_us)}"] if wait and wait.p99_us is not None else []
         latencies += [f"wait mean {formats.duration(wait.mean_us)}"] if wait and wait.p99_us is None else []
         latencies += [f"latency p99 {formats.milliseconds(latency.p99_ms)}"] if latency else []
-        parts.append(f"{formats.printable(container.pod)}: {', '.join(latencies)}")
+        parts.append(f"{printable(container.pod)}: {', '.join(latencies)}")
     return formats.join(parts)

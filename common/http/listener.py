@@ -1,19 +1,22 @@
 """Listening port, plain or TLS, with a bounded number of connections and replaceable certificates.
-aiohttp serves the requests and asyncio accepts and encrypts the connections. The limit is ours, because aiohttp has none:
-at the limit, the connection that has been idle for the longest is closed, including those in the TLS handshake.
+aiohttp serves the requests and asyncio encrypts the connections. They are accepted here, because the limit has to know a
+client's address before its TLS handshake: `ConnectionTable` selects the connection to close when there are too many, and
+keeps a share for this machine, whose kubelet probes health.
 A request with a body is rejected before anything else: reading one is work that an unauthenticated client could cause.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
 import socket
 import ssl
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+import struct
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,15 +24,30 @@ from aiohttp import hdrs, web
 from aiohttp.http import HttpProcessingError
 
 from api.interfaces import Unavailable
+from common.http.connection_table import ConnectionTable
+from common.http.request_guard import is_loopback
 
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 64
 """More than the scrapers, pages and terminals of a node need, and far below the agent's limit of file descriptors."""
+RESERVED_CONNECTIONS = 16
+"""Connections of each address of this machine that no client of another machine or pod can displace."""
+MAX_ACCEPTS = 8
+"""Connections of one client address that are served in a row; further ones are reset at once. A new connection whose request
+has arrived is served within five turns of the event loop, so that fewer than MAX_CONNECTIONS later ones can displace it."""
+MAX_DRAINED = 256
+"""Connections accepted in a row. The kernel drops the handshakes of all clients while the queue is full, and resetting a
+connection is much cheaper than serving it."""
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+"""`struct linger` that ends a connection without TIME_WAIT (socket(7))."""
+ACCEPT_PAUSE_S = 1.0
+"""Pause after a failed accept, for instance without a free file descriptor."""
 KEEPALIVE_S = 75.0
 """Longer than clients pause between two requests; aiohttp's default of an hour would keep idle connections."""
 TLS_HANDSHAKE_TIMEOUT_S = 10.0
-BACKLOG = 100
+BACKLOG = 1024
+"""Connections that the kernel completes before they are accepted; a flood must not fill the queue between two turns."""
 TCP_USER_TIMEOUT_S = 10.0
 """Time after which the kernel closes the connection of a client that acknowledges no data (tcp(7))."""
 MAX_WRITE_BUFFER_BYTES = 64 << 10
@@ -52,17 +70,24 @@ class HttpListener:
             logger=_server_logger(),
             auto_decompress=False,
             lingering_time=0,
+            # A client that has gone must not keep its place in the queue of reviews.
+            handler_cancellation=True,
             **limits,
         )
-        self._servers: dict[socket.socket, asyncio.Server] = {}
-        """Listening sockets with the servers that accept from duplicates of them."""
-        self._connections: OrderedDict[web.RequestHandler, asyncio.Task[None]] = OrderedDict()
-        """Handlers of the connections with the tasks that set them up, in the order of their last request."""
+        self._listening: list[socket.socket] = []
+        self._tls: ssl.SSLContext | None = None
+        self._table = ConnectionTable[web.RequestHandler](MAX_CONNECTIONS, RESERVED_CONNECTIONS)
+        self._setups: dict[web.RequestHandler, asyncio.Task[None]] = {}
+        """Tasks that set connections up, by the handler of their requests."""
         self._closed_count = 0
         self._next_log_s = 0.0
 
-    async def open(self, host: str, port: int, option: str, tls: ssl.SSLContext | None = None) -> list[tuple[str, int]]:
-        """Listen on every address of the host and return them; for port 0 the kernel selects one.
+    async def open(
+        self, host: str | Sequence[str], port: int, option: str, tls: ssl.SSLContext | None = None
+    ) -> list[tuple[str, int]]:
+        """Listen on every address of the host or hosts and return them; for port 0 the kernel selects one.
+
+        Each address has a socket and a queue of its own, so that a flood of one does not fill that of another.
 
         Raises Unavailable that names the option.
         """
@@ -78,65 +103,92 @@ class HttpListener:
                 raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
             listening = [sock.dup() for sock in bound.sockets]
             bound.close()
+            self._tls = tls
             for sock in listening:
+                self._listening.append(sock)
+                sock.setblocking(False)  # noqa: FBT003 - the only form of this call
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(TCP_USER_TIMEOUT_S * 1000))
-                self._servers[sock] = await self._serve(sock, tls)
+                sock.listen(BACKLOG)
+                self._begin_accepting(sock)
         except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: the name is invalid in IDNA
             await self.close()
             if isinstance(error, OSError) and error.errno == errno.EMFILE:
                 raise  # another address would not help
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise Unavailable(
-                f"cannot listen on {host}:{port}: {reason}",
+                f"cannot listen on {host if isinstance(host, str) else ','.join(host)}:{port}: {reason}",
                 f"choose another address with {option} HOST:PORT, or stop the program that has this one",
             ) from error
-        return [sock.getsockname()[:2] for sock in self._servers]
+        return [sock.getsockname()[:2] for sock in self._listening]
 
     async def renew(self, tls: ssl.SSLContext | None) -> None:
-        """Use another context for new connections; existing ones continue. Raises OSError."""
-        for sock in self._servers:
-            # The next server accepts before the previous one stops, so that the kernel refuses no connection.
-            following = await self._serve(sock, tls)
-            self._servers[sock].close()
-            self._servers[sock] = following
+        """Use another context for new connections; existing ones continue."""
+        self._tls = tls
 
     async def close(self) -> None:
         """Close the port and every connection. Idempotent."""
-        for sock, server in self._servers.items():
-            server.close()
+        listening, self._listening = self._listening, []
+        for sock in listening:
+            asyncio.get_running_loop().remove_reader(sock)
             sock.close()
-        self._servers = {}
-        for setup in self._connections.values():
+        await asyncio.sleep(0)  # a task that is cancelled before it begins would leave its connection open
+        for setup in self._setups.values():
             setup.cancel()
         if self._runner.server is not None:
             await self._runner.cleanup()
 
-    async def _serve(self, sock: socket.socket, tls: ssl.SSLContext | None) -> asyncio.Server:
-        """Accept connections from a duplicate of the socket, because a server closes the one it is given."""
-        server = await asyncio.get_running_loop().create_server(
-            self._connect,
-            sock=sock.dup(),
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else TLS_HANDSHAKE_TIMEOUT_S,
-            # Also the number of accepts in a row, and of log lines when no file descriptor is left.
-            backlog=1,
-        )
-        sock.listen(BACKLOG)
-        return server
+    def _begin_accepting(self, sock: socket.socket) -> None:
+        if sock in self._listening:
+            asyncio.get_running_loop().add_reader(sock, self._accept, sock)
 
-    def _connect(self) -> web.RequestHandler:
-        """Return the handler of a new connection. asyncio calls this in the task that sets the connection up."""
-        self._close_oldest()
-        setup = asyncio.current_task()
-        assert setup is not None
+    def _accept(self, sock: socket.socket) -> None:
+        arrived = Counter[str]()
+        for _ in range(MAX_DRAINED):
+            try:
+                connection, address = sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no file descriptor or memory is free; polling on would occupy a CPU
+                log.error(
+                    "cannot accept connections: %s; raise the limit of open files (ulimit -n) of this program",
+                    error.strerror,
+                )
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(sock)
+                loop.call_later(ACCEPT_PAUSE_S, self._begin_accepting, sock)
+                return
+            arrived[address[0]] += 1
+            if arrived[address[0]] > MAX_ACCEPTS:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+                connection.close()
+            else:
+                self._admit(connection, address[0])
+
+    def _admit(self, connection: socket.socket, address: str) -> None:
+        """Add a connection, and close another one if there are too many."""
+        self._forget_finished()
+        if (excess := self._table.find_excess(address)) is not None:
+            self._abort(excess)
         assert self._runner.server is not None
         handler = self._runner.server()
-        self._connections[handler] = setup
-        return handler
+        self._table.add(handler, address, is_local=is_loopback(address) or connection.getsockname()[0] == address)
+        self._setups[handler] = asyncio.get_running_loop().create_task(self._set_up(handler, connection))
+
+    async def _set_up(self, handler: web.RequestHandler, connection: socket.socket) -> None:
+        loop, timeout_s = asyncio.get_running_loop(), None if self._tls is None else TLS_HANDSHAKE_TIMEOUT_S
+        with contextlib.suppress(OSError):  # among them failed and late TLS handshakes
+            await loop.connect_accepted_socket(
+                lambda: handler, connection, ssl=self._tls, ssl_handshake_timeout=timeout_s
+            )
 
     async def _handle(self, handler: RequestHandler, request: web.BaseRequest) -> web.StreamResponse:
-        if request.protocol in self._connections:
-            self._connections.move_to_end(request.protocol)
+        self._table.record_activity(request.protocol, is_busy=True)
+        try:
+            return await self._answer(handler, request)
+        finally:
+            self._table.record_activity(request.protocol, is_busy=False)
+
+    async def _answer(self, handler: RequestHandler, request: web.BaseRequest) -> web.StreamResponse:
         if request.transport is not None:
             request.transport.set_write_buffer_limits(MAX_WRITE_BUFFER_BYTES)
         if request.body_exists:
@@ -148,16 +200,19 @@ class HttpListener:
         response.force_close()
         return response
 
-    def _close_oldest(self) -> None:
+    def _forget_finished(self) -> None:
         assert self._runner.server is not None
         served = set(self._runner.server.connections)
-        finished = [handler for handler, setup in self._connections.items() if setup.done() and handler not in served]
-        for handler in finished:
-            del self._connections[handler]
-        if len(self._connections) < MAX_CONNECTIONS:
-            return
-        handler, setup = self._connections.popitem(last=False)
-        setup.cancel()
+        for handler in self._table:
+            if self._setups[handler].done() and handler not in served:
+                self._forget(handler)
+
+    def _forget(self, handler: web.RequestHandler) -> None:
+        self._table.remove(handler)
+        self._setups.pop(handler).cancel()
+
+    def _abort(self, handler: web.RequestHandler) -> None:
+        self._forget(handler)
         if handler.transport is not None:
             handler.transport.abort()
         self._closed_count += 1
@@ -168,6 +223,12 @@ class HttpListener:
                 MAX_CONNECTIONS,
                 self._closed_count,
             )
+
+
+def connection_of(request: web.BaseRequest) -> str:
+    """Return the connection of a request as `ADDRESS:PORT` of its client; empty if it is closed."""
+    peer = None if request.transport is None else request.transport.get_extra_info("peername")
+    return "" if not peer else f"{peer[0]}:{peer[1]}"
 
 
 def _server_logger() -> logging.Logger:

@@ -9,12 +9,17 @@ import ipaddress
 
 import msgspec
 
+from api.text import make_printable
+
 
 class HttpProblem(msgspec.Struct, frozen=True):
-    """Body of every error response."""
+    """Body of every error response. It quotes the request, and clients show it in terminals."""
 
     error: str
     remedy: str
+
+    def __post_init__(self) -> None:
+        make_printable(self, "error", "remedy")
 
 
 class HttpRefused(Exception):

@@ -1,6 +1,6 @@
 """Authorizes bearer tokens of cluster accounts by reviews of the API server, cached for a minute.
-An allowed token stays valid for ten minutes while the API server is unreachable. A client address has one review at a
-time and is blocked for a second after a wrong token. Health paths need no token and return only their status.
+An allowed token stays valid for ten minutes while the API server is unreachable. Reviews wait for each other in the order of
+`ReviewQueue`, so that a client that guesses tokens delays no other. Health paths need no token and return only their status.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ from functools import partial
 from typing import TypeVar
 
 from api.interfaces import Unavailable
+from common.http.review_queue import ReviewQueue, token_prefix
 
 ALLOWED_CACHE_S, DENIED_CACHE_S, ALLOWED_FALLBACK_S = 60.0, 10.0, 600.0
 """Validity of a positive result, of a negative one, and of a positive one while reviews fail."""
-WRONG_TOKEN_PAUSE_S = 1.0
-"""Time after a wrong token during which further tokens of that address are rejected."""
 REVIEW_TIMEOUT_S = 5.0
-"""Limit for a review, below a scrape's timeout of 10 s."""
+"""Limit for a review with its wait in the queue, below a scrape's timeout of 10 s."""
 MAX_CACHED_REVIEWS = 256
-MAX_PENDING_REVIEWS = 16
 MAX_TOKEN_LETTERS = 16 << 10
 """Limit for a token; those of service accounts have one or two thousand characters."""
 HEALTHZ_PATH, READYZ_PATH = "/healthz", "/readyz"
@@ -39,6 +37,24 @@ HttpRefusal = tuple[int, str, str]
 """HTTP status, problem and remedy."""
 
 
+class ReviewDropped(Exception):
+    """Too many reviews wait, and this one would have waited longest."""
+
+
+class _PendingReview:
+    """A review that waits or runs."""
+
+    def __init__(self, token: str, path: str, connection: str) -> None:
+        self.token, self.path, self._connection = token, path, connection
+        self.requests = 0
+        """Requests that wait for the result."""
+        self.result: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+
+    def sources(self) -> tuple[str, str]:
+        """Return what the review is charged to."""
+        return f"connection {self._connection}", f"prefix {token_prefix(self.token)}"
+
+
 class TokenReviewer:
     """Reviews tokens and caches the results."""
 
@@ -49,12 +65,15 @@ class TokenReviewer:
         self._denied: OrderedDict[bytes, tuple[float, bool | None]] = OrderedDict()
         """Time and result of reviews by token and path. Separate from the allowed ones, so that a client that requests many
         forbidden paths does not displace them."""
-        self._reviews: dict[bytes, asyncio.Future[bool | None]] = {}
-        self._addresses: set[str] = set()
-        self._blocked_until: OrderedDict[str, float] = OrderedDict()
+        self._reviews: dict[bytes, _PendingReview] = {}
+        self._queue = ReviewQueue[bytes](clock)
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def refusal(self, authorization: str, path: str, address: str) -> HttpRefusal | None:
-        """Why a request with this Authorization header is rejected; None if it is authorized."""
+    async def refusal(self, authorization: str, path: str, connection: str) -> HttpRefusal | None:
+        """Why a request with this Authorization header is rejected; None if it is authorized.
+
+        `connection` names the connection of the request.
+        """
         scheme, _, token = authorization.partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token or len(token) > MAX_TOKEN_LETTERS or not token.isascii():
@@ -65,17 +84,15 @@ class TokenReviewer:
         age_s = self._clock() - reviewed_at
         if age_s >= (ALLOWED_CACHE_S if allowed else DENIED_CACHE_S):
             fallback = bool(allowed) and age_s < ALLOWED_FALLBACK_S
-            if not fallback and self._too_many(key, address):
-                return (
-                    429,
-                    "too many token reviews are pending, or another one of this address",
-                    "send the request again in 5 seconds",
-                )
             try:
-                allowed = await self._review_once(key, token, path, address)
+                review = _PendingReview(token, path, connection)
+                allowed = await self._review_once(key, review, is_known=fallback)
             except Unavailable as error:
                 if not fallback:
                     return 503, f"the token cannot be reviewed: {error.reason}", error.remedy
+            except ReviewDropped:
+                if not fallback:
+                    return 429, "too many token reviews are waiting", "send the request again in 5 seconds"
         if allowed is None:
             return 401, "the API server does not know this token", "create a new one: kubectl create token ACCOUNT"
         if not allowed:
@@ -93,36 +110,57 @@ class TokenReviewer:
                 return results[key]
         return float("-inf"), None
 
-    def _too_many(self, key: bytes, address: str) -> bool:
-        if key in self._reviews:
-            return False
-        blocked = self._clock() < self._blocked_until.get(address, 0.0)
-        return blocked or address in self._addresses or len(self._reviews) >= MAX_PENDING_REVIEWS
-
-    async def _review_once(self, key: bytes, token: str, path: str, address: str) -> bool | None:
-        """Share one review among all requests that wait for it; it continues if they are cancelled."""
-        task = self._reviews.get(key)
-        if task is None:
-            task = asyncio.ensure_future(self._review(token, path))
-            self._reviews[key] = task
-            self._addresses.add(address)
-            task.add_done_callback(partial(self._store_result, key, address))
+    async def _review_once(self, key: bytes, review: _PendingReview, *, is_known: bool) -> bool | None:
+        """Share one review among all requests that wait for it; one that runs continues if they are cancelled."""
+        pending = self._reviews.get(key)
+        if pending is None:
+            pending = self._reviews[key] = review
+            dropped = self._queue.add(key, *review.sources(), is_known=is_known)
+            if dropped is not None:
+                self._reviews.pop(dropped).result.set_exception(ReviewDropped)
+            self._begin_due()
+        pending.requests += 1
         try:
-            return await asyncio.wait_for(asyncio.shield(task), REVIEW_TIMEOUT_S)
+            async with asyncio.timeout(REVIEW_TIMEOUT_S):
+                return await asyncio.shield(pending.result)
         except TimeoutError:
             raise Unavailable(f"no response within {REVIEW_TIMEOUT_S:g} s", "check the API server") from None
+        finally:
+            pending.requests -= 1
+            if not pending.requests and self._queue.discard(key):
+                del self._reviews[key]
 
-    def _store_result(self, key: bytes, address: str, task: asyncio.Future[bool | None]) -> None:
-        del self._reviews[key]
-        self._addresses.discard(address)
-        if task.cancelled() or task.exception() is not None:
-            return
-        now, allowed = self._clock(), task.result()
+    def _begin_due(self) -> None:
+        """Begin the reviews that may begin now, and come back when the next one may."""
+        while (key := self._queue.take()) is not None:
+            review = self._reviews[key]
+            task = asyncio.ensure_future(self._review(review.token, review.path))
+            task.add_done_callback(partial(self._finish, key))
+        pause_s = self._queue.pause_s()
+        if pause_s and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._resume)
+
+    def _resume(self) -> None:
+        self._timer = None
+        self._begin_due()
+
+    def _finish(self, key: bytes, task: asyncio.Future[bool | None]) -> None:
+        review = self._reviews.pop(key)
+        is_answered = not task.cancelled() and task.exception() is None
+        self._queue.finish(key, *review.sources(), wrong=is_answered and task.result() is None)
+        if is_answered:
+            self._store_result(key, task.result())
+            review.result.set_result(task.result())
+        else:
+            error = None if task.cancelled() else task.exception()
+            review.result.set_exception(error or Unavailable("the review was cancelled", "send the request again"))
+            review.result.exception()  # every request that waited may have gone
+        self._begin_due()
+
+    def _store_result(self, key: bytes, allowed: bool | None) -> None:
         results, other = (self._allowed, self._denied) if allowed else (self._denied, self._allowed)
         other.pop(key, None)
-        _cache_result(results, key, (now, allowed))
-        if allowed is None:
-            _cache_result(self._blocked_until, address, now + WRONG_TOKEN_PAUSE_S)
+        _cache_result(results, key, (self._clock(), allowed))
 
 
 def authorization_path(path: str) -> str:
@@ -130,7 +168,7 @@ def authorization_path(path: str) -> str:
 
     All paths but /metrics get a prefix of their own, because every account of a cluster may get /api and below (ClusterRole
     system:discovery). The page's static files share one URL: they contain nothing about the node, and a browser requests
-    twenty of them at once, while an address may have only one pending review.
+    twenty of them at once.
     """
     if path == METRICS_PATH:
         return path

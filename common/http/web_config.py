@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from api.interfaces import Unavailable
-from api.text import literal_choices
+from api.text import literal_choices, quote
 from common.files import open_regular_file
 
 log = logging.getLogger(__name__)
@@ -172,7 +172,9 @@ class WebConfig:
     def _users(self, users: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         for name, hashed in users.items():
             if not name or ":" in name:
-                raise ValueError(f"basic_auth_users: {name!r} is no user name: it must not be empty or contain a colon")
+                raise ValueError(
+                    f"basic_auth_users: {quote(name)} is no user name: it must not be empty or contain a colon"
+                )
             match = BCRYPT_HASH.fullmatch(hashed)
             if match is None:
                 raise ValueError(f"basic_auth_users: {name}: not a bcrypt hash; make one with htpasswd -nBC 12 {name}")

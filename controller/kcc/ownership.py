@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from api.text import quote
 from controller.kcc.rollout_plan import conditions_with
 from controller.kinds import CONFIG_GROUP, GroupVersionResource, Kcc, target_resource_type
 
@@ -96,7 +97,7 @@ def _spec_problem(kcc: Kcc) -> tuple[str, str] | None:
         return "PrioritySelectorKeyInvalid", f"duplicated priority: {duplicates}"
     gvr = kcc.spec.target_type
     if gvr.group not in ALLOWED_GROUPS:
-        return "TargetTypeNotAllowed", f"group {gvr.group!r:.80} is not allowed, only {', '.join(ALLOWED_GROUPS)}"
+        return "TargetTypeNotAllowed", f"group {quote(gvr.group)} is not allowed, only {', '.join(ALLOWED_GROUPS)}"
     try:
         target_resource_type(gvr).collection()
     except ValueError as error:

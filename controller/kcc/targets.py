@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from api.quantity import parse_duration_s
+from api.text import quote
 from controller.label_selectors import LabelSelectorSet, parse_selector, selectors_overlap
 from kube.objects import KubeMetadata as Metadata
 from kube.objects import UnstructuredObject, parse_timestamp
@@ -169,7 +170,8 @@ def canary_cutoff(canary: int | str | None, nodes: int) -> int:
         number = canary.removesuffix("%")
         if not (canary.endswith("%") and number.isascii() and number.removeprefix("-").isdigit() and len(number) < 10):
             raise InvalidTarget(
-                CUTOFF_FAILED, f"spec.updateStrategy.rollingUpdate.canary: {canary!r:.40} is invalid; write 3 or 10%"
+                CUTOFF_FAILED,
+                f"spec.updateStrategy.rollingUpdate.canary: {quote(canary, 40)} is invalid; write 3 or 10%",
             )
         canary = math.floor(int(number) * nodes / 100)
     return max(0, min(canary, nodes))

@@ -16,7 +16,7 @@ from aiohttp import web
 from api.decision import Cycle
 from api.interfaces import Unavailable
 from api.snapshot import Snapshot
-from api.text import cgroup_name_to_text, printable
+from api.text import cgroup_name_to_text, printable, quote
 from common.http.listener import HttpListener
 from common.http.request_guard import is_loopback, is_loopback_host
 from exporters.malachite import cgroup_v1, cgroup_v2
@@ -152,7 +152,7 @@ class MalachiteServer:
         try:
             if not is_loopback_host(request.headers.get("Host", "")):
                 raise MalachiteRefused(
-                    403, f"Host {request.headers['Host']!r} is not a name of this machine's loopback"
+                    403, f"Host {quote(request.headers['Host'])} is not a name of this machine's loopback"
                 )
             return await handler(request)
         except MalachiteRefused as refused:
@@ -186,9 +186,9 @@ class MalachiteServer:
         now = published.latest
         sample = now.cgroups.get(path)
         if sample is None:
-            raise MalachiteRefused(404, f"there is no cgroup {path!r}")
+            raise MalachiteRefused(404, f"there is no cgroup {quote(path)}")
         if sample.files_read_at_ns is None:
-            raise Unavailable(f"the files of cgroup {path!r} have not been read yet", "retry after five seconds")
+            raise Unavailable(f"the files of cgroup {quote(path)} have not been read yet", "retry after five seconds")
         layout = self._layout
         groups = GROUPS_BY_VERSION[layout.version](
             cgroup_inputs(sample, now, published.history, published.below(), layout)
@@ -223,7 +223,7 @@ def requested_path(query: str) -> str:
     parts = [part for part in values[0].split("/") if part]
     if "\0" in values[0] or any(part in (".", "..") for part in parts):
         raise MalachiteRefused(
-            400, f"{values[0][:MAX_PATH_BYTES]!r} is no path of a cgroup: no part of it may be . or .. or hold NUL"
+            400, f"{quote(values[0], MAX_PATH_BYTES)} is no path of a cgroup: no part of it may be . or .. or hold NUL"
         )
     if len(values[0]) > MAX_PATH_BYTES:
         raise MalachiteRefused(414, f"the path is longer than {MAX_PATH_BYTES} bytes")

@@ -17,7 +17,7 @@ import msgspec
 
 from api import VERSION
 from api.interfaces import Unavailable
-from api.text import printable
+from api.text import printable, quote
 
 PROTOCOL_GRPC, PROTOCOL_HTTP = "grpc", "http/protobuf"
 
@@ -118,7 +118,7 @@ def _parse_attributes(text: str) -> dict[str, str]:
         name, equals, value = part.partition("=")
         if not equals or not name.strip():
             raise Unavailable(
-                f"OTEL_RESOURCE_ATTRIBUTES: {part!r} is not NAME=VALUE",
+                f"OTEL_RESOURCE_ATTRIBUTES: {quote(part)} is not NAME=VALUE",
                 "write it as in service.namespace=edge,deployment.environment.name=test; a comma in a value is %2C",
             )
         named[name.strip()] = unquote(value.strip())
@@ -171,14 +171,16 @@ def _signal(environ: Mapping[str, str], name: str, every: tuple[str, int]) -> Ot
     if protocol == PROTOCOL_HTTP:
         if not endpoint.startswith(("http://", "https://")):
             variable = f"{OTLP_PREFIX}{name}_ENDPOINT" if own else f"{OTLP_PREFIX}ENDPOINT"
-            raise Unavailable(f"{variable} is {endpoint!r}", "write it as in http://collector:4318")
+            raise Unavailable(f"{variable} is {quote(endpoint)}", "write it as in http://collector:4318")
         if not own:
             endpoint = f"{endpoint.rstrip('/')}/v1/{name.lower()}"
     for kind in TLS_FILES:
         for variable in (f"{OTLP_PREFIX}{name}_{kind}", f"{OTLP_PREFIX}{kind}"):
             path = environ.get(variable)
             if path and not os.access(Path(path), os.R_OK):
-                raise Unavailable(f"{variable} names {path!r}, which cannot be read", "correct the path, or unset it")
+                raise Unavailable(
+                    f"{variable} names {quote(path)}, which cannot be read", "correct the path, or unset it"
+                )
     common_ms = _milliseconds(environ, f"{OTLP_PREFIX}TIMEOUT", TIMEOUT_MS)
     return OtlpSignal(
         endpoint=endpoint,
@@ -195,7 +197,7 @@ def _one_of(environ: Mapping[str, str], variables: tuple[str, ...], supported: t
     for variable in variables:
         value = environ.get(variable, "").strip().lower()
         if value and value not in supported:
-            raise Unavailable(f"{variable} is {value!r}", f"set it to {' or '.join(supported)}")
+            raise Unavailable(f"{variable} is {quote(value)}", f"set it to {' or '.join(supported)}")
         if value:
             return value
     return supported[0]
@@ -204,5 +206,7 @@ def _one_of(environ: Mapping[str, str], variables: tuple[str, ...], supported: t
 def _milliseconds(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name) or str(default)
     if not (text.isascii() and text.isdigit() and MIN_INTERVAL_MS <= int(text) <= MAX_INTERVAL_MS):
-        raise Unavailable(f"{name} is {text!r}", f"write milliseconds, from {MIN_INTERVAL_MS} to {MAX_INTERVAL_MS}")
+        raise Unavailable(
+            f"{name} is {quote(text)}", f"write milliseconds, from {MIN_INTERVAL_MS} to {MAX_INTERVAL_MS}"
+        )
     return int(text)

@@ -23,9 +23,9 @@ from api.decision import Cycle, JournalEntry
 from api.diagnostics import DoctorCheck, DoctorReport, EffectiveConfiguration
 from api.eviction import EvictionEntry
 from api.interfaces import DecisionRecord, EvictionRecord
-from api.text import to_json
+from api.text import quote, to_json
 from common.http import responses
-from common.http.listener import HttpListener
+from common.http.listener import HttpListener, connection_of
 from common.http.passwords import RETRY_AFTER_S, PasswordChecker, TooManyChecks
 from common.http.request_guard import HttpProblem, HttpRefused, is_loopback, is_loopback_host
 from common.http.token_review import (
@@ -109,17 +109,22 @@ class CachedFindings:
 
     def __init__(self, version: str, checks: Callable[[], tuple[DoctorCheck, ...]]) -> None:
         self._version, self._checks = version, checks
-        self._lock = asyncio.Lock()
+        self._computation: asyncio.Task[None] | None = None
         self._text, self._until_s = b"", 0.0
 
     async def findings_json(self) -> bytes:
-        """Return a DoctorReport as JSON, at most FINDINGS_TTL_S old. Concurrent requests share one computation."""
-        async with self._lock:
-            if time.monotonic() >= self._until_s:
-                checks = await asyncio.to_thread(self._checks)
-                self._text = to_json(DoctorReport(version=self._version, checks=checks))
-                self._until_s = time.monotonic() + FINDINGS_TTL_S
+        """Return a DoctorReport as JSON, at most FINDINGS_TTL_S old. Concurrent requests share one computation, which
+        continues if they are cancelled: a client that disconnects and requests them again must not start another one."""
+        if time.monotonic() >= self._until_s:
+            if self._computation is None or self._computation.done():
+                self._computation = asyncio.create_task(self._compute())
+            await asyncio.shield(self._computation)
         return self._text
+
+    async def _compute(self) -> None:
+        checks = await asyncio.to_thread(self._checks)
+        self._text = to_json(DoctorReport(version=self._version, checks=checks))
+        self._until_s = time.monotonic() + FINDINGS_TTL_S
 
 
 class EntryRecord(Protocol[E_co]):
@@ -242,7 +247,7 @@ class AgentWebServer:
             authorization = authorization or request.headers.get(PROXIED_AUTHORIZATION_HEADER, "")
             if not authorization and request.path in HEALTH_PATHS:
                 return False
-            if refusal := await self._tokens.refusal(authorization, request.path, address):
+            if refusal := await self._tokens.refusal(authorization, request.path, connection_of(request)):
                 raise HttpRefused(*refusal)
             return True
         try:
@@ -268,7 +273,7 @@ class AgentWebServer:
             if self._loopback and not is_loopback_host(request.headers.get("Host", "")):
                 raise HttpRefused(
                     403,
-                    f"Host {request.headers['Host']!r} is not a name of this machine's loopback",
+                    f"Host {quote(request.headers['Host'])} is not a name of this machine's loopback",
                     "use 127.0.0.1 or localhost, or serve other names with --listen ADDRESS:PORT",
                 )
             response = await handler(request)
@@ -408,7 +413,7 @@ def _query_parameters(
         elif text.isascii() and text.isdigit() and len(text) <= 18:
             values[name] = int(text)
         else:
-            raise HttpRefused(400, f"{name}: {text!r} is not a whole number", f"write it as in {name}=0")
+            raise HttpRefused(400, f"{name}: {quote(text)} is not a whole number", f"write it as in {name}=0")
     return values, filters
 
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from api.snapshot import CgroupSample
-from api.text import cgroup_name_to_bytes, cgroup_name_to_text, printable, to_json
+from api.text import cgroup_name_to_bytes, cgroup_name_to_text, limit_sentences, printable, quote, to_json
 
 
 @pytest.mark.parametrize(
@@ -22,10 +22,55 @@ from api.text import cgroup_name_to_bytes, cgroup_name_to_text, printable, to_js
         (os.fsdecode(b"/a\xff\xfe"), "/a\\xff\\xfe"),
         ("/high\ud800", "/high\\ud800"),
         ("", ""),
+        ("a\nb\r\x1b[31m", "a\\nb\\r\\x1b[31m"),
+        ("\x9b2J\x7f\x00", "\\x9b2J\\x7f\\x00"),
+        ("\u202egnp\u2028", "\\u202egnp\\u2028"),
+        ("C:\\new", "C:\\new"),
     ],
 )
-def test_only_bytes_that_are_not_utf8_are_spelled_out(given: str, expected: str) -> None:
+def test_what_cannot_be_printed_is_spelled_out(given: str, expected: str) -> None:
     assert printable(given) == expected
+
+
+@given(st.text(max_size=50), st.integers(1, 60))
+def test_shown_text_is_printable_bounded_and_shown_again_as_it_is(text: str, limit: int) -> None:
+    shown = printable(text, limit)
+    assert shown.isprintable()
+    assert len(shown) <= max(limit, 3)
+    assert printable(shown) == shown
+    if text.isprintable() and len(text) <= limit:
+        assert shown == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("web", "'web'"),
+        ("a\n\x1b", "'a\\n\\x1b'"),
+        ("x" * 1_000_000, "'" + "x" * 79),
+        (b"\xff", "b'\\xff'"),
+        (7, "7"),
+        ({"a": ["\u202e"]}, "{'a': ['\\u202e']}"),
+        (10**5000, "a int that is too large to show"),
+    ],
+    ids=["text", "control", "long", "bytes", "number", "nested", "giant"],
+)
+def test_a_quoted_value_is_bounded(value: object, text: str) -> None:
+    assert quote(value) == text
+
+
+def test_a_value_that_is_too_deep_to_show_is_named() -> None:
+    value: list[object] = []
+    for _ in range(100_000):
+        value = [value]
+    assert quote(value) == "a list that is too large to show"
+    while value:  # freeing it would recurse as deeply
+        value = value.pop()  # type: ignore[assignment]
+
+
+def test_sentences_are_counted_and_cut() -> None:
+    assert limit_sentences(("a", "b\n", "c" * 20), 3, 10) == ("a", "b\\n", "ccccccc...")
+    assert limit_sentences(map(str, range(5)), 2) == ("0", "1", "and 3 more")
 
 
 def test_json_of_a_cgroup_with_a_broken_name() -> None:

@@ -8,6 +8,7 @@ import pytest
 from api.decision import OutcomeStatus
 from api.forecast import Forecast
 from api.knobs import Knob, Reason
+from api.text import printable
 from cli import formats
 from tests.builders import colocation_run
 from tests.builders.full_node import FORECASTS
@@ -73,7 +74,7 @@ def test_knob_values_say_what_they_mean(knob: str, value: str | None, text: str)
 
 
 def test_names_cannot_move_the_cursor() -> None:
-    assert formats.printable("a\x1b[31mb\u202ec\r\n\x9bd é") == "a\\x1b[31mb\\u202ec\\r\\n\\x9bd é"
+    assert printable("a\x1b[31mb\u202ec\r\n\x9bd é") == "a\\x1b[31mb\\u202ec\\r\\n\\x9bd é"
 
 
 def test_a_decision_on_one_line() -> None:

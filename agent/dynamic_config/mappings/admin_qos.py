@@ -23,6 +23,7 @@ from agent.dynamic_config.mappings.field_mapping import (
     to_whole_cores,
     unused_fields,
 )
+from api.text import quote
 
 _RECLAIM = "reclaimedResourceConfig"
 _CPU_HEADROOM, _MEMORY_HEADROOM = f"{_RECLAIM}.cpuHeadroomConfig", f"{_RECLAIM}.memoryHeadroomConfig"
@@ -37,7 +38,7 @@ def _map_indicator_targets(regions: Sequence[Mapping[str, Any]]) -> SettingValue
         kind = region["regionType"]
         section = next((name for name in ("share", "dedicated") if kind == name or kind.startswith(f"{name}-")), None)
         if section is None:
-            raise ValueError(f"regionType {kind!r:.60} is neither share nor dedicated; only those have targets")
+            raise ValueError(f"regionType {quote(kind, 60)} is neither share nor dedicated; only those have targets")
         for target in region["targets"]:
             yield ("advisor", "provision", "targets", section, target["name"]), target["target"]
 

@@ -10,6 +10,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from api.quantity import convert_quantity, parse_duration_s
+from api.text import quote
 from api.units import MIB
 
 _MAX_BYTES = 1 << 62
@@ -72,7 +73,7 @@ def to_cgroup_path(value: str) -> str:
     """Convert a path with its mount point to the path below it, which is the same on every hierarchy."""
     path = _MOUNT.sub("", value, count=1)
     if not path.startswith("/") or path == "/":
-        raise ValueError(f"{value!r:.80} is not a cgroup path such as /sys/fs/cgroup/kubepods/besteffort")
+        raise ValueError(f"{quote(value)} is not a cgroup path such as /sys/fs/cgroup/kubepods/besteffort")
     return path.rstrip("/")
 
 

@@ -14,6 +14,7 @@ from agent.dynamic_config.mappings.field_mapping import (
     to_cgroup_path,
     to_seconds,
 )
+from api.text import quote
 
 _POLICIES = {"psi": "psi", "refault": "refault", "integrated": "integrated"}
 
@@ -21,7 +22,7 @@ _POLICIES = {"psi": "psi", "refault": "refault", "integrated": "integrated"}
 def _policy(value: str) -> str:
     policy = _POLICIES.get(value.lower())
     if policy is None:
-        raise ValueError(f"policyName {value!r:.60} is none of PSI, Refault and Integrated")
+        raise ValueError(f"policyName {quote(value, 60)} is none of PSI, Refault and Integrated")
     return policy
 
 
@@ -60,7 +61,7 @@ def _map_block_selector(section: str) -> Callable[[Sequence[Mapping[str, Any]]],
             operator, values = each["operator"], each.get("values") or []
             if operator not in ("In", "Exists") or (operator == "In" and not values):
                 raise ValueError(
-                    f"{each['key']!r:.80} with operator {operator!r:.40} and {len(values)} values is not "
+                    f"{quote(each['key'])} with operator {quote(operator, 40)} and {len(values)} values is not "
                     "supported; use In with values, or Exists"
                 )
             yield ("memory", "offloading", "block", section, each["key"]), values if operator == "In" else []

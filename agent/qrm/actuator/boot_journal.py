@@ -14,6 +14,7 @@ import msgspec
 
 from api.decision import Outcome, OutcomeStatus
 from api.interfaces import Unavailable
+from api.text import quote
 from common.files import read_small_file
 from common.state_file import StateFileDamaged, quarantine_file, replace_file, sync_directory
 
@@ -49,7 +50,7 @@ def json_codec(
         content = msgspec.json.decode(data, type=body)
         for entry in content.entries:
             if not is_valid(entry):
-                raise StateFileDamaged(f"it has an entry of {key(entry)!r:.60} that this program never writes")
+                raise StateFileDamaged(f"it has an entry of {quote(key(entry), 60)} that this program never writes")
         return content.boot_id, content.entries
 
     return JournalCodec(

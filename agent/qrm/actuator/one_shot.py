@@ -24,6 +24,7 @@ from api.cpu import parse_cpu_list
 from api.decision import Decision, Outcome, OutcomeStatus
 from api.interfaces import Unavailable, Vanished
 from api.knobs import Knob
+from api.text import quote
 
 TIME_LIMIT_S = 30.0
 """Katalyst's limit for dropping the page cache of a container. No further chunk is started after it."""
@@ -83,7 +84,7 @@ def _unexpected_failure(decision: Decision, error: Exception) -> Outcome:
     return Outcome(
         decision=decision,
         status=OutcomeStatus.REFUSED,
-        error=f"{decision.cgroup}: {decision.knob.value} failed with an unexpected error: {error!r}: report it as a bug",
+        error=f"{decision.cgroup}: {decision.knob.value} failed with an unexpected error: {quote(error)}: report it as a bug",
     )
 
 

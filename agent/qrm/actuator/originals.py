@@ -25,6 +25,7 @@ from api.cpu import parse_cpu_list
 from api.decision import Cycle, Outcome, OutcomeStatus
 from api.interfaces import CycleSink, Unavailable, Vanished
 from api.knobs import Knob
+from api.text import quote
 from common.state_file import StateFileDamaged, list_quarantined
 
 log = logging.getLogger("dioptase")
@@ -123,7 +124,7 @@ def decode_journal(data: bytes) -> tuple[str, tuple[OriginalValue, ...]]:
         raise StateFileDamaged("it has bytes that this program never writes")
     for entry in body.entries:
         if not is_cgroup_path(entry.cgroup) or not all(map(_is_kernel_text, entry.raw.texts.values())):
-            raise StateFileDamaged(f"it has an entry of {entry.cgroup[:60]!r} that this program never writes")
+            raise StateFileDamaged(f"it has an entry of {quote(entry.cgroup, 60)} that this program never writes")
     return body.boot_id, body.entries
 
 

@@ -33,6 +33,7 @@ from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.cpu import parse_cpu_list
 from api.interfaces import Unavailable, Vanished
 from api.knobs import Knob
+from api.text import quote
 
 GONE_ERRNOS = (errno.ENOENT, errno.ENODEV)
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -77,7 +78,7 @@ def cgroup_directory(mount: Path, cgroup: str) -> Path:
     """Return the directory of the cgroup. Raises KernelRefused if the path is not a cgroup path."""
     if not is_cgroup_path(cgroup):
         raise KernelRefused(
-            f"{cgroup!r} is not a cgroup path", "write it like /kubepods/web, without dots", errno.EINVAL
+            f"{quote(cgroup)} is not a cgroup path", "write it like /kubepods/web, without dots", errno.EINVAL
         )
     return mount.joinpath(*cgroup.split("/")[1:])
 
@@ -199,7 +200,7 @@ class KnobWriter:
         try:
             return decode_texts(knob, codec, tuple(texts.items()))
         except (ValueError, KeyError):
-            held = " and ".join(f"{file} holds {text[:60]!r}" for file, text in raw.texts.items())
+            held = " and ".join(f"{file} holds {quote(text, 60)}" for file, text in raw.texts.items())
             raise Unavailable(
                 f"{cgroup}: {held}, which is no {knob.value}", "check that a cgroup file system is mounted there"
             ) from None
@@ -414,7 +415,7 @@ class KnobWriter:
         directory = self._directory(mount, cgroup, cgroup_id)
         # Writing an empty text would be no write at all; an empty cpuset is written as one newline.
         line = text if text.endswith("\n") else f"{text}\n"
-        action = f"write {text.strip()!r} to {file}"
+        action = f"write {quote(text.strip())} to {file}"
         try:
             fd = os.open(file, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory.fd)
         except OSError as error:

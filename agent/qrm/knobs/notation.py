@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from resource import getpagesize
 
 from api.cpu import format_cpu_list, parse_cpu_list
+from api.text import quote
 
 DEFAULT_SHARES, DEFAULT_WEIGHT = 1024, 100
 DEFAULT_PERIOD_US = 100_000
@@ -33,7 +34,7 @@ def parse_number(text: str) -> int:
     """Return a whole number of at least 0."""
     stripped = text.strip()
     if not (stripped.isascii() and stripped.isdigit() and len(stripped) <= 20):
-        raise ValueError(f"{text[:60]!r} is not a whole number of at least 0")
+        raise ValueError(f"{quote(text, 60)} is not a whole number of at least 0")
     return int(stripped)
 
 
@@ -46,7 +47,7 @@ def canonical_nodes(text: str) -> str:
     """Return a list of NUMA nodes."""
     nodes = parse_cpu_list(text)
     if nodes and nodes[-1] >= MAX_NUMA_NODES:
-        raise ValueError(f"{text[:60]!r} names NUMA nodes beyond {MAX_NUMA_NODES - 1}")
+        raise ValueError(f"{quote(text, 60)} names NUMA nodes beyond {MAX_NUMA_NODES - 1}")
     return format_cpu_list(nodes)
 
 
@@ -58,7 +59,7 @@ def canonical_number(text: str) -> str:
 def canonical_idle(text: str) -> str:
     """Return 0 or 1."""
     if text.strip() not in ("0", "1"):
-        raise ValueError(f"{text[:60]!r} is neither 0 nor 1")
+        raise ValueError(f"{quote(text, 60)} is neither 0 nor 1")
     return text.strip()
 
 
@@ -67,7 +68,7 @@ def canonical_quota(text: str) -> str:
     words = text.split()
     if not 1 <= len(words) <= 2:
         raise ValueError(
-            f"{text[:60]!r} is not a quota and a period in microseconds, such as 50000 100000 or max 100000"
+            f"{quote(text, 60)} is not a quota and a period in microseconds, such as 50000 100000 or max 100000"
         )
     period_us = parse_number(words[1]) if len(words) == 2 else DEFAULT_PERIOD_US
     return UNLIMITED if words[0] == MAX else f"{parse_number(words[0])} {period_us}"
@@ -84,14 +85,14 @@ def canonical_size(text: str) -> str:
 def canonical_amount(text: str) -> str:
     """Return a number of bytes of at least 1."""
     if (size_bytes := parse_number(text)) < 1:
-        raise ValueError(f"{text[:60]!r} is not a number of bytes of at least 1")
+        raise ValueError(f"{quote(text, 60)} is not a number of bytes of at least 1")
     return str(size_bytes)
 
 
 def canonical_class_id(text: str) -> str:
     """Return a packet class of 32 bits; 0 is none."""
     if (value := parse_number(text)) >= 2**32:
-        raise ValueError(f"{text[:60]!r} does not fit into 32 bits")
+        raise ValueError(f"{quote(text, 60)} does not fit into 32 bits")
     return str(value)
 
 
@@ -99,7 +100,7 @@ def canonical_migration(text: str) -> str:
     """Return two lists of NUMA nodes, source and target."""
     words = text.split()
     if len(words) != 2:
-        raise ValueError(f"{text[:60]!r} is not two lists of NUMA nodes, from and to, such as 0 1 or 0,2 1,3")
+        raise ValueError(f"{quote(text, 60)} is not two lists of NUMA nodes, from and to, such as 0 1 or 0,2 1,3")
     return f"{canonical_nodes(words[0])} {canonical_nodes(words[1])}"
 
 
@@ -115,12 +116,12 @@ def parse_io(text: str) -> dict[str, dict[str, int]]:
         device, *pairs = line.split()
         name = _canonical_device(device)
         if name in limits_by_device:
-            raise ValueError(f"{device!r} is listed twice")
+            raise ValueError(f"{quote(device)} is listed twice")
         limits_by_device[name] = limits = {}
         for pair in pairs:
             key, _, value = pair.partition("=")
             if key not in IO_KEYS:
-                raise ValueError(f"{pair[:60]!r} is none of rbps=, wbps=, riops= and wiops= with a number or max")
+                raise ValueError(f"{quote(pair, 60)} is none of rbps=, wbps=, riops= and wiops= with a number or max")
             if value != MAX and (limit := parse_number(value)) < IO_UNLIMITED[key]:
                 limits[key] = limit
     return {device: limits for device, limits in limits_by_device.items() if limits}
@@ -152,7 +153,7 @@ def parse_devices(text: str) -> dict[str, int]:
 def _canonical_device(text: str) -> str:
     match = _DEVICE.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text[:60]!r} is not the number of a device such as 8:16")
+        raise ValueError(f"{quote(text, 60)} is not the number of a device such as 8:16")
     return f"{int(match[1])}:{int(match[2])}"
 
 

@@ -12,6 +12,8 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
+from api.text import quote
+
 KUBEPODS = "kubepods"
 GUARANTEED, BURSTABLE, BEST_EFFORT = "Guaranteed", "Burstable", "BestEffort"
 SCOPE_PREFIXES = {"containerd": "cri-containerd", "cri-o": "crio", "docker": "docker"}
@@ -20,7 +22,8 @@ CRIO_RUNTIME = "cri-o"
 SLICE_SUFFIX = ".slice"
 DEFAULT_SLICE = "system.slice"
 """Slice in which runc puts a scope without a slice."""
-MAX_PATH_CHARS = 4095
+MAX_PATH_CHARS, MAX_PART_CHARS = 4095, 255
+"""Limits of the kernel for a path and for one part of it (limits.h)."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}", re.ASCII)
 """Pod uids, container ids and unit names that cannot lead to another directory: no slash and no leading dot."""
 _QOS_CGROUP = re.compile(r"(?:.*-)?(?:kubepods|burstable|besteffort)(?:\.slice)?")
@@ -54,9 +57,9 @@ def is_valid_id(name: str) -> bool:
 def pod_cgroup_path(identity: PodCgroupIdentity, driver: CgroupDriver) -> str:
     """Return the path of a pod's cgroup. Raises ValueError for an invalid uid or QoS class."""
     if not is_valid_id(identity.uid):
-        raise ValueError(f"{identity.uid[:80]!r} is not a pod uid")
+        raise ValueError(f"{quote(identity.uid)} is not a pod uid")
     if identity.qos not in (GUARANTEED, BURSTABLE, BEST_EFFORT):
-        raise ValueError(f"{identity.qos[:80]!r} is not a QoS class")
+        raise ValueError(f"{quote(identity.qos)} is not a QoS class")
     middle = [] if identity.qos == GUARANTEED else [identity.qos.lower()]
     return _join_names([*_root_names(identity.root), KUBEPODS, *middle, f"pod{identity.uid}"], driver)
 
@@ -69,7 +72,7 @@ def kubepods_path(root: str, driver: CgroupDriver) -> str:
 def qos_class_path(root: str, qos: str, driver: CgroupDriver) -> str:
     """Return the path of the cgroup above all pods of a QoS class. Raises ValueError for a class without one."""
     if qos not in (BURSTABLE, BEST_EFFORT):
-        raise ValueError(f"{qos[:80]!r} is not a QoS class with its own cgroup")
+        raise ValueError(f"{quote(qos)} is not a QoS class with its own cgroup")
     return _join_names([*_root_names(root), KUBEPODS, qos.lower()], driver)
 
 
@@ -109,7 +112,7 @@ def container_cgroup_path(identity: PodCgroupIdentity, runtime: str, container_i
     Raises ValueError for an invalid id or runtime, and as `pod_cgroup_path` does.
     """
     if runtime not in SCOPE_PREFIXES or not is_valid_id(container_id):
-        raise ValueError(f"{container_id[:80]!r} is not a container id of {', '.join(SCOPE_PREFIXES)}")
+        raise ValueError(f"{quote(container_id)} is not a container id of {', '.join(SCOPE_PREFIXES)}")
     name = f"{SCOPE_PREFIXES[runtime]}-{container_id}"
     if driver is CgroupDriver.SYSTEMD:
         name += ".scope"
@@ -125,13 +128,13 @@ def parse_cgroups_path(cgroups_path: str) -> str:
     Raises ValueError for any other text.
     """
     if len(cgroups_path) > MAX_PATH_CHARS or not cgroups_path.isprintable():
-        raise ValueError(f"{cgroups_path[:80]!r} is not a cgroup path")
+        raise ValueError(f"{quote(cgroups_path)} is not a cgroup path")
     if cgroups_path.count(":") == 2 and not cgroups_path.startswith("/"):
         return _systemd_unit_path(*cgroups_path.split(":"))
     parts = cgroups_path.split("/")
     if parts[0] or len(parts) < 2 or any(part in ("", ".", "..") for part in parts[1:]):
         # A relative path is below the runtime's own cgroup, which is unknown.
-        raise ValueError(f"{cgroups_path[:80]!r} is not an absolute cgroup path")
+        raise ValueError(f"{quote(cgroups_path)} is not an absolute cgroup path")
     return cgroups_path
 
 
@@ -140,12 +143,14 @@ def expand_slice(name: str) -> str:
 
     Raises ValueError for an invalid name.
     """
+    if len(name) > MAX_PART_CHARS:  # the path has the square of its length
+        raise ValueError(f"{quote(name)} is not a slice name")
     stem = name.removesuffix(SLICE_SUFFIX)
     if name == f"-{SLICE_SUFFIX}":
         return ""
     steps = stem.split("-")
     if stem == name or "/" in name or any(not step for step in steps):
-        raise ValueError(f"{name[:80]!r} is not a slice name")
+        raise ValueError(f"{quote(name)} is not a slice name")
     return "".join(f"/{'-'.join(steps[: count + 1])}{SLICE_SUFFIX}" for count in range(len(steps)))
 
 
@@ -178,7 +183,7 @@ def find_container_cgroup(
 
 def _systemd_unit_path(slice_: str, prefix: str, name: str) -> str:
     if not is_valid_id(name) or not (prefix == "" or is_valid_id(prefix)):
-        raise ValueError(f"{prefix[:80]!r}, {name[:80]!r} are not a scope name")
+        raise ValueError(f"{quote(prefix)}, {quote(name)} are not a scope name")
     unit = name if name.endswith(SLICE_SUFFIX) else f"{prefix}-{name}.scope"
     return f"{expand_slice(slice_ or DEFAULT_SLICE)}/{unit}"
 

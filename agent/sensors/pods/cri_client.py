@@ -21,6 +21,8 @@ MAX_STATUS_REQUESTS = 128
 """Containers whose cgroups are requested in one poll; the others follow in the next."""
 MAX_CONCURRENT_REQUESTS = 8
 MAX_INFO_CHARS = 4 << 20
+MAX_INFO_CHARS_PER_POLL = 16 << 20
+"""Characters of the OCI specifications decoded in one poll, which hold the environment that a pod chose."""
 _SERVICE = wire.DESCRIPTOR.services_by_name["RuntimeService"]
 
 
@@ -46,6 +48,7 @@ class ContainerRuntimeClient:
         self.socket = socket
         self._peer = GrpcClient(socket, _SERVICE, timeout_s)
         self._cgroups: dict[str, str] = {}
+        self._info_chars = 0
         self.events_unavailable: Unavailable | None = None
         """Why the runtime offers no events, once that was tried."""
 
@@ -59,7 +62,7 @@ class ContainerRuntimeClient:
         ids = {container.id for container in listed.running.values()}
         self._cgroups = {id_: path for id_, path in self._cgroups.items() if id_ in ids}
         new = sorted(ids - self._cgroups.keys())[:MAX_STATUS_REQUESTS]
-        slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
+        slots, self._info_chars = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS), 0
         await asyncio.gather(*(self._request_cgroup(id_, slots) for id_ in new))
         running = {
             key: msgspec.structs.replace(container, cgroup=self._cgroups.get(container.id, ""))
@@ -83,21 +86,26 @@ class ContainerRuntimeClient:
     async def _request_cgroup(self, container_id: str, slots: asyncio.Semaphore) -> None:
         request = wire.ContainerStatusRequest(container_id=container_id, verbose=True)
         async with slots:
+            if self._info_chars >= MAX_INFO_CHARS_PER_POLL:
+                return  # the next poll goes on with it
             try:
                 answer = await self._peer.call("ContainerStatus", request)
             except Unavailable:
                 return  # it may have ended; otherwise the next poll requests it again
+        self._info_chars += sum(map(len, answer.info.values()))
         self._cgroups[container_id] = container_cgroup(answer)
 
 
 def join_runtime_lists(sandboxes: Any, containers: Any) -> RuntimeContainers:
     """Join two answers. Pure. Containers without a pod or with an invalid name are left out."""
-    pods = {box.id: box.metadata for box in sandboxes.items if is_valid_id(box.metadata.uid) and box.metadata.name}
+    pods = {box.id: box.metadata for box in sandboxes.items if all(map(is_valid_id, _pod_names(box.metadata)))}
     ready = frozenset(box.metadata.uid for box in sandboxes.items if box.id in pods and box.state == wire.SANDBOX_READY)
     running: dict[tuple[str, str], RunningContainer] = {}
     for container in containers.containers:
         pod = pods.get(container.pod_sandbox_id)
-        if pod is None or container.state != wire.CONTAINER_RUNNING or not is_valid_id(container.id):
+        if pod is None or container.state != wire.CONTAINER_RUNNING:
+            continue
+        if not is_valid_id(container.id) or not is_valid_id(container.metadata.name):
             continue
         key = (pod.uid, container.metadata.name)
         if (other := running.get(key)) is not None and other.created_at_ns >= container.created_at:
@@ -110,6 +118,10 @@ def join_runtime_lists(sandboxes: Any, containers: Any) -> RuntimeContainers:
             created_at_ns=container.created_at,
         )
     return RuntimeContainers(running=running, sandboxes=ready)
+
+
+def _pod_names(metadata: Any) -> tuple[str, str, str]:
+    return metadata.uid, metadata.namespace, metadata.name
 
 
 def container_cgroup(answer: Any) -> str:

@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 
 from agent.sensors.pods.resource_quantities import CPU, MEMORY, MILLI, ResourceRequirements, is_whole
+from api.annotations import size_problem
 from api.cpu import MAX_CPU
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from api.qos import QoSLevel
 from api.quantity import convert_quantity
+from api.text import printable, quote
 
 DOMAIN = "koordinator.sh"
 QOS_CLASS_LABEL, PRIORITY_CLASS_LABEL = "koordinator.sh/qosClass", "koordinator.sh/priority-class"
@@ -118,7 +120,7 @@ def translate_koordinator_pod(pod: KoordinatorPodInput, stated: QoSLevel | None)
     if level is None and QOS_CLASS_LABEL in pod.labels:
         classes = ", ".join(LEVELS_BY_QOS_CLASS)
         problem = (
-            f"label {QOS_CLASS_LABEL}: {pod.labels[QOS_CLASS_LABEL]!r:.80} is not a QoS class; use one of {classes}"
+            f"label {QOS_CLASS_LABEL}: {quote(pod.labels[QOS_CLASS_LABEL])} is not a QoS class; use one of {classes}"
         )
         if stated is None:
             raise ValueError(problem)
@@ -189,7 +191,7 @@ def _priority_band(pod: KoordinatorPodInput, problems: list[str]) -> str:
         return label
     if label:
         problems.append(
-            f"label {PRIORITY_CLASS_LABEL}: {label!r:.80} is not a priority class; use one of {', '.join(PRIORITY_BANDS)}"
+            f"label {PRIORITY_CLASS_LABEL}: {quote(label)} is not a priority class; use one of {', '.join(PRIORITY_BANDS)}"
         )
     if pod.priority_class in PRIORITY_BANDS:
         return pod.priority_class
@@ -243,7 +245,7 @@ def _cpu_and_numa_policies(annotations: Mapping[str, str], problems: list[str]) 
         if isinstance(value, str) and value in policies:
             enhancements |= policies[value]
         else:
-            problems.append(f"annotation {key}: {field}: {value!r:.80} has no counterpart here and is ignored; "
+            problems.append(f"annotation {key}: {field}: {quote(value)} has no counterpart here and is ignored; "
                             f"there are {', '.join(filter(None, policies))}")  # fmt: skip
     return enhancements
 
@@ -260,7 +262,7 @@ def _burst(annotations: Mapping[str, str], problems: list[str]) -> dict[str, str
         return {}
     if not isinstance(policy, str) or policy not in BURST_POLICIES:
         problems.append(
-            f"annotation {CPU_BURST}: policy: {policy!r:.80} is invalid; use one of {', '.join(BURST_POLICIES)}"
+            f"annotation {CPU_BURST}: policy: {quote(policy)} is invalid; use one of {', '.join(BURST_POLICIES)}"
         )
         return {}
     for field in sorted(burst.keys() - {"policy", "cpuBurstPercent"}):
@@ -270,7 +272,7 @@ def _burst(annotations: Mapping[str, str], problems: list[str]) -> dict[str, str
         percent = burst.get("cpuBurstPercent", DEFAULT_BURST_PERCENT)
         if isinstance(percent, bool) or not isinstance(percent, int) or percent < 0:
             problems.append(
-                f"annotation {CPU_BURST}: cpuBurstPercent: {percent!r:.80} is not a percentage; write 0 to 10000"
+                f"annotation {CPU_BURST}: cpuBurstPercent: {quote(percent)} is not a percentage; write 0 to 10000"
             )
             percent = DEFAULT_BURST_PERCENT
         enhancements["cpu_burst_percent"] = str(min(percent, MAX_BURST_PERCENT))
@@ -304,7 +306,7 @@ def _extended_resources(annotations: Mapping[str, str], problems: list[str]) -> 
             for name, lists in listed.items()
         }
     except (msgspec.ValidationError, ValueError) as error:
-        problems.append(f"annotation {EXTENDED_SPEC}: cannot be read and is ignored: {str(error)[:120]}")
+        problems.append(f"annotation {EXTENDED_SPEC}: cannot be read and is ignored: {printable(str(error), 120)}")
         return {}
 
 
@@ -318,12 +320,15 @@ def _whole_quantities(listed: Mapping[str, str | int]) -> dict[str, Decimal]:
 def _json_object(annotations: Mapping[str, str], key: str, problems: list[str]) -> dict[str, Any]:
     if key not in annotations:
         return {}
+    if problem := size_problem(annotations[key]):
+        problems.append(f"annotation {key}: {problem}")
+        return {}
     try:
         document = msgspec.json.decode(annotations[key])
     except (msgspec.DecodeError, ValueError, RecursionError):
         document = None
     if isinstance(document, dict):
         return document
-    problems.append(f"annotation {key}: {annotations[key]!r:.80} is not a JSON object and is ignored; write it like "
+    problems.append(f"annotation {key}: {quote(annotations[key])} is not a JSON object and is ignored; write it like "
                     """'{"name": "value"}'""")  # fmt: skip
     return {}

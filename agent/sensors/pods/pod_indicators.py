@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.pod import Pod
 from api.snapshot import RequestLatency
+from api.text import printable, quote
 
 log = logging.getLogger(__name__)
 SCRAPE_KEY, PORT_KEY, PATH_KEY = "prometheus.io/scrape", "prometheus.io/port", "prometheus.io/path"
@@ -27,6 +28,8 @@ INTERVAL_S, TIMEOUT_S, MAX_BYTES = 0.5, 0.5, 1 << 20
 MAX_HISTOGRAM_CHARS = 128 << 10
 """Limit of the lines of the histogram: some 1,500 ordinary ones, 20 ms to parse. The other lines cost next to nothing."""
 MAX_COUNT = 1 << 63
+MAX_TARGET_CHARS = 1024
+"""Characters of the path and of the metric name in a pod's annotations, which every scrape sends or looks for."""
 # Compression is neither requested nor decoded: a small answer must not become a large one.
 _HEADERS = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
 
@@ -44,10 +47,15 @@ def scrape_target(pod: Pod) -> tuple[str, str] | None:
     if pod.annotations.get(SCRAPE_KEY) != "true" or metric is None:
         return None
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
-        raise InvalidIndicator(f"annotation {PORT_KEY}: {port!r} is not a port; write a number from 1 to 65535")
+        raise InvalidIndicator(f"annotation {PORT_KEY}: {quote(port)} is not a port; write a number from 1 to 65535")
     path = pod.annotations.get(PATH_KEY, "/metrics")
+    for key, text in ((PATH_KEY, path), (LATENCY_METRIC_KEY, metric)):
+        if len(text) > MAX_TARGET_CHARS:
+            raise InvalidIndicator(
+                f"annotation {key}: has {len(text)} characters, more than {MAX_TARGET_CHARS}; shorten it"
+            )
     if not path.startswith("/"):
-        raise InvalidIndicator(f"annotation {PATH_KEY}: {path!r} does not start with a slash")
+        raise InvalidIndicator(f"annotation {PATH_KEY}: {quote(path)} does not start with a slash; begin it with one")
     if pod.address is None:
         raise InvalidIndicator(
             "its IP address is unknown; wait until the kubelet reports it, soon after the pod starts"
@@ -102,7 +110,7 @@ def _samples(text: str, metric: str) -> list[tuple[str, dict[str, str], float]]:
             for sample in family.samples
         ]
     except Exception as error:  # noqa: BLE001 - the parser raises whatever its string handling meets
-        raise InvalidIndicator(f"not a Prometheus exposition: {error!s:.200}") from None
+        raise InvalidIndicator(f"not a Prometheus exposition: {printable(str(error), 200)}") from None
 
 
 def _bound(text: str) -> float:
@@ -111,7 +119,7 @@ def _bound(text: str) -> float:
     except ValueError:
         bound = math.nan
     if math.isnan(bound):
-        raise InvalidIndicator(f"bucket bound le={text[:40]!r} is not a number")
+        raise InvalidIndicator(f"bucket bound le={quote(text, 40)} is not a number")
     return bound
 
 
@@ -173,7 +181,7 @@ async def _fetch(session: aiohttp.ClientSession, url: str) -> str:
         if response.status != 200:
             raise InvalidIndicator(f"{url} answered with status {response.status}")
         if encoding := response.headers.get("Content-Encoding", "identity").strip().lower().replace("identity", ""):
-            raise InvalidIndicator(f"{url} answered in encoding {encoding[:40]!r}, which was not requested")
+            raise InvalidIndicator(f"{url} answered in encoding {quote(encoding, 40)}, which was not requested")
         body = bytearray()
         while len(body) <= MAX_BYTES and (piece := await response.content.read(MAX_BYTES + 1 - len(body))):
             body += piece

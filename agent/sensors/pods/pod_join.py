@@ -23,6 +23,7 @@ from agent.sensors.cgroup.pod_cgroup_paths import (
 )
 from agent.sensors.pods.pod_spec import (
     KNOWN_RESOURCES,
+    MAX_PROBLEMS,
     SIDECAR_POLICY,
     TERMINAL_PHASES,
     KubernetesContainer,
@@ -37,6 +38,7 @@ from agent.sensors.pods.pod_spec import (
 from agent.sensors.pods.resource_quantities import CPU, MEMORY, PodFieldError, ResourceRequirements, read_requirements
 from api.pod import Pod
 from api.quantity import convert_quantity
+from api.text import limit_sentences, printable, quote
 
 
 class RunningContainer(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,9 +72,14 @@ MAX_POD_LIST_BYTES = 64 << 20
 """Limit of an answer: a thousand pods with long annotations and statuses have 15 MB."""
 MAX_POD_BYTES = 4 << 20
 """The API server accepts at most 1.5 MiB per object by default, in protobuf, which is shorter than JSON."""
+MAX_CONTAINERS = 256
+"""Containers of one kind in a pod: an object of 1.5 MiB can have twenty thousand."""
+MAX_LABELS = 1024
+"""Labels of a pod, and separately its annotations."""
 MIRROR_ANNOTATION, SOURCE_ANNOTATION = "kubernetes.io/config.mirror", "kubernetes.io/config.source"
 SOURCE_API = "api"
 DIGEST_BYTES = 16
+MAX_SHOWN_NAME_CHARS = 100
 _MAX_PROBLEMS_SHOWN = 3
 
 
@@ -200,7 +207,17 @@ class KubeletPodList(msgspec.Struct, frozen=True):
     problems: tuple[str, ...] = ()
 
 
+class _NamedPodMetadata(msgspec.Struct, frozen=True):
+    name: str = ""
+    namespace: str = "default"
+
+
+class _NamedPod(msgspec.Struct, frozen=True):
+    metadata: _NamedPodMetadata = _NamedPodMetadata()
+
+
 _POD = msgspec.json.Decoder(KubeletPod)
+_NAMED_POD = msgspec.json.Decoder(_NamedPod)
 
 
 def decode_pod_list(body: bytes, before: KubeletPodList, *, keep_manifests: bool = False) -> KubeletPodList:
@@ -213,7 +230,7 @@ def decode_pod_list(body: bytes, before: KubeletPodList, *, keep_manifests: bool
     try:
         rows = _pod_list_decoder().decode(body).items
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise InvalidPodList(f"it is not a list of pods: {error!s:.200}") from None
+        raise InvalidPodList(f"it is not a list of pods: {printable(str(error), 200)}") from None
     raws = () if rows is None else tuple(takewhile(lambda raw: raw is not None, msgspec.structs.astuple(rows)))
     known_items = {item.digest: item for item in before.items.values()}
     decoded: list[KubeletPodItem] = []
@@ -233,8 +250,7 @@ def decode_pod_list(body: bytes, before: KubeletPodList, *, keep_manifests: bool
     items: dict[str, KubeletPodItem] = {}
     for item in decoded:
         items.setdefault(item.pod.uid, item)
-    more = [f"and {len(problems) - _MAX_PROBLEMS_SHOWN} more"] if len(problems) > _MAX_PROBLEMS_SHOWN else []
-    return KubeletPodList(items, (*problems[:_MAX_PROBLEMS_SHOWN], *more))
+    return KubeletPodList(items, limit_sentences(problems, _MAX_PROBLEMS_SHOWN))
 
 
 def qos_class(pod: KubeletPod) -> str:
@@ -285,17 +301,48 @@ def _pod_list_decoder() -> msgspec.json.Decoder[Any]:
 def _decode_pod(raw: msgspec.Raw) -> KubeletPod:
     """Decode one pod. Raises ValueError whose text continues after `items[3]`."""
     if len(raw) > MAX_POD_BYTES:
-        raise ValueError(f": it has more than {MAX_POD_BYTES >> 20} MiB")
+        raise ValueError(f"{_shown_name(raw)}: it has more than {MAX_POD_BYTES >> 20} MiB; make it smaller")
     try:
         pod = _POD.decode(raw)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         reason, _, where = str(error).partition(" - at `$")
-        raise ValueError(f"{where.rstrip('`')}: {reason[:200]}") from None
+        raise ValueError(f"{printable(where.rstrip('`'), 200)}: {printable(reason, 200)}") from None
     if not is_valid_id(pod.uid):
-        raise ValueError(f".metadata.uid: {pod.uid[:80]!r} is not a uid")
+        raise ValueError(f".metadata.uid: {quote(pod.uid)} is not a uid")
     if not pod.spec.containers:
         raise ValueError(".spec.containers: is empty")
+    for field, count, limit in _counts(pod):
+        if count > limit:
+            raise ValueError(f"{_shown_name(raw)}.{field}: has {count} entries, more than {limit}; remove some")
+    spec = pod.spec
+    for container in (*spec.containers, *(spec.init_containers or ()), *(spec.ephemeral_containers or ())):
+        if not is_valid_id(container.name):
+            raise ValueError(f"{_shown_name(raw)}.spec: {quote(container.name)} is not the name of a container")
     return pod
+
+
+def _counts(pod: KubeletPod) -> tuple[tuple[str, int, int], ...]:
+    """Return the fields whose entries cost work in every listing, with their number and the limit."""
+    metadata, spec, status = pod.metadata, pod.spec, pod.status
+    return (
+        ("metadata.labels", len(metadata.labels or ()), MAX_LABELS),
+        ("metadata.annotations", len(metadata.annotations or ()), MAX_LABELS),
+        ("spec.containers", len(spec.containers), MAX_CONTAINERS),
+        ("spec.initContainers", len(spec.init_containers or ()), MAX_CONTAINERS),
+        ("spec.ephemeralContainers", len(spec.ephemeral_containers or ()), MAX_CONTAINERS),
+        ("status.containerStatuses", len(status.container_statuses or ()), MAX_CONTAINERS),
+        ("status.initContainerStatuses", len(status.init_container_statuses or ()), MAX_CONTAINERS),
+        ("status.ephemeralContainerStatuses", len(status.ephemeral_container_statuses or ()), MAX_CONTAINERS),
+    )
+
+
+def _shown_name(raw: msgspec.Raw) -> str:
+    """Return ` (namespace/name)` of a pod that is left out; empty if it cannot be read."""
+    try:
+        metadata = _NAMED_POD.decode(raw).metadata
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return ""
+    return f" ({printable(metadata.namespace, MAX_SHOWN_NAME_CHARS)}/{printable(metadata.name, MAX_SHOWN_NAME_CHARS)})"
 
 
 KUBELET_FIELD_PATHS = PodFieldPaths("metadata", "spec")
@@ -410,7 +457,7 @@ def pod_from_kubelet(kube: KubeletPod, cgroups: Mapping[str, str], context: PodP
         grace_s=None if grace_s is None else float(max(grace_s, 0)),
         terminating=metadata.deleted_at is not None,
         address=scrape_address(kube.status.pod_ip, host_network=bool(spec.host_network)),
-        problems=(*problems, *pod.problems),
+        problems=limit_sentences((*problems, *pod.problems), MAX_PROBLEMS),
     )
 
 

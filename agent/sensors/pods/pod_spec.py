@@ -31,8 +31,11 @@ from api.annotations import (
 )
 from api.pod import Container, Pod
 from api.qos import MAIN_CONTAINER_KEY, AnnotationMapping, QoSLevel, explicit_qos_level
+from api.text import limit_sentences, quote
 
 MAX_NAME_CHARS = 253
+MAX_PROBLEMS = 20
+"""Problems of one pod that are reported; each of them costs space in every snapshot."""
 MAX_PATH_BYTES = 4095
 LOOPBACK = "127.0.0.1"
 KNOWN_RESOURCES = (*CONTAINER_RESOURCES, *koordinator_labels.KOORDINATOR_RESOURCES)
@@ -163,13 +166,16 @@ def assemble_pod(
         enhancements=enhancements,
         bound_numa=nodes or translation.bound_numa,
         profile=profile,
-        problems=(
-            *problems,
-            *bind_problems,
-            *priority_problems,
-            *translation.problems,
-            *container_problems,
-            *profile_problems,
+        problems=limit_sentences(
+            (
+                *problems,
+                *bind_problems,
+                *priority_problems,
+                *translation.problems,
+                *container_problems,
+                *profile_problems,
+            ),
+            MAX_PROBLEMS,
         ),
     )
 
@@ -213,7 +219,7 @@ def _build_containers(
     problems: list[str] = []
     main = annotations.get(MAIN_CONTAINER_KEY, listed[0].name)
     if main not in [container.name for container in listed if not container.init]:
-        problems.append(f"annotation {MAIN_CONTAINER_KEY}: there is no container {main!r:.80}; name one of the pod's; "
+        problems.append(f"annotation {MAIN_CONTAINER_KEY}: there is no container {quote(main)}; name one of the pod's; "
                         f"until then it is {listed[0].name}")  # fmt: skip
         main = listed[0].name
     built = []
@@ -285,14 +291,14 @@ def _resolve_priority(
     if number is not None:
         return number, ()
     if name and name not in PRIORITY_CLASSES:
-        return 0, (f"priorityClassName: {name!r:.80} is known to the cluster only; set priority too, it is 0 here",)
+        return 0, (f"priorityClassName: {quote(name)} is known to the cluster only; set priority too, it is 0 here",)
     return PRIORITY_CLASSES.get(name, 0), ()
 
 
 def _check_name(name: str, where: str) -> str:
     if len(name) > MAX_NAME_CHARS or not _NAME.fullmatch(name):
         raise PodFieldError(
-            where, f"{name[:80]!r} is not a name; use letters, digits, '-', '.' and '_', at most {MAX_NAME_CHARS}"
+            where, f"{quote(name)} is not a name; use letters, digits, '-', '.' and '_', at most {MAX_NAME_CHARS}"
         )
     return name
 
@@ -300,12 +306,12 @@ def _check_name(name: str, where: str) -> str:
 def _check_texts(entries: dict[str, Any], where: str) -> dict[str, str]:
     for key, value in entries.items():
         if not isinstance(value, str):
-            raise PodFieldError(f"{where}[{key!r}]", f"{value!r:.80} is not text; write it in quotes")
+            raise PodFieldError(f"{where}[{quote(key)}]", f"{quote(value)} is not text; write it in quotes")
     return entries
 
 
 def _check_cgroup_path(path: str, where: str) -> str:
-    shown = repr(path[:80])
+    shown = quote(path)
     if not path.startswith("/") or path == "/":
         raise PodFieldError(where, f"{shown} must begin with / and be a cgroup below the root, such as /web")
     if any(part in ("", ".", "..") for part in path.split("/")[1:]):
@@ -393,7 +399,7 @@ def read_manifest(document: Mapping[str, Any]) -> list[ManifestPod]:
 def _read_item(item: object, prefix: str) -> list[ManifestPod]:
     kind = item.get("kind", "Pod") if isinstance(item, dict) else type(item).__name__
     if kind != "Pod":
-        raise PodFieldError(f"{prefix}kind", f"{kind!r:.80} is not a Pod; remove it")
+        raise PodFieldError(f"{prefix}kind", f"{quote(kind)} is not a Pod; remove it")
     try:
         pod = msgspec.convert(item, _Pod)
     except msgspec.ValidationError as error:
@@ -429,7 +435,7 @@ def _manifest_container(
     cgroup = annotations.get(key)
     if not isinstance(cgroup, str):
         raise PodFieldError(
-            f"{place.metadata}.annotations[{key!r:.80}]",
+            f"{place.metadata}.annotations[{quote(key)}]",
             "is missing; set it to the path of that container's cgroup below the cgroup root, like /kubepods/web",
         )
     listed = container.resources or KubernetesResources()

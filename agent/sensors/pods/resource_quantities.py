@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from api.pod import NET_BANDWIDTH, RECLAIMED_CPU, RECLAIMED_MEMORY
 from api.quantity import convert_quantity
+from api.text import quote
 
 CPU, MEMORY = "cpu", "memory"
 CONTAINER_RESOURCES = (CPU, MEMORY, RECLAIMED_CPU, RECLAIMED_MEMORY, NET_BANDWIDTH)
@@ -27,7 +28,7 @@ class PodFieldError(ValueError):
     def of(self, pod: str) -> PodFieldError:
         """Return the same error with the pod's name."""
         field, reason = self._parts
-        return PodFieldError(field, f"{reason} (pod {pod!r:.80})")
+        return PodFieldError(field, f"{reason} (pod {quote(pod)})")
 
 
 class ResourceRequirements(NamedTuple):
@@ -105,7 +106,7 @@ def _quantities(listed: Mapping[str, Any], known_resources: Collection[str], pat
         quantities[name] = _quantity(value, f"{path}.{name}")
         if "/" in name and not is_whole(quantities[name]):
             unit = "Mbit/s" if name == NET_BANDWIDTH else "thousandths of a CPU" if name.endswith("cpu") else "bytes"
-            raise PodFieldError(f"{path}.{name}", f"{value!r:.80} is not a whole number of {unit}; write one")
+            raise PodFieldError(f"{path}.{name}", f"{quote(value)} is not a whole number of {unit}; write one")
     return quantities
 
 

@@ -23,6 +23,7 @@ from agent.sensors.pods.pod_spec import (
 from agent.sensors.pods.resource_quantities import PodFieldError
 from api.interfaces import Unavailable
 from api.pod import Pod
+from api.text import quote
 from common.files import read_small_file
 from common.yaml_guard import MAX_DOCUMENT_BYTES, YamlDocumentError, check_yaml
 
@@ -178,7 +179,7 @@ def _check_unique(pods: Sequence[Pod], places: Sequence[PodFieldPaths], raws: Se
             field = f"{place.spec}.{listed}"
             if container.name in names:
                 raise PodFieldError(
-                    f"{field}.name", f"{container.name!r} is also the name of another container; use a unique name"
+                    f"{field}.name", f"{quote(container.name)} is also the name of another container; use a unique name"
                 )
             names.add(container.name)
             if other := cgroups.get(container.cgroup):

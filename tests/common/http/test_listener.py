@@ -8,7 +8,7 @@ import os
 import resource
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from aiohttp import web
 
 from common.http import listener
 from common.http.listener import MAX_CONNECTIONS, HttpListener
+from tests.builders.foreign_processes import running
 from tests.exporters.certificates import Authority
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -26,7 +27,7 @@ LARGE = 8 << 20
 
 
 @asynccontextmanager
-async def serving(tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+async def serving(tls: ssl.SSLContext | None = None, hosts: Sequence[str] = ("127.0.0.1",)) -> AsyncIterator[int]:
     """A server of one small answer and one that does not fit into any buffer."""
 
     async def small(_request: web.Request) -> web.Response:
@@ -47,7 +48,11 @@ async def serving(tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     app.router.add_get("/large", large)
     app.router.add_get("/slow", slow)
     served = HttpListener(app)
-    ((_, port),) = await served.open("127.0.0.1", 0, "--listen", tls)
+    port = 0
+    if len(hosts) > 1:  # one port that is free on all of them
+        with socket.create_server((hosts[0], 0)) as free:
+            port = free.getsockname()[1]
+    port = (await served.open(hosts, port, "--listen", tls))[0][1]
     try:
         yield port
     finally:
@@ -112,6 +117,54 @@ async def test_a_scraper_is_served_while_200_connections_are_held(
     assert [record.message for record in caplog.records] == [
         "more than 64 connections to one port: closed those idle for the longest time, 1 so far"
     ], "once a minute, however many"
+
+
+FLOOD = """
+import socket, struct, sys
+port, source, request = int(sys.argv[1]), sys.argv[2], sys.argv[3].encode().decode("unicode_escape").encode()
+print("ready", flush=True)
+held = []
+while True:
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # else the ports run out
+    client.setblocking(False)
+    held.append(client)
+    try:
+        client.bind((source, 0))
+        client.connect((sys.argv[4], port))
+    except OSError:
+        pass
+    if len(held) > 300:
+        try:
+            held[-100].send(request)
+        except OSError:
+            pass
+        held.pop(0).close()
+"""
+
+
+@pytest.mark.parametrize(
+    "request_text", ["", r"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n"], ids=["silent", "asking"]
+)
+async def test_no_probe_fails_during_a_flood_of_another_address(request_text: str) -> None:
+    async with serving() as port:
+        with running("-c", FLOOD, str(port), "127.0.0.2", request_text, "127.0.0.1"):
+            assert [await scrape(port) for _ in range(20)] == ["ok"] * 20
+
+
+async def test_no_probe_on_loopback_fails_during_a_flood_of_the_other_socket() -> None:
+    """As on a node: clients reach the node's address, and the kubelet probes loopback."""
+    async with serving(hosts=("127.0.0.1", "127.0.0.3")) as port:
+        with running("-c", FLOOD, str(port), "127.0.0.4", "", "127.0.0.3"):
+            assert [await scrape(port) for _ in range(20)] == ["ok"] * 20
+
+
+async def test_a_kept_connection_survives_a_flood_of_another_address() -> None:
+    async with serving() as port, held(port, 1) as (scraper, *_):
+        with running("-c", FLOOD, str(port), "127.0.0.2", "", "127.0.0.1"):
+            for _ in range(20):
+                assert await ask(scraper) == b"ok"
+                await asyncio.sleep(0.02)
 
 
 async def test_clients_that_do_not_read_do_not_block_others() -> None:

@@ -484,6 +484,19 @@ async def test_concurrent_requests_share_one_computation() -> None:
     assert looking.times == 1
 
 
+async def test_clients_that_disconnect_start_no_further_computation() -> None:
+    looking = Looking()
+    looking.go_on.clear()
+    cached = CachedFindings("1.2", looking)
+    for _ in range(5):
+        request = asyncio.create_task(cached.findings_json())
+        await asyncio.sleep(0.01)
+        request.cancel()
+    looking.go_on.set()
+    assert LACK.name.encode() in await cached.findings_json()
+    assert looking.times == 1
+
+
 async def test_what_is_old_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_server, "FINDINGS_TTL_S", 0)
     looking = Looking()

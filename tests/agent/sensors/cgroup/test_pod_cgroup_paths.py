@@ -109,6 +109,13 @@ def test_an_invalid_cgroups_path_is_rejected(reported: str) -> None:
         parse_cgroups_path(reported)
 
 
+def test_a_slice_name_that_is_too_long_has_no_path() -> None:
+    """The path has the square of its length: 2 MB for a name of 2,000 dashes."""
+    assert len(parse_cgroups_path(f"{'a-' * 124}a.slice:a:b")) == 16_510
+    with pytest.raises(ValueError, match="is not a slice name"):
+        parse_cgroups_path(f"{'a-' * 2000}a.slice:a:b")
+
+
 @given(st.text(max_size=60))
 def test_no_reported_path_leads_out_of_the_tree(reported: str) -> None:
     try:

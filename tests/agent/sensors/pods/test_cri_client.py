@@ -12,6 +12,7 @@ import pytest
 
 from agent.config.loader import find_runtime_socket
 from agent.sensors.pods.cri_client import (
+    MAX_CONCURRENT_REQUESTS,
     MAX_STATUS_REQUESTS,
     ContainerRuntimeClient,
     container_cgroup,
@@ -110,6 +111,27 @@ async def test_cgroups_of_a_thousand_containers_are_requested_in_several_polls(t
     assert len(containerd.status_requests) == MAX_STATUS_REQUESTS
     await runtime.list_running()
     assert len(set(containerd.status_requests)) == 2 * MAX_STATUS_REQUESTS
+    await runtime.close()
+    await server.stop()
+
+
+async def test_long_specifications_are_decoded_in_several_polls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod chooses the environment that the specification of its container repeats."""
+    monkeypatch.setattr("agent.sensors.pods.cri_client.MAX_INFO_CHARS_PER_POLL", 100_000)
+    containerd = Containerd()
+    for number in range(40):
+        containerd.run(f"p{number}", "main", f"c{number:02}")
+        containerd.specs[f"c{number:02}"] = "/" + "x" * 20_000
+    server = await containerd.serve(tmp_path / "c.sock")
+    runtime = ContainerRuntimeClient(tmp_path / "c.sock", 5)
+    counts = []
+    for _ in range(8):
+        await runtime.list_running()
+        counts.append(len(containerd.status_requests))
+    assert 5 <= counts[0] <= 4 + MAX_CONCURRENT_REQUESTS, "five reach the limit, and those under way end"
+    assert counts[-1] == 40
     await runtime.close()
     await server.stop()
 

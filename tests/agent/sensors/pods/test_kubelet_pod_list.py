@@ -149,7 +149,10 @@ def test_as_many_as_are_taken_are_all_taken() -> None:
 
 def test_a_pod_beyond_what_the_api_server_has_is_left_out_alone() -> None:
     result = decode_pod_list(listing(pod("a", labels={"x": "y" * (4 << 20)}), pod("b")), NOTHING)
-    assert (list(result.items), result.problems) == (["uid-b"], ("items[0]: it has more than 4 MiB",))
+    assert (list(result.items), result.problems) == (
+        ["uid-b"],
+        ("items[0] (shop/a): it has more than 4 MiB; make it smaller",),
+    )
 
 
 @pytest.mark.parametrize(

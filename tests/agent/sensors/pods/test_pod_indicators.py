@@ -98,6 +98,13 @@ def test_a_port_that_is_none_names_the_annotation(port: str) -> None:
         scrape_target(pod(port))
 
 
+@pytest.mark.parametrize("key", ["prometheus.io_path", "dioptase.io_latency-metric"])
+def test_a_target_that_is_too_long_names_the_annotation(key: str) -> None:
+    with pytest.raises(InvalidIndicator) as refused:
+        scrape_target(pod(9000, **{key: "/" + "x" * 1024}))
+    assert str(refused.value) == f"annotation {key.replace('_', '/')}: has 1025 characters, more than 1024; shorten it"
+
+
 @pytest.mark.parametrize("port", ["8080", "metrics", ""])
 def test_annotations_that_are_meant_for_prometheus_alone_are_none_of_ours(port: str) -> None:
     annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": port}
