@@ -285,6 +285,9 @@ def _retain_residual_pods(allocations: NumaAllocations, pods: Iterable[Pod], sta
         for name, entry in sorted(state.pod(uid).items()):
             nodes = tuple(node for node in entry.bound_numa if node in allocations.layout.numa)
             is_dedicated = entry.owner_pool_name == DEDICATED
+            is_bound = bool(nodes) and entry.owner_pool_name != RECLAIM and entry.container_type != "SIDECAR"
+            if not is_dedicated and not is_bound:
+                continue
             spare -= len(entry.cpus & allocations.free) if is_dedicated else entry.request_quantity
             if spare < 0:
                 return
@@ -293,7 +296,7 @@ def _retain_residual_pods(allocations: NumaAllocations, pods: Iterable[Pod], sta
             elif is_dedicated:
                 allocations.assign(f"{uid}/{name}", entry.cpus & allocations.free)
                 allocations.bound.update(nodes)
-            elif nodes and entry.owner_pool_name != RECLAIM and entry.container_type != "SIDECAR":
+            else:
                 allocations.bind_shared(nodes, entry.request_quantity)
 
 
