@@ -213,8 +213,9 @@ def bind_pods(
     pods: Sequence[Pod], layout: CpuLayout, usable: frozenset[int], state: CpusetState, config: CpuPlacementConfig
 ) -> NumaBindings:
     """Bind every pod that requests it, in the order of `pods`."""
+    # Only requests keep others from NUMA nodes: pods without any must not keep dedicated pods from their CPUs.
     unbound_cores = sum(
-        _shared_cores(pod, config) for pod in pods if _is_shared(pod) and not pod.enhancements.numa_binding
+        requested_pod_cores(pod) for pod in pods if _is_shared(pod) and not pod.enhancements.numa_binding
     )
     result = NumaBindings(
         allocations=NumaAllocations(
@@ -264,11 +265,6 @@ def pod_cores(pod: Pod, config: CpuPlacementConfig) -> float:
     missing = config.fallback_cores if pod.qos.online else 0.0
     requests = (requested_cores(pod, container) for container in pod.containers if not container.sidecar)
     return sum(missing if cores is None else cores for cores in requests)
-
-
-def _shared_cores(pod: Pod, config: CpuPlacementConfig) -> float:
-    """Return the cores that a shared pod needs room for: those of `pod_cores`, and its sidecars if they request more."""
-    return max(pod_cores(pod, config), requested_pod_cores(pod))
 
 
 def _online_pool_cpus(state: CpusetState) -> frozenset[int]:
@@ -485,7 +481,7 @@ def _select_container_cpus(
 
 def _bind_shared(pod: Pod, result: NumaBindings, state: CpusetState, config: CpuPlacementConfig) -> None:
     """Bind a shared pod to one NUMA node: its previous one, the one it names, or the best by hints."""
-    allocations, cores = result.allocations, _shared_cores(pod, config)
+    allocations, cores = result.allocations, requested_pod_cores(pod)
     enhancements = pod.enhancements
     available = allocations.available(alone=not enhancements.numa_share)
     nodes = bound_numa_nodes(pod, state)

@@ -133,6 +133,14 @@ def test_pods_that_come_and_go_hold_no_cpus_that_others_request() -> None:
     assert counts(placement)["share"] >= 60
 
 
+def test_pods_without_requests_keep_no_dedicated_pod_from_its_cpus() -> None:
+    """Each counted as four CPUs: sixteen of them, bound or not, left no NUMA node with room for a dedicated pod."""
+    for idle in (tuple(pod(f"idle-{n}") for n in range(16)), tuple(bound(f"idle-{n}", 0.0) for n in range(16))):
+        placement, _ = arrive((*idle, dedicated("db", 8.0)))
+        assert placement.rejected == {}
+        assert len(placement.cpus["/db"]) == 8
+
+
 def test_sidecars_count_for_the_requests_of_their_pool() -> None:
     """A sidecar runs on the CPUs of its pod's pool, and the scheduler counts its request like any other."""
     heavy = pod("heavy", cores=1.0)
