@@ -184,7 +184,9 @@ async def _open_pod_inputs(
 
 
 def _pod_parsing_context(config: AgentConfig) -> PodParsingContext:
-    return PodParsingContext(dialect=config.qos.dialect(), numa_nodes=read_topology(SYS).numa_nodes or None)
+    return PodParsingContext(
+        dialect=config.qos.dialect(), numa_nodes=read_topology(SYS).numa_nodes or None, rights=config.qos.rights
+    )
 
 
 class _Parts(msgspec.Struct, kw_only=True):

@@ -34,6 +34,7 @@ MAX_ENTRIES = 64
 """Entries of the JSON object of an annotation; Katalyst documents 17 enhancements."""
 MAX_ERROR_CHARS = 200
 _DEFAULT_MAPPING = AnnotationMapping()
+_NOTHING_WITHHELD: Mapping[str, str] = {}
 _ALL_LEVELS = tuple(QoSLevel)
 _NOT_SYSTEM = (QoSLevel.SHARED, QoSLevel.DEDICATED, QoSLevel.RECLAIMED)
 _INTEGER = re.compile(r"[+-]?\d{1,9}", re.ASCII)
@@ -62,17 +63,22 @@ def parse_enhancements(
     level: QoSLevel,
     mapping: AnnotationMapping = _DEFAULT_MAPPING,
     numa_nodes: Collection[int] | None = None,
+    withheld: Mapping[str, str] = _NOTHING_WITHHELD,
 ) -> tuple[Enhancements, tuple[str, ...]]:
     """Parse the enhancements of a pod of this level. Also returns one sentence for each problem.
 
-    Enhancements that the level does not support are dropped. NUMA nodes that the machine lacks (`numa_nodes`; None if
+    Enhancements that the level does not support are dropped, and `withheld` ones, by name with their problem, unless
+    their text changes nothing. NUMA nodes that the machine lacks (`numa_nodes`; None if
     unknown) are retained: CPU allocation has to reject the pod instead of using other nodes.
     """
     texts, problems = _collect_enhancements(annotations, mapping)
     values: dict[str, Any] = {"oom_priority": OOM_PRIORITY_BOUNDS[level][0]}
+    ignored = {name for name, (_, text) in texts.items() if name in withheld and not _is_ineffective(name, text)}
     for name, (where, text) in texts.items():
         rule = _ENHANCEMENT_RULES[name]
-        if level in rule.levels:
+        if name in ignored:
+            problem = withheld[name]
+        elif level in rule.levels:
             value, problem = rule.read(text, level)
             if rule.field:
                 values[rule.field] = value
@@ -82,11 +88,19 @@ def parse_enhancements(
             problems.append(f"{where}: {problem}")
     for name, text in mapping.defaults.items():
         default = _ENHANCEMENT_RULES.get(name)
-        if default is not None and name not in texts and level in default.levels and default.field:
+        is_stated = name in texts and name not in ignored
+        if default is not None and not is_stated and level in default.levels and default.field:
             values[default.field] = default.read(text, level)[0]
     enhancements = _drop_unsupported(Enhancements(**values), level, texts, problems)
     _check_nodes(enhancements, texts, numa_nodes, problems)
     return enhancements, tuple(problems)
+
+
+def _is_ineffective(name: str, text: str) -> bool:
+    """Return whether the text of an enhancement that needs a right leaves the pod as it is without it."""
+    if name == "numa_exclusive":
+        return text != "true"
+    return text == {"numa_share": "true", "cpuset_pool": "share", "oom_priority": str(OOM_PRIORITY_IGNORE)}.get(name)
 
 
 def parse_numa_bind_result(

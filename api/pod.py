@@ -53,6 +53,9 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = {}
     priority: int = 0
     """Kubernetes' pod priority: of two pods the one with the lower priority is evicted first."""
+    priority_class: str = ""
+    """Name of its PriorityClass (priorityClassName), empty without one. It and the namespace decide about the pod's
+    rights (`qos.rights`)."""
     enhancements: Enhancements = Enhancements()
     bound_numa: tuple[int, ...] = ()
     """NUMA nodes that the pod was bound to (numa_bind_result); empty if none."""

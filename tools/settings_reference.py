@@ -33,6 +33,9 @@ shadow: {policy: canonical}     # show what Katalyst's policy would do
 qos:                            # batch pods have the annotation `tier: offline`
   reclaimedSelector: {example.com/tier: offline}
   enhancementDefaults: {oom_priority: "50"}
+---
+qos:                            # pods of namespace payments may set OOM priorities
+  rights: {oomPriority: {namespaces: [kube-system, payments]}}
 """,
     "advisor": """\
 advisor:

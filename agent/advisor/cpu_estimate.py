@@ -123,9 +123,14 @@ def is_pod_reclaimable(pod: Pod, config: AdvisorConfig) -> bool:
 def estimate_pod_cores(
     pod: Pod, snapshot: Snapshot, needs: Mapping[str, ContainerDemand], config: AdvisorConfig, *, reclaimable: bool
 ) -> float:
-    """Return the estimated need of an online pod, or its requests if `reclaimable` is False."""
+    """Return the estimated need of an online pod, or its requests if `reclaimable` is False. A container without a
+    request counts by its estimate: a pod must not keep CPU from reclaiming that it does not request."""
     return sum(
-        estimate_container_cores(container, needs.get(container.cgroup) if reclaimable else None, config)
+        estimate_container_cores(
+            container,
+            needs.get(container.cgroup) if reclaimable or container.cpu_request_cores is None else None,
+            config,
+        )
         for container in pod.containers
         if _is_counted(container, snapshot, needs)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -23,6 +24,55 @@ from api.text import quote
 Key = Annotated[str, Meta(min_length=1, max_length=317)]
 """Annotation key: a DNS name of at most 253 characters, a slash, and at most 63 more."""
 _SECTIONS = (MEMORY_KEY, CPU_KEY, NETWORK_KEY)
+
+
+Name = Annotated[str, Meta(min_length=1, max_length=253)]
+ANY = "*"
+"""Stands for every namespace or every priority class."""
+
+
+class RightHolders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Pods with one right."""
+
+    namespaces: tuple[Name, ...] = ("kube-system",)
+    """Namespaces whose pods have the right; `"*"`: all."""
+    priority_classes: tuple[Name, ...] = ()
+    """Priority classes whose pods have the right; `"*"`: all. Every user may name any class unless a ResourceQuota limits
+    it."""
+
+    def include(self, namespace: str, priority_class: str) -> bool:
+        """Return whether pods of this namespace or priority class (empty: none) have the right."""
+        return bool({ANY, namespace} & set(self.namespaces)) or bool(
+            priority_class and {ANY, priority_class} & set(self.priority_classes)
+        )
+
+
+class RightsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Pods that may use annotations with effects on the whole node or beyond their requests, see docs/security.md."""
+
+    dedicated_cores: RightHolders = RightHolders()
+    """`dedicated_cores` with a request that is no whole number of CPUs, which is rounded up."""
+    system_cores: RightHolders = RightHolders()
+    """`system_cores`: the reserved CPUs, and no limits."""
+    numa_exclusive: RightHolders = RightHolders()
+    """`numa_exclusive`, and `numa_share: "false"`."""
+    cpuset_pool: RightHolders = RightHolders()
+    """`cpuset_pool`."""
+    disable_reclaim_level: RightHolders = RightHolders()
+    """`disableReclaimLevel` `NUMA`, `Socket` and `Node`; others count as `Pod`."""
+    memory_offloading: RightHolders = RightHolders()
+    """`memoryOffloading`, except to switch it off."""
+    oom_priority: RightHolders = RightHolders()
+    """`oom_priority`."""
+
+    def by_name(self) -> Iterator[tuple[str, RightHolders]]:
+        """Yield the holders of each right by the name of its setting."""
+        for field, name in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
+            yield name, getattr(self, field)
+
+
+ALL_RIGHTS = RightsConfig(**{name: RightHolders(namespaces=(ANY,)) for name in RightsConfig.__struct_fields__})
+"""Every pod has every right: without tenants, or where the operator lists the pods."""
 
 
 class QosConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -50,6 +100,7 @@ class QosConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Annotation with the requested NUMA nodes."""
     numa_bind_result_key: Key = NUMA_BIND_RESULT_KEY
     """Annotation with the chosen NUMA node."""
+    rights: RightsConfig = RightsConfig()
 
     def __post_init__(self) -> None:
         level_by_pair: dict[tuple[str, str], str] = {}

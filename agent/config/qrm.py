@@ -43,7 +43,7 @@ class CpuPlacementConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     ramp_up_s: Annotated[float, Meta(ge=0, le=3600)] = 30.0
     """A new shared container may use all pooled CPUs for this time."""
     residual_s: Annotated[float, Meta(ge=0, le=86400)] = 300.0
-    """An allocation outlasts its pod by this time."""
+    """An allocation outlasts its pod by this time, unless other pods request its CPUs."""
     numa_bound_factor: Annotated[float, Meta(ge=1, le=16)] = 2.0
     """Size of a NUMA-bound pool without advice / its pods' requests."""
     numa_hint: Literal["spreading", "packing", "dynamic-packing"] = "spreading"

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from agent.config.annotation_rights import limit_level, pod_rights
+from agent.config.qos import QosConfig
 from agent.config.qrm import CpuPlacementConfig
 from agent.katalyst.messages import CPU, MEMORY, UnusableMessage
 from agent.qrm.cpuset.allocate import allocate_cpusets, compute_numa_bindings
 from agent.qrm.cpuset.allowed_cpus import AllowedCpus, allowed_cpus_of, restrict_to_allowed
-from agent.qrm.cpuset.numa_binding import pod_cores, reclaimed_pod_cores, reclaimed_room_by_numa
+from agent.qrm.cpuset.numa_binding import UNFULFILLED_RULES, pod_cores, reclaimed_pod_cores, reclaimed_room_by_numa
 from agent.qrm.cpuset.state import CpusetEntry, CpusetState, bound_numa_nodes, pool_name_of, with_numa_bindings
 from agent.qrm.cpuset.topology_hints import NoTopologyHint, NumaRequest, TopologyHint, topology_hints
 from agent.qrm.cpuset.topology_layout import layout_of
@@ -26,7 +28,7 @@ from api.annotations import parse_enhancements, parse_numa_bind_result
 from api.cpu import Topology
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY, Container, Pod
 from api.proto import resource_plugin_pb2 as plugin
-from api.qos import AnnotationMapping, QoSLevel, explicit_qos_level
+from api.qos import QoSLevel, explicit_qos_level
 from api.snapshot import Snapshot
 from api.text import quote
 
@@ -48,23 +50,26 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
     """NUMA nodes of the agreed topology hint; empty without one."""
 
 
-def parse_admission_request(
-    request: Any, resource: str, before: Pod | None, dialect: AnnotationMapping
-) -> AdmissionRequest:
+def parse_admission_request(request: Any, resource: str, before: Pod | None, qos_config: QosConfig) -> AdmissionRequest:
     """Parse a ResourceRequest to the plugin of `resource`; `before` is the pod from the list or from earlier requests.
 
-    Raises UnusableMessage.
+    The request lacks the pod's priority class: until the pod is listed, only its namespace can give it rights. Raises
+    UnusableMessage.
     """
     for field in ("pod_uid", "pod_name", "container_name"):
         if not getattr(request, field):
             raise UnusableMessage(f"{field} is empty")
-    annotations, labels = dict(request.annotations), dict(request.labels)
+    annotations, labels, dialect = dict(request.annotations), dict(request.labels), qos_config.dialect()
     try:
         qos = explicit_qos_level(annotations, dialect.selectors) or QoSLevel.SHARED
     except ValueError as error:
         raise UnusableMessage(f"annotations: {str(error)[:250]}") from None
     amount = requested_quantity(request, resource, qos)
-    enhancements, problems = parse_enhancements(annotations, qos, dialect, None)
+    priority_class = "" if before is None else before.priority_class
+    rights = pod_rights(qos_config.rights, request.pod_namespace, priority_class)
+    main_request = amount if resource == CPU and request.container_type != plugin.SIDECAR else None
+    qos, level_problem = limit_level(qos, main_request, rights)
+    enhancements, problems = parse_enhancements(annotations, qos, dialect, None, rights.withheld_enhancements())
     bound_numa, unbound = parse_numa_bind_result(annotations, dialect)
     hint = tuple(sorted({int(node) for node in request.hint.nodes if node < 1024}))
     if not bound_numa and before is not None:
@@ -80,9 +85,10 @@ def parse_admission_request(
         annotations=annotations,
         labels=labels,
         priority=0 if before is None else before.priority,
+        priority_class=priority_class,
         enhancements=enhancements,
         bound_numa=hint if enhancements.numa_binding and hint else bound_numa,
-        problems=(*problems, *unbound),
+        problems=(*((f"QoS level: {level_problem}",) if level_problem else ()), *problems, *unbound),
     )
     return AdmissionRequest(pod, container, resource, amount, hint if enhancements.numa_binding else ())
 
@@ -235,7 +241,8 @@ def admit_container(request: AdmissionRequest, inputs: AdmissionInputs) -> Admis
         return _admit_memory_only(request, inputs)
     pods = (*(other for other in inputs.pods if other.uid != pod.uid), pod)
     placement, state = allocate_cpusets(inputs.sizes, pods, inputs.topology, inputs.state, inputs.config, inputs.now_ns)
-    if (reason := placement.rejected.get(pod.key)) is not None:
+    reason = placement.rejected.get(pod.key)
+    if reason is not None and reason.rule not in UNFULFILLED_RULES:
         raise AdmissionRefused(reason.text)
     entry = state.pod(pod.uid)[container.name]
     if request.hint and entry.bound_numa and entry.bound_numa != request.hint:

@@ -147,7 +147,7 @@ class KatalystPeers:
             form = str(self._advisor_dir)
             sources.append(ComponentStatus("advisor-sockets", form, lambda: servers.problem or advisor.problem))
         if "resource-plugins" in names or "pod-resources" in names:
-            self._plugin = ResourcePluginServer(self._config.qos.dialect())
+            self._plugin = ResourcePluginServer(self._config.qos)
         if self._plugin is not None and "resource-plugins" in names:
             for resource in (CPU, MEMORY):
                 registration = PluginRegistration(PluginIdentity(kind="ResourcePlugin", name=resource))

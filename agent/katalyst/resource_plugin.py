@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from agent.config.qos import QosConfig
 from agent.katalyst.admission import (
     AdmissionInputs,
     AdmissionRefused,
@@ -32,7 +33,6 @@ from agent.qrm.cpuset.topology_layout import layout_of
 from api.cpu import format_cpu_list, parse_cpu_list
 from api.pod import Pod
 from api.proto import resource_plugin_pb2 as plugin
-from api.qos import AnnotationMapping
 from api.text import quote
 from api.units import NS_PER_S
 from common.grpc_unix import GrpcHandler, GrpcService, HandlerRefusal
@@ -49,8 +49,8 @@ _ECHOED_FIELDS = (
 class ResourcePluginServer:
     """Answers of both plugins, from the inputs of the latest `update`."""
 
-    def __init__(self, dialect: AnnotationMapping | None = None, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        self._dialect, self._now_ns = dialect or AnnotationMapping(), now_ns
+    def __init__(self, config: QosConfig | None = None, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._config, self._now_ns = config or QosConfig(), now_ns
         self._inputs: AdmissionInputs | None = None
         self._admitted: dict[str, Pod] = {}
         self._entries: dict[str, dict[str, CpusetEntry]] = {}
@@ -105,7 +105,7 @@ class ResourcePluginServer:
     def _parse(self, resource: str, request: Any, inputs: AdmissionInputs) -> AdmissionRequest:
         before = pods_by_uid(inputs.pods).get(request.pod_uid)
         try:
-            return parse_admission_request(request, resource, before, self._dialect)
+            return parse_admission_request(request, resource, before, self._config)
         except UnusableMessage as error:
             raise HandlerRefusal(str(error)) from None
 

@@ -118,7 +118,11 @@ def _headroom_amounts(cores: float | None, memory: float | None) -> str:
 LabelledParts = Iterator[tuple[str, str]]
 _NO_CPUS = "it does not get the CPUs that it requests, and shares those of other pods"
 _NO_BANDWIDTH = "it gets no guarantee of the network bandwidth that it requests, and uses what is free"
-_REJECTION_TEXT = dict.fromkeys((NO_BANDWIDTH, NO_NETWORK_CARD, NETWORK_SPEED_UNKNOWN), _NO_BANDWIDTH)
+_NOT_COVERED = "it has the CPUs that it requests, and not what its annotations add to them"
+_REJECTION_TEXT = {
+    **dict.fromkeys((NO_BANDWIDTH, NO_NETWORK_CARD, NETWORK_SPEED_UNKNOWN), _NO_BANDWIDTH),
+    **dict.fromkeys(("numa_exclusive_not_requested", "full_cores_not_requested"), _NOT_COVERED),
+}
 
 
 def pod_text(pod: PodExplanation) -> LabelledParts:

@@ -41,7 +41,8 @@ POLICY = {
     "minRampDownPeriodS": 0,
     "maxRampDownCores": 8,
 }
-CANONICAL = {"advisor": POLICY, "placing": {"rampUpS": 0}, "intervalS": 0.5}
+RIGHTS = {"qos": {"rights": {"systemCores": {"namespaces": ["*"]}}}}
+CANONICAL = {"advisor": POLICY, "placing": {"rampUpS": 0}, "intervalS": 0.5, **RIGHTS}
 NO_NRI = {"kubelet": {"nriSocket": ""}}
 FILES = ("cpuset/cpuset.cpus", "cpu/cpu.shares", "cpu/cpu.cfs_quota_us")
 # What its own first instructions find; the files are those of its own cgroup.

@@ -16,6 +16,7 @@ import pytest
 
 from agent.config.loader import build_config
 from agent.config.profiles import PROFILES, with_defaults
+from agent.config.qos import RightHolders, RightsConfig
 from agent.eviction import plugins
 from api.eviction import TAINT_PREFIX
 from common.validation import describe_validation_error
@@ -291,6 +292,7 @@ def test_notes_say_what_changes_and_what_comes_next(
         {"agent": {"extraArgs": ["word"]}},
         {"malachite": {"port": 9002}},
         {"metrics": {"profile": "tiny"}},
+        {"rightsPolicy": "off"},
         *(
             {"metrics": {"interval": text}}
             for text in ("0s", "0ms", "61s", "60001ms", "2m", "1h", "15", "-5s", "1m30s")
@@ -336,6 +338,56 @@ def test_the_metric_profile_reaches_the_agent_and_relabelings_the_service_monito
     assert [each.get("honorLabels") for each in endpoints] == [True, None], (
         "namespace and pod are those of the measured pods"
     )
+
+
+def policy_rights(rendered: Rendered) -> dict[str, str]:
+    """Return the expression of each right in the admission policy, on one line."""
+    variables = rendered.find("ValidatingAdmissionPolicy", "rights")["spec"]["variables"]
+    names = {name for name, _ in RightsConfig().by_name()}
+    return {each["name"]: " ".join(each["expression"].split()) for each in variables if each["name"] in names}
+
+
+@needs_helm
+def test_rights_of_the_policy_are_those_of_the_agents(render: Any) -> None:
+    defaults = render()
+    settings = parse_config(defaults.find("ConfigMap", "agent")["data"]["agent.yaml"].encode(), "agent.yaml").qos.rights
+    expected = {
+        name: f"request.namespace in {json.dumps(holders.namespaces, separators=(',', ':'))} || "
+        f"variables.priorityClass in {json.dumps(holders.priority_classes)}"
+        for name, holders in settings.by_name()
+    }
+    assert policy_rights(defaults) == expected
+    assert dict(settings.by_name()) == {
+        **dict(RightsConfig().by_name()),
+        "systemCores": RightHolders(namespaces=("kube-system", "dioptase")),
+    }, "the agent itself is system_cores"
+    assert defaults.find("ValidatingAdmissionPolicyBinding", "rights")["spec"]["validationActions"] == ["Deny", "Audit"]
+
+
+@needs_helm
+def test_rights_of_the_settings_are_those_of_the_policy(render: Any) -> None:
+    rights = {
+        "oomPriority": {"namespaces": ["*"]},
+        "systemCores": {"namespaces": ["infra"], "priorityClasses": ["*"]},
+        "cpusetPool": {"priorityClasses": ["payments"]},
+    }
+    changed = render(agent={"settings": {"qos": {"rights": rights}}}, rightsPolicy="warn")
+    expressions = policy_rights(changed)
+    assert expressions["oomPriority"] == "true"
+    assert expressions["systemCores"] == 'request.namespace in ["infra","dioptase"] || variables.priorityClass != ""'
+    assert (
+        expressions["cpusetPool"] == 'request.namespace in ["kube-system"] || variables.priorityClass in ["payments"]'
+    )
+    settings = parse_config(changed.find("ConfigMap", "agent")["data"]["agent.yaml"].encode(), "agent.yaml").qos.rights
+    assert settings.system_cores.namespaces == ("infra", "dioptase"), "an agent is not refused by its own policy"
+    assert changed.find("ValidatingAdmissionPolicyBinding", "rights")["spec"]["validationActions"] == ["Warn", "Audit"]
+
+
+@needs_helm
+@pytest.mark.parametrize("values", [{"rightsPolicy": "none"}, {"profile": "observe"}, {"agent": {"act": "dry-run"}}])
+def test_there_is_no_policy_where_it_is_not_wanted_or_agents_do_not_act(render: Any, values: Manifest) -> None:
+    names = {each["metadata"]["name"] for each in render(**values).manifests if "Policy" in each["kind"]}
+    assert "dioptase-rights" not in names
 
 
 @needs_helm

@@ -158,7 +158,8 @@ def test_a_dedicated_pod_has_its_nodes_for_itself(nodes: dict[int, tuple[int, ..
             assert has(groups) == EXCLUSIVE[len(nodes)][1]
             left = ", ".join(f"{node}: 0" for node in nodes)
             none = f"no NUMA nodes have them (left on node {left})."
-            reasons = {"other": f"{cores:g} CPUs, on exclusive nodes; {none}"}
+            shared = f"of {cores:g} CPUs, shared pods request 2 and dedicated pods that follow 0"
+            reasons = {"other": f"{cores:g} CPUs of its own; {shared}. It runs with the shared pods."}
             if len(nodes) == 2:
                 reasons["api"] = f"1 CPUs; {none}"  # web would not fit on what is left
             assert rejected(crowded) == reasons

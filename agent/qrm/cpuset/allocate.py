@@ -22,6 +22,13 @@ from agent.qrm.cpuset.assign_pools import (
     fit_pool_sizes,
     spread_over_numa,
 )
+from agent.qrm.cpuset.fair_shares import (
+    is_named_pool,
+    limit_own_pools,
+    raise_to_requests,
+    requested_pod_cores,
+    share_missing_cpus,
+)
 from agent.qrm.cpuset.native_policy import allocate_native
 from agent.qrm.cpuset.numa_binding import NumaBindings, bind_pods, pod_cores
 from agent.qrm.cpuset.select_cpus import NO_CPUS
@@ -33,6 +40,7 @@ from agent.qrm.cpuset.state import (
     POOL_ENTRY,
     RECLAIM,
     RESERVE,
+    SHARE,
     SYSTEM_PREFIX,
     CpuListCache,
     CpusetAllocation,
@@ -180,10 +188,11 @@ def _is_ramping_up(pod: Pod, owner: str, before: CpusetEntry | None, state: Cpus
 
 
 def _entry_request_cores(pod: Pod, container: Container, before: CpusetEntry | None) -> float:
-    # A dedicated container keeps the request that it started with.
+    cores = requested_cores(pod, container) or 0.0
+    # A dedicated container keeps the request that it started with, unless it requests less now.
     if before is not None and before.owner_pool_name == DEDICATED and pod.qos is QoSLevel.DEDICATED:
-        return before.request_quantity
-    return requested_cores(pod, container) or 0.0
+        return min(before.request_quantity or cores, cores)
+    return cores
 
 
 def _ramp_up_reason(ramp_up_s: float, text: str) -> Reason:
@@ -311,7 +320,19 @@ def _pools_by_pod(pods: Sequence[Pod], bindings: NumaBindings, sizes: Sequence[P
         elif pod.qos is QoSLevel.SYSTEM and owner not in pools_with_size:
             owner = RESERVE
         owners[pod.uid] = owner
-    return owners
+    return _without_empty_pools(pods, owners)
+
+
+def _without_empty_pools(pods: Sequence[Pod], owners: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the owners with the pods of named pools in which nothing is requested in the share pool."""
+    cores: dict[str, float] = {}
+    for pod in pods:
+        if pod.qos is QoSLevel.SHARED:
+            cores[owners[pod.uid]] = cores.get(owners[pod.uid], 0.0) + requested_pod_cores(pod)
+    empty = {pool for pool, requested in cores.items() if not requested and is_named_pool(pool)}
+    suffixes = {pool: pool.rpartition("-NUMA") for pool in empty}
+    share = {pool: f"{SHARE}-NUMA{numa}" if base else SHARE for pool, (base, _, numa) in suffixes.items()}
+    return {uid: share.get(owner, owner) for uid, owner in owners.items()}
 
 
 def _reject_excess_requests(pods: Sequence[Pod], bindings: NumaBindings) -> None:
@@ -362,8 +383,10 @@ def _allocate_pools(
         for size in assignable_sizes
         if size.pool not in dedicated_names
     )
+    requests = _requests_by_pool(pods, owners, bindings)
     completed = complete_pool_sizes(assignable_sizes, demand, capacity, reserve, config)
-    sized_pools: tuple[SizedPool, ...] = fit_pool_sizes(completed, capacity)
+    completed = limit_own_pools(completed, requests)
+    sized_pools: tuple[SizedPool, ...] = raise_to_requests(fit_pool_sizes(completed, capacity), requests, capacity)
     assignable = AssignableCpus(
         layout=layout,
         free=allocations.free,
@@ -374,7 +397,7 @@ def _allocate_pools(
         shared_reclaim_cpus=reclaim_cpus,
         owned=layout.on(numa for nodes in allocations.owned.values() for numa in nodes) & inputs.static.usable,
     )
-    return assign_pools(sized_pools, completed, assignable)
+    return share_missing_cpus(assign_pools(sized_pools, completed, assignable), requests, layout, allocations.free)
 
 
 def _pool_demand(
@@ -388,7 +411,24 @@ def _pool_demand(
             key = (owners[pod.uid], bound[0] if bound else NOT_NUMA_BOUND)
             if not isolated:
                 demand[key] = demand.get(key, 0.0) + pod_cores(pod, config)
+        elif owners[pod.uid] == FALLBACK and (cores := requested_pod_cores(pod)):
+            # It runs with the shared pods, so that their pool has to hold its request too.
+            demand[SHARE, NOT_NUMA_BOUND] = demand.get((SHARE, NOT_NUMA_BOUND), 0.0) + cores
     return demand
+
+
+def _requests_by_pool(
+    pods: Sequence[Pod], owners: Mapping[str, str], bindings: NumaBindings
+) -> Mapping[PoolKey, float]:
+    """Return the requests of the pods of each online pool, isolated pods included."""
+    requests: dict[PoolKey, float] = {}
+    for pod in pods:
+        bound = bindings.nodes.get(pod.uid, ()) if pod.qos is QoSLevel.SHARED else ()
+        owner = owners[pod.uid] if pod.qos is QoSLevel.SHARED else SHARE
+        if pod.qos is QoSLevel.SHARED or owners[pod.uid] == FALLBACK:
+            key = (owner, bound[0] if bound else NOT_NUMA_BOUND)
+            requests[key] = requests.get(key, 0.0) + requested_pod_cores(pod)
+    return requests
 
 
 def _numa_bound_by_sizes(sizes: Sequence[PoolSize], layout: CpuLayout) -> set[int]:

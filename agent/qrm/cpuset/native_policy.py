@@ -12,6 +12,7 @@ import msgspec
 
 from agent.config.qrm import CpuPlacementConfig
 from agent.qrm.cpuset.allowed_cpus import ReservedCpus
+from agent.qrm.cpuset.fair_shares import requested_pod_cores
 from agent.qrm.cpuset.select_cpus import NO_CPUS, select_cpus, select_evenly
 from agent.qrm.cpuset.state import (
     DEDICATED,
@@ -54,6 +55,9 @@ def allocate_native(
     """As `allocate_cpusets`, with `pods` in the order of creation. Reserved CPUs are shared and never exclusive."""
     rejected: dict[str, Reason] = {}
     exclusive = NO_CPUS.union(*(_exclusive_cpus_of(state, uid) for uid in state.residual)) & static.usable
+    if len(static.usable - exclusive) < sum(map(requested_pod_cores, pods)):
+        # Pods that come and go must not hold CPUs that others request.
+        exclusive = NO_CPUS
     cpus_by_cgroup: dict[str, frozenset[int]] = {}
     for retained_first in (True, False):
         for pod in pods:

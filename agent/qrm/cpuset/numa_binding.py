@@ -7,10 +7,11 @@ cannot be bound is rejected with the reason.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from math import ceil
 
 from agent.config.qrm import CpuPlacementConfig
+from agent.qrm.cpuset.fair_shares import ceil_cores, requested_pod_cores
 from agent.qrm.cpuset.select_cpus import select_cpus, select_evenly
 from agent.qrm.cpuset.state import (
     DEDICATED,
@@ -26,6 +27,9 @@ from agent.qrm.cpuset.topology_layout import CpuLayout
 from api.knobs import Reason
 from api.pod import Container, Pod
 from api.qos import QoSLevel
+
+UNFULFILLED_RULES = frozenset(("numa_exclusive_not_requested", "full_cores_not_requested"))
+"""Rules of pods that have the CPUs that they request, without what their annotations add."""
 
 
 @dataclass
@@ -48,6 +52,10 @@ class NumaAllocations:
     """Nodes whose pods share them with no other bound pod."""
     owned: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Nodes that one pod owns, by its uid."""
+    shared_requests: float = 0.0
+    """Cores that pods without dedicated CPUs request, bound or not."""
+    pending_requests: float = 0.0
+    """Cores that dedicated pods request that are not bound yet."""
 
     def __post_init__(self) -> None:
         self._free = self.usable
@@ -62,6 +70,12 @@ class NumaAllocations:
         self.assigned[container] = cpus
         self._free -= cpus
 
+    def may_dedicate(self, cpus: int, requested: float) -> bool:
+        """Return whether this many CPUs can be exclusive to a pod: the rest has to hold the requests of all pods that
+        share CPUs. CPUs that only rounding adds must not take those that other dedicated pods request either."""
+        others = self.shared_requests + (self.pending_requests if cpus > requested else 0.0)
+        return max(len(self._free) - cpus, 0) >= ceil_cores(others)
+
     def own_nodes(self, uid: str, nodes: tuple[int, ...]) -> frozenset[int]:
         """Make the pod the owner of these nodes; return their CPUs."""
         self.owned[uid] = nodes
@@ -70,6 +84,10 @@ class NumaAllocations:
         cpus = self.layout.on(nodes) & self.usable
         self._free -= cpus
         return cpus
+
+    def covers(self, count: int, nodes: Collection[int]) -> bool:
+        """Return whether a request of `count` CPUs is all usable CPUs of these nodes."""
+        return count >= len(self.layout.on(nodes) & self.usable)
 
     def bind_shared(self, nodes: Collection[int], cores: float) -> None:
         """Bind a shared pod to these nodes; each gets an equal part of its cores."""
@@ -195,10 +213,18 @@ def bind_pods(
     pods: Sequence[Pod], layout: CpuLayout, usable: frozenset[int], state: CpusetState, config: CpuPlacementConfig
 ) -> NumaBindings:
     """Bind every pod that requests it, in the order of `pods`."""
-    unbound_cores = sum(pod_cores(pod, config) for pod in pods if _is_shared(pod) and not pod.enhancements.numa_binding)
+    # Only requests keep others from NUMA nodes: pods without any must not keep dedicated pods from their CPUs.
+    unbound_cores = sum(
+        requested_pod_cores(pod) for pod in pods if _is_shared(pod) and not pod.enhancements.numa_binding
+    )
     result = NumaBindings(
         allocations=NumaAllocations(
-            layout=layout, usable=usable, unbound_cores=unbound_cores, used=_online_pool_cpus(state)
+            layout=layout,
+            usable=usable,
+            unbound_cores=unbound_cores,
+            used=_online_pool_cpus(state),
+            shared_requests=sum(requested_pod_cores(pod) for pod in pods if _is_shared(pod)),
+            pending_requests=sum(requested_pod_cores(pod) for pod in pods if pod.qos is QoSLevel.DEDICATED),
         )
     )
     _retain_residual_pods(result.allocations, pods, state)
@@ -209,11 +235,14 @@ def bind_pods(
     for pod in sorted(claimants, key=lambda pod: not _has_own_cpus(pod, state, usable)):
         try:
             if pod.qos is QoSLevel.DEDICATED:
+                result.allocations.pending_requests -= requested_pod_cores(pod)
                 _bind_dedicated(pod, result, state, config)
             else:
                 _bind_shared(pod, result, state, config)
         except NoTopologyHint as error:
             result.rejected[pod.key] = Reason(rule="numa_binding_impossible", text=f"{pod.key} {error}.")
+        if pod.qos is QoSLevel.DEDICATED and pod.uid not in result.nodes:
+            result.allocations.shared_requests += requested_pod_cores(pod)
     if config.enable_reclaim_numa_binding:
         nodes, rejected = bind_reclaimed(pods, layout, state, config)
         result.nodes |= nodes
@@ -244,77 +273,146 @@ def _online_pool_cpus(state: CpusetState) -> frozenset[int]:
 
 
 def _retain_residual_pods(allocations: NumaAllocations, pods: Iterable[Pod], state: CpusetState) -> None:
-    """Keep the allocations of pods that are not listed any more until they expire."""
+    """Keep the allocations of pods that are not listed any more until they expire, as far as no listed pod requests
+    their CPUs: otherwise a tenant could hold a node by creating and deleting pods."""
     listed = {pod.uid for pod in pods}
+    spare = len(allocations.free) - allocations.shared_requests - allocations.pending_requests
     for uid in sorted(state.residual.keys() - listed):
         for name, entry in sorted(state.pod(uid).items()):
             nodes = tuple(node for node in entry.bound_numa if node in allocations.layout.numa)
+            is_dedicated = entry.owner_pool_name == DEDICATED
+            is_bound = bool(nodes) and entry.owner_pool_name != RECLAIM and entry.container_type != "SIDECAR"
+            if not is_dedicated and not is_bound:
+                continue
+            spare -= len(entry.cpus & allocations.free) if is_dedicated else entry.request_quantity
+            if spare < 0:
+                return
             if entry.exclusive and nodes:
                 allocations.own_nodes(uid, nodes)
-            elif entry.owner_pool_name == DEDICATED:
+            elif is_dedicated:
                 allocations.assign(f"{uid}/{name}", entry.cpus & allocations.free)
                 allocations.bound.update(nodes)
-            elif nodes and entry.owner_pool_name != RECLAIM and entry.container_type != "SIDECAR":
+            else:
                 allocations.bind_shared(nodes, entry.request_quantity)
 
 
 def _bind_dedicated(pod: Pod, result: NumaBindings, state: CpusetState, config: CpuPlacementConfig) -> None:
-    enhancements = pod.enhancements
-    if not enhancements.numa_binding:
+    """Give the pod CPUs of its own, at most its request rounded up, or reject it with the reason."""
+    allocations = result.allocations
+    entries = {name: entry for name, entry in state.pod(pod.uid).items() if entry.owner_pool_name == DEDICATED}
+    main_containers = [container for container in pod.containers if not container.sidecar] or list(pod.containers[:1])
+    cores = {container.name: _dedicated_cores(pod, container, entries) for container in main_containers}
+    counts = {name: ceil_cores(requested) for name, requested in cores.items() if requested}
+    count = sum(counts.values())
+    if rejection := _dedicated_rejection(pod, count, sum(cores.values()), allocations):
+        result.rejected[pod.key] = rejection
+        return
+    if any(_is_grown(pod, container, entries) for container in main_containers):
         result.rejected[pod.key] = Reason(
+            rule="dedicated_resize",
+            text=f"{pod.key} changed its request in place; it keeps the {count} CPUs that it started with.",
+        )
+    nodes, owns_nodes = _dedicated_nodes(pod, entries, allocations, count, config)
+    if owns_nodes:
+        assigned = dict.fromkeys(counts, allocations.own_nodes(pod.uid, nodes))
+    else:
+        assigned = {
+            name: _select_container_cpus(name, pod, nodes, cpus, entries, allocations) for name, cpus in counts.items()
+        }
+        allocations.bound.update(nodes)
+        if not pod.enhancements.numa_share:
+            allocations.closed.update(nodes)
+        if limitation := _unfulfilled_enhancement(pod, nodes, count, allocations):
+            result.rejected.setdefault(pod.key, limitation)
+    result.nodes[pod.uid] = nodes
+    main_cpus = next(iter(assigned.values()))
+    for container in pod.containers:
+        result.cpus[container.cgroup] = assigned.get(container.name, main_cpus)
+    own_cpus = len(frozenset().union(*assigned.values()))
+    result.reasons[pod.key] = _dedicated_reason(pod, nodes, count, own_cpus, owns_nodes=owns_nodes)
+
+
+def _dedicated_rejection(pod: Pod, count: int, requested: float, allocations: NumaAllocations) -> Reason | None:
+    """Return why the pod runs with the shared pods; None if it may have `count` CPUs of its own."""
+    if not pod.enhancements.numa_binding:
+        return Reason(
             rule="dedicated_needs_numa_binding",
             text=f"{pod.key} requests dedicated_cores without numa_binding, which is not supported; "
             "it runs with the shared pods.",
         )
-        return
-    allocations = result.allocations
-    entries = {name: entry for name, entry in state.pod(pod.uid).items() if entry.owner_pool_name == DEDICATED}
-    main_containers = [container for container in pod.containers if not container.sidecar] or list(pod.containers[:1])
-    counts = {
-        container.name: _dedicated_cpu_count(pod, container, entries, allocations.layout, config)
-        for container in main_containers
-    }
-    if any(_is_resized(pod, container, entries) for container in main_containers):
-        result.rejected[pod.key] = Reason(
-            rule="dedicated_resize",
-            text=f"{pod.key} changed its request in place; it keeps the {sum(counts.values())} CPUs that it started with.",
+    if count == 0:
+        return Reason(
+            rule="dedicated_needs_request",
+            text=f"{pod.key} has dedicated_cores and its main container requests no CPU; it runs with the shared pods. "
+            "Request the CPUs that it needs.",
         )
-    nodes = _retained_nodes(pod, entries, allocations, sum(counts.values()))
-    if nodes is None:
-        alone = enhancements.numa_exclusive or not enhancements.numa_share
-        available = allocations.available(alone=alone, first=bool(entries))
-        request = NumaRequest(
-            cores=sum(counts.values()), enhancements=enhancements, several=enhancements.numa_exclusive
+    if not allocations.may_dedicate(count, requested):
+        free, others = len(allocations.free), allocations.shared_requests
+        return Reason(
+            rule="dedicated_exceeds_free_requests",
+            text=f"{pod.key} requests {count} CPUs of its own; of {free} CPUs, shared pods request {others:g} and "
+            f"dedicated pods that follow {allocations.pending_requests:g}. It runs with the shared pods.",
+            threshold=free - others,
+            inputs={"request_cores": count, "shared_request_cores": others, "free_cpus": free},
         )
-        nodes = select_hint(
-            topology_hints(request, available, allocations.free, allocations.layout),
-            available,
-            allocations.layout,
-            config,
-        ).nodes
+    return None
+
+
+def _dedicated_nodes(
+    pod: Pod,
+    entries: Mapping[str, CpusetEntry],
+    allocations: NumaAllocations,
+    count: int,
+    config: CpuPlacementConfig,
+) -> tuple[tuple[int, ...], bool]:
+    """Return the NUMA nodes of the pod, and whether it owns them: with numa_exclusive, where it requests all their CPUs.
+    Raises NoTopologyHint."""
+    enhancements, layout = pod.enhancements, allocations.layout
+    request = NumaRequest(cores=count, enhancements=enhancements, several=enhancements.numa_exclusive)
+    retained = _retained_nodes(pod, entries, allocations, count)
+    if retained is not None:
+        is_apart = not allocations.bound.intersection(retained)
+        return retained, enhancements.numa_exclusive and is_apart and allocations.covers(count, retained)
     if enhancements.numa_exclusive:
-        owned_cpus = allocations.own_nodes(pod.uid, nodes)
-        assigned = dict.fromkeys(counts, owned_cpus)
-    else:
-        assigned = {
-            name: _select_container_cpus(name, pod, nodes, count, entries, allocations)
-            for name, count in counts.items()
-        }
-        allocations.bound.update(nodes)
-        if not enhancements.numa_share:
-            allocations.closed.update(nodes)
-    result.nodes[pod.uid] = nodes
-    main_cpus = assigned[main_containers[0].name]
-    for container in pod.containers:
-        result.cpus[container.cgroup] = assigned.get(container.name, main_cpus)
-    result.reasons[pod.key] = _dedicated_reason(
-        pod, nodes, sum(counts.values()), len(frozenset().union(*assigned.values()))
-    )
+        alone = allocations.available(alone=True, first=bool(entries))
+        with suppress(NoTopologyHint):
+            hints = topology_hints(request, alone, allocations.free, layout)
+            if covered := [hint for hint in hints if allocations.covers(count, hint.nodes)]:
+                return select_hint(covered, alone, layout, config).nodes, True
+    available = allocations.available(alone=not enhancements.numa_share, first=bool(entries))
+    hints = topology_hints(request, available, allocations.free, layout)
+    return select_hint(hints, available, layout, config).nodes, False
 
 
-def _dedicated_reason(pod: Pod, nodes: tuple[int, ...], requested: int, assigned: int) -> Reason:
+def _unfulfilled_enhancement(
+    pod: Pod, nodes: tuple[int, ...], count: int, allocations: NumaAllocations
+) -> Reason | None:
+    """Return the enhancement that the request is too small for; None if there is none."""
+    threads = allocations.layout.threads
+    if pod.enhancements.numa_exclusive:
+        cpus = len(allocations.layout.on(nodes) & allocations.usable)
+        listed = ",".join(map(str, nodes))
+        return Reason(
+            rule="numa_exclusive_not_requested",
+            text=f"{pod.key} requests {count} CPUs and numa_exclusive, and NUMA node {listed} has {cpus} CPUs; it has "
+            f"{count} CPUs of its own and shares the node. Request all CPUs of the node.",
+            threshold=cpus,
+            inputs={"request_cores": count, "numa": listed},
+        )
+    if pod.enhancements.full_cores and count % threads:
+        return Reason(
+            rule="full_cores_not_requested",
+            text=f"{pod.key} requests {count} CPUs and whole physical cores, which have {threads} CPUs each; it shares "
+            f"one core. Request a multiple of {threads}.",
+            threshold=threads,
+            inputs={"request_cores": count},
+        )
+    return None
+
+
+def _dedicated_reason(pod: Pod, nodes: tuple[int, ...], requested: int, assigned: int, *, owns_nodes: bool) -> Reason:
     listed = ",".join(map(str, nodes))
-    rule = "dedicated_exclusive" if pod.enhancements.numa_exclusive else "dedicated"
+    rule = "dedicated_exclusive" if owns_nodes else "dedicated"
     text = f"{pod.key} requests {requested} CPUs and has {assigned} exclusive CPUs of NUMA node {listed}"
     if assigned < requested:
         rule, text = "dedicated_short", f"{text}, because CPUs went offline and no other node has more"
@@ -326,19 +424,16 @@ def _dedicated_reason(pod: Pod, nodes: tuple[int, ...], requested: int, assigned
     )
 
 
-def _dedicated_cpu_count(
-    pod: Pod, container: Container, entries: Mapping[str, CpusetEntry], layout: CpuLayout, config: CpuPlacementConfig
-) -> int:
-    """Return the CPUs of one dedicated container: its request rounded up, to whole cores if requested."""
+def _dedicated_cores(pod: Pod, container: Container, entries: Mapping[str, CpusetEntry]) -> float:
+    """Return the cores of one dedicated container: its request, or that at its start if it has grown in place since."""
+    cores = requested_cores(pod, container) or 0.0
     before = entries.get(container.name)
-    cores = requested_cores(pod, container) if before is None else before.request_quantity
-    count = max(ceil(cores or config.fallback_cores), 1)
-    return ceil(count / layout.threads) * layout.threads if pod.enhancements.full_cores else count
+    return cores if before is None or not before.request_quantity else min(cores, before.request_quantity)
 
 
-def _is_resized(pod: Pod, container: Container, entries: Mapping[str, CpusetEntry]) -> bool:
+def _is_grown(pod: Pod, container: Container, entries: Mapping[str, CpusetEntry]) -> bool:
     before = entries.get(container.name)
-    return before is not None and before.request_quantity != (requested_cores(pod, container) or 0.0)
+    return before is not None and 0 < before.request_quantity < (requested_cores(pod, container) or 0.0)
 
 
 def _retained_nodes(
@@ -386,7 +481,7 @@ def _select_container_cpus(
 
 def _bind_shared(pod: Pod, result: NumaBindings, state: CpusetState, config: CpuPlacementConfig) -> None:
     """Bind a shared pod to one NUMA node: its previous one, the one it names, or the best by hints."""
-    allocations, cores = result.allocations, pod_cores(pod, config)
+    allocations, cores = result.allocations, requested_pod_cores(pod)
     enhancements = pod.enhancements
     available = allocations.available(alone=not enhancements.numa_share)
     nodes = bound_numa_nodes(pod, state)

@@ -156,8 +156,9 @@ def with_numa_bindings(pods: Iterable[Pod], state: CpusetState) -> tuple[Pod, ..
 
 
 def pods_as_allocated(pods: Iterable[Pod], state: CpusetState) -> tuple[Pod, ...]:
-    """Return the pods as they were allocated, not as they request it. Rejected dedicated pods count as shared, and
-    online pods without a binding as unbound: CPU reserved for their request would stay idle."""
+    """Return the pods as they were allocated, not as they request it. Rejected dedicated pods count as shared, online
+    pods without a binding as unbound, and pods that own no NUMA node as not exclusive: CPU reserved for their request
+    would stay idle."""
     return tuple(_pod_as_allocated(pod, tuple(state.pod(pod.uid).values())) for pod in pods)
 
 
@@ -167,6 +168,8 @@ def _pod_as_allocated(pod: Pod, entries: Sequence[CpusetEntry]) -> Pod:
     enhancements, qos, bound = pod.enhancements, pod.qos, pod.bound_numa
     if bound and not any(entry.bound_numa for entry in entries):
         enhancements, bound = msgspec.structs.replace(enhancements, numa_binding=False), ()
+    if enhancements.numa_exclusive and not any(entry.exclusive for entry in entries):
+        enhancements = msgspec.structs.replace(enhancements, numa_exclusive=False)
     if qos is QoSLevel.DEDICATED and any(entry.owner_pool_name == FALLBACK for entry in entries):
         enhancements, qos = msgspec.structs.replace(enhancements, cpuset_pool=""), QoSLevel.SHARED
     if enhancements is pod.enhancements and qos is pod.qos:

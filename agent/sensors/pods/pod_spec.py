@@ -13,7 +13,9 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, field
 
+from agent.config.annotation_rights import PodRights, limit_level, limit_profile, pod_rights
 from agent.config.memory import OffloadingLayerConfig
+from agent.config.qos import RightsConfig
 from agent.sensors.pods import koordinator_labels
 from agent.sensors.pods.resource_quantities import (
     CONTAINER_RESOURCES,
@@ -83,6 +85,7 @@ class PodParsingContext(msgspec.Struct, frozen=True, kw_only=True):
     dialect: AnnotationMapping = AnnotationMapping()
     numa_nodes: Collection[int] | None = None
     """None if unknown."""
+    rights: RightsConfig = RightsConfig()
 
 
 class PodContainer(NamedTuple):
@@ -146,12 +149,16 @@ def assemble_pod(
     except ValueError as error:
         kind, _, reason = str(error).partition(" ")
         raise PodFieldError(f"{place.metadata}.{kind}s", reason) from None
+    rights = pod_rights(context.rights, namespace, raw.priority_class)
     qos = stated or translation.level or QoSLevel.SHARED
-    dialect = msgspec.structs.replace(context.dialect, defaults={**context.dialect.defaults, **translation.words})
-    enhancements, problems = parse_enhancements(annotations, qos, dialect, context.numa_nodes)
-    nodes, bind_problems = parse_numa_bind_result(annotations, dialect)
     containers, container_problems = _build_containers(listed, qos, translation, annotations, pod_resources)
-    profile, profile_problems = _read_profile(annotations)
+    qos, level_problem = limit_level(qos, _main_request_cores(containers), rights)
+    dialect = msgspec.structs.replace(context.dialect, defaults={**context.dialect.defaults, **translation.words})
+    enhancements, problems = parse_enhancements(
+        annotations, qos, dialect, context.numa_nodes, rights.withheld_enhancements()
+    )
+    nodes, bind_problems = parse_numa_bind_result(annotations, dialect)
+    profile, profile_problems = _read_profile(annotations, rights)
     priority, priority_problems = _resolve_priority(raw, translation)
     return Pod(
         uid=f"{namespace}/{name}",
@@ -163,11 +170,13 @@ def assemble_pod(
         annotations=annotations,
         labels=labels,
         priority=priority,
+        priority_class=raw.priority_class,
         enhancements=enhancements,
         bound_numa=nodes or translation.bound_numa,
         profile=profile,
         problems=limit_sentences(
             (
+                *((f"QoS level: {level_problem}",) if level_problem else ()),
                 *problems,
                 *bind_problems,
                 *priority_problems,
@@ -273,15 +282,22 @@ def _effective_request(container: PodContainer, resource: str) -> Decimal:
     return container.ask.requests.get(resource, container.ask.limits.get(resource, Decimal(0)))
 
 
-def _read_profile(annotations: Mapping[str, str]) -> tuple[ServiceProfile, tuple[str, ...]]:
-    """Return the pod's service profile without invalid offloading settings, and problems."""
+def _main_request_cores(containers: Sequence[Container]) -> float | None:
+    """Return the CPU request of the container whose CPUs the others of a dedicated pod share."""
+    return next((container.cpu_request_cores for container in containers if not container.sidecar), None)
+
+
+def _read_profile(annotations: Mapping[str, str], rights: PodRights) -> tuple[ServiceProfile, tuple[str, ...]]:
+    """Return the pod's service profile without invalid offloading settings and without what the pod has no right to,
+    and problems."""
     profile, problems = parse_service_profile(annotations)
     try:
         msgspec.convert(profile.memory_offloading, OffloadingLayerConfig)
     except msgspec.ValidationError as error:
         profile = msgspec.structs.replace(profile, memory_offloading={})
         problems = (f"annotation {PROFILE_KEY}: memoryOffloading: {error}; until then it is ignored",)
-    return profile, problems
+    profile, unauthorized = limit_profile(profile, rights)
+    return profile, (*problems, *unauthorized)
 
 
 def _resolve_priority(

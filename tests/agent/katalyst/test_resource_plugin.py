@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.config.qos import ALL_RIGHTS, QosConfig
 from agent.config.qrm import CpuPlacementConfig
 from agent.katalyst.admission import AdmissionInputs, parse_admission_request, requested_quantity
 from agent.katalyst.messages import UnusableMessage
@@ -23,7 +24,7 @@ from api.interfaces import Unavailable
 from api.pod import Pod
 from api.proto import plugin_registration_pb2 as watched
 from api.proto import resource_plugin_pb2 as plugin
-from api.qos import AnnotationMapping, QoSLevel
+from api.qos import QoSLevel
 from common.grpc_unix import CallRefused, GrpcClient, GrpcService, HandlerRefusal, MethodNotOffered, serve_on_socket
 from tests.agent.katalyst.builders import node, pod
 
@@ -72,7 +73,7 @@ class Wire:
 @pytest.fixture
 async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
     now = [7]
-    plugin_server = ResourcePluginServer(now_ns=lambda: now[0])
+    plugin_server = ResourcePluginServer(QosConfig(rights=ALL_RIGHTS), now_ns=lambda: now[0])
     servers = [
         await serve_on_socket(tmp_path / f"{name}.sock", (plugin_server.services(name),)) for name in ("cpu", "memory")
     ]
@@ -158,10 +159,10 @@ async def test_cpus_follow_memory_that_was_allocated_first(wire: Wire) -> None:
 async def test_a_dedicated_pod_has_whole_nodes_and_its_sidecar_runs_there(wire: Wire) -> None:
     wire.plugin.update(admission_inputs(pod("web", cores=2)))
     level = {LEVEL: "dedicated_cores", **EXCLUSIVE}
-    hints = await wire.call("GetTopologyHints", resource_request("db", 20, annotations=level))
+    hints = await wire.call("GetTopologyHints", resource_request("db", 23, annotations=level))
     hints_ = [(list(hint.nodes), hint.preferred) for hint in hints.resource_hints["cpu"].hints]
     assert hints_ == [([0], True), ([1], True), ([0, 1], False)]
-    got = await wire.call("Allocate", resource_request("db", 20, annotations=level, nodes=[1]))
+    got = await wire.call("Allocate", resource_request("db", 23, annotations=level, nodes=[1]))
     assert len(cpus(got)) == 23
     assert {cpu // 24 for cpu in cpus(got)} == {1}
     side = resource_request(
@@ -307,7 +308,7 @@ def test_a_request_of_two_quantities_is_refused() -> None:
     message = resource_request("x")
     message.resource_requests[MILLI] = 1
     with pytest.raises(UnusableMessage, match="resource_requests has 2 entries"):
-        parse_admission_request(message, "cpu", None, AnnotationMapping())
+        parse_admission_request(message, "cpu", None, QosConfig())
 
 
 async def test_a_watcher_and_a_kubelet_find_the_plugin(tmp_path: Path) -> None:
@@ -382,11 +383,9 @@ async def test_a_refused_registration_is_reported_and_repeated(tmp_path: Path) -
 
 
 def test_a_pod_accumulates_its_requests() -> None:
-    first = parse_admission_request(
-        resource_request("web", 2, annotations=BOUND, nodes=[1]), "cpu", None, AnnotationMapping()
-    )
+    first = parse_admission_request(resource_request("web", 2, annotations=BOUND, nodes=[1]), "cpu", None, QosConfig())
     then = parse_admission_request(
-        resource_request("web", GI, "memory", annotations=BOUND), "memory", first.pod, AnnotationMapping()
+        resource_request("web", GI, "memory", annotations=BOUND), "memory", first.pod, QosConfig()
     )
     (container,) = then.pod.containers
     assert (container.cpu_request_cores, container.memory_request_bytes) == (2.0, GI)
@@ -395,7 +394,7 @@ def test_a_pod_accumulates_its_requests() -> None:
         resource_request("web", 1, container_name="proxy", container_type=plugin.SIDECAR),
         "cpu",
         then.pod,
-        AnnotationMapping(),
+        QosConfig(),
     )
     assert [(item.name, item.sidecar) for item in side.pod.containers] == [("main", False), ("proxy", True)]
     assert msgspec.structs.replace(side.pod.containers[0]) == container

@@ -47,6 +47,18 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ .Values.agent.act | default (include "dioptase.profile" . | fromYaml).act }}
 {{- end -}}
 
+{{/* Pods with each right: the defaults of agent/config/qos.py, overridden by agent.settings. The agent's own pods are always system_cores. */}}
+{{- define "dioptase.rights" -}}
+{{- $rights := dict -}}
+{{- range list "dedicatedCores" "systemCores" "numaExclusive" "cpusetPool" "disableReclaimLevel" "memoryOffloading" "oomPriority" -}}
+{{- $_ := set $rights . (dict "namespaces" (list "kube-system") "priorityClasses" list) -}}
+{{- end -}}
+{{- $settings := (.Values.agent.settings.qos | default dict).rights | default dict -}}
+{{- $rights = mergeOverwrite $rights (deepCopy $settings) -}}
+{{- $_ := set $rights.systemCores "namespaces" (append $rights.systemCores.namespaces .Release.Namespace | uniq) -}}
+{{ $rights | toYaml }}
+{{- end -}}
+
 {{/* The agent's settings file: settings of the chart, overridden by agent.settings. */}}
 {{- define "dioptase.agentSettings" -}}
 {{- $kubelet := dict -}}
@@ -56,7 +68,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $_ := set $settings "report" (dict "extendedResources" .Values.agent.extendedResources) -}}
 {{- end -}}
 {{- if eq (toString .Values.agent.evictions) "false" -}}{{- $_ := set $settings "eviction" (dict "plugins" list) -}}{{- end -}}
-{{ mergeOverwrite $settings (deepCopy .Values.agent.settings) | toYaml }}
+{{- $settings = mergeOverwrite $settings (deepCopy .Values.agent.settings) -}}
+{{- $own := dict "qos" (dict "rights" (dict "systemCores" (include "dioptase.rights" . | fromYaml).systemCores)) -}}
+{{ mergeOverwrite $settings $own | toYaml }}
 {{- end -}}
 
 {{/* Settings of the file over those of the profile, as the agent merges them. */}}

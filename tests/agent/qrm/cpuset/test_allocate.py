@@ -195,7 +195,7 @@ def test_dedicated_without_numa_binding_is_rejected_and_runs_with_the_shared() -
     pods = (pod("db", QoSLevel.DEDICATED, 2.0), pod("web", cores=3.0))
     placement, _ = run((), pods, EIGHT)
     assert placement.rejected["default/db"].rule == "dedicated_needs_numa_binding"
-    assert cpus(placement)["/db"] == cpus(placement)["/web"] == pools(placement)["fallback"] == "0-2"
+    assert cpus(placement)["/db"] == cpus(placement)["/web"] == pools(placement)["fallback"] == "0-4", "2 + 3 CPUs"
 
 
 def test_dedicated_has_whole_cores_for_itself_and_sidecars_follow() -> None:
@@ -222,12 +222,12 @@ def test_dedicated_pods_spread_or_pack(hint: str, nodes: str) -> None:
 
 def test_an_exclusive_pod_owns_its_node_except_the_reserve_and_overlaps_reclaim() -> None:
     config = CpuPlacementConfig(reserved_cpus=2)
-    pods = (dedicated("db", 2.0, numa_exclusive=True), pod("web", cores=1.0), reclaimed("batch"))
+    pods = (dedicated("db", 3.0, numa_exclusive=True), pod("web", cores=1.0), reclaimed("batch"))
     sizes = (size("share", 1), size("reclaim", 2), size("reclaim", 1, 0))
     placement, state = run(sizes, pods, TWO, config=config)
     assert cpus(placement) == {"/db": "1-3", "/web": "5", "/batch": "1,6-7"}
     assert placement.mems == {"/db": (0,), "/web": (1,), "/batch": (0, 1)}
-    more = (*pods, dedicated("late", 1.0, numa_exclusive=True), bound("near", 1.0))
+    more = (*pods, dedicated("late", 2.0, numa_ids=(0,), numa_exclusive=True), bound("near", 0.0))
     placement, _ = run(sizes, more, TWO, state, config)
     assert cpus(placement)["/db"] == "1-3"
     assert placement.rejected["default/late"].rule == "numa_binding_impossible"
@@ -244,18 +244,20 @@ def test_a_dedicated_pod_keeps_its_size_when_its_request_changes_in_place() -> N
 
 
 def test_a_lost_cpu_of_a_dedicated_pod_is_replaced_near_by() -> None:
-    pods = (dedicated("db", 3.0), pod("web", cores=4.0))
+    pods = (dedicated("db", 3.0), pod("web", cores=1.0))
     first, state = run((), pods, TWO)
     assert cpus(first)["/db"] == "0-2"
     second, state = run((), pods, offline(TWO, 1), state)
     assert cpus(second)["/db"] == "0,2-3"
     third, state = run((), pods, offline(TWO, 0, 1, 2, 3), state)
-    assert cpus(third)["/db"] == "4,6-7", (
-        "the whole NUMA node went offline: the pod moves to the other, next to the pool"
-    )
-    assert cpus(third)["/web"] == "5"
+    assert cpus(third)["/db"] == "5-7", "the whole NUMA node went offline: the pod moves to the other, next to the pool"
+    assert cpus(third)["/web"] == "4"
     back, _ = run((), pods, TWO, state)
-    assert cpus(back) == {"/db": "4,6-7", "/web": "0-1,5"}, "its four CPUs but those that reclaim keeps on each node"
+    assert cpus(back) == {"/db": "5-7", "/web": "4"}
+    wide = (dedicated("db", 3.0), pod("web", cores=2.0))
+    shared, _ = run((), wide, offline(TWO, 0, 1, 2, 3), state)
+    assert cpus(shared) == {"/db": "4-6", "/web": "4-6"}, "of four CPUs, web requests two: three are not left for db"
+    assert shared.rejected["default/db"].rule == "dedicated_exceeds_free_requests"
 
 
 def test_a_dedicated_pod_keeps_too_few_cpus_with_a_reason() -> None:

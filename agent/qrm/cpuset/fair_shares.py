@@ -1,0 +1,115 @@
+"""Keeps what pods request from each other: a pool of its own has at most the requests in it, and a shared pool at least
+those of its pods. Pure. The order in which pods arrive does not matter, because only their requests count.
+
+The API server and the kubelet accept pods while their requests fit on the node, so requests are what each tenant was
+granted. Whatever an annotation adds to that (whole CPUs for a fraction, a pool of its own) comes from CPUs that no pod
+requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+
+import msgspec
+
+from agent.qrm.cpuset.assign_pools import PoolCapacity, PoolKey, SizedPool
+from agent.qrm.cpuset.select_cpus import NO_CPUS, select_cpus
+from agent.qrm.cpuset.state import ISOLATION_PREFIX, RECLAIM, SHARE
+from agent.qrm.cpuset.topology_layout import CpuLayout
+from api.advice import NOT_NUMA_BOUND, PoolSize
+from api.pod import Pod
+
+
+def ceil_cores(cores: float) -> int:
+    """Return the number of whole CPUs that hold these cores; rounded first, because 0.1 + 0.2 is more than 0.3."""
+    return ceil(round(cores, 6))
+
+
+def requested_pod_cores(pod: Pod) -> float:
+    """Return the CPU requests of all containers of an online pod; a container without one requests nothing."""
+    return sum(container.cpu_request_cores or 0.0 for container in pod.containers)
+
+
+def limit_own_pools(sizes: Sequence[PoolSize], requests: Mapping[PoolKey, float]) -> tuple[PoolSize, ...]:
+    """Return the sizes with each pool that pods named at no more than their requests. What it loses goes to the share
+    pool of the same NUMA node, else to reclaim."""
+    limited: list[PoolSize] = []
+    freed: dict[int, int] = {}
+    for size in sizes:
+        cores = requests.get((size.pool, size.numa)) if is_named_pool(size.pool) else None
+        cpus = size.cpus if cores is None else min(size.cpus, max(ceil_cores(cores), 1))
+        freed[size.numa] = freed.get(size.numa, 0) + size.cpus - cpus
+        limited.append(msgspec.structs.replace(size, cpus=cpus))
+    for numa, cpus in freed.items():
+        share = SHARE if numa == NOT_NUMA_BOUND else f"{SHARE}-NUMA{numa}"
+        for name in (share, RECLAIM):
+            index = next((i for i, size in enumerate(limited) if (size.pool, size.numa) == (name, numa)), None)
+            if index is not None:
+                limited[index] = msgspec.structs.replace(limited[index], cpus=limited[index].cpus + cpus)
+                break
+    return tuple(limited)
+
+
+def is_named_pool(pool: str) -> bool:
+    """Return whether pods gave the pool its name by `cpuset_pool`."""
+    return (
+        pool.rpartition("-NUMA")[0] != SHARE and pool not in (SHARE, RECLAIM) and not pool.startswith(ISOLATION_PREFIX)
+    )
+
+
+def raise_to_requests(
+    sized_pools: Sequence[SizedPool], requests: Mapping[PoolKey, float], capacity: PoolCapacity
+) -> tuple[SizedPool, ...]:
+    """Return the pools with at least the requests of their pods each, at the cost of pools with more than that and of
+    reclaim. Unchanged if all have them, or if the requests, rounded up by pool, together exceed the CPUs."""
+    min_sizes = {_sized_key(key, sized_pools): ceil_cores(cores) for key, cores in requests.items()}
+    sizes = {(pool.pool, pool.numa): pool.cpus for pool in sized_pools if pool.pool != RECLAIM}
+    is_enough = all(sizes.get(key, 0) >= cpus for key, cpus in min_sizes.items())
+    if is_enough or any(pool.shared for pool in sized_pools):
+        return tuple(sized_pools)
+    sizes |= {key: max(cpus, sizes.get(key, 0)) for key, cpus in min_sizes.items() if cpus}
+    for numa, available in capacity.bound.items():
+        _shrink_to_fit(sizes, [key for key in sizes if key[1] == numa], available, min_sizes)
+    _shrink_to_fit(sizes, list(sizes), capacity.total, min_sizes)
+    if sum(sizes.values()) > capacity.total:
+        return tuple(sized_pools)
+    online = [SizedPool(pool, numa, cpus) for (pool, numa), cpus in sizes.items()]
+    return (*online, *(pool for pool in sized_pools if pool.pool == RECLAIM))
+
+
+def share_missing_cpus(
+    pools: Mapping[str, frozenset[int]], requests: Mapping[PoolKey, float], layout: CpuLayout, free: frozenset[int]
+) -> dict[str, frozenset[int]]:
+    """Return the pools, those with fewer CPUs than their requests with CPUs of other pools as well. This is the case if
+    the requests fit and, rounded up to whole CPUs by pool, do not."""
+    result = dict(pools)
+    if sum(requests.values()) > len(free):
+        return result
+    for (pool, numa), cores in sorted(requests.items()):
+        own = result.get(pool, NO_CPUS)
+        if pool in result and len(own) < ceil_cores(cores):
+            candidates = free if numa == NOT_NUMA_BOUND else free & layout.on([numa])
+            result[pool] = select_cpus(layout, ceil_cores(cores), candidates | own, own, pools[RECLAIM])
+    return result
+
+
+def _sized_key(key: PoolKey, sized_pools: Sequence[SizedPool]) -> PoolKey:
+    """Return the key under which the pool has a size: the pool of an offline NUMA node is no longer bound."""
+    keys = [(pool.pool, pool.numa) for pool in sized_pools if pool.pool == key[0]]
+    return key if key in keys or len(keys) != 1 else keys[0]
+
+
+def _shrink_to_fit(
+    sizes: dict[PoolKey, int], keys: Sequence[PoolKey], available: int, min_sizes: Mapping[PoolKey, int]
+) -> None:
+    """Take CPUs one by one from the pool with most above its requests until all fit, or no pool has more."""
+
+    def excess(key: PoolKey) -> int:
+        return sizes[key] - max(min_sizes.get(key, 0), 1)
+
+    for _ in range(sum(sizes[key] for key in keys) - available):
+        largest = max(keys, key=lambda key: (excess(key), key))
+        if excess(largest) <= 0:
+            return
+        sizes[largest] -= 1

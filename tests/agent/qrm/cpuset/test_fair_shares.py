@@ -1,0 +1,179 @@
+"""What annotations may take beyond requests: each case took most of a node of 64 CPUs from pods that requested it."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import msgspec
+import pytest
+
+from agent.config.qrm import CpuPlacementConfig
+from agent.qrm.cpuset.fair_shares import ceil_cores, limit_own_pools
+from agent.qrm.cpuset.state import CpusetAllocation, CpusetState, pods_as_allocated
+from api.cpu import Topology
+from api.pod import Container, Pod
+from api.qos import Enhancements, QoSLevel
+from tests.agent.qrm.cpuset.builders import bound, counts, cpus, dedicated, machine, pod, run, size
+
+NODE = machine(2, 2, 1, 16, 1)
+"""64 CPUs on four NUMA nodes of 16."""
+NO_RAMP_UP = CpuPlacementConfig(ramp_up_s=0)
+BIG = (pod("big-1", cores=30.0), pod("big-2", cores=30.0))
+"""Two shared pods that request 60 of the 64 CPUs."""
+
+
+def arrive(pods: tuple[Pod, ...], topology: Topology = NODE) -> tuple[CpusetAllocation, CpusetState]:
+    """Return the allocation after the pods came one by one, with an allocation after each."""
+    state = CpusetState()
+    for number in range(1, len(pods) + 1):
+        placement, state = run((), pods[:number], topology, state, NO_RAMP_UP, at_s=float(number))
+    return placement, state
+
+
+def greedy(count: int, cores: float | None, **wants: object) -> tuple[Pod, ...]:
+    """Return dedicated pods with this request each."""
+    return tuple(dedicated(f"greedy-{number}", cores, **wants) for number in range(count))  # type: ignore[arg-type]
+
+
+def own_pools(count: int) -> tuple[Pod, ...]:
+    """Return shared pods of 1m with a pool of its own each."""
+    return tuple(
+        pod(f"greedy-{number}", cores=0.001, wants=Enhancements(cpuset_pool=f"own-{number}")) for number in range(count)
+    )
+
+
+@pytest.mark.parametrize(
+    ("attack", "own_cpus"),
+    [
+        # A pod of 1 CPU on three exclusive NUMA nodes had 48 CPUs.
+        (greedy(1, 1.0, numa_exclusive=True, numa_number=3), 1),
+        # Twelve pods without a request had 48.
+        (greedy(12, None), 0),
+        # Fifty pods of 1m had 50; three of them fit into the CPUs that no pod requests.
+        (greedy(50, 0.001), 3),
+        # Pods of 1m bound to three NUMA nodes left the others one node of 16.
+        (tuple(bound(f"greedy-{numa}", 0.001, numa_ids=(numa,)) for numa in range(3)), 0),
+        (greedy(1, 1.0, full_cores=True), 1),
+    ],
+    ids=["numa-exclusive", "no-request", "fractions", "bound", "full-cores"],
+)  # fmt: skip
+def test_two_shared_pods_keep_the_sixty_cpus_that_they_request(attack: tuple[Pod, ...], own_cpus: int) -> None:
+    for order in permutations((attack, BIG[:1], BIG[1:])):
+        placement, state = arrive(tuple(each for part in order for each in part))
+        assert counts(placement)["share"] >= 60
+        assert len(placement.cpus["/big-1"]) >= 60
+        assert len(state.exclusive_cpus()) <= own_cpus
+
+
+def test_forty_pools_of_their_own_leave_the_share_pool_its_requests() -> None:
+    for pods in ((*own_pools(40), *BIG), (*BIG, *own_pools(40))):
+        placement, _ = arrive(pods)
+        assert counts(placement)["share"] == 60
+        assert {len(placement.cpus[f"/greedy-{number}"]) for number in range(40)} == {1}
+
+
+def test_without_other_pods_an_exclusive_pod_has_its_request_and_the_reason_says_what_it_lacks() -> None:
+    placement, state = arrive(greedy(1, 1.0, numa_exclusive=True, numa_number=3))
+    assert len(placement.cpus["/greedy-0"]) == 1
+    assert placement.rejected["default/greedy-0"].rule == "numa_exclusive_not_requested"
+    assert placement.rejected["default/greedy-0"].text == (
+        "default/greedy-0 requests 1 CPUs and numa_exclusive, and NUMA node 0,1,2 has 48 CPUs; it has 1 CPUs of its own "
+        "and shares the node. Request all CPUs of the node."
+    )
+    (as_allocated,) = pods_as_allocated(greedy(1, 1.0, numa_exclusive=True), state)
+    assert not as_allocated.enhancements.numa_exclusive, "the advisor counts its nodes as shared too"
+
+
+def test_numa_nodes_are_exclusive_where_the_request_covers_them() -> None:
+    placement, state = arrive((*greedy(1, 32.0, numa_exclusive=True), pod("web", cores=20.0)))
+    assert len(placement.cpus["/greedy-0"]) == 32
+    assert state.pod("u-greedy-0")["c"].exclusive
+    assert placement.rejected == {}
+    # 15 of 16 CPUs do not cover a node, unless one is reserved.
+    placement, state = arrive(greedy(1, 15.0, numa_exclusive=True))
+    assert not state.pod("u-greedy-0")["c"].exclusive
+    reserved = CpuPlacementConfig(reserved_cpus=1, ramp_up_s=0)
+    placement, state = run((), greedy(1, 15.0, numa_exclusive=True), NODE, config=reserved)
+    assert (cpus(placement)["/greedy-0"], state.pod("u-greedy-0")["c"].exclusive) == ("1-15", True)
+
+
+def test_the_reasons_name_what_a_dedicated_pod_lacks() -> None:
+    placement, _ = arrive((*BIG, *greedy(1, None)))
+    assert placement.rejected["default/greedy-0"].text == (
+        "default/greedy-0 has dedicated_cores and its main container requests no CPU; it runs with the shared pods. "
+        "Request the CPUs that it needs."
+    )
+    fractions = tuple(dedicated(f"greedy-{number}", 0.5) for number in range(8))
+    placement, _ = arrive((*BIG, *fractions))
+    shared = {name for name, reason in placement.rejected.items() if reason.rule == "dedicated_exceeds_free_requests"}
+    assert len(shared) == 8, "60 + 8 x 0.5 CPUs are requested: nothing is left for rounding up"
+    placement, _ = arrive((pod("web", cores=4.0), *fractions[:6]), machine(1, 1, 1, 8, 1))
+    assert len(placement.rejected) == 4, "7 of 8 CPUs are requested: of six pods of 0.5, two can have a whole CPU"
+
+
+def test_a_dedicated_pod_that_shrinks_in_place_returns_cpus() -> None:
+    _, state = run((), (dedicated("db", 48.0, numa_exclusive=True),), NODE, config=NO_RAMP_UP)
+    assert len(state.exclusive_cpus()) == 48
+    small = dedicated("db", 1.0, numa_exclusive=True)
+    placement, state = run((), (small, *BIG), NODE, state, NO_RAMP_UP, at_s=1.0)
+    assert len(placement.cpus["/db"]) == 1
+    assert counts(placement)["share"] >= 60
+    placement, _ = run((), (dedicated("db", 3.0, numa_exclusive=True), *BIG), NODE, state, NO_RAMP_UP, at_s=2.0)
+    assert len(placement.cpus["/db"]) == 1, "it grows again with its next start only"
+    assert placement.rejected["default/db"].rule == "dedicated_resize"
+
+
+def test_pods_that_come_and_go_hold_no_cpus_that_others_request() -> None:
+    """Allocations outlast their pods by five minutes: deleting and creating pods would hold the whole node."""
+    state = CpusetState()
+    for number in range(8):
+        churning = (dedicated(f"churn-{number}", 16.0),)
+        _, state = run((), churning, NODE, state, NO_RAMP_UP, at_s=float(number))
+    placement, state = run((), BIG, NODE, state, NO_RAMP_UP, at_s=9.0)
+    assert counts(placement)["share"] >= 60
+
+
+def test_pods_without_requests_keep_no_dedicated_pod_from_its_cpus() -> None:
+    """Each counted as four CPUs: sixteen of them, bound or not, left no NUMA node with room for a dedicated pod."""
+    for idle in (tuple(pod(f"idle-{n}") for n in range(16)), tuple(bound(f"idle-{n}", 0.0) for n in range(16))):
+        placement, _ = arrive((*idle, dedicated("db", 8.0)))
+        assert placement.rejected == {}
+        assert len(placement.cpus["/db"]) == 8
+
+
+def test_sidecars_count_for_the_requests_of_their_pool() -> None:
+    """A sidecar runs on the CPUs of its pod's pool, and the scheduler counts its request like any other."""
+    heavy = pod("heavy", cores=1.0)
+    sidecar = Container(name="s", cgroup="/heavy-s", cpu_request_cores=40.0, sidecar=True)
+    heavy = msgspec.structs.replace(heavy, containers=(*heavy.containers, sidecar))
+    placement, _ = run((size("share", 4), size("reclaim", 60)), (heavy,), NODE, config=NO_RAMP_UP)
+    assert counts(placement)["share"] == 41
+
+
+def test_sizes_of_an_advisor_cannot_take_requests_from_the_share_pool() -> None:
+    named = pod("named", cores=2.5, wants=Enhancements(cpuset_pool="own"))
+    sizes = (size("share", 10), size("own", 50), size("reclaim", 4))
+    placement, _ = run(sizes, (named, *BIG), NODE, config=NO_RAMP_UP)
+    assert {name: count for name, count in counts(placement).items() if name != "fallback"} == {
+        "share": 60, "own": 3, "reclaim": 1
+    }  # fmt: skip
+
+
+def test_a_pool_without_requests_is_no_pool() -> None:
+    nothing = pod("nothing", wants=Enhancements(cpuset_pool="own"))
+    near = bound("near", 0.0, cpuset_pool="own")
+    placement, _ = run((), (nothing, near, pod("web", cores=2.0)), NODE, config=NO_RAMP_UP)
+    assert not any(name.startswith("own") for name in counts(placement))
+    assert placement.cpus["/nothing"] == placement.cpus["/web"]
+
+
+def test_what_a_pool_of_its_own_cannot_have_goes_to_the_share_pool() -> None:
+    sizes = (size("share", 2), size("own", 9), size("own-NUMA1", 9, 1), size("reclaim", 1, 1))
+    limited = limit_own_pools(sizes, {("own", -1): 1.5, ("own-NUMA1", 1): 4.0, ("share", -1): 1.0})
+    assert [(each.pool, each.cpus) for each in limited] == [("share", 9), ("own", 2), ("own-NUMA1", 4), ("reclaim", 6)]
+    assert ceil_cores(0.1 + 0.2 + 0.7) == 1
+
+
+def test_system_pods_have_no_part_in_the_requests() -> None:
+    placement, _ = run((), (pod("agent", QoSLevel.SYSTEM, 60.0), *greedy(1, 4.0)), NODE, config=NO_RAMP_UP)
+    assert len(placement.cpus["/greedy-0"]) == 4

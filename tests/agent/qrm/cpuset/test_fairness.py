@@ -1,0 +1,132 @@
+"""Fairness between random tenants on random nodes: none has more CPUs to itself than it requests, none has less to share
+than it requests, in whatever order pods come, go and change, and whatever pool sizes an advisor gives.
+
+`DIOPTASE_RANDOM_NODES` is the number of nodes; `make test-all` tries 10,000.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.config.qrm import CpuPlacementConfig
+from agent.qrm.cpuset.allowed_cpus import reserve_cpus
+from agent.qrm.cpuset.fair_shares import ceil_cores, is_named_pool, requested_pod_cores
+from agent.qrm.cpuset.state import DEDICATED, FALLBACK, CpusetAllocation, CpusetState
+from agent.qrm.cpuset.topology_layout import layout_of
+from api.advice import PoolSize
+from api.cpu import Topology
+from api.pod import Container, Pod
+from api.qos import Enhancements, QoSLevel
+from tests.agent.qrm.cpuset.builders import machines, pod, run
+
+NODES = int(os.environ.get("DIOPTASE_RANDOM_NODES", "150"))
+RANDOM_NODES = settings(
+    deadline=None, max_examples=NODES, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+REQUESTS = (None, 0.0, 0.001, 0.01, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 7.5, 15.0, 16.0, 30.0)
+MAX_STEPS = 14
+
+
+@st.composite
+def tenant_pods(draw: st.DrawFn, number: int) -> Pod:
+    """Draw an online pod with every annotation that moves CPUs."""
+    wants = Enhancements(
+        numa_binding=draw(st.integers(0, 3)) > 0,
+        numa_exclusive=draw(st.booleans()),
+        numa_share=draw(st.integers(0, 3)) > 0,
+        full_cores=draw(st.integers(0, 3)) == 0,
+        distribute_evenly=draw(st.integers(0, 5)) == 0,
+        numa_number=draw(st.sampled_from([None, None, 1, 2, 3])),
+        numa_ids=draw(st.sampled_from([None, None, None, (0,), (1,), (0, 1)])),
+        cpuset_pool=draw(st.sampled_from(["", "", "batch", "flink", f"own-{number}"])),
+    )
+    tenant = pod(
+        f"p{number}",
+        draw(st.sampled_from([QoSLevel.SHARED, QoSLevel.DEDICATED])),
+        draw(st.sampled_from(REQUESTS)),
+        wants,
+    )
+    if draw(st.integers(0, 3)) == 0:
+        request = draw(st.sampled_from(REQUESTS))
+        sidecar = Container(name="s", cgroup=f"/{tenant.name}-s", sidecar=True, cpu_request_cores=request)
+        tenant = msgspec.structs.replace(tenant, containers=(*tenant.containers, sidecar))
+    return tenant
+
+
+@st.composite
+def advised_sizes(draw: st.DrawFn) -> tuple[PoolSize, ...]:
+    """Draw sizes of an advisor, right or wrong; often none, so that requests decide."""
+    names = draw(st.sets(st.sampled_from(["share", "batch", "flink", "reclaim"])))
+    return tuple(PoolSize(pool=name, cpus=draw(st.integers(0, 80))) for name in sorted(names))
+
+
+def resized(tenant: Pod, cores: float | None) -> Pod:
+    """Return the pod with another request of its main container, as after a resize in place."""
+    main = msgspec.structs.replace(tenant.containers[0], cpu_request_cores=cores)
+    return msgspec.structs.replace(tenant, containers=(main, *tenant.containers[1:]))
+
+
+def check_fair(placement: CpusetAllocation, state: CpusetState, pods: list[Pod]) -> None:
+    cpus = {pool.name: set(pool.cpus) for pool in placement.pools}
+    pools = {name: len(held) for name, held in cpus.items()}
+    requests: dict[str, float] = {}
+    for each in pods:
+        owners = {entry.owner_pool_name for entry in state.pod(each.uid).values()}
+        assert len(owners) == 1, each.name
+        (owner,) = owners
+        main = each.containers[0]
+        if owner == DEDICATED:
+            assert len(placement.cpus[main.cgroup]) <= ceil_cores(main.cpu_request_cores or 0.0), each.name
+        else:
+            requests[owner] = requests.get(owner, 0.0) + requested_pod_cores(each)
+    for pool, cores in requests.items():
+        with_rejected = cores + (requests.get(FALLBACK, 0.0) if pool == "share" else 0.0)
+        assert pools[pool] >= round(with_rejected, 6), (pool, with_rejected, pools)
+        if is_named_pool(pool) and pool != FALLBACK:
+            shared = set().union(*(cpus[name] for name in requests if name not in (pool, FALLBACK)))
+            assert len(cpus[pool] - shared) <= ceil_cores(cores), (pool, cores, pools)
+
+
+@given(machines(), st.data())
+@RANDOM_NODES
+def test_tenants_have_what_they_request_and_no_more_to_themselves(topology: Topology, data: st.DataObject) -> None:
+    config = CpuPlacementConfig(ramp_up_s=0, reserved_cpus=data.draw(st.sampled_from([0, 0, 2, 4])))
+    capacity = len(reserve_cpus(layout_of(topology), config).usable)
+    running: list[Pod] = []
+    state = CpusetState()
+    for number in range(data.draw(st.integers(1, MAX_STEPS))):
+        action = data.draw(st.sampled_from(["add", "add", "add", "remove", "resize"]))
+        before = list(running)
+        if action == "add":
+            running.append(data.draw(tenant_pods(number)))
+        elif running:
+            index = data.draw(st.integers(0, len(running) - 1))
+            removed = running.pop(index)
+            if action == "resize":
+                running.append(resized(removed, data.draw(st.sampled_from(REQUESTS))))
+        # As the kubelet: pods are admitted while their requests fit into what is allocatable.
+        if sum(map(requested_pod_cores, running)) > capacity:
+            running = before
+        placement, state = run(data.draw(advised_sizes()), running, topology, state, config, at_s=float(number))
+        check_fair(placement, state, running)
+
+
+@given(machines(), st.data())
+@RANDOM_NODES
+def test_the_order_of_arrival_changes_no_bound(topology: Topology, data: st.DataObject) -> None:
+    config = CpuPlacementConfig(ramp_up_s=0)
+    pods: list[Pod] = []
+    for number in range(data.draw(st.integers(2, MAX_STEPS))):
+        tenant = data.draw(tenant_pods(number))
+        if sum(map(requested_pod_cores, (*pods, tenant))) <= len(topology.cpus):
+            pods.append(tenant)
+    for order in (pods, pods[::-1], data.draw(st.permutations(pods))):
+        state = CpusetState()
+        for count in range(1, len(order) + 1):
+            placement, state = run((), order[:count], topology, state, config, at_s=float(count))
+        if pods:
+            check_fair(placement, state, list(order))
