@@ -201,7 +201,7 @@ async def test_several_hosts_are_served_and_no_other_address_is() -> None:
 
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this kernel has no IPv6")
 async def test_a_node_with_ipv6_alone_is_served_with_loopback_of_ipv4() -> None:
-    """asyncio sets IPV6_V6ONLY, so that `::` does not include the addresses of IPv4."""
+    """The event loop sets IPV6_V6ONLY, so that `::` does not include the addresses of IPv4."""
     served = HttpListener(web.Application())
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
