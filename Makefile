@@ -8,7 +8,7 @@ KERNEL ?= 6.1
 ARGS ?=
 ARCH ?=
 
-.PHONY: help run test test-all test-vm test-vagrant test-cluster test-big-cluster test-katalyst cluster cluster-load cluster-down check fmt setup setup-test setup-bench packages-run packages-test packages-vm packages-vagrant packages-cluster packages-image packages-image-foreign packages-bench bench image lock reset clean
+.PHONY: help run test test-all test-vm test-vagrant test-cluster test-big-cluster test-katalyst cluster cluster-load cluster-down check fmt setup setup-test setup-bench packages-run packages-test packages-vm packages-vagrant packages-cluster packages-image packages-image-foreign packages-bench bench image release lock reset clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,7 +16,7 @@ help: ## list the targets
 run: setup ## start the agent and the demo, with a live view here and a page on http://127.0.0.1:9102
 	@$(BIN)/dioptase demo $(ARGS)
 
-test: setup-test $(if $(STAGE),$(if $(filter vm-%,$(STAGE)),packages-vm) $(if $(filter cluster cluster-% vm-systemd%,$(STAGE)),packages-cluster packages-image) $(if $(filter vm-cluster,$(STAGE)),packages-cluster) $(if $(filter katalyst,$(STAGE)),packages-cluster) $(if $(filter vagrant,$(STAGE)),packages-vagrant),packages-vm packages-cluster packages-image) ## pass the tests; STAGE=unit runs one stage (see tests/run --list)
+test: setup-test $(if $(STAGE),$(if $(filter vm-%,$(STAGE)),packages-vm) $(if $(filter cluster cluster-% vm-systemd% vulnerabilities,$(STAGE)),packages-cluster packages-image) $(if $(filter vm-cluster,$(STAGE)),packages-cluster) $(if $(filter katalyst,$(STAGE)),packages-cluster) $(if $(filter vagrant,$(STAGE)),packages-vagrant),packages-vm packages-cluster packages-image) ## pass the tests; STAGE=unit runs one stage (see tests/run --list)
 	@$(BIN)/python tests/run $(STAGE)
 
 test-all: setup-test packages-vm packages-cluster packages-image packages-vagrant ## run every stage, also those that take long and rarely decide: hours
@@ -60,6 +60,9 @@ fmt: setup-test ## format the code
 image: packages-image$(if $(ARCH),-foreign) ## build the image, without a registry or a daemon: build/dioptase.tar; ARCH=arm64 for another architecture
 	@deploy/image $(if $(ARCH),--arch $(ARCH)) build/dioptase$(if $(ARCH),-$(ARCH)).tar $(ARGS)
 
+release: setup-test packages-image ## build wheel, image and bill of materials with their checksums into build/release; docs/supply-chain.md
+	@deploy/release build build/release
+
 bench: setup-bench ## measure everything (about two hours) and write bench/results/
 	@$(BIN)/python -m bench $(ARGS)
 
@@ -74,11 +77,11 @@ packages-run packages-test packages-vm packages-cluster packages-vagrant package
 
 # The stamps hang on the locks, and packages that are there are not asked for: a second `make run` touches no network. python3-bpfcc is the distribution's; where it cannot
 # be installed the agent measures waits in a coarser way and says so.
-$(VENV)/run.stamp: requirements.lock pyproject.toml | packages-run
+$(VENV)/run.stamp: requirements.lock requirements-build.lock pyproject.toml | packages-run
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing Python packages into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock -r requirements-build.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/test.stamp: requirements-dev.lock $(VENV)/run.stamp | packages-test
@@ -86,10 +89,13 @@ $(VENV)/test.stamp: requirements-dev.lock $(VENV)/run.stamp | packages-test
 	@touch $@
 
 lock: ## resolve the locked versions anew
-	@$(BIN)/python -m pip install --quiet uv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-uv.lock
 	@$(BIN)/uv pip compile --quiet --universal --upgrade --generate-hashes --no-header pyproject.toml -o requirements.lock
 	@$(BIN)/uv pip compile --quiet --universal --upgrade --generate-hashes --no-header --group dev pyproject.toml \
 		-c requirements.lock -o requirements-dev.lock
+	@for name in build uv; do \
+		$(BIN)/uv pip compile --quiet --universal --upgrade --generate-hashes --no-header requirements-$$name.in -o requirements-$$name.lock; \
+	done
 
 reset: setup ## put every cgroup back that an agent changed, for example after kill -9
 	@$(BIN)/dioptase reset $(ARGS)

@@ -117,7 +117,7 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     pods: Path | None
     """The pods file. Without one, and without `kubelet`, the agent watches every cgroup and manages none."""
     act: ActMode
-    host: str
+    hosts: tuple[str, ...]
     port: int
     state_dir: Path
     config: Path | None = None
@@ -521,10 +521,11 @@ async def _open_exporters(
         web_config=None if options.web_config is None else WebConfig(options.web_config, check_yaml),
         tokens=TokenReviewer(cluster.review) if config.exporters.token_review else None,
     )
-    port = await server.start(options.host, options.port)
+    port = await server.start(options.hosts, options.port)
     stack.push_async_callback(server.stop)
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    log.info("page, API and metrics on http%s://%s:%d", "s" if server.encrypted else "", host, port)
+    hosts = [f"[{host}]" if ":" in host else host for host in options.hosts]
+    urls = ", ".join(f"http{'s' if server.encrypted else ''}://{host}:{port}" for host in hosts)
+    log.info("page, API and metrics on %s", urls)
     thread_sinks = (journal, evictions, CycleLog(), spans, recorder, server)
     return _Exporters([], [sink for sink in thread_sinks if sink is not None], reporters)
 

@@ -16,7 +16,7 @@ from agent.qrm.actuator.state_dir import default_state_dir
 from agent.sensors.pods.static_pods import PodsError
 from api.decision import ActMode
 from api.interfaces import Unavailable
-from cli.options import DEFAULT_LISTEN, Seconds, exit_unavailable, parse_listen
+from cli.options import DEFAULT_LISTEN, Seconds, exit_unavailable, parse_listen, parse_listen_hosts
 from common.log_lines import write_printable_lines
 from exporters import DEFAULT_RECORDING_MIB, MIN_RECORDING_MIB
 
@@ -41,7 +41,10 @@ from exporters import DEFAULT_RECORDING_MIB, MIN_RECORDING_MIB
     "--node", default="", metavar="NAME",
         help="Name of this node in the cluster. The agent reports to the API server and applies the node's configuration.",
 )  # fmt: skip
-@click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Address of page, API and metrics.")
+@click.option(
+    "--listen", default=DEFAULT_LISTEN, show_default=True, metavar="HOST[,HOST...]:PORT",
+    help="Addresses of page, API and metrics.",
+)  # fmt: skip
 @click.option(
     "--state-dir", type=click.Path(path_type=Path), default=default_state_dir, show_default="/var/lib/dioptase as root",
         help="Directory of the decision journal and of the original values.",
@@ -66,13 +69,13 @@ def agent(
 ) -> None:
     """Run the node agent until a signal ends it; then restore every changed value."""
     write_printable_lines("%(levelname)s %(message)s", StderrLog())
-    host, port = parse_listen(listen)
+    hosts, port = parse_listen_hosts(listen)
     malachite_address = None if malachite is None else parse_listen(malachite, "--malachite")
     if kubelet and pods is not None:
         raise click.UsageError("--kubelet and --pods exclude each other: choose one source of pods")
     listed = kubelet or pods is not None
     options = AgentOptions(
-        act=_resolve_act(act, profile, listed=listed), profile=profile, pods=pods, kubelet=kubelet, host=host, port=port,
+        act=_resolve_act(act, profile, listed=listed), profile=profile, pods=pods, kubelet=kubelet, hosts=hosts, port=port,
         malachite=malachite_address, **others,
     )  # fmt: skip
     try:

@@ -14,7 +14,7 @@ import click
 from api import VERSION
 from api.interfaces import Unavailable
 from cli.fleet.api_server import ApiServerOptions
-from cli.options import Seconds, exit_unavailable, parse_listen
+from cli.options import Seconds, exit_unavailable, parse_listen_hosts
 from common.log_lines import write_printable_lines
 from controller.__main__ import ControllerOptions, main
 from controller.cleanup import Workload, delete_workloads, parse_workload, remove_written_fields
@@ -29,7 +29,8 @@ DEFAULT_CONTROLLER_LISTEN = "127.0.0.1:9316"
     "--listen",
     default=DEFAULT_CONTROLLER_LISTEN,
     show_default=True,
-    help="Address of /metrics, /healthz and /readyz.",
+    metavar="HOST[,HOST...]:PORT",
+    help="Addresses of /metrics, /healthz and /readyz.",
 )
 @click.option(
     "--web-config", type=click.Path(path_type=Path),
@@ -41,9 +42,9 @@ def controller(config: Path | None, listen: str, web_config: Path | None) -> Non
     The API server is that of KUBECONFIG, of the service account, or of ~/.kube/config.
     """
     write_printable_lines("%(asctime)s %(levelname)s %(message)s")
-    host, port = parse_listen(listen)
+    hosts, port = parse_listen_hosts(listen)
     try:
-        main(ControllerOptions(host=host, port=port, config=config, web_config=web_config))
+        main(ControllerOptions(hosts=hosts, port=port, config=config, web_config=web_config))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     except Unavailable as error:

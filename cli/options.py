@@ -59,6 +59,19 @@ def parse_listen(value: str, option: str = "--listen") -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def parse_listen_hosts(value: str) -> tuple[tuple[str, ...], int]:
+    """Parse `HOST[,HOST...]:PORT` of --listen, with or without brackets around IPv6: the chart passes the addresses of a node
+    as Kubernetes writes them (`status.hostIPs`: `10.0.0.1,fd00::1`). Raises BadParameter."""
+    hosts, port = parse_listen(value)
+    parsed = tuple(host.removeprefix("[").removesuffix("]") for host in hosts.split(","))
+    if "" in parsed:
+        raise click.BadParameter(
+            f"{value!r} has an empty host; write HOST,HOST:PORT, for example 10.0.0.1,{DEFAULT_LISTEN}",
+            param_hint="--listen",
+        )
+    return parsed, port
+
+
 DEFAULT_URL = "http://127.0.0.1:9102"
 
 

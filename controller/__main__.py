@@ -41,7 +41,7 @@ LEADING_METRIC = "dioptase_controller_leading"
 class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Command-line options."""
 
-    host: str
+    hosts: tuple[str, ...]
     port: int
     config: Path | None = None
     web_config: Path | None = None
@@ -85,9 +85,9 @@ async def _run(options: ControllerOptions, config: ControllerConfig) -> None:
 async def _serve(options: ControllerOptions, listener: HttpListener, stack: contextlib.AsyncExitStack) -> None:
     web_config = None if options.web_config is None else WebConfig(options.web_config, check_yaml)
     tls = None if web_config is None else _tls_without_users(options, web_config.load())
-    bound = await listener.open(options.host, options.port, "--listen", tls)
+    bound = await listener.open(options.hosts, options.port, "--listen", tls)
     stack.push_async_callback(listener.close)
-    log.info("metrics and health at %s:%d", *bound[0])
+    log.info("metrics and health at %s", ", ".join(f"{host}:{port}" for host, port in bound))
     if web_config is not None:
 
         async def renew(web: WebSecurity) -> None:

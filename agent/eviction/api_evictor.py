@@ -415,7 +415,10 @@ def _cancel_task(pending: _PodEviction) -> None:
 
 
 _REMEDIES = {
-    EvictionBlock.REFUSED: "give the agent's role create of pods/eviction (or delete of pods), and get of pods",
+    EvictionBlock.REFUSED: (
+        "give the agent's role create of pods/eviction (or delete of pods), and get of pods "
+        "(the chart: --set agent.evictions=true), or disable the eviction plugin in the AdminQoSConfiguration"
+    ),
     EvictionBlock.UNREACHABLE: "check that the API server or container runtime runs; the agent tries again",
     EvictionBlock.BUSY: "see the log of the API server or container runtime; the agent tries again",
 }

@@ -32,7 +32,10 @@ REFRESH_S = 60.0
 """Time between two lists of the budgets that built-in plugins need."""
 MAX_BUDGET_AGE_S = 5.0
 """Maximum age of the budgets that external plugins receive."""
-LIST_REMEDY = "give the agent's role list of poddisruptionbudgets.policy, or see the API server's log"
+LIST_REMEDY = (
+    "give the agent's role list of poddisruptionbudgets.policy (the chart: --set agent.evictions=true), or see the API "
+    "server's log"
+)
 LIST_TIMEOUT_S = 1.0
 """Deadline of a list, a part of the time that an external plugin has for all its calls."""
 COUNTED = (EvictionEventReason.CREATED, EvictionEventReason.STOPPED)

@@ -68,7 +68,7 @@ class NodeTaints(WithdrawableWriter):
     """Taints of the Node for active conditions."""
 
     name, form = "node-taints", "patch"
-    forbidden_remedy = "give the agent's role get and patch of nodes"
+    forbidden_remedy = "give the agent's role get and patch of nodes (the chart: --set agent.evictions=true)"
     leftover_text = f"the taints in its annotation {NODE_TAINTS_ANNOTATION} stay; remove them with kubectl"
 
     def __init__(self, client: KubeClient, node: str) -> None:

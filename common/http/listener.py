@@ -1,4 +1,4 @@
-"""Listening port, plain or TLS, with a bounded number of connections and replaceable certificates.
+"""Listening addresses, plain or TLS, with a bounded number of connections and replaceable certificates.
 aiohttp serves the requests and asyncio encrypts the connections. They are accepted here, because the limit has to know a
 client's address before its TLS handshake: `ConnectionTable` selects the connection to close when there are too many, and
 keeps a share for this machine, whose kubelet probes health.
@@ -58,7 +58,7 @@ RequestHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class HttpListener:
-    """Sockets of one HOST:PORT with their connections and the application that serves them."""
+    """Sockets of one port on one or several hosts, with their connections and the application that serves them."""
 
     def __init__(self, app: web.Application, **limits: Any) -> None:
         """`limits` are aiohttp's limits for a request."""
@@ -83,43 +83,53 @@ class HttpListener:
         self._next_log_s = 0.0
 
     async def open(
-        self, host: str | Sequence[str], port: int, option: str, tls: ssl.SSLContext | None = None
+        self, hosts: str | Sequence[str], port: int, option: str, tls: ssl.SSLContext | None = None
     ) -> list[tuple[str, int]]:
-        """Listen on every address of the host or hosts and return them; for port 0 the kernel selects one.
+        """Listen on every address of each host and return them; for port 0 the kernel selects one for each.
 
         Each address has a socket and a queue of its own, so that a flood of one does not fill that of another.
 
-        Raises Unavailable that names the option.
+        Raises Unavailable that names the option, also if only one of several hosts cannot be used.
         """
         await self._runner.setup()
         assert self._runner.server is not None
         # Wraps the application, because its router answers some requests before any middleware is called.
         self._runner.server.request_handler = partial(self._handle, self._runner.server.request_handler)
+        host = ""
         try:
-            bound = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
-            # asyncio silently skips address families for which no socket can be created; creating one shows the error.
-            if not bound.sockets:
-                socket.socket().close()
-                raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
-            listening = [sock.dup() for sock in bound.sockets]
-            bound.close()
             self._tls = tls
-            for sock in listening:
-                self._listening.append(sock)
-                sock.setblocking(False)  # noqa: FBT003 - the only form of this call
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(TCP_USER_TIMEOUT_S * 1000))
-                sock.listen(BACKLOG)
-                self._begin_accepting(sock)
+            for host in dict.fromkeys((hosts,) if isinstance(hosts, str) else hosts):
+                await self._listen_on(host, port)
         except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: the name is invalid in IDNA
             await self.close()
             if isinstance(error, OSError) and error.errno == errno.EMFILE:
                 raise  # another address would not help
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise Unavailable(
-                f"cannot listen on {host if isinstance(host, str) else ','.join(host)}:{port}: {reason}",
+                f"cannot listen on {host}:{port}: {reason}",
                 f"choose another address with {option} HOST:PORT, or stop the program that has this one",
             ) from error
         return [sock.getsockname()[:2] for sock in self._listening]
+
+    async def _listen_on(self, host: str, port: int) -> None:
+        """Listen on every address of one host. Raises OSError.
+
+        One call per host: of several hosts asyncio skips those whose address no interface has, if another one can be bound
+        (base_events.py, create_server, since Python 3.12.4).
+        """
+        bound = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
+        # asyncio silently skips address families for which no socket can be created; creating one shows the error.
+        if not bound.sockets:
+            socket.socket().close()
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        listening = [sock.dup() for sock in bound.sockets]
+        bound.close()
+        for sock in listening:
+            self._listening.append(sock)
+            sock.setblocking(False)  # noqa: FBT003 - the only form of this call
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(TCP_USER_TIMEOUT_S * 1000))
+            sock.listen(BACKLOG)
+            self._begin_accepting(sock)
 
     async def renew(self, tls: ssl.SSLContext | None) -> None:
         """Use another context for new connections; existing ones continue."""

@@ -186,7 +186,7 @@ class AgentWebServer:
             # A bug of the view must not stop the agent; /readyz turns 503 when the latest published cycle is too old.
             log.exception("cycle %d could not be published", finished.snapshot.seq)
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, hosts: str | Sequence[str], port: int) -> int:
         """Listen and return the port; for port 0 the kernel chooses one. Raises Unavailable with a remedy."""
         config = self._web_config
         secured = WebSecurity() if config is None else await asyncio.to_thread(config.load)
@@ -206,7 +206,7 @@ class AgentWebServer:
         app.router.add_get("/api/v1/config", self._settings)
         app.router.add_get("/api/v1/doctor", self._doctor)
         self._listener = HttpListener(app)
-        bound = await self._listener.open(host, port, "--listen", secured.tls)
+        bound = await self._listener.open(hosts, port, "--listen", secured.tls)
         if config is not None:
             self._config_task = asyncio.create_task(config.follow(self._apply))
         self._loopback = all(is_loopback(name) for name, _ in bound)

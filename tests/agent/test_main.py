@@ -163,7 +163,7 @@ def test_the_machine_is_read_once_for_all_checks_of_settings(monkeypatch: pytest
 
     monkeypatch.setattr(agent, "_run", keep_check)
     options = agent.AgentOptions(
-        node="n1", pods=None, act=ActMode.OFF, host="", port=0, state_dir=Path("/none"), record_max_mib=1
+        node="n1", pods=None, act=ActMode.OFF, hosts=("",), port=0, state_dir=Path("/none"), record_max_mib=1
     )
     assert agent.main(options) == 0
     for _ in range(3):

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from cli.main import main
-from cli.options import Seconds, parse_listen
+from cli.options import Seconds, parse_listen, parse_listen_hosts
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,30 @@ from cli.options import Seconds, parse_listen
 )
 def test_an_address_is_host_and_port(text: str, expected: tuple[str, int]) -> None:
     assert parse_listen(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("127.0.0.1:9102", ("127.0.0.1",)),
+        ("10.0.0.1,127.0.0.1:9102", ("10.0.0.1", "127.0.0.1")),
+        # `status.hostIPs` of a node with two families, and of one with IPv6 only, as the chart passes them.
+        ("10.0.0.1,fd00::1,127.0.0.1:9102", ("10.0.0.1", "fd00::1", "127.0.0.1")),
+        ("fd00::1,127.0.0.1:9102", ("fd00::1", "127.0.0.1")),
+        ("fd00::1:9102", ("fd00::1",)),
+        ("[fd00::1],[::1]:9102", ("fd00::1", "::1")),
+        ("[::]:9102", ("::",)),
+    ],
+)
+def test_several_hosts_share_a_port(text: str, hosts: tuple[str, ...]) -> None:
+    assert parse_listen_hosts(text) == (hosts, 9102)
+
+
+@pytest.mark.parametrize("text", [",127.0.0.1:9102", "10.0.0.1,:9102", "10.0.0.1,,127.0.0.1:9102", "[]:9102"])
+def test_an_empty_host_is_refused(text: str) -> None:
+    """Such as without `status.hostIPs` in the pod's environment; asyncio would listen on every address."""
+    with pytest.raises(click.BadParameter, match="has an empty host"):
+        parse_listen_hosts(text)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tests.cluster.binaries import EXTRA_PROGRAMS, PROGRAMS, Missing, compiled_p
 from tests.cluster.cleanup import ClusterNumberTaken, release_abandoned
 from tests.cluster.cluster import Cluster, create_cluster
 from tests.cluster.daemons import Late
+from tests.cluster.dns import COREDNS, serve_names
 from tests.cluster.image_and_chart import ROOT, image_archive
 from tests.cluster.names import Names
 from tests.cluster.node import CGROUPFS, SYSTEMD
@@ -58,9 +59,11 @@ def up(options: argparse.Namespace) -> int:
         # sd_booted(3). All kubelets of one systemd would share /kubepods.slice.
         raise Missing("--cgroup-driver systemd needs systemd as the init, and --nodes 1: leave one of the options out")
     obtain()
-    compiled_program("helm")
+    for name in ("helm", COREDNS):
+        compiled_program(name)
     began = time.monotonic()
     cluster = create_cluster(nodes, retained=True, cgroup_driver=options.cgroup_driver)
+    serve_names(cluster)
     print(f"{nodes} node{'s' * (nodes > 1)} ready after {time.monotonic() - began:.1f} s", flush=True)
     return env(options) if cluster.nodes else 1
 

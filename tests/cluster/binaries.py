@@ -71,7 +71,7 @@ PROGRAMS = {
     "ctr": "containerd",
 }
 """Programs by module, in the order in which they are needed."""
-HELM = "v3.22.0"
+HELM, COREDNS = "v3.22.0", "v1.14.7"
 _HELM = "helm.sh/helm/v3"
 EXTRA_PROGRAMS = {
     "helm": Source(
@@ -79,6 +79,7 @@ EXTRA_PROGRAMS = {
         f"-X {_HELM}/internal/version.version={HELM} -X {_HELM}/pkg/chartutil.k8sVersionMajor=1"
         f" -X {_HELM}/pkg/chartutil.k8sVersionMinor={KUBERNETES.split('.')[1]}",
     ),
+    "coredns": Source(".", ""),
 }
 """Programs outside of clusters, each from a module of its own, so that a new version of one rebuilds only that one."""
 CONTROL = ("kube-apiserver", "kubectl")
@@ -109,7 +110,8 @@ def key(modules: Path = MODULES) -> str:
 def program_path(name: str, cache: Path = CACHE) -> Path:
     """Return where the compiled form of a program outside of clusters is, if it has been compiled."""
     digest = hashlib.sha256(repr(EXTRA_PROGRAMS[name]).encode())
-    for file in ("go.mod", "go.sum"):
+    own = [path.relative_to(MODULES / name) for path in sorted((MODULES / name).rglob("*.go"))]
+    for file in ("go.mod", "go.sum", *own):
         digest.update((MODULES / name / file).read_bytes())
     return cache / f"{name}-{digest.hexdigest()[:12]}" / name
 

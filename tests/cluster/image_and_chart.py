@@ -8,14 +8,16 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.cluster.binaries import CACHE, Missing, compiled_program
+from tests.cluster.binaries import CACHE, MINOR, Missing, compiled_program
 from tests.cluster.cluster import Cluster, printed
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy/helm/dioptase"
 IMAGE, TAG = "localhost/dioptase", "test"
 _CODE = ("api", "kube", "probes", "agent", "exporters", "controller", "cli", "demo")
-_FILES = ("deploy/Dockerfile", "deploy/image", "requirements.lock", "pyproject.toml")
+_FILES = (
+    "deploy/Dockerfile", "deploy/image", "deploy/sbom.py", "requirements.lock", "requirements-build.lock", "pyproject.toml",
+)  # fmt: skip
 
 
 def image_archive() -> Path:
@@ -37,7 +39,7 @@ def image_archive() -> Path:
             subprocess.run([ROOT / "deploy/image", created, f"{IMAGE}:{TAG}"], check=True)
         except subprocess.CalledProcessError as error:
             raise Missing(f"the image cannot be built: {error}") from None
-        for old in set(folder.glob("tested-*.tar")) - {created}:
+        for old in {*folder.glob("tested-*")} - {created, created.with_suffix(".cdx.json")}:
             old.unlink()
     return created
 
@@ -47,7 +49,9 @@ def _is_code(path: Path) -> bool:
 
 
 def helm(cluster: Cluster, *words: object) -> str:
-    """Return the output of helm. Raises Failed."""
+    """Return the output of helm, with the choice that the chart demands before Kubernetes 1.33. Raises Failed."""
+    if CHART in words and MINOR < "1.33":
+        words = (*words, "--set", "agent.kubelet.right=proxy")
     folder = cluster.names.run / "helm"
     settings = {"PATH": os.environ["PATH"], "HOME": str(folder), "KUBECONFIG": str(cluster.kubeconfig)}
     return printed([str(compiled_program("helm")), *map(str, words)], settings)

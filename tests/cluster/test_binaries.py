@@ -37,6 +37,7 @@ def test_the_pinned_versions_are_those_of_the_modules() -> None:
         for program in (program for program, module in binaries.PROGRAMS.items() if module == name):
             assert f"{source.packages}/{program}\n" in tools
     assert f"helm.sh/helm/v3 {binaries.HELM}" in (MODULES / "helm/go.mod").read_text()
+    assert f"github.com/coredns/coredns {binaries.COREDNS}" in (MODULES / "coredns/go.mod").read_text()
 
 
 def test_another_checksum_is_another_folder_of_the_cache(tmp_path: Path) -> None:

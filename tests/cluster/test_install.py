@@ -43,7 +43,6 @@ RARE = {
     AuditedRequest("", "events", "create"): "only when a pod is evicted",
     AuditedRequest("", "pods/eviction", "create"): "only when a pod has to leave, or 20 minutes after an agent is gone",
     AuditedRequest("", "pods", "get"): "only of a pod that has to leave",
-    AuditedRequest("policy", "poddisruptionbudgets", "list"): "only for candidates of an external eviction plugin",
     AuditedRequest(
         "", "nodes", "get"
     ): "only before a node is tainted, or objects of one are deleted that is no longer listed",
@@ -54,6 +53,7 @@ RARE = {
     ): "required by API servers with OwnerReferencesPermissionEnforcement",
     AuditedRequest("", "nodes/pods", "get"): "the kubelet asks for the agent, which is another user's request",
     AuditedRequest("", "nodes/configz", "get"): "the same",
+    AuditedRequest("", "nodes/proxy", "get"): "the same, before Kubernetes 1.33",
     AuditedRequest(NODE, "customnoderesources", "get"): "only where the agent puts taints on it",
     AuditedRequest(NODE, "customnoderesources", "delete"): "only once its node is gone",
     AuditedRequest(NODE, "customnoderesources", "create"): "an apply asks for it where the object is missing",
@@ -286,6 +286,28 @@ def test_the_agent_has_no_more_than_it_says(installed: Installed) -> None:
     assert status["Uid"].split() == ["65532"] * 4
 
 
+def test_the_agent_listens_on_its_nodes_address_and_on_loopback_alone(installed: Installed) -> None:
+    """As the kernel lists it in the node's network; the controller's port is in the network of its pod."""
+    (node,) = installed.cluster.nodes
+    assert listening(node.run("cat", "/proc/net/tcp", "/proc/net/tcp6")) == {node.address, "127.0.0.1"}
+    assert installed.address("agent") == (node.address, 9102), "where Prometheus and the API server's proxy go"
+
+
+def listening(table: str, port: int = 9102) -> set[str]:
+    """Return the addresses of IPv4 on which a port is open; tables of /proc/net have them as little-endian words."""
+    addresses = set()
+    for words in (line.split() for line in table.splitlines()):
+        if len(words) > 3 and words[3] == TCP_LISTEN and int(words[1].rpartition(":")[2], 16) == port:
+            address = words[1].rpartition(":")[0]
+            assert len(address) == 8, "IPv6, which this cluster does not have"
+            addresses.add(socket.inet_ntoa(bytes.fromhex(address)[::-1]))
+    return addresses
+
+
+TCP_LISTEN = "0A"
+"""TCP_LISTEN of include/net/tcp_states.h, as /proc/net/tcp prints it."""
+
+
 def execute(installed: Installed, what: str, *words: str) -> str:
     return installed.cluster.kubectl("--namespace", NAMESPACE, "exec", what, "--", *words)
 
@@ -451,6 +473,35 @@ def test_what_agents_do_not_write_any_more_is_removed_from_nodes(installed: Inst
         others = [taint for taint in node()["spec"].get("taints", ()) if taint["key"] != OTHER_TAINT["key"]]
         installed.server.ask("PATCH", "/api/v1/nodes/node1", {"spec": {"taints": others}}, MERGE)
     wait("the resources again", offered, 60)
+
+
+def test_an_agent_without_runtime_and_nri_still_limits_new_batch_pods(installed: Installed) -> None:
+    """By the values file of docs/install.md: no socket in its pod, containers and limits some seconds later."""
+    installed.helm(
+        "upgrade", RELEASE, CHART, "--values", installed.values, "--values", CHART / "values-without-runtime.yaml"
+    )
+    installed.settled()
+    late = a_pod("late", "reclaimed_cores")
+    try:
+        wait("every source", lambda: all_well(installed), 120)
+        assert installed.sources().keys() & {"container-runtime", "nri"} == set()
+        mounts = execute(installed, f"daemonset/{AGENT}", "cat", "/proc/self/mountinfo")
+        assert "/sys/fs/cgroup" in mounts
+        assert not re.search(r" /(var/)?run/(containerd|crio|nri)\b", mounts)
+        installed.server.ask("POST", "/api/v1/namespaces/installed/pods", late)
+
+        def limited() -> bool:
+            decisions = json.loads(installed.get("/api/v1/decisions?pod=installed/late", installed.token("reader"))[1])
+            return any(entry["outcome"]["status"] == "applied" for entry in decisions)
+
+        wait("limits of the new pod", limited, 60)
+    finally:
+        installed.cluster.kubectl(
+            "--namespace", "installed", "delete", "pod", "late", "--ignore-not-found", "--timeout=60s"
+        )
+        installed.helm("rollback", RELEASE)
+        installed.settled()
+    wait("the runtime again", lambda: "container-runtime" in installed.sources(), 60)
 
 
 def journal(installed: Installed) -> list[str]:

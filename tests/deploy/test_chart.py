@@ -19,6 +19,7 @@ from common.yaml_guard import check_yaml
 from controller.settings import parse_settings as controller_settings
 from deploy import chart
 from tests.builders.settings import parse_config as agent_settings
+from tests.deploy.image_archives import write_archive
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = (chart.CHART_DIR / "values.yaml").read_text()
@@ -75,8 +76,10 @@ def test_the_chart_is_of_the_version_that_it_installs() -> None:
 
 def test_the_image_is_built_under_the_name_that_the_base_asks_for(tmp_path: Path) -> None:
     """Runs the script itself; stubs of the slow programs only create the requested files."""
+    write_archive(tmp_path / "whole.tar", b"{}")
     script = (
-        '#!/bin/sh\nfor last; do :; done\nlast=${last#docker-archive:}\ncase $last in *.tar*) : >"${last%%:*}";; esac\n'
+        "#!/bin/sh\nfor last; do :; done\nlast=${last#docker-archive:}\n"
+        f'case $last in *.tar*) cp {tmp_path}/whole.tar "${{last%%:*}}";; esac\n'
     )
     for name in ("buildah", "mmdebstrap"):
         program = tmp_path / name
@@ -86,6 +89,7 @@ def test_the_image_is_built_under_the_name_that_the_base_asks_for(tmp_path: Path
     command = [ROOT / "deploy/image", tmp_path / "made.tar"]
     output = subprocess.run(command, cwd=tmp_path, env=settings, check=True, capture_output=True, text=True).stdout
     assert output.splitlines()[-1] == f"localhost/dioptase:{VERSION} in {tmp_path}/made.tar"
+    assert (tmp_path / "made.cdx.json").read_text() == "{}", "the bill of materials is beside the image"
     images = re.findall(r"image: (\S+)", chart.KUSTOMIZE_BASE.read_text())
     assert images == [f"localhost/dioptase:{VERSION}"] * 2
 

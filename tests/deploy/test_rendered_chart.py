@@ -14,11 +14,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.config.eviction import PLUGIN_NAMES
 from agent.config.loader import build_config
 from agent.config.profiles import PROFILES, with_defaults
 from agent.config.qos import RightHolders, RightsConfig
 from agent.eviction import plugins
+from agent.eviction.runner import EvictionRunner
 from api.eviction import TAINT_PREFIX
+from cli.options import parse_listen_hosts
 from common.validation import describe_validation_error
 from common.yaml_guard import check_yaml
 from controller.settings import ControllerConfig
@@ -42,13 +45,13 @@ def run_helm(*words: str) -> subprocess.CompletedProcess[str]:
 class Rendered:
     """The manifests of the chart for some values."""
 
-    def __init__(self, values: Manifest, directory: Path) -> None:
+    def __init__(self, values: Manifest, directory: Path, version: str = chart.KUBE_VERSION) -> None:
         (directory / "values.json").write_text(json.dumps(values))
         words = (
             "--namespace",
             "dioptase",
             "--kube-version",
-            chart.KUBE_VERSION,
+            version,
             "--values",
             str(directory / "values.json"),
         )
@@ -97,6 +100,8 @@ def render(tmp_path: Path) -> Any:
 
 
 EVICTS = {("pods/eviction", "create"), ("nodes", "patch")}
+ALL_OF_EVICTION = EVICTS | {("pods", "get"), ("nodes", "get")}
+BUDGETS = {("poddisruptionbudgets", "list")}
 PUBLISHES = {("nodes/status", "patch")}
 
 
@@ -119,7 +124,7 @@ def test_copies_in_the_chart_equal_their_sources() -> None:
 @needs_helm
 def test_helm_has_nothing_to_report() -> None:
     """Such as `walk.go:75: found symbolic link in path`, which it prints for a chart with links."""
-    done = run_helm("template", "dioptase", str(chart.CHART_DIR))
+    done = run_helm("template", "dioptase", str(chart.CHART_DIR), "--kube-version", chart.KUBE_VERSION)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -156,7 +161,16 @@ def test_colocate_is_the_default_and_needs_no_setting(render: Any) -> None:
         ({"agent": {"settings": {"report": {"extendedResources": False}}}}, True, False),
         ({"profile": "observe", "agent": {"evictions": True}}, True, False),
         ({"profile": "observe", "agent": {"extendedResources": True}}, False, True),
-        ({"profile": "observe", "agent": {"settings": {"eviction": {"pluginSockets": "/run/x"}}}}, True, False),
+        # Without writes every plugin runs dry, whatever names it.
+        ({"profile": "observe", "agent": {"settings": {"eviction": {"pluginSockets": "/run/x"}}}}, False, False),
+        ({"agent": {"act": "dry-run"}}, False, True),
+        ({"agent": {"act": "off"}}, False, True),
+        ({"agent": {"act": "dry-run", "evictions": True}}, True, True),
+        (
+            {"profile": "observe", "agent": {"act": "on", "settings": {"eviction": {"pluginSockets": "/run/x"}}}},
+            True,
+            False,
+        ),
         ({"profile": "katalyst", "agent": {"evictions": False, "extendedResources": False}}, False, False),
     ],
 )
@@ -176,8 +190,118 @@ def test_single_settings_override_the_profile(render: Any, values: Manifest, *, 
     file = msgspec.yaml.decode(rendered.find("ConfigMap", "agent")["data"]["agent.yaml"])
     config = build_config(with_defaults(file, profile), "merged")
     assert config.report.extended_resources is publishes
-    if not evicts:
+    if not evicts and "act" not in values.get("agent", {}):
         assert config.eviction.plugins == ()
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("values", "evicts", "lists"),
+    [
+        ({}, True, False),
+        ({"profile": "katalyst"}, True, False),
+        ({"profile": "observe"}, False, False),
+        ({"agent": {"evictions": True}}, True, True),
+        ({"agent": {"evictions": False}}, False, False),
+        ({"agent": {"settings": {"eviction": {"plugins": ["numa-cpu-pressure-plugin"]}}}}, True, False),
+        ({"agent": {"settings": {"eviction": {"pluginSockets": "/run/x"}}}}, True, True),
+        # The dry run of an external plugin receives budgets too.
+        ({"profile": "observe", "agent": {"settings": {"eviction": {"pluginSockets": "/run/x"}}}}, False, True),
+        ({"agent": {"act": "off", "settings": {"eviction": {"pluginSockets": "/run/x"}}}}, False, False),
+    ],
+)
+def test_each_right_of_evictions_is_granted_only_to_agents_that_use_it(
+    render: Any, values: Manifest, *, evicts: bool, lists: bool
+) -> None:
+    rights = render(**values).rights("agent")
+    assert rights & (ALL_OF_EVICTION | BUDGETS) == (ALL_OF_EVICTION if evicts else set()) | (
+        BUDGETS if lists else set()
+    )
+
+
+@needs_helm
+@pytest.mark.parametrize("plugin", PLUGIN_NAMES)
+def test_plugins_that_use_budgets_may_list_them(render: Any, plugin: str) -> None:
+    settings = {"eviction": {"plugins": [plugin], "numaCpu": {"scorers": ["Usage", "WorkloadEvictionFrequency"]}}}
+    runner = EvictionRunner(build_config(settings, "test"), None)
+    assert (render(agent={"settings": settings}).rights("agent") >= BUDGETS) == runner.needs_records()
+    assert runner.needs_records() == (plugin == "numa-cpu-pressure-plugin")
+
+
+RIGHTS_AT_KUBELETS = {"nodes/proxy", "nodes/pods", "nodes/configz"}
+
+
+@needs_helm
+@pytest.mark.parametrize("version", ["1.26.0", "1.31.14", "1.32.9"])
+def test_the_right_to_everything_at_kubelets_is_never_granted_without_a_choice(tmp_path: Path, version: str) -> None:
+    refused = Rendered({}, tmp_path, version)
+    assert refused.manifests == []
+    assert f"a kubelet of Kubernetes v{version}" in refused.errors
+    assert (
+        "nodes/proxy, which also allows commands in any pod of any node. Set agent.kubelet.right=proxy"
+        in refused.errors
+    )
+    for right, granted in (("proxy", {"nodes/proxy"}), ("pods", {"nodes/pods", "nodes/configz"})):
+        chosen = Rendered({"agent": {"kubelet": {"right": right}}}, tmp_path, version)
+        assert {resource for resource, _ in chosen.rights("agent")} & RIGHTS_AT_KUBELETS == granted
+
+
+@needs_helm
+@pytest.mark.parametrize("version", ["1.33.0", "1.34.4"])
+def test_kubelets_with_separate_rights_grant_only_reads_of_pods_and_configuration(tmp_path: Path, version: str) -> None:
+    rights = Rendered({}, tmp_path, version).rights("agent")
+    assert {each for each in rights if each[0] in RIGHTS_AT_KUBELETS} == {
+        ("nodes/pods", "get"),
+        ("nodes/configz", "get"),
+    }
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("listen", "version", "argument", "field"),
+    [
+        ("", "1.33.0", "$(NODE_ADDRESSES),127.0.0.1:9102", "status.hostIPs"),
+        ("", "1.29.0", "$(NODE_ADDRESSES),127.0.0.1:9102", "status.hostIP"),
+        ("0.0.0.0", "1.33.0", "0.0.0.0:9102", None),
+        ("[::]", "1.33.0", "[::],127.0.0.1:9102", None),
+        ("10.0.0.5", "1.33.0", "10.0.0.5,127.0.0.1:9102", None),
+    ],
+)
+def test_agents_listen_on_their_nodes_addresses_and_answer_probes_on_loopback(
+    tmp_path: Path, listen: str, version: str, argument: str, field: str | None
+) -> None:
+    rendered = Rendered({"agent": {"listen": listen, "kubelet": {"right": "pods"}}}, tmp_path, version)
+    (given,) = [word for word in rendered.container["args"] if word.startswith("--listen=")]
+    assert given == f"--listen={argument}"
+    addresses = rendered.environment.get("NODE_ADDRESSES")
+    assert addresses == (None if field is None else {"fieldRef": {"fieldPath": field}})
+    probes = [rendered.container[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")]
+    assert {(probe["host"], probe["port"]) for probe in probes} == {("127.0.0.1", "metrics")}
+    resolved = given.removeprefix("--listen=").replace("$(NODE_ADDRESSES)", "10.0.0.1,fd00::1")
+    hosts, port = parse_listen_hosts(resolved)
+    assert port == 9102
+    assert {"127.0.0.1", "0.0.0.0"} & {*hosts}, "where the probes go"
+
+
+@needs_helm
+def test_the_controller_listens_on_its_pods_addresses(render: Any) -> None:
+    spec = render(agent={"listen": "10.0.0.5"}).find("Deployment", "controller")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert "--listen=$(POD_ADDRESSES),127.0.0.1:9316" in container["args"]
+    assert {"name": "POD_ADDRESSES", "valueFrom": {"fieldRef": {"fieldPath": "status.podIPs"}}} in container["env"]
+
+
+@needs_helm
+def test_the_values_without_a_runtime_mount_neither_its_socket_nor_nri(tmp_path: Path, render: Any) -> None:
+    values = msgspec.yaml.decode((chart.CHART_DIR / "values-without-runtime.yaml").read_bytes())
+    rendered = Rendered(values, tmp_path)
+    assert rendered.errors == ""
+    default = render()
+    for before, kind in ((default.pod["volumes"], "volumes"), (default.container["volumeMounts"], "mounts")):
+        after = rendered.pod["volumes"] if kind == "volumes" else rendered.container["volumeMounts"]
+        assert {each["name"] for each in before} - {each["name"] for each in after} == {"runtime", "nri"}
+    paths = [volume["hostPath"]["path"] for volume in rendered.pod["volumes"] if "hostPath" in volume]
+    assert paths == ["/sys/fs/cgroup", "/var/lib/dioptase"]
 
 
 @needs_helm
@@ -259,6 +383,25 @@ def test_an_image_by_digest_is_used_by_every_pod(render: Any) -> None:
         (("profile=katalyst",), ("profile katalyst", "may select online pods, and taint"), "Malachite"),
         (("profile=observe",), ("Agents write to no cgroup (mode dry-run)", "profile=colocate"), "reclaimed_millicpu"),
         (("malachite.enabled=true", "recording.enabled=true"), ("127.0.0.1:9002", "at most 256 MiB"), "telemetry"),
+        ((), ("Evictions of any pod", "AdminQoSConfiguration enables later", "agent.evictions=false"), "No evictions"),
+        (
+            ("agent.evictions=false",),
+            ("No evictions. An AdminQoSConfiguration can", "agent.evictions=true"),
+            "of any pod,",
+        ),
+        (
+            ("profile=observe",),
+            ("In mode dry-run agents evict no pod", "by nodes/pods and nodes/configz"),
+            "agent.evictions",
+        ),
+        ((), ("by the runtime's socket and NRI: a process", "before, the default was every address"), "nodes/proxy"),
+        (("profile=observe",), ("by the runtime's socket: a process",), "NRI"),
+        (
+            ("agent.runtimeDir=", "agent.nriDir=", "agent.listen=0.0.0.0"),
+            ("What the token of an agent allows",),
+            "Root on its own node",
+        ),
+        (("agent.kubelet.right=proxy",), ("WARNING: commands in any pod of any node, by nodes/proxy",), "nodes/pods"),
     ],
 )
 def test_notes_say_what_changes_and_what_comes_next(
@@ -270,7 +413,8 @@ def test_notes_say_what_changes_and_what_comes_next(
     shutil.move(copy / "templates/NOTES.txt", copy / "NOTES.txt")
     (copy / "templates/notes.yaml").write_text('notes: {{ tpl (.Files.Get "NOTES.txt") . | toJson }}\n')
     words = [word for value in values for word in ("--set", value)]
-    done = run_helm("template", "dioptase", str(copy), "--show-only", "templates/notes.yaml", *words)
+    words += ["--show-only", "templates/notes.yaml", "--kube-version", chart.KUBE_VERSION]
+    done = run_helm("template", "dioptase", str(copy), *words)
     assert done.stderr == ""
     notes = msgspec.yaml.decode(done.stdout)["notes"]
     assert "\nWhat changes on this cluster:\n  - " in notes

@@ -96,8 +96,8 @@ class KubeletClient:
             )
         elif status == 403:
             remedy = (
-                "bind the agent's service account to a ClusterRole that may `get` the resource nodes/proxy, "
-                f"or from Kubernetes 1.33 on nodes{self._path}"
+                f"bind the agent's service account to a ClusterRole that may `get` nodes{self._path}, or before Kubernetes "
+                "1.33 nodes/proxy, which allows commands in any pod (the chart: agent.kubelet.right)"
             )
         elif status in (400, 426):
             remedy = "write https:// in kubelet.url: its port speaks TLS"

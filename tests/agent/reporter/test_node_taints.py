@@ -156,7 +156,7 @@ async def test_a_missing_permission_is_named() -> None:
         await taints.sync(0)
         problem = problem_of(taints)
         assert problem.reason == "conditions cannot be written as taints of Node n1: 403: refused by the test"
-        assert problem.remedy == "give the agent's role get and patch of nodes"
+        assert problem.remedy == "give the agent's role get and patch of nodes (the chart: --set agent.evictions=true)"
         await taints.withdraw()
 
 

@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from api.interfaces import Unavailable
 from common.http import listener
 from common.http.listener import MAX_CONNECTIONS, HttpListener
 from tests.builders.foreign_processes import running
@@ -231,6 +232,43 @@ async def test_a_reader_that_takes_nothing_is_dropped_in_time(monkeypatch: pytes
     async with held(port, 1, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"):
         await asyncio.wait_for(dropped.wait(), 20)
     await served.close()
+
+
+async def test_several_hosts_are_served_and_no_other_address_is() -> None:
+    """As the chart has it: the node's own address, and loopback for the kubelet's probes."""
+    app = web.Application()
+    served = HttpListener(app)
+    with socket.create_server(("127.0.0.3", 0)) as other:
+        port = other.getsockname()[1]
+        bound = await served.open(("127.0.0.1", "127.0.0.2", "127.0.0.1"), port, "--listen")
+    try:
+        assert sorted(bound) == [("127.0.0.1", port), ("127.0.0.2", port)]
+        for host in ("127.0.0.1", "127.0.0.2"):
+            _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.3", port)
+    finally:
+        await served.close()
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this kernel has no IPv6")
+async def test_a_node_with_ipv6_alone_is_served_with_loopback_of_ipv4() -> None:
+    """The event loop sets IPV6_V6ONLY, so that `::` does not include the addresses of IPv4."""
+    served = HttpListener(web.Application())
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    bound = await served.open(("::", "127.0.0.1"), port, "--listen")
+    assert sorted(bound) == [("127.0.0.1", port), ("::", port)]
+    await served.close()
+
+
+async def test_one_unusable_host_of_several_is_an_error_that_names_it() -> None:
+    """Newer Pythons skip it; the agent's metrics would be missing while its probes on loopback succeed."""
+    served = HttpListener(web.Application())
+    with pytest.raises(Unavailable, match=r"cannot listen on 192\.0\.2\.1:0: "):
+        await served.open(("127.0.0.1", "192.0.2.1"), 0, "--listen")
+    assert served._servers == {}
 
 
 async def test_without_descriptors_the_port_comes_back_by_itself(caplog: pytest.LogCaptureFixture) -> None:

@@ -30,11 +30,19 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ include "dioptase.name" .root }}-{{ .component }}.{{ .root.Release.Namespace }}.svc
 {{- end -}}
 
-{{/* Subresource of nodes for reading pods; kubelets before 1.33 (KEP-2862) check only `proxy`, which allows far more. */}}
+{{/* Subresource of nodes for reading pods. Kubelets before 1.33 (KEP-2862) check only `proxy`, which allows commands in any pod, so that
+     it is never selected without a choice. */}}
 {{- define "dioptase.kubeletRight" -}}
 {{- if .Values.agent.kubelet.right -}}{{ .Values.agent.kubelet.right }}
 {{- else if semverCompare ">=1.33.0-0" .Capabilities.KubeVersion.Version -}}pods
-{{- else -}}proxy{{- end -}}
+{{- else -}}
+{{- fail (printf "agent.kubelet.right: a kubelet of Kubernetes %s lets an agent read the pods of its node only with the right nodes/proxy, which also allows commands in any pod of any node. Set agent.kubelet.right=proxy to grant it. Set agent.kubelet.right=pods if the kubelets have KubeletFineGrainedAuthz enabled (1.32), or if agent.settings.kubelet.url is their read-only port. Without a cluster, --kube-version names the version (docs/install.md, Privileges)." .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Hosts of the agent's --listen: the node's own addresses, and loopback for the kubelet's probes, which 0.0.0.0 includes. */}}
+{{- define "dioptase.listen" -}}
+{{ .Values.agent.listen | default "$(NODE_ADDRESSES)" }}{{ if ne .Values.agent.listen "0.0.0.0" }},127.0.0.1{{ end }}
 {{- end -}}
 
 {{/* The profile: purpose, act and settings, of profiles.yaml, which is generated from agent/config/profiles.py. */}}
@@ -83,11 +91,21 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if dig "report" "extendedResources" false (include "dioptase.effectiveSettings" . | fromYaml) -}}true{{- end -}}
 {{- end -}}
 
-{{/* Whether agents may evict pods and taint their nodes. */}}
+{{/* Whether agents may evict pods and taint their nodes: if they act and a plugin is enabled. */}}
 {{- define "dioptase.evictions" -}}
 {{- $eviction := dig "eviction" dict (include "dioptase.effectiveSettings" . | fromYaml) -}}
 {{- if kindIs "bool" .Values.agent.evictions -}}{{- if .Values.agent.evictions -}}true{{- end -}}
-{{- else if or $eviction.plugins $eviction.pluginSockets -}}true{{- end -}}
+{{- else if and (eq (include "dioptase.act" .) "on") (or $eviction.plugins $eviction.pluginSockets) -}}true{{- end -}}
+{{- end -}}
+
+{{/* Whether agents list disruption budgets: plugins at sockets receive them, also in a dry run, and one built-in plugin can rank by them. */}}
+{{- define "dioptase.budgets" -}}
+{{- $eviction := dig "eviction" dict (include "dioptase.effectiveSettings" . | fromYaml) -}}
+{{- if eq (toString .Values.agent.evictions) "true" -}}true
+{{- else if ne (include "dioptase.act" .) "off" -}}
+{{- $ranked := and (has "numa-cpu-pressure-plugin" ($eviction.plugins | default list)) (has "WorkloadEvictionFrequency" (dig "numaCpu" "scorers" list $eviction)) -}}
+{{- if or $eviction.pluginSockets $ranked -}}true{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Whether agents read the Node's annotations: power alerts and overcommit ratios. */}}
