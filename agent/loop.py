@@ -29,6 +29,7 @@ from agent.advisor.forecast.node_forecast import ForecastState
 from agent.advisor.latency import can_shrink_quota, is_latency_alarm, latency_limits_ns
 from agent.advisor.policy_result import PolicyResult
 from agent.advisor.preview import PreviewInputs
+from agent.advisor.quota_trial import measures_limit
 from agent.config.config import AgentConfig
 from agent.journal.colocation_counter import ColocationCounter
 from agent.journal.forecast_file import ForecastFile
@@ -541,14 +542,17 @@ class Loop:
         }
 
     def _can_shrink(self) -> bool:
-        """Return whether a cycle on an alarm could take CPU back: reclaimed pods run, and their quota is above the minimum."""
+        """Return whether a cycle on an alarm could take CPU back: reclaimed pods run, and their quota is above the minimum, or
+        is being tested."""
         if not self._reclaimed_pods_run:
             return False
         # The snapshot in the advisor's state contains only the CPUs that pods may use.
         config, state = self._config.advisor, self._policy_state.advisor
         if config.policy != "latency" or self._act is ActMode.OFF or state.previous is None:
             return False
-        return can_shrink_quota(state, len(state.previous.topology.cpus), config.latency)
+        return can_shrink_quota(state, len(state.previous.topology.cpus), config.latency) or measures_limit(
+            state.quota_trial
+        )
 
     def _ring(self, trigger: str) -> None:
         if self._alarm_suppressed:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.advisor.latency_comparison import LatencyBlock
+from agent.advisor.latency_comparison import LatencyInterval
 from agent.config.advisor import InferenceConfig
 from api.advice import PoolSize, QuotaVerdict
 from api.annotations import IndicatorTarget
@@ -136,24 +136,24 @@ class QuotaRelease(msgspec.Struct, frozen=True, kw_only=True):
 
     ends_ns: int
     level_cores: float
-    """Quota before, which returns afterwards."""
+    """Quota before, which returns if latency rises."""
 
 
 class QuotaTrialState(msgspec.Struct, frozen=True, kw_only=True):
     """State of the trial of the CPU quota (quota_trial.py), and the verdicts of earlier trials."""
 
     key: str = ""
-    """Digest of the online workloads that the blocks belong to."""
-    blocks: tuple[LatencyBlock, ...] = ()
-    """Both kinds of intervals in chronological order."""
-    open: bool = False
-    """Whether the last block may go on."""
-    limited_since_ns: int | None = None
-    """When the quota began to limit reclaimed pods, from which it may have grown since; None without a quota."""
+    """Digest of the online workloads that the intervals belong to."""
+    intervals: tuple[LatencyInterval, ...] = ()
+    """Finished intervals of both kinds in chronological order."""
+    current: LatencyInterval | None = None
+    """The interval that is being measured."""
+    limit_is_measured: bool = False
+    """Whether the latest finished interval is one with the quota, so that one without it comes next."""
     limited_cores: float = 0.0
-    """The latest quota that limited them."""
-    actions: int = 0
-    """How often latency without the quota made the policy set it."""
+    """The latest quota that was measured: reclaimed pods that use less without a quota show nothing about it."""
+    calm_since_ns: int | None = None
+    """Since when no online latency has called for a quota; None while one does."""
     worst_ns: float = 0.0
     """Longest quantile of one container in one cycle."""
     release: QuotaRelease | None = None

@@ -1,10 +1,9 @@
 """Tests whether the CPU quota of reclaimed pods shortens the run-queue latency of online pods; lifts it if it does not.
-The policy sets the quota first, and the trial evaluates it afterwards. Cycles in which the quota limits reclaimed pods,
-and cycles in which they use CPU without a quota, are merged into blocks of five seconds (latency_comparison.py). Cycles
-without the quota are those before the policy set it, and control intervals: while latency is below its target, the quota
-is lifted for a few seconds, and set again in the first cycle or alarm in which latency rises. A verdict holds for one set
-of online workloads and a limited time. Pure: the state is passed in and returned (agent/journal/quota_verdict_file.py
-saves the verdicts).
+The policy sets the quota at once, and the trial compares latency afterwards. Both kinds of intervals, with the quota and
+without it, begin while latency is below its target and end after five seconds or with the first cycle in which latency
+rises, so that they differ in nothing but the quota (latency_comparison.py). If latency rises in an interval without the
+quota, the policy sets it in the same cycle. A verdict holds for one set of online workloads and a limited time. Pure: the
+state is passed in and returned (agent/journal/quota_verdict_file.py saves the verdicts).
 """
 
 from __future__ import annotations
@@ -17,34 +16,35 @@ from msgspec.structs import replace
 
 from agent.advisor.advisor_state import QuotaRelease, QuotaTrialState
 from agent.advisor.latency import LatencyResult, find_breaches, max_latency, min_quota_cores, round_quota_cores
-from agent.advisor.latency_comparison import LatencyBlock, LatencyComparison, compare_latency
+from agent.advisor.latency_comparison import LatencyComparison, LatencyInterval, compare_latency
 from agent.config.advisor import LatencyConfig
 from api.advice import QUOTA_HELPED, QuotaVerdict
+from api.histogram import SLOT_COUNT
 from api.knobs import Reason
 from api.pod import Pod
 from api.rates import sum_runq_latencies
 from api.snapshot import RunqLatency
 from api.units import NS_PER_MS, NS_PER_S
 
-BLOCK_NS = 5 * NS_PER_S
-"""Longest block: bursts of online work are shorter, so that blocks hardly depend on each other."""
-CONTROL_NS = 5 * NS_PER_S
-"""Longest control interval, and shortest time with the quota before it."""
-MIN_BLOCKS, MIN_ACTIONS = 4, 4
-"""A quota helps at the earliest after so many blocks of each kind, and so many times that latency made the policy set it."""
-FINAL_BLOCKS, FINAL_ACTIONS = 8, 8
-"""A quota that has not helped after so many blocks and actions does not help."""
-LONG_LIMITED_BLOCKS = 16
-"""So many blocks with the quota are as good as any number of actions: latency stays high, so no control interval begins."""
-MAX_BLOCKS, MAX_AGE_NS = 64, 1800 * NS_PER_S
-"""Number of blocks of each kind, and age up to which they are compared: load changes over time."""
+INTERVAL_NS = 5 * NS_PER_S
+"""Longest interval: bursts of online work are shorter, so that intervals hardly depend on each other."""
+SETTLE_NS = 3 * NS_PER_S
+"""Time with low latency before an interval with the quota: the end of the burst that led to the quota is not evidence."""
+MIN_INTERVALS = 4
+"""Intervals of each kind after which a quota may have helped."""
+FINAL_INTERVALS, MAX_INTERVALS = 12, 32
+"""Intervals of each kind after which a quota that shows no tendency to help does not help, and after which any does not."""
+TENDENCY = 0.7
+"""Difference in standard errors that is a tendency."""
+MAX_AGE_NS = 1800 * NS_PER_S
+"""Age up to which intervals are compared: load changes over time."""
 MEMORY_NS = 3600 * NS_PER_S
 """Time for which a verdict holds."""
 MAX_VERDICTS = 64
 BUSY_CORES = 0.05
 """Reclaimed pods that use less CPU do not compete with online pods."""
 LIMITED_RATIO = 0.5
-"""A quota of at most this part of the reclaimable CPU is compared with no quota. Larger ones, while it grows, are neither."""
+"""A quota of at most this part of the reclaimable CPU is compared with no quota."""
 WORST_FACTOR = 2.0
 """A verdict does not hold for latency above this multiple of the worst that the trial has measured."""
 MAX_NAMES = 3
@@ -120,17 +120,19 @@ def run_quota_trial(
         verdict = None
     if verdict is not None:
         return (result if verdict.helped else _lift_quota(inputs, result, verdict, config)), state
-    acted = result.action == "shrink" and _is_maximum(inputs)
-    blocks = len(state.blocks)
-    state = _add_cycle(inputs, state, config)
-    state = replace(state, actions=state.actions + acted)
-    if acted or len(state.blocks) > blocks:
+    finished = len(state.intervals)
+    is_calm = result.reason.rule in _CALM_RULES
+    state = _measure_cycle(inputs, state, config, is_calm=is_calm)
+    if len(state.intervals) > finished:
         comparison, is_final = _compare(state, config)
         if comparison is not None and (comparison.improved or is_final):
             return _conclude(inputs, result, state, config, comparison)
-        if is_final and comparison is None:
-            state = replace(state, blocks=(), open=False, actions=0, worst_ns=0.0)
-    return _run_control_interval(inputs, result, state, config)
+    return _select_quota(inputs, result, state, config, is_calm=is_calm)
+
+
+def measures_limit(state: QuotaTrialState) -> bool:
+    """Return whether an interval with the quota is being measured. It must end with the same latency alarm as one without."""
+    return state.current is not None and state.current.limited
 
 
 def _is_maximum(inputs: QuotaTrialInputs) -> bool:
@@ -152,59 +154,55 @@ def _kind_of_cycle(inputs: QuotaTrialInputs, state: QuotaTrialState) -> bool | N
     if quota is None or used is None:
         return None
     if quota >= inputs.maximum_cores:
-        return False if used >= max(BUSY_CORES, 1.2 * state.limited_cores) else None
+        return False if used >= max(BUSY_CORES, state.limited_cores) else None
     is_limit = LIMITED_RATIO * quota <= used <= 1.2 * quota + BUSY_CORES
     return True if quota <= LIMITED_RATIO * inputs.maximum_cores and is_limit else None
 
 
-def _add_cycle(inputs: QuotaTrialInputs, state: QuotaTrialState, config: LatencyConfig) -> QuotaTrialState:
-    """Return the state with the waits since the previous cycle in the last block, or in a new one."""
-    limited = _kind_of_cycle(inputs, state)
+def _measure_cycle(
+    inputs: QuotaTrialInputs, state: QuotaTrialState, config: LatencyConfig, *, is_calm: bool
+) -> QuotaTrialState:
+    """Return the state with the waits since the previous cycle in the current interval, which may end. An interval whose
+    quota or measurement changes is dropped."""
+    since = None
+    if is_calm:
+        since = inputs.now_ns if state.calm_since_ns is None else state.calm_since_ns
+    state, current = replace(state, calm_since_ns=since, current=None), state.current
     waits = [wait for wait in inputs.waits.values() if wait is not None and wait.slots is not None]
-    if limited is None or not waits or len(waits) < len(inputs.waits):
-        return replace(state, open=False, limited_since_ns=None if _is_maximum(inputs) else state.limited_since_ns)
+    if (
+        current is None
+        or current.limited is not _kind_of_cycle(inputs, state)
+        or not waits
+        or len(waits) < len(inputs.waits)
+    ):
+        return state
     slots = sum_runq_latencies(waits).slots
     assert slots is not None
-    last = state.blocks[-1] if state.blocks and state.open else None
-    if last is not None and last.limited is limited and last.duration_ns + inputs.elapsed_ns // 2 < BLOCK_NS:
-        merged = tuple(map(sum, zip(last.slots, slots, strict=True)))
-        last = replace(last, duration_ns=last.duration_ns + inputs.elapsed_ns, slots=merged)
-        blocks = (*state.blocks[:-1], last)
-    else:
-        started_ns = inputs.now_ns - inputs.elapsed_ns
-        new = LatencyBlock(limited=limited, started_ns=started_ns, duration_ns=inputs.elapsed_ns, slots=slots)
-        blocks = _latest_blocks((*state.blocks, new), inputs.now_ns)
-    worst = max_latency(
-        find_breaches(inputs.waits, dict.fromkeys(inputs.waits, config.target_wait_ms * NS_PER_MS), config), config
-    )
-    since = inputs.now_ns - inputs.elapsed_ns if state.limited_since_ns is None else state.limited_since_ns
-    return replace(
-        state,
-        blocks=blocks,
-        open=True,
-        limited_since_ns=since if limited else None,
-        limited_cores=(inputs.in_force_cores or 0.0) if limited else state.limited_cores,
-        worst_ns=max(state.worst_ns, worst[1] if worst is not None else 0.0),
-    )
+    merged = tuple(map(sum, zip(current.slots, slots, strict=True)))
+    current = replace(current, duration_ns=current.duration_ns + inputs.elapsed_ns, slots=merged)
+    limits = dict.fromkeys(inputs.waits, config.target_wait_ms * NS_PER_MS)
+    worst = max_latency(find_breaches(inputs.waits, limits, config), config)
+    state = replace(state, worst_ns=max(state.worst_ns, 0.0 if worst is None else worst[1]))
+    if is_calm and current.duration_ns + inputs.elapsed_ns // 2 < INTERVAL_NS:
+        return replace(state, current=current)
+    intervals = _latest_intervals((*state.intervals, current), inputs.now_ns)
+    return replace(state, intervals=intervals, limit_is_measured=current.limited)
 
 
-def _latest_blocks(blocks: tuple[LatencyBlock, ...], now_ns: int) -> tuple[LatencyBlock, ...]:
-    recent = [block for block in blocks if now_ns - block.started_ns <= MAX_AGE_NS]
-    if len(recent) <= MAX_BLOCKS:
-        return tuple(recent)
-    kept = {id(b) for limited in (False, True) for b in [b for b in recent if b.limited is limited][-MAX_BLOCKS:]}
-    return tuple(block for block in recent if id(block) in kept)
+def _latest_intervals(intervals: tuple[LatencyInterval, ...], now_ns: int) -> tuple[LatencyInterval, ...]:
+    recent = [interval for interval in intervals if now_ns - interval.started_ns <= MAX_AGE_NS]
+    same = [interval for interval in recent if interval.limited is intervals[-1].limited]
+    return tuple(i for i in recent if len(same) <= MAX_INTERVALS or i is not same[0])
 
 
 def _compare(state: QuotaTrialState, config: LatencyConfig) -> tuple[LatencyComparison | None, bool]:
-    """Return the comparison of the blocks so far, and whether it is the last one; None if it is too early."""
-    limited = sum(block.limited for block in state.blocks)
-    least = min(limited, len(state.blocks) - limited)
-    is_long = limited >= LONG_LIMITED_BLOCKS
-    if least < MIN_BLOCKS or (state.actions < MIN_ACTIONS and not is_long):
+    """Return the comparison of the intervals so far, and whether it is the last one; None if it is too early."""
+    limited = sum(interval.limited for interval in state.intervals)
+    least = min(limited, len(state.intervals) - limited)
+    comparison = compare_latency(state.intervals, config.quantile) if least >= MIN_INTERVALS else None
+    if comparison is None:
         return None, False
-    is_final = least >= FINAL_BLOCKS and (state.actions >= FINAL_ACTIONS or is_long)
-    return compare_latency(state.blocks, config.quantile), is_final
+    return comparison, least >= (FINAL_INTERVALS if comparison.statistic < TENDENCY else MAX_INTERVALS)
 
 
 def _conclude(
@@ -296,30 +294,49 @@ def _with_quota(
     )
 
 
-def _run_control_interval(
+def _select_quota(
+    inputs: QuotaTrialInputs, result: LatencyResult, state: QuotaTrialState, config: LatencyConfig, *, is_calm: bool
+) -> tuple[LatencyResult, QuotaTrialState]:
+    """Begin the next interval, and hold or lift the quota for it. What the policy does against latency stays as it is."""
+    if state.release is not None:
+        if not is_calm:
+            return _end_control_interval(inputs, result, state, config), replace(state, release=None)
+        # If latency stays low, the policy itself needs no quota.
+        state = replace(state, release=None) if inputs.now_ns >= state.release.ends_ns else state
+    if not is_calm or result.action == "shrink":
+        return result, replace(state, current=None)
+    is_settled = inputs.now_ns - (state.calm_since_ns or inputs.now_ns) >= SETTLE_NS
+    if state.current is None:
+        if result.level_cores >= inputs.maximum_cores:
+            return result, _begin_interval(inputs, state, limited=False)
+        if not is_settled:
+            return result, state
+        if state.limit_is_measured:
+            return _begin_control_interval(inputs, result, state, config)
+        if not _kind_of_cycle(inputs, state):
+            return result, state
+        state = replace(_begin_interval(inputs, state, limited=True), limited_cores=inputs.in_force_cores or 0.0)
+    if not measures_limit(state) or result.action != "grow":
+        return result, state
+    text = "The CPU quota of reclaimed pods does not grow while it is compared with no quota."
+    return _with_quota(inputs, result, inputs.in_force_cores or 0.0, config, (QUOTA_TRIAL, text)), state
+
+
+def _begin_interval(inputs: QuotaTrialInputs, state: QuotaTrialState, *, limited: bool) -> QuotaTrialState:
+    empty = LatencyInterval(limited=limited, started_ns=inputs.now_ns, duration_ns=0, slots=(0,) * SLOT_COUNT)
+    return replace(state, current=empty)
+
+
+def _begin_control_interval(
     inputs: QuotaTrialInputs, result: LatencyResult, state: QuotaTrialState, config: LatencyConfig
 ) -> tuple[LatencyResult, QuotaTrialState]:
-    """Begin a control interval if the quota has limited reclaimed pods for long enough and latency is below its target; end
-    one if its time is over or latency rises."""
-    is_calm = result.reason.rule in _CALM_RULES
-    if state.release is not None:
-        if result.action == "shrink":
-            return result, replace(state, release=None)
-        if not is_calm:
-            ended = _end_control_interval(inputs, result, state, config)
-            return ended, replace(state, release=None, actions=state.actions + (result.reason.rule in _LATENCY_RULES))
-        # If latency stays low, the policy itself needs no quota.
-        return result, replace(state, release=None) if inputs.now_ns >= state.release.ends_ns else state
-    since = state.limited_since_ns
-    if not is_calm or result.action == "shrink" or since is None or inputs.now_ns - since < CONTROL_NS:
-        return result, state
     text = (
-        f"The CPU quota of reclaimed pods is lifted for at most {CONTROL_NS / NS_PER_S:g} s, because run-queue latency is "
-        "below its target: latency without the quota is compared with that of the last seconds."
+        f"The CPU quota of reclaimed pods is lifted for {INTERVAL_NS / NS_PER_S:g} s at most, because run-queue latency is "
+        "below its target: latency with and without the quota is compared."
     )
-    release = QuotaRelease(ends_ns=inputs.now_ns + CONTROL_NS, level_cores=result.level_cores)
+    release = QuotaRelease(ends_ns=inputs.now_ns + INTERVAL_NS, level_cores=inputs.in_force_cores or 0.0)
     lifted = _with_quota(inputs, result, inputs.maximum_cores, config, (QUOTA_TRIAL, text))
-    return lifted, replace(state, release=release)
+    return lifted, replace(_begin_interval(inputs, state, limited=False), release=release)
 
 
 def _end_control_interval(
