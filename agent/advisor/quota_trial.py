@@ -29,7 +29,7 @@ from api.units import NS_PER_MS, NS_PER_S
 INTERVAL_NS = 5 * NS_PER_S
 """Longest interval: bursts of online work are shorter, so that intervals hardly depend on each other."""
 SETTLE_NS = 3 * NS_PER_S
-"""Time with low latency before an interval with the quota: the end of the burst that led to the quota is not evidence."""
+"""Time with low latency before an interval: the end of the burst that led to the quota is not evidence."""
 MIN_INTERVALS = 4
 """Intervals of each kind after which a quota may have helped."""
 FINAL_INTERVALS, MAX_INTERVALS = 12, 32
@@ -120,10 +120,10 @@ def run_quota_trial(
         verdict = None
     if verdict is not None:
         return (result if verdict.helped else _lift_quota(inputs, result, verdict, config)), state
-    finished = len(state.intervals)
+    finished = state.intervals
     is_calm = result.reason.rule in _CALM_RULES
     state = _measure_cycle(inputs, state, config, is_calm=is_calm)
-    if len(state.intervals) > finished:
+    if state.intervals is not finished:
         comparison, is_final = _compare(state, config)
         if comparison is not None and (comparison.improved or is_final):
             return _conclude(inputs, result, state, config, comparison)
@@ -307,10 +307,10 @@ def _select_quota(
         return result, replace(state, current=None)
     is_settled = inputs.now_ns - (state.calm_since_ns or inputs.now_ns) >= SETTLE_NS
     if state.current is None:
-        if result.level_cores >= inputs.maximum_cores:
-            return result, _begin_interval(inputs, state, limited=False)
         if not is_settled:
             return result, state
+        if result.level_cores >= inputs.maximum_cores:
+            return result, _begin_interval(inputs, state, limited=False)
         if state.limit_is_measured:
             return _begin_control_interval(inputs, result, state, config)
         if not _kind_of_cycle(inputs, state):
