@@ -43,7 +43,7 @@ from agent.qrm.decisions.cpu_priority import priority_health
 from agent.qrm.decisions.knob_requests import with_nested_cpusets
 from agent.sensors.snapshot import Sensor
 from agent.sensors.triggers.psi_triggers import PsiTriggerSet
-from api.advice import NodeAdvice
+from api.advice import NodeAdvice, QuotaVerdict
 from api.cpu import Topology
 from api.decision import ActMode, Advice, Cycle, Outcome
 from api.eviction import EvictionEvent, EvictionResult
@@ -142,7 +142,7 @@ class Loop:
         if forecasts is not None:
             series = forecasts.load(time.monotonic_ns(), time.time_ns())
             self._startup_warnings += forecasts.messages
-        self._quota_verdicts, verdicts = quota_verdicts, ()
+        self._quota_verdicts, verdicts = quota_verdicts, tuple[QuotaVerdict, ...]()
         if quota_verdicts is not None:
             verdicts = quota_verdicts.load()
             self._startup_warnings += quota_verdicts.messages
@@ -335,7 +335,9 @@ class Loop:
         external = ExternalAdvice()
         if self._peers is not None:
             before, external = self._peers.before(before)
-        result, self._policy_state = evaluate_policy(snapshot, draft.config, before, now_ns, external, draft.rates)
+        # A quota that an external advisor replaces is not in force, so it cannot be tested.
+        config = draft.config if external.cpu is None else without_quota_trials(draft.config)
+        result, self._policy_state = evaluate_policy(snapshot, config, before, now_ns, external, draft.rates)
         if self._peers is not None:
             self._peers.after(snapshot, result, self._policy_state, draft.config)
         # Before anything is written: wherever this agent is killed, the next one continues with this state.

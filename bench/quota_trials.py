@@ -1,6 +1,6 @@
 """Error rates of quota trials on synthetic run-queue latency: `python -m bench.quota_trials` (a minute of CPU, no root).
 
-The first table compares statistics on two sets of eight blocks of five seconds, with the same true latency (rate of false
+The first table compares statistics on two sets of eight intervals of five seconds, with the same true latency (rate of false
 `helped`) and with fewer long waits (rate of missed effects). The second table runs the policy and the trial in a closed loop: a
 batch job uses all CPU that it gets, cycles end on alarms, and the quota acts on the latency of the next cycle.
 """
@@ -8,12 +8,13 @@ batch job uses all CPU that it gets, cycles end on alarms, and the quota acts on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import erf, log, sqrt
+from itertools import pairwise
+from math import erf, exp, log, log2, sqrt
+from random import Random
+from statistics import fmean, median, variance
 from typing import NamedTuple
 
-import numpy as np
 from msgspec.structs import replace
-from numpy.random import Generator
 
 from agent.advisor.advisor_state import AdvisorState
 from agent.advisor.latency import LatencyInputs, evaluate_latency, is_breach, min_quota_cores
@@ -24,7 +25,9 @@ from api.histogram import BOUNDS_NS, SLOT_COUNT, count_above, quantile_ns
 from api.snapshot import RunqLatency
 from api.units import NS_PER_MS, NS_PER_S
 
-BLOCK_S, BLOCKS = 5, 8
+INTERVAL_S, INTERVALS = 5, 8
+_T_14 = 1.761
+"""One-sided 95 % quantile of Student's t distribution with 14 degrees of freedom."""
 STEP_S, STEPS_PER_CYCLE = 0.1, 10
 CPUS = 8
 CONFIG = LatencyConfig()
@@ -46,96 +49,118 @@ class OnlineLoad(NamedTuple):
     """Factor of that share with the smallest quota; 1: the quota does not help."""
 
 
-def _slot_shares(median_ms: float, sigma: float) -> np.ndarray:
+def _slot_shares(median_ms: float, sigma: float) -> list[float]:
     """Return the shares of a log-normal distribution by slot."""
     below = [0.5 * (1 + erf(log(bound / NS_PER_MS / median_ms) / sigma / sqrt(2))) for bound in BOUNDS_NS]
-    return np.diff([0.0, *below, 1.0])
+    return [after - before for before, after in pairwise((0.0, *below, 1.0))]
 
 
 SHORT, LONG = _slot_shares(0.1, 1.2), _slot_shares(30.0, 0.8)
-"""p99 of short waits is 1.6 ms; the median of long ones is three times the target."""
+"""Short waits have a p99 of 1.6 ms; the median of long ones is three times the target."""
 
 
 class WaitGenerator:
     """Draws waits step by step: load varies by a third within 20 s, and bursts come at random."""
 
-    def __init__(self, load: OnlineLoad, rng: Generator) -> None:
+    def __init__(self, load: OnlineLoad, rng: Random) -> None:
         self._load, self._rng = load, rng
         self._level, self._in_burst = 0.0, load.burst_every_s == 0
 
-    def step(self, limited_ratio: float) -> np.ndarray:
+    def step(self, limited_ratio: float) -> list[int]:
         """Return the waits of one step by slot. `limited_ratio` is 0 without a quota and 1 with the smallest one."""
         load, rng = self._load, self._rng
         keep = 1 - STEP_S / 20
-        self._level = keep * self._level + sqrt(1 - keep**2) * 0.3 * rng.standard_normal()
+        self._level = keep * self._level + sqrt(1 - keep**2) * 0.3 * rng.gauss(0, 1)
         if load.burst_every_s:
             mean_s = load.burst_s if self._in_burst else load.burst_every_s
-            self._in_burst ^= bool(rng.random() < STEP_S / mean_s)
-        count = rng.poisson(load.waits_per_s * STEP_S * np.exp(self._level))
+            self._in_burst ^= rng.random() < STEP_S / mean_s
+        mean = load.waits_per_s * STEP_S * exp(self._level)
+        count = max(round(rng.gauss(mean, sqrt(mean))), 0)
         share = load.long_share * (1 - (1 - load.effect) * limited_ratio) if self._in_burst else 0.0
-        return rng.multinomial(count, (1 - share) * SHORT + share * LONG)
+        long = sum(rng.random() < share for _ in range(count)) if share else 0
+        slots = [0] * SLOT_COUNT
+        for weights, number in ((SHORT, count - long), (LONG, long)):
+            for slot in rng.choices(range(SLOT_COUNT), weights, k=number):
+                slots[slot] += 1
+        return slots
 
 
-def draw_blocks(load: OnlineLoad, rng: Generator) -> list[LatencyInterval]:
-    """Return blocks without and with the quota, in turn."""
-    waits, blocks = WaitGenerator(load, rng), []
-    for number in range(2 * BLOCKS):
-        slots = sum(waits.step(number % 2) for _ in range(round(BLOCK_S / STEP_S)))
-        blocks.append(
+def _sum(histograms: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(counts) for counts in zip(*histograms, strict=True)]
+
+
+def draw_intervals(load: OnlineLoad, rng: Random) -> list[LatencyInterval]:
+    """Return intervals of the same length without and with the quota, in turn."""
+    waits, intervals = WaitGenerator(load, rng), []
+    for number in range(2 * INTERVALS):
+        cycles = [_sum([waits.step(number % 2) for _ in range(STEPS_PER_CYCLE)]) for _ in range(INTERVAL_S)]
+        worst_ns = max(quantile_ns(slots, CONFIG.quantile) or 0.0 for slots in cycles)
+        intervals.append(
             LatencyInterval(
                 limited=bool(number % 2),
-                started_ns=number * BLOCK_S * NS_PER_S,
-                duration_ns=BLOCK_S * NS_PER_S,
-                slots=tuple(map(int, slots)),
+                started_ns=number * INTERVAL_S * NS_PER_S,
+                duration_ns=INTERVAL_S * NS_PER_S,
+                slots=tuple(_sum(cycles)),
+                excess=max(log2(worst_ns / (CONFIG.target_wait_ms * NS_PER_MS)), 0.0) if worst_ns else 0.0,
             )
         )
-    return blocks
+    return intervals
 
 
-def pooled_proportions(blocks: Sequence[LatencyInterval]) -> bool:
+def pooled_proportions(intervals: Sequence[LatencyInterval]) -> bool:
     """Two-proportion z test on the merged histograms: every wait is independent of the others."""
-    without, limited = _kinds(blocks)
-    merged = [merge_slots(without), merge_slots(limited)]
-    everything = [a + b for a, b in zip(*merged, strict=True)]
-    threshold = quantile_ns(everything, CONFIG.quantile) or 0.0
-    counts, longs = [sum(slots) for slots in merged], [count_above(slots, threshold) for slots in merged]
+    merged = [merge_slots(kind) for kind in _kinds(intervals)]
+    threshold_ns = quantile_ns(merge_slots(intervals), CONFIG.quantile) or 0.0
+    counts, longs = [sum(slots) for slots in merged], [count_above(slots, threshold_ns) for slots in merged]
     share = sum(longs) / sum(counts)
     error = sqrt(share * (1 - share) * (1 / counts[0] + 1 / counts[1]))
     return (longs[0] / counts[0] - longs[1] / counts[1]) / error > 1.645
 
 
-def mean_log_quantile(blocks: Sequence[LatencyInterval]) -> bool:
-    """Student's t test on the logarithm of each block's p99."""
-    values = [[log(quantile_ns(b.slots, CONFIG.quantile) or 1.0) for b in kind] for kind in _kinds(blocks)]
-    error = sqrt(sum(np.var(kind, ddof=1) / len(kind) for kind in values))
-    return float(np.mean(values[0]) - np.mean(values[1])) > 1.761 * error  # 14 degrees of freedom
+def ratio_of_intervals(intervals: Sequence[LatencyInterval]) -> bool:
+    """Ratio estimate of the share above the p99 of all waits, with the variance between intervals."""
+    threshold_ns, shares, errors = quantile_ns(merge_slots(intervals), CONFIG.quantile) or 0.0, [], []
+    for kind in _kinds(intervals):
+        above, counts = [count_above(i.slots, threshold_ns) for i in kind], [sum(i.slots) for i in kind]
+        shares.append(sum(above) / sum(counts))
+        residuals = sum((x - shares[-1] * n) ** 2 for x, n in zip(above, counts, strict=True))
+        errors.append(max(residuals / sum(counts) ** 2 * len(kind) / (len(kind) - 1), shares[-1] / sum(counts)))
+    return shares[0] - shares[1] > _T_14 * sqrt(sum(errors))
 
 
-def rank_sum(blocks: Sequence[LatencyInterval]) -> bool:
-    """Wilcoxon's rank-sum test on each block's share of long waits, by the normal approximation."""
-    kinds = _kinds(blocks)
-    threshold = quantile_ns(merge_slots(blocks), CONFIG.quantile) or 0.0
-    shares = [[count_above(b.slots, threshold) / max(sum(b.slots), 1) for b in kind] for kind in kinds]
+def mean_log_quantile(intervals: Sequence[LatencyInterval]) -> bool:
+    """Student's t test on the logarithm of each interval's p99."""
+    values = [[log2(quantile_ns(i.slots, CONFIG.quantile) or 1.0) for i in kind] for kind in _kinds(intervals)]
+    error = sqrt(sum(variance(kind) / len(kind) for kind in values))
+    return fmean(values[0]) - fmean(values[1]) > _T_14 * error
+
+
+def rank_sum(intervals: Sequence[LatencyInterval]) -> bool:
+    """Wilcoxon's rank-sum test on each interval's share of long waits, by the normal approximation."""
+    threshold_ns = quantile_ns(merge_slots(intervals), CONFIG.quantile) or 0.0
+    kinds = _kinds(intervals)
+    shares = [[count_above(i.slots, threshold_ns) / max(sum(i.slots), 1) for i in kind] for kind in kinds]
     wins = sum((a > b) + (a == b) / 2 for a in shares[0] for b in shares[1])
     pairs = len(shares[0]) * len(shares[1])
-    return wins - pairs / 2 > 1.645 * sqrt(pairs * (2 * BLOCKS + 1) / 12)
+    return wins - pairs / 2 > 1.645 * sqrt(pairs * (2 * INTERVALS + 1) / 12)
 
 
-def ratio_of_blocks(blocks: Sequence[LatencyInterval]) -> bool:
+def mean_excess(intervals: Sequence[LatencyInterval]) -> bool:
     """The statistic of the agent."""
-    comparison = compare_latency(blocks, CONFIG.quantile)
+    comparison = compare_latency(intervals, CONFIG.quantile)
     return comparison is not None and comparison.improved
 
 
-def _kinds(blocks: Sequence[LatencyInterval]) -> tuple[list[LatencyInterval], list[LatencyInterval]]:
-    return [b for b in blocks if not b.limited], [b for b in blocks if b.limited]
+def _kinds(intervals: Sequence[LatencyInterval]) -> tuple[list[LatencyInterval], list[LatencyInterval]]:
+    return [i for i in intervals if not i.limited], [i for i in intervals if i.limited]
 
 
 STATISTICS: dict[str, Callable[[Sequence[LatencyInterval]], bool]] = {
-    "two proportions, merged histograms": pooled_proportions,
-    "t test, log p99 of blocks": mean_log_quantile,
-    "rank sum, shares of blocks": rank_sum,
-    "ratio of blocks (agent)": ratio_of_blocks,
+    "two proportions": pooled_proportions,
+    "ratio": ratio_of_intervals,
+    "log p99": mean_log_quantile,
+    "rank sum": rank_sum,
+    "excess (agent)": mean_excess,
 }
 
 
@@ -155,7 +180,7 @@ class TrialRun(NamedTuple):
 class ClosedLoop:
     """Policy, trial and synthetic node, one cycle at a time."""
 
-    def __init__(self, load: OnlineLoad, rng: Generator, config: LatencyConfig = CONFIG) -> None:
+    def __init__(self, load: OnlineLoad, rng: Random, config: LatencyConfig = CONFIG) -> None:
         self._waits, self._config = WaitGenerator(load, rng), config
         self.state, self._now_ns, self._suppressed = AdvisorState(reclaimable_cores=float(CPUS)), 0, False
         self.rule = ""
@@ -164,10 +189,10 @@ class ClosedLoop:
         """Run one cycle; return its length in seconds and its waits."""
         level, minimum = self.state.reclaimable_cores or 0.0, min_quota_cores(CPUS, self._config)
         watches = level > minimum or measures_limit(self.state.quota_trial)
-        slots, steps, alarm = np.zeros(SLOT_COUNT, dtype=int), 0, False
+        slots, steps, alarm = [0] * SLOT_COUNT, 0, False
         while steps < STEPS_PER_CYCLE and not alarm:
             step = self._waits.step((CPUS - level) / (CPUS - minimum))
-            slots, steps = slots + step, steps + 1
+            slots, steps = _sum([slots, step]), steps + 1
             alarm = watches and not self._suppressed and self._is_breach(step)
         self._suppressed = False
         wait = self._as_latency(slots)
@@ -176,12 +201,12 @@ class ClosedLoop:
         self._suppressed = alarm and action != "shrink"
         return steps * STEP_S, wait
 
-    def _is_breach(self, slots: np.ndarray) -> bool:
+    def _is_breach(self, slots: list[int]) -> bool:
         return is_breach(self._as_latency(slots), self._config.target_wait_ms * NS_PER_MS, self._config)
 
     @staticmethod
-    def _as_latency(slots: np.ndarray) -> RunqLatency:
-        counts = tuple(map(int, slots))
+    def _as_latency(slots: list[int]) -> RunqLatency:
+        counts = tuple(slots)
         return RunqLatency(
             sum_ns=sum(n * b for n, b in zip(counts, BOUNDS_NS, strict=False)), count=sum(counts), slots=counts
         )
@@ -208,7 +233,7 @@ class ClosedLoop:
 
 def run_until_verdict(load: OnlineLoad, seed: int, max_s: float = 1200.0) -> TrialRun:
     """Run a closed loop until the trial has a verdict."""
-    loop, seconds, breach_s, batch_s = ClosedLoop(load, np.random.default_rng(seed)), 0.0, 0.0, 0.0
+    loop, seconds, breach_s, batch_s = ClosedLoop(load, Random(seed)), 0.0, 0.0, 0.0
     while seconds < max_s and not loop.state.quota_trial.verdicts:
         level = loop.state.reclaimable_cores or 0.0
         length, wait = loop.run_cycle()
@@ -235,8 +260,8 @@ def main(repeats: int = 400, runs: int = 40) -> None:
     )
     for noise in NOISES:
         for effect in EFFECTS:
-            load, rng = noise._replace(effect=effect), np.random.default_rng(1)
-            sets = [draw_blocks(load, rng) for _ in range(repeats)]
+            load, rng = noise._replace(effect=effect), Random(1)
+            sets = [draw_intervals(load, rng) for _ in range(repeats)]
             rates = [sum(map(statistic, sets)) / repeats for statistic in STATISTICS.values()]
             print(f"| {noise.name} | {effect:.0%} | " + " | ".join(f"{rate:.1%}" for rate in rates) + " |", flush=True)
     print("\n| latency | quota leaves | helped | did not help | none | seconds | above target, s | batch CPU |")
@@ -245,7 +270,7 @@ def main(repeats: int = 400, runs: int = 40) -> None:
         for effect in EFFECTS:
             results = [run_until_verdict(noise._replace(effect=effect), seed) for seed in range(runs)]
             shares = [sum(run.helped is value for run in results) / runs for value in (True, False, None)]
-            means = [float(np.median([run[i] for run in results])) for i in (1, 2, 3)]
+            means = [median(run[i] for run in results) for i in (1, 2, 3)]
             print(f"| {noise.name} | {effect:.0%} | " + " | ".join(f"{share:.0%}" for share in shares)
                   + f" | {means[0]:.0f} | {means[1]:.1f} | {means[2]:.0%} |", flush=True)  # fmt: skip
 

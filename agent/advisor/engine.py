@@ -364,8 +364,6 @@ def evaluate_policy(
     External advice replaces the computed advice, whose state is updated all the same. `rates` are those since the previous
     cycle; without them, and after a cycle that failed, they are computed.
     """
-    if external_advice.cpu is not None:
-        config = without_quota_trials(config)
     rates = rates_since(state.advisor.previous, snapshot, rates)
     node_snapshot = replace(snapshot, pods=with_numa_bindings(snapshot.pods, state.cpus))
     # CPUs that no pod may use are neither needed nor reclaimable. Memory and power concern the whole node.

@@ -1,7 +1,7 @@
-"""Compares run-queue latency of intervals with and without a quota, beyond the noise of histograms and of time. Pure.
-The compared number is the share of waits above the quantile of all intervals together. Waits of one interval depend on
-each other: a burst delays many tasks at once. So the interval is the unit of observation, and the error of a share is
-the larger of the variance between intervals and that of a binomial count (docs/adr/0010-quota-trials.md).
+"""Compares the run-queue latency of intervals with and without a quota, beyond the noise. Pure.
+The compared number is the excess of an interval: how far its worst cycle was above the target. Waits of one interval depend
+on each other, because a burst delays many tasks at once. So the interval is the unit of observation, and the noise is the
+variance between intervals, but at least that of the histogram's resolution (docs/adr/0010-quota-trials.md).
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from math import sqrt
 
 import msgspec
 
-from api.histogram import count_above, quantile_ns
+from api.histogram import quantile_ns
 from api.units import NS_PER_S
 
-MIN_LONG_WAITS = 3
-"""With few waits a lower quantile separates long from short ones, so that on average an interval has this many."""
-MIN_WAITS = 100
-"""Fewer waits are not compared."""
+_RESOLUTION_VARIANCE = 1 / 12
+"""Variance of a value that is anywhere within a slot of the histogram, which spans a factor of 2."""
 _T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 """One-sided 95 % quantiles of Student's t distribution with 1 to 10 degrees of freedom. Ten stand for more."""
 
@@ -32,6 +30,8 @@ class LatencyInterval(msgspec.Struct, frozen=True, kw_only=True):
     duration_ns: int
     slots: tuple[int, ...]
     """Log2 histogram, as in api.histogram."""
+    excess: float = 0.0
+    """Binary logarithm of the worst cycle's latency divided by the target: 1 is twice the target; 0 without a breach."""
 
 
 class LatencyComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,42 +43,50 @@ class LatencyComparison(msgspec.Struct, frozen=True, kw_only=True):
     without_quota_s: float
     """Length of the intervals without the quota."""
     with_quota_s: float
-    statistic: float
-    """Difference of the shares of long waits (without minus with quota) in standard errors."""
+    excess_without_quota: float
+    """Mean excess without the quota."""
+    difference: float
+    """Mean excess without the quota minus mean excess with it."""
+    error: float
+    """Standard error of the difference."""
     required_statistic: float
-    """Value that noise alone exceeds in 5 % of such comparisons."""
+    """Difference in standard errors that noise alone exceeds in 5 % of such comparisons."""
+
+    @property
+    def statistic(self) -> float:
+        """The difference in standard errors."""
+        return self.difference / self.error
 
     @property
     def improved(self) -> bool:
         """Whether latency was lower with the quota, by more than the noise."""
-        return self.statistic > self.required_statistic and self.with_quota_ns < self.without_quota_ns
+        return self.statistic > self.required_statistic
+
+    @property
+    def upper_difference(self) -> float:
+        """The largest difference that the noise leaves possible."""
+        return self.difference + self.required_statistic * self.error
 
 
 def compare_latency(intervals: Sequence[LatencyInterval], quantile: float) -> LatencyComparison | None:
-    """Compare intervals without and with the quota; None with fewer than two of a kind, or than MIN_WAITS waits.
-
-    Welch's t test of two ratio estimates: an interval counts by its number of waits.
-    """
+    """Compare intervals without and with the quota by Welch's t test; None with fewer than two of a kind. Intervals without
+    waits do not count."""
     kinds = [[i for i in intervals if i.limited is limited and any(i.slots)] for limited in (False, True)]
     if any(len(kind) < 2 for kind in kinds):
         return None
-    merged = [merge_slots(kind) for kind in kinds]
-    everything = [a + b for a, b in zip(*merged, strict=True)]
-    total, count = sum(everything), sum(map(len, kinds))
-    if total < MIN_WAITS:
-        return None
-    q = max(min(quantile, 1 - MIN_LONG_WAITS * count / total), 0.5)
-    threshold_ns = quantile_ns(everything, q) or 0.0
-    (share_without, error_without), (share_with, error_with) = (_share_above(kind, threshold_ns) for kind in kinds)
+    (without, error_without), (limited, error_with) = map(_mean_excess, kinds)
     error = error_without + error_with
     freedom = error**2 / (error_without**2 / (len(kinds[0]) - 1) + error_with**2 / (len(kinds[1]) - 1))
+    merged = [merge_slots(kind) for kind in kinds]
     return LatencyComparison(
         without_quota_ns=quantile_ns(merged[0], quantile) or 0.0,
         with_quota_ns=quantile_ns(merged[1], quantile) or 0.0,
         without_quota_s=sum(interval.duration_ns for interval in kinds[0]) / NS_PER_S,
         with_quota_s=sum(interval.duration_ns for interval in kinds[1]) / NS_PER_S,
-        statistic=(share_without - share_with) / sqrt(error),
-        required_statistic=_T_95[min(max(int(freedom), 1), len(_T_95)) - 1],
+        excess_without_quota=without,
+        difference=without - limited,
+        error=sqrt(error),
+        required_statistic=_T_95[min(max(int(freedom + 1e-9), 1), len(_T_95)) - 1],
     )
 
 
@@ -87,14 +95,9 @@ def merge_slots(intervals: Sequence[LatencyInterval]) -> list[int]:
     return [sum(counts) for counts in zip(*(interval.slots for interval in intervals), strict=True)]
 
 
-def _share_above(intervals: Sequence[LatencyInterval], threshold_ns: float) -> tuple[float, float]:
-    """Return the share of waits above the threshold, and the square of its standard error."""
-    above = [count_above(interval.slots, threshold_ns) for interval in intervals]
-    counts = [sum(interval.slots) for interval in intervals]
-    total, long = sum(counts), sum(above)
-    share = long / total
-    residuals = sum((x - share * n) ** 2 for x, n in zip(above, counts, strict=True))
-    between = residuals / total**2 * len(intervals) / (len(intervals) - 1)
-    # Without a single long wait the variance is not zero: Laplace's rule of succession.
-    rare = (long + 1) / (total + 2)
-    return share, max(between, rare * (1 - rare) / total)
+def _mean_excess(intervals: Sequence[LatencyInterval]) -> tuple[float, float]:
+    """Return the mean excess, and the square of its standard error."""
+    count = len(intervals)
+    mean = sum(interval.excess for interval in intervals) / count
+    variance = sum((interval.excess - mean) ** 2 for interval in intervals) / (count - 1)
+    return mean, max(variance, _RESOLUTION_VARIANCE) / count

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
+from math import log2
 
 import msgspec
 from msgspec.structs import replace
@@ -28,14 +29,14 @@ from api.units import NS_PER_MS, NS_PER_S
 
 INTERVAL_NS = 5 * NS_PER_S
 """Longest interval: bursts of online work are shorter, so that intervals hardly depend on each other."""
-SETTLE_NS = 3 * NS_PER_S
+SETTLE_NS = 2 * NS_PER_S
 """Time with low latency before an interval: the end of the burst that led to the quota is not evidence."""
-MIN_INTERVALS = 4
-"""Intervals of each kind after which a quota may have helped."""
-FINAL_INTERVALS, MAX_INTERVALS = 12, 32
-"""Intervals of each kind after which a quota that shows no tendency to help does not help, and after which any does not."""
-TENDENCY = 0.7
-"""Difference in standard errors that is a tendency."""
+COMPARED_AFTER = (4, 8, 12, 16, 24, 32)
+"""Numbers of intervals of each kind after which they are compared. A quota that has not helped after the last one does not
+help."""
+MAX_INTERVALS = COMPARED_AFTER[-1]
+RELEVANT_RATIO = 0.25
+"""A quota that takes away less than this part of the excess has no relevant effect: then fewer intervals suffice."""
 MAX_AGE_NS = 1800 * NS_PER_S
 """Age up to which intervals are compared: load changes over time."""
 MEMORY_NS = 3600 * NS_PER_S
@@ -179,10 +180,16 @@ def _measure_cycle(
     slots = sum_runq_latencies(waits).slots
     assert slots is not None
     merged = tuple(map(sum, zip(current.slots, slots, strict=True)))
-    current = replace(current, duration_ns=current.duration_ns + inputs.elapsed_ns, slots=merged)
-    limits = dict.fromkeys(inputs.waits, config.target_wait_ms * NS_PER_MS)
-    worst = max_latency(find_breaches(inputs.waits, limits, config), config)
-    state = replace(state, worst_ns=max(state.worst_ns, 0.0 if worst is None else worst[1]))
+    target_ns = config.target_wait_ms * NS_PER_MS
+    worst = max_latency(find_breaches(inputs.waits, dict.fromkeys(inputs.waits, target_ns), config), config)
+    worst_ns = target_ns if worst is None else worst[1]
+    current = replace(
+        current,
+        duration_ns=current.duration_ns + inputs.elapsed_ns,
+        slots=merged,
+        excess=max(current.excess, log2(worst_ns / target_ns)),
+    )
+    state = replace(state, worst_ns=max(state.worst_ns, worst_ns))
     if is_calm and current.duration_ns + inputs.elapsed_ns // 2 < INTERVAL_NS:
         return replace(state, current=current)
     intervals = _latest_intervals((*state.intervals, current), inputs.now_ns)
@@ -198,11 +205,16 @@ def _latest_intervals(intervals: tuple[LatencyInterval, ...], now_ns: int) -> tu
 def _compare(state: QuotaTrialState, config: LatencyConfig) -> tuple[LatencyComparison | None, bool]:
     """Return the comparison of the intervals so far, and whether it is the last one; None if it is too early."""
     limited = sum(interval.limited for interval in state.intervals)
+    same = limited if state.intervals[-1].limited else len(state.intervals) - limited
     least = min(limited, len(state.intervals) - limited)
-    comparison = compare_latency(state.intervals, config.quantile) if least >= MIN_INTERVALS else None
+    # A comparison after every interval would take noise for an effect sooner or later.
+    if same > least or least not in COMPARED_AFTER:
+        return None, False
+    comparison = compare_latency(state.intervals, config.quantile)
     if comparison is None:
         return None, False
-    return comparison, least >= (FINAL_INTERVALS if comparison.statistic < TENDENCY else MAX_INTERVALS)
+    is_small = comparison.upper_difference < RELEVANT_RATIO * comparison.excess_without_quota
+    return comparison, is_small or least == COMPARED_AFTER[-1]
 
 
 def _conclude(

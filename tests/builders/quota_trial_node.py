@@ -56,7 +56,8 @@ class QuotaTrialNode:
         self.pods: Sequence[Pod] = (WEB, BATCH)
         self.use_cores: Callable[[float], float] = lambda cores: min(cores, CPUS - 0.5)
         self.at_s, self.cores = 0.0, float(CPUS)
-        self._used_s, self._waits = 0.0, run_queue_latency({})
+        self._used_s = 0.0
+        self._waits: dict[str, RunqLatency] = {}
 
     def run(self, seconds: float, step_s: float = 1.0) -> list[TrialCycle]:
         """Run cycles of `step_s` and return them."""
@@ -64,15 +65,16 @@ class QuotaTrialNode:
         for _ in range(round(seconds / step_s)):
             cores = self.cores
             self._used_s += step_s * self.use_cores(cores)
-            self._waits = _add(self._waits, run_queue_latency(self.latency(round(self.at_s), cores)))
+            new = run_queue_latency(self.latency(round(self.at_s), cores))
             self.at_s += step_s
             online = [pod.name for pod in self.pods if pod.qos.online]
+            self._waits = {name: _add(self._waits[name], new) if name in self._waits else new for name in online}
             current = snapshot(
                 self.at_s,
                 self.pods,
                 machine=CPUS,
                 usage_s={BATCH.name: self._used_s, **dict.fromkeys(online, self.at_s / 2)},
-                latency=dict.fromkeys(online, self._waits),
+                latency=self._waits,
                 seq=round(self.at_s / step_s),
             )
             result, self.state = evaluate_policy(current, self.config, self.state, current.taken_at_ns)

@@ -47,7 +47,7 @@ def test_a_quota_that_cannot_help_is_lifted_for_an_hour_and_then_tried_again() -
     node = QuotaTrialNode(own_bursts, CONFIG)
     trial = node.run_until(DID_NOT_HELP)
     assert any(cycle.advice.action == "shrink" for cycle in trial), "the policy acted first"
-    assert 120 <= len(trial) <= 600
+    assert 40 <= len(trial) <= 600
     assert node.cores == CPUS
     reason, verdict = trial[-1].advice.reason, verdict_of(node)
     assert not verdict.helped
@@ -57,12 +57,12 @@ def test_a_quota_that_cannot_help_is_lifted_for_an_hour_and_then_tried_again() -
     assert trial[-1].advice.quota_verdict == verdict
     rest_s = (verdict.expires_wall_ns - verdict.wall_time_ns) // S
     assert rest_s * S == MEMORY_NS
-    memory = node.run(rest_s - 1)
+    memory = node.run(rest_s - 10, 10)
     assert {cycle.advice.reclaimable_cores for cycle in memory} == {CPUS}
     breaches = [cycle for cycle in memory if cycle.rule == DID_NOT_HELP]
-    assert len(breaches) == pytest.approx(rest_s / 7, abs=1), "every burst is explained, none costs batch work"
+    assert len(breaches) == pytest.approx(rest_s / 70, abs=1), "every burst is explained, none costs batch work"
     assert "target 10 ms: no quota is set. The CPU quota" in breaches[0].advice.reason.text
-    again = node.run(8)
+    again = node.run(30)
     assert any(cycle.advice.action == "shrink" for cycle in again)
     assert again[-1].advice.quota_verdict is None
 
@@ -81,7 +81,7 @@ def test_a_quota_that_helps_stays_and_its_numbers_are_reported_once() -> None:
     assert {"without_quota_s", "with_quota_s", "wait_ms", "lent_cores"} <= reason.inputs.keys()
     released = [cycle for cycle in trial if cycle.rule == TRIAL and cycle.advice.action == "grow"]
     assert 3 <= len(released) <= 6, "few control intervals are enough"
-    later = node.run(600)
+    later = node.run(200)
     assert not [cycle for cycle in later if cycle.rule in (TRIAL, HELPED, DID_NOT_HELP)]
     assert all(cycle.advice.action == "shrink" for cycle in later if cycle.rule == "wait_far_above_target")
 
@@ -216,7 +216,7 @@ def test_a_workload_has_the_name_of_its_controller(name: str, labels: dict[str, 
     assert online_workloads([shared(name, labels=labels), reclaimed("batch")])[1] == expected
 
 
-def test_workloads_are_told_apart_by_all_names_and_named_by_three() -> None:
+def test_workloads_differ_by_all_names_and_are_shown_by_three() -> None:
     pods = [shared(f"web{i}") for i in range(9)]
     assert online_workloads(pods)[1] == "default/web0, default/web1, default/web2 and 6 more"
     assert online_workloads(pods)[0] != online_workloads(pods[:-1])[0]
@@ -228,7 +228,7 @@ def test_workloads_are_told_apart_by_all_names_and_named_by_three() -> None:
 def test_the_state_is_bounded() -> None:
     """Two thousand seconds without a verdict: the intervals and their age are limited."""
     node = QuotaTrialNode(lambda _second, _cores: QUIET, CONFIG, PolicyState())
-    node.run(2000)
+    node.run(2000, 5)
     intervals = node.state.advisor.quota_trial.intervals
     assert len(intervals) == 32
     assert not any(interval.limited for interval in intervals)

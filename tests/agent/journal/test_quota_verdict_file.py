@@ -97,7 +97,7 @@ def test_a_damaged_file_is_renamed_with_a_warning(tmp_path: Path, damaged: bytes
     assert QuotaVerdictFile(tmp_path, KERNEL).load() == VERDICTS
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.binary(max_size=300)
     | st.text(max_size=200).map(str.encode)
@@ -149,6 +149,6 @@ def test_a_full_disk_is_reported_until_a_write_succeeds_and_tried_once_a_minute(
 )
 def test_a_verdict_holds_from_its_trial_for_an_hour(after_s: int, *, holds: bool) -> None:
     state = QuotaTrialState(verdicts=VERDICTS)
-    found: QuotaVerdict | None = current_verdict(state, "11", WALL_NS + after_s * S)
-    assert found == (VERDICTS[1] if holds else None)
+    current: QuotaVerdict | None = current_verdict(state, "11", WALL_NS + after_s * S)
+    assert current == (VERDICTS[1] if holds else None)
     assert current_verdict(state, "22", WALL_NS) is None
