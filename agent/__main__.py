@@ -31,6 +31,7 @@ from agent.journal.colocation_counter import ColocationCounter
 from agent.journal.decisions import DecisionJournal
 from agent.journal.evictions import EvictionJournal
 from agent.journal.log import CycleLog
+from agent.journal.quota_verdict_file import QuotaVerdictFile
 from agent.loop import Loop
 from agent.qrm.actuator.actuator import Actuator
 from agent.qrm.actuator.checkpoint import CpusetCheckpoint
@@ -334,9 +335,10 @@ def _open_sensor(
 def _open_loop(
     options: AgentOptions, parts: _Parts, sensor: Sensor, exporters: _Exporters, stack: AsyncExitStack
 ) -> Loop:
-    forecasts = None
+    forecasts = verdicts = None
     if parts.originals is not None:
         forecasts = components.open_forecast_file(parts.config, options.act, parts.state, stack)
+        verdicts = QuotaVerdictFile(parts.state[0], os.uname().release) if parts.act is ActMode.ON else None
     return Loop(
         config=parts.config,
         sensor=sensor,
@@ -350,6 +352,7 @@ def _open_loop(
         peers=parts.cluster.peers,
         checkpoint=CpusetCheckpoint(*parts.state) if parts.act is ActMode.ON else None,
         forecasts=forecasts,
+        quota_verdicts=verdicts,
         totals=parts.totals,
         startup_warnings=parts.startup_warnings,
     )

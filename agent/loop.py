@@ -18,14 +18,22 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.advisor.cpu_estimate import online_containers
-from agent.advisor.engine import ExternalAdvice, PolicyState, evaluate_policy, restore_policy_state
+from agent.advisor.engine import (
+    ExternalAdvice,
+    PolicyState,
+    evaluate_policy,
+    restore_policy_state,
+    without_quota_trials,
+)
 from agent.advisor.forecast.node_forecast import ForecastState
 from agent.advisor.latency import can_shrink_quota, is_latency_alarm, latency_limits_ns
 from agent.advisor.policy_result import PolicyResult
 from agent.advisor.preview import PreviewInputs
+from agent.advisor.quota_trial import measures_limit
 from agent.config.config import AgentConfig
 from agent.journal.colocation_counter import ColocationCounter
 from agent.journal.forecast_file import ForecastFile
+from agent.journal.quota_verdict_file import QuotaVerdictFile
 from agent.qrm.actuator.actuator import Actuator
 from agent.qrm.actuator.checkpoint import CpusetCheckpoint
 from agent.qrm.cpuset.allowed_cpus import allowed_cpus_of, restrict_to_allowed
@@ -35,7 +43,7 @@ from agent.qrm.decisions.cpu_priority import priority_health
 from agent.qrm.decisions.knob_requests import with_nested_cpusets
 from agent.sensors.snapshot import Sensor
 from agent.sensors.triggers.psi_triggers import PsiTriggerSet
-from api.advice import NodeAdvice
+from api.advice import NodeAdvice, QuotaVerdict
 from api.cpu import Topology
 from api.decision import ActMode, Advice, Cycle, Outcome
 from api.eviction import EvictionEvent, EvictionResult
@@ -110,6 +118,7 @@ class Loop:
         checkpoint: CpusetCheckpoint | None = None,
         evictor: EvictionRunner | None = None,
         forecasts: ForecastFile | None = None,
+        quota_verdicts: QuotaVerdictFile | None = None,
         node_knobs: NodeKnobs | None = None,
         peers: KatalystPeers | None = None,
         totals: ColocationCounter | None = None,
@@ -120,7 +129,8 @@ class Loop:
         `sinks` take each cycle on the event loop, and may use objects that belong to it. `thread_sinks` take it in the cycle
         thread, before `sinks`: they may write files. `before_cycle` is called on the event loop before each cycle.
         """
-        self._config, self._sensor, self._actuator, self._act = config, sensor, actuator, actuator.act
+        self._sensor, self._actuator, self._act = sensor, actuator, actuator.act
+        self._config = config = self._testable(config)
         self._sinks, self._thread_sinks, self._before_cycle = sinks, thread_sinks, before_cycle
         self._triggers, self._startup_warnings = triggers, startup_warnings
         self._checkpoint, self._checkpoint_damaged, cpus = checkpoint, False, None
@@ -132,8 +142,12 @@ class Loop:
         if forecasts is not None:
             series = forecasts.load(time.monotonic_ns(), time.time_ns())
             self._startup_warnings += forecasts.messages
+        self._quota_verdicts, verdicts = quota_verdicts, tuple[QuotaVerdict, ...]()
+        if quota_verdicts is not None:
+            verdicts = quota_verdicts.load()
+            self._startup_warnings += quota_verdicts.messages
         self._policy_state = msgspec.structs.replace(
-            restore_policy_state(cpus or CpusetState()), forecasts=ForecastState(series=series)
+            restore_policy_state(cpus or CpusetState(), verdicts=verdicts), forecasts=ForecastState(series=series)
         )
         self._shadow_state = PolicyState()
         self._restores_previous_quota = True
@@ -174,7 +188,11 @@ class Loop:
         Components that were opened with the old configuration keep it: sensors, probes, the annotation mapping, disks and
         caches (docs/dynamic-configuration.md lists what can change).
         """
-        self._config = config
+        self._config = self._testable(config)
+
+    def _testable(self, config: AgentConfig) -> AgentConfig:
+        """Return the configuration; without quota trials if this agent writes no quota that could be tested."""
+        return config if self._act is ActMode.ON else without_quota_trials(config)
 
     def stop(self) -> None:
         """End `run` after the cycle that is under way."""
@@ -317,7 +335,9 @@ class Loop:
         external = ExternalAdvice()
         if self._peers is not None:
             before, external = self._peers.before(before)
-        result, self._policy_state = evaluate_policy(snapshot, draft.config, before, now_ns, external, draft.rates)
+        # A quota that an external advisor replaces is not in force, so it cannot be tested.
+        config = draft.config if external.cpu is None else without_quota_trials(draft.config)
+        result, self._policy_state = evaluate_policy(snapshot, config, before, now_ns, external, draft.rates)
         if self._peers is not None:
             self._peers.after(snapshot, result, self._policy_state, draft.config)
         # Before anything is written: wherever this agent is killed, the next one continues with this state.
@@ -372,11 +392,13 @@ class Loop:
         topology = restrict_to_allowed(snapshot, allowed_cpus_of(snapshot, None)).topology
         policy = draft.config.placing.policy
         cpus = rebuild_state(snapshot.pods, snapshot.cgroups, topology, policy, draft.now_ns)
-        rebuilt = restore_policy_state(cpus, self._policy_state.advisor.reclaimable_cores)
+        advisor = self._policy_state.advisor
+        rebuilt = restore_policy_state(cpus, advisor.reclaimable_cores, advisor.quota_trial.verdicts)
         return msgspec.structs.replace(rebuilt, forecasts=self._policy_state.forecasts)
 
     def _save_state(self, draft: _CycleDraft) -> None:
-        """Save the CPU assignment, so that a restart moves no container, and the history of the forecasts."""
+        """Save the CPU assignment, so that a restart moves no container, the history of the forecasts, and the verdicts of
+        quota trials."""
         try:
             if self._checkpoint is not None:
                 self._checkpoint.save(self._policy_state.cpus)
@@ -387,6 +409,11 @@ class Loop:
                 self._forecasts.save(series, draft.snapshot.taken_at_ns, draft.snapshot.wall_time_ns)
         except Unavailable as error:
             draft.report_unavailable("forecast-state", error)
+        try:
+            if self._quota_verdicts is not None:
+                self._quota_verdicts.save(self._policy_state.advisor.quota_trial.verdicts)
+        except Unavailable as error:
+            draft.report_unavailable("quota-verdicts", error)
 
     def _set_node_knobs(self, draft: _CycleDraft) -> None:
         """Apply the settings of disks and caches, whether or not the advisor failed, and its power cap."""
@@ -421,7 +448,7 @@ class Loop:
         shadow = draft.config.shadow
         if shadow is None:
             return
-        config = msgspec.structs.replace(draft.config, advisor=shadow)
+        config = without_quota_trials(msgspec.structs.replace(draft.config, advisor=shadow))
         if self._act is not ActMode.OFF:
             # The use of online pods does not depend on the policy, so both policies share one history.
             forecasts = self._policy_state.forecasts
@@ -517,14 +544,17 @@ class Loop:
         }
 
     def _can_shrink(self) -> bool:
-        """Return whether a cycle on an alarm could take CPU back: reclaimed pods run, and their quota is above the minimum."""
+        """Return whether a cycle on an alarm could take CPU back: reclaimed pods run, and their quota is above the minimum, or
+        is being tested."""
         if not self._reclaimed_pods_run:
             return False
         # The snapshot in the advisor's state contains only the CPUs that pods may use.
         config, state = self._config.advisor, self._policy_state.advisor
         if config.policy != "latency" or self._act is ActMode.OFF or state.previous is None:
             return False
-        return can_shrink_quota(state, len(state.previous.topology.cpus), config.latency)
+        return can_shrink_quota(state, len(state.previous.topology.cpus), config.latency) or measures_limit(
+            state.quota_trial
+        )
 
     def _ring(self, trigger: str) -> None:
         if self._alarm_suppressed:

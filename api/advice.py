@@ -6,12 +6,14 @@ Katalyst's proportional scaling of pool sizes, which the advisor and QRM share.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TypeVar
 
 import msgspec
 
 from api.knobs import Knob, Reason
+from api.units import NS_PER_MS, NS_PER_S
 
 NOT_NUMA_BOUND = -1
 """Placeholder for a NUMA node: not bound to one."""
@@ -242,6 +244,53 @@ class NodeAdvice(msgspec.Struct, frozen=True, kw_only=True):
     releases_power_cap: bool = True
     """Whether limits that this agent or an earlier one wrote are restored; False while an alert lasts or is unknown."""
     overcommit: OvercommitAdvice | None = None
+
+
+QUOTA_HELPED = "quota_helped"
+"""Rule of the cycle in which a trial showed that the CPU quota of reclaimed pods helps. The quota does not change then."""
+
+
+class QuotaVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a trial of the CPU quota of reclaimed pods: run-queue latency of online pods with and without it."""
+
+    key: str
+    """Digest of the online workloads that it holds for."""
+    workloads: str
+    """The first of these workloads, for people."""
+    helped: bool
+    """Whether latency was lower with the quota, by more than the noise."""
+    quantile: float
+    without_quota_ns: float
+    """Quantile of the waits while no quota limited reclaimed pods."""
+    with_quota_ns: float
+    """Quantile of the waits while the quota limited reclaimed pods."""
+    without_quota_s: float
+    """Length of the intervals without quota."""
+    with_quota_s: float
+    statistic: float
+    """Difference of the shares of long waits, in standard errors; positive if there were fewer with the quota."""
+    required_statistic: float
+    """Value from which the difference is more than noise."""
+    worst_ns: float
+    """Longest quantile of one container in one cycle of the trial. The verdict does not hold for latency far above it."""
+    wall_time_ns: int
+    """When the trial ended (CLOCK_REALTIME)."""
+    expires_wall_ns: int
+    """When the quota is tried again (CLOCK_REALTIME)."""
+
+    @property
+    def text(self) -> str:
+        """Two sentences with the numbers."""
+        without_ms, with_ms = self.without_quota_ns / NS_PER_MS, self.with_quota_ns / NS_PER_MS
+        subject = f"The CPU quota of reclaimed pods {'helped' if self.helped else 'did not help'} {self.workloads}"
+        numbers = (
+            f"run-queue latency p{self.quantile * 100:g} {without_ms:.3g} ms -> {with_ms:.3g} ms, over "
+            f"{self.without_quota_s:.3g} s without and {self.with_quota_s:.3g} s with the quota "
+            f"({self.statistic:.2f} standard errors, {self.required_statistic:.2f} are more than noise)"
+        )
+        effect = "It is tested again" if self.helped else "It is lifted, and tried again"
+        at = datetime.fromtimestamp(self.expires_wall_ns // NS_PER_S, UTC)
+        return f"{subject}: {numbers}. {effect} after {at:%H:%M} UTC."
 
 
 PoolKeyT = TypeVar("PoolKeyT", str, tuple[str, int])

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
-from api.advice import CpuAdvice, Headroom, MemoryAdvice, NicBandwidth, NodeAdvice
+from api.advice import CpuAdvice, Headroom, MemoryAdvice, NicBandwidth, NodeAdvice, QuotaVerdict
 from api.colocation import ColocationTotals
 from api.eviction import EvictionEvent, EvictionResult
 from api.forecast import Forecast
@@ -63,6 +63,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     """`grow`, `hold`, `shrink` or `freeze`."""
     reason: Reason = msgspec.field(name="verdict")
+    quota_verdict: QuotaVerdict | None = None
+    """Whether the CPU quota of reclaimed pods helps the online workloads of this node; None while that is not known."""
 
     @property
     def headroom_cores(self) -> float | None:

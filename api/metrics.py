@@ -299,6 +299,10 @@ AGENT_METRICS: tuple[Metric, ...] = (
            "CPU headroom of a region of online pods by the policy of its kind. Do not sum: regions share the CPUs "
            "that they may grow to.", ("region", "kind")),
     Metric("dioptase_reclaim_lent_cores", "gauge", "cores", "CPU that reclaimed pods may use now."),
+    Metric("dioptase_quota_trial_runq_wait_seconds", "gauge", "seconds",
+           "Quantile of the run-queue latency of online pods in the latest trial of the CPU quota of reclaimed pods, with "
+           "and without the quota. Verdict did_not_help means that the quota is lifted. No sample without a verdict.",
+           ("verdict", "quota")),
     Metric("dioptase_shadow_requirement_cores", "gauge", "cores",
            "CPU requirement of online pods estimated by the shadow policy.", ("policy",)),
     Metric("dioptase_shadow_headroom_cores", "gauge", "cores",

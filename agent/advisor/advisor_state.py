@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from agent.advisor.latency_comparison import LatencyInterval
 from agent.config.advisor import InferenceConfig
-from api.advice import PoolSize
+from api.advice import PoolSize, QuotaVerdict
 from api.annotations import IndicatorTarget
 from api.forecast import Forecast
 from api.rates import Rates
@@ -130,6 +131,36 @@ class RequestWindow(msgspec.Struct, frozen=True, kw_only=True):
     next: RequestLatency
 
 
+class QuotaRelease(msgspec.Struct, frozen=True, kw_only=True):
+    """A control interval: the quota is lifted for a bounded time, to measure latency without it."""
+
+    ends_ns: int
+    level_cores: float
+    """Quota before, which returns if latency rises."""
+
+
+class QuotaTrialState(msgspec.Struct, frozen=True, kw_only=True):
+    """State of the trial of the CPU quota (quota_trial.py), and the verdicts of earlier trials."""
+
+    key: str = ""
+    """Digest of the online workloads that the intervals belong to."""
+    intervals: tuple[LatencyInterval, ...] = ()
+    """Finished intervals of both kinds in chronological order."""
+    current: LatencyInterval | None = None
+    """The interval that is being measured."""
+    limit_is_measured: bool = False
+    """Whether the latest finished interval is one with the quota, so that one without it comes next."""
+    limited_cores: float = 0.0
+    """The latest quota that was measured: reclaimed pods that use less without a quota show nothing about it."""
+    calm_since_ns: int | None = None
+    """Since when no online latency has called for a quota; None while one does."""
+    worst_ns: float = 0.0
+    """Longest quantile of one container in one cycle."""
+    release: QuotaRelease | None = None
+    verdicts: tuple[QuotaVerdict, ...] = ()
+    """The latest verdict of each set of online workloads, oldest first."""
+
+
 class AdvisorState(msgspec.Struct, frozen=True, kw_only=True):
     """State of the CPU advisor."""
 
@@ -154,6 +185,7 @@ class AdvisorState(msgspec.Struct, frozen=True, kw_only=True):
     """When the latency of all online pods was last measured."""
     weights: Mapping[str, float] = {}
     """By reclaimed container that caused latency: the factor of its share of reclaimable CPU."""
+    quota_trial: QuotaTrialState = QuotaTrialState()
     requests: Mapping[str, RequestWindow] = {}
     """By pod that publishes its request latency."""
     provision: ProvisionState = ProvisionState()

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.advisor import latency
-from agent.advisor.advisor_state import AdvisorState
+from agent.advisor.advisor_state import AdvisorState, QuotaTrialState
 from agent.advisor.cpu_estimate import estimate_online_cores, exponential_average, update_demand
 from agent.advisor.forecast.node_forecast import ForecastState, update_forecasts
 from agent.advisor.headroom.forecast_headroom import FORECAST_POLICY, apply_memory_forecast
@@ -35,6 +35,7 @@ from agent.advisor.provision.pool_sizes import RECLAIM_POOL, apportion_cores, po
 from agent.advisor.provision.provisioner import build_provision_inputs, provision_cpus
 from agent.advisor.provision.region_indicators import update_request_windows
 from agent.advisor.provision.regions import cpus_per_numa_node
+from agent.advisor.quota_trial import QuotaTrialInputs, current_verdict, online_workloads, run_quota_trial
 from agent.config.advisor import AdvisorConfig, InferenceConfig
 from agent.config.config import AgentConfig
 from agent.qrm.cpuset.allocate import allocate_cpusets
@@ -56,7 +57,7 @@ from agent.qrm.cpuset.state import (
 )
 from agent.qrm.decisions.cpu_priority import idle_class_obstacles, reclaimed_qos_classes
 from agent.qrm.decisions.knob_requests import KnobRequests, KnobRequestState, build_knob_requests
-from api.advice import NOT_NUMA_BOUND, CpuAdvice, Headroom, MemoryAdvice, NodeAdvice, PoolSize
+from api.advice import NOT_NUMA_BOUND, CpuAdvice, Headroom, MemoryAdvice, NodeAdvice, PoolSize, QuotaVerdict
 from api.cpu import Topology
 from api.decision import Advice
 from api.knobs import Reason
@@ -112,6 +113,10 @@ def _advise_by_latency(
     state = replace(state, baseline_latency_ns=_drop_replaced_cgroups(state, snapshot))
     inputs = _build_latency_inputs(snapshot, change, need, config, state, now_ns)
     result = latency.evaluate_latency(inputs, state, config.latency)
+    if config.latency.quota_trials:
+        trial_inputs = _build_trial_inputs(inputs, snapshot, change, config, state)
+        result, trial = run_quota_trial(trial_inputs, result, state.quota_trial, config.latency)
+        state = replace(state, quota_trial=trial)
     weights = _update_weights(result, inputs, snapshot, config, state)
     headroom = compute_headroom(
         snapshot, change, config, state, CpuAllowance(need_cores=need, reclaimable_cores=result.reclaimable_cores)
@@ -125,6 +130,7 @@ def _advise_by_latency(
         claims=weights,
         action=result.action,
         reason=result.reason,
+        quota_verdict=current_verdict(state.quota_trial, state.quota_trial.key, snapshot.wall_time_ns),
     )
     return advice, replace(
         state,
@@ -162,6 +168,24 @@ def _build_latency_inputs(
         starved=find_starved(waits, snapshot, change, state.previous),
         max_cores=max_reclaimable_cores(snapshot, reclaimable_nodes(snapshot, state, config), state, config),
         pods_fresh=snapshot.pods_fresh,
+    )
+
+
+def _build_trial_inputs(
+    inputs: LatencyInputs, snapshot: Snapshot, change: Rates | None, config: AdvisorConfig, state: AdvisorState
+) -> QuotaTrialInputs:
+    key, workloads = online_workloads(snapshot.pods)
+    return QuotaTrialInputs(
+        now_ns=inputs.now_ns,
+        wall_time_ns=snapshot.wall_time_ns,
+        elapsed_ns=inputs.elapsed_ns,
+        node_cpus=inputs.node_cpus,
+        maximum_cores=latency.max_quota_cores(inputs, config.latency),
+        in_force_cores=state.reclaimable_cores,
+        used_cores=reclaimed_use_cores(snapshot, change),
+        waits=inputs.waits,
+        key=key,
+        workloads=workloads,
     )
 
 
@@ -300,13 +324,24 @@ class ExternalAdvice(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryAdvice | None = None
 
 
-def restore_policy_state(cpus: CpusetState, reclaimable_cores: float | None = None) -> PolicyState:
-    """State of a restarted agent: the previous agent's CPU assignment, pool sizes and CPU quota of reclaimed pods.
+def without_quota_trials(config: AgentConfig) -> AgentConfig:
+    """Return the configuration of a policy whose quota is not in force, so that it cannot be tested."""
+    advisor = replace(config.advisor, latency=replace(config.advisor.latency, quota_trials=False))
+    return replace(config, advisor=advisor)
+
+
+def restore_policy_state(
+    cpus: CpusetState, reclaimable_cores: float | None = None, verdicts: tuple[QuotaVerdict, ...] = ()
+) -> PolicyState:
+    """State of a restarted agent: the previous agent's CPU assignment, pool sizes, CPU quota of reclaimed pods, and verdicts of
+    quota trials.
 
     Pools of a policy that lets reclaimed pods overlap the others are not restored: their sizes carry no information.
     """
     pools = {} if cpus.overlap else cpus.pools()
-    return PolicyState(advisor=AdvisorState(reclaimable_cores=reclaimable_cores, pools=pools), cpus=cpus)
+    trial = QuotaTrialState(verdicts=verdicts)
+    advisor = AdvisorState(reclaimable_cores=reclaimable_cores, pools=pools, quota_trial=trial)
+    return PolicyState(advisor=advisor, cpus=cpus)
 
 
 _NO_EXTERNAL_ADVICE = ExternalAdvice()

@@ -197,7 +197,7 @@ def evaluate_latency(inputs: LatencyInputs, state: AdvisorState, config: Latency
     excused = {c: ns for c, ns in baselines.items() if not _caused_by_reclaimed(inputs.blames.get(c), config)}
     rule = _select_rule(inputs, replace(state, baseline_latency_ns=excused), config, reclaimable)
     level = min(max(rule.reclaimable_cores, minimum), maximum)
-    before, after = _round_to_step(previous, minimum), _round_to_step(level, minimum)
+    before, after = round_quota_cores(previous, minimum), round_quota_cores(level, minimum)
     text = rule.text
     if level == maximum < node:
         text += (
@@ -362,7 +362,7 @@ def _grow_quota(
         step *= _CAUTION_FACTOR
     new = min(reclaimable + step, max_quota_cores(inputs, config))
     threshold = None if rule == "nothing_online" else config.target_wait_ms
-    rounded = _round_to_step(new, min_quota_cores(inputs.node_cpus, config))
+    rounded = round_quota_cores(new, min_quota_cores(inputs.node_cpus, config))
     text = f"{text}: reclaimed pods may use {rounded:.3g} of {inputs.node_cpus} cores."
     return _LatencyRule(new, rule, text, threshold)
 
@@ -444,7 +444,8 @@ def _used_cores(inputs: LatencyInputs, reclaimable: float) -> float:
     return reclaimable if inputs.reclaimed_use_cores is None else min(reclaimable, inputs.reclaimed_use_cores)
 
 
-def _round_to_step(cores: float, minimum: float) -> float:
+def round_quota_cores(cores: float, minimum: float) -> float:
+    """Return the quota rounded down to a step that is worth a write, and at least the minimum."""
     return max(int(cores * _STEPS_PER_CORE + 1e-6) / _STEPS_PER_CORE, minimum)
 
 

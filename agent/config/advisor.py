@@ -338,6 +338,8 @@ class LatencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Share of the waits that batch work must cause to be cut; 0: always cut. Needs probe `blame`."""
     stale_s: Seconds = 5.0
     """Without newer latency, reclaimable CPU is at most what the estimated need leaves."""
+    quota_trials: bool = True
+    """Compare online latency with and without the CPU quota of reclaimed pods, and lift a quota that does not help."""
 
 
 class AdvisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):

@@ -1,5 +1,6 @@
 """Journal of decisions: what was decided, why, and its outcome, for `dioptase explain` and the page.
 An outcome that repeats in every cycle, such as a dry run or a refusal, is recorded once until it changes; so is a repair.
+Unchanged values are not recorded, except the CPU quota in the cycle in which a trial shows that it helps.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import msgspec
 
 from agent.journal.jsonl_log import JsonlLog
 from agent.journal.repeated_repairs import RepeatedRepairs
+from api.advice import QUOTA_HELPED
 from api.decision import Cycle, JournalEntry, Outcome, OutcomeStatus
+from api.knobs import Knob
 
 REPEATED_STATUSES = frozenset(
     {OutcomeStatus.DRY_RUN, OutcomeStatus.REFUSED, OutcomeStatus.VANISHED, OutcomeStatus.MISMATCH}
@@ -50,9 +53,10 @@ class DecisionJournal(JsonlLog[JournalEntry]):
             self._last.popitem(last=False)
         if self._repairs.includes(outcome):
             return False
-        return outcome.status is not OutcomeStatus.UNCHANGED and (
-            outcome.status not in REPEATED_STATUSES or before != now
-        )
+        if outcome.status is OutcomeStatus.UNCHANGED:
+            # A trial has shown that this quota helps: nothing is written, but it is the reason why the quota stays.
+            return decision.knob is Knob.QUOTA and decision.reason.rule == QUOTA_HELPED
+        return outcome.status not in REPEATED_STATUSES or before != now
 
     def _record(self, cycle: Cycle, trigger: str, outcome: Outcome) -> None:
         outcome = self._with_pod(outcome)

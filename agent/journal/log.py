@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from agent.journal.evictions import EvictionLog
 from agent.journal.repeated_repairs import RepeatedRepairs
+from api.advice import QUOTA_HELPED
 from api.decision import Cycle, Outcome, OutcomeStatus
 from api.knobs import Reason
 from api.snapshot import ComponentHealth
@@ -40,6 +41,8 @@ class CycleLog:
         self._log_rejected({} if cycle.advice is None else cycle.advice.rejected)
         for outcome in cycle.done:
             self._log_outcome(outcome)
+        if cycle.advice is not None and cycle.advice.reason.rule == QUOTA_HELPED:
+            log.info("%s", cycle.advice.reason.text)
         self._evictions.publish(cycle)
 
     def _log_pods(self, cycle: Cycle) -> None:

@@ -51,7 +51,7 @@ _INPUTS_BY_SOURCE = {
     ),
     "pods": (
         "request_cores", "request_cpus", "request_bytes", "limit_bytes", "pods", "containers",
-        "reclaimed_requests_bytes", "online_requests_kept_bytes", "requested",
+        "reclaimed_requests_bytes", "online_requests_kept_bytes", "requested", "workloads",
     ),
     "threads": ("runnable",),
     "topology": ("cpu_list", "capacity_cores", "reclaim_cpus", "supply_cores"),
@@ -61,7 +61,8 @@ _INPUTS_BY_SOURCE = {
     ),
     "earlier cycles": (
         "lent_before_cores", "before_cpus", "last_cores", "last_bytes", "asked_before_bytes", "before_us", "rounds", "for_s",
-        "samples", "soft_part", "hard_part", "use", "system_ratio", "lowered_percent",
+        "samples", "soft_part", "hard_part", "use", "system_ratio", "lowered_percent", "without_quota_ms", "with_quota_ms",
+        "without_quota_s", "with_quota_s",
     ),
     "the reported headroom": ("promised",),
 }  # fmt: skip

@@ -17,10 +17,12 @@ MEMORY_SHORTAGE_STATES = (MemoryPressure.TUNE_MEMCG, MemoryPressure.DROP_CACHE)
 
 
 def notice_lines(view: View) -> Iterator[Text]:
-    """Yield a line of any length per notice; none if there is no problem."""
+    """Yield a line of any length per problem, and for the verdict on the CPU quota; none if there is neither."""
     yield from _eviction_notices(view)
     yield from _rejection_notice(view)
     yield from _memory_notice(view)
+    if view.quota_trial:
+        yield Text(formats.printable(view.quota_trial), style="dim")
 
 
 def _eviction_notices(view: View) -> Iterator[Text]:
@@ -167,6 +169,8 @@ def cycle_line(view: View) -> str:
         parts.append(
             f"shadow {printable(view.shadow.policy)} would lend {formats.cores(view.shadow.reclaimable_cores)} cores"
         )
+    if view.quota_trial:
+        parts.append(printable(view.quota_trial))
     parts += [f"{advice.topic}: {printable(advice.text)}" for advice in view.answers]
     parts += [
         f"forecast {formats.forecast_amount(forecast, forecast.forecast.peak)} at most"

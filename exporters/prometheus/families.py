@@ -284,6 +284,12 @@ def _advice_totals(finished: Cycle) -> Iterator[MetricFamily]:
     yield point_family("dioptase_share_requirement_cores", [((), advice.requirement_cores)])
     yield from headroom_families(advice)
     yield point_family("dioptase_reclaim_lent_cores", [((), advice.reclaimable_cores)])
+    if (verdict := advice.quota_verdict) is not None:
+        name = "helped" if verdict.helped else "did_not_help"
+        trials = (("with", verdict.with_quota_ns), ("without", verdict.without_quota_ns))
+        yield point_family(
+            "dioptase_quota_trial_runq_wait_seconds", (((name, quota), ns / NS_PER_S) for quota, ns in trials)
+        )
 
 
 def _node_advice(node: NodeAdvice) -> Iterator[MetricFamily]:

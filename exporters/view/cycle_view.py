@@ -361,6 +361,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     rule: str
     reason: str
+    quota_trial: str = ""
+    """Whether the CPU quota of reclaimed pods helps, with the numbers of the latest trial; empty without a verdict."""
     threshold: float | None = None
     """Threshold of the rule, in the unit named by `reason` (rules `wait_*`: milliseconds)."""
     node_cpus: Count
@@ -452,6 +454,7 @@ def build_view(finished: Cycle, node_name: str = "") -> View:
         action=advice.action if advice else "",
         rule=advice.reason.rule if advice else "",
         reason=advice.reason.text if advice else "",
+        quota_trial=advice.quota_verdict.text if advice and advice.quota_verdict else "",
         threshold=advice.reason.threshold if advice else None,
         node_cpus=len(snapshot.topology.cpus),
         busy_cores=change.node.busy_cores if change else None,

@@ -71,6 +71,7 @@ from api.snapshot import (
 from api.units import MIB
 from exporters.prometheus.families import RecordingState
 from tests.builders.four_cpu_node import ABOUT, BATCH, BOOTED_AT_NS, MS, WEB_WAITS, S, advice, busy_cycle, waits
+from tests.builders.quota_verdicts import quota_verdict
 
 RICH_ABOUT = msgspec.structs.replace(
     ABOUT, traced=True, recording=RecordingState(writable=True, size_bytes=5 * MIB, cycles=40, lost_cycles=2)
@@ -332,6 +333,7 @@ def full_policy_result(finished: Cycle) -> Cycle:
         finished.advice or advice(),
         cpu=RICH_CPU,
         rejected=RICH_REJECTED,
+        quota_verdict=quota_verdict(),
         cards=RICH_CARDS,
         headroom=RICH_PROMISE,
         reported_headroom=RICH_ADVERTISED,

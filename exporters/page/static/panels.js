@@ -45,6 +45,8 @@ export function showHeader(view) {
   action.dataset.action = view.action || "none";
   say(action, ACTIONS[view.action] ?? (view.action || "no advice"));
   const silent = watching(view) ? "No pods are listed: every cgroup is measured, and nothing is decided. List pods with --kubelet, or in a file with --pods." : view.act === "off" ? "Decisions are switched off (--act off). Use --act dry-run to see them, --act on to apply them." : "The policy gave no advice. Sources and the agent's log have the reason.";
+  byId("quota-trial").hidden = view.quota_trial === "";
+  say(byId("quota-trial"), view.quota_trial);
   byId("shadow").hidden = view.shadow === null;
   if (view.shadow !== null) {
     say(byId("shadow"), `Shadow policy ${view.shadow.policy}: ${cores(view.shadow.lent_cores)} reclaimable cores (${view.shadow.action}). ${view.shadow.reason}`);

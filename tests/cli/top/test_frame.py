@@ -21,6 +21,7 @@ from cli.top.summary import notice_lines
 from exporters.view.cycle_view import View, build_view
 from tests.builders import colocation_run, four_cpu_node
 from tests.builders.full_node import RICH_MEMORY, RICH_REJECTED
+from tests.builders.quota_verdicts import quota_verdict
 
 
 @pytest.fixture(autouse=True)
@@ -248,6 +249,14 @@ def test_only_problems_have_a_line() -> None:
     shown = text(view, history, entries, 100, 40)
     assert f"! rejected default/db: {RICH_REJECTED['default/db'].text}" in shown
     assert f"! memory drop_cache: {short.condition.reason.text}" in shown
+
+
+def test_the_verdict_on_the_cpu_quota_has_a_line() -> None:
+    (view, *_), entries = calm()
+    observed = msgspec.structs.replace(view, quota_trial=quota_verdict(helped=False).text)
+    assert "The CPU quota of reclaimed pods did not help default/web: run-queue latency p99 41 ms -> 39 ms" in text(
+        observed, [observed], entries, 120, 40
+    )
 
 
 def test_unknown_memory_is_no_alarm() -> None:

@@ -93,6 +93,8 @@ def test_every_sample_has_its_rows_labels_and_no_two_are_the_same_series(observe
         ("dioptase_source_lost_events_total", ("runqlat",), 7),
         ("dioptase_pool_cpus", ("reclaim",), 2),
         ("dioptase_reclaim_lent_cores", (), 2.5),
+        ("dioptase_quota_trial_runq_wait_seconds", ("helped", "with"), 0.006),
+        ("dioptase_quota_trial_runq_wait_seconds", ("helped", "without"), 0.041),
         ("dioptase_round_duration_seconds", (), 0.012),
         ("dioptase_snapshot_timestamp_seconds", (), 1_700_000_002.0),
         ("dioptase_act_mode", ("on",), 1),

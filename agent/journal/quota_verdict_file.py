@@ -1,0 +1,102 @@
+"""Keeps the verdicts of quota trials on disk, so that a restart of the agent repeats no trial.
+One JSON file with version and checksum, replaced when a verdict is added or withdrawn. Verdicts of another kernel release
+are discarded, because its scheduler may make the quota help. Size and age are bounded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from agent.advisor.quota_trial import MAX_VERDICTS, MEMORY_NS
+from api.advice import QuotaVerdict
+from api.interfaces import Unavailable
+from common.files import read_small_file
+from common.state_file import StateFileDamaged, decode_state, encode_state, quarantine_file, replace_file
+
+VERSION = 1
+FILE_NAME = "quota_verdicts"
+MAX_BYTES = 256 << 10
+RETRY_S = 60.0
+"""Interval between attempts to write a file that could not be written."""
+
+
+class SavedQuotaVerdicts(msgspec.Struct, frozen=True, kw_only=True):
+    """Contents of the file."""
+
+    version: int = VERSION
+    kernel: str
+    """Release of the kernel on which the trials ran (uname -r)."""
+    verdicts: tuple[QuotaVerdict, ...]
+    checksum: str = ""
+
+
+class QuotaVerdictFile:
+    """The file in a state directory that this process has locked."""
+
+    def __init__(self, state_dir: Path, kernel: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """`kernel` is the release of the running kernel."""
+        self.messages: tuple[str, ...] = ()
+        """Why earlier verdicts were discarded; empty if they were not."""
+        self._path: Path | None = state_dir / FILE_NAME
+        self._kernel, self._clock = kernel, clock
+        self._written: tuple[QuotaVerdict, ...] = ()
+        self._retry_at_s: float | None = None
+        self._failure: Unavailable | None = None
+
+    def load(self) -> tuple[QuotaVerdict, ...]:
+        """Return the saved verdicts of this kernel release; none from a missing, unreadable or damaged file, see `messages`."""
+        if self._path is None:
+            return ()
+        try:
+            saved = decode_state(read_small_file(self._path, MAX_BYTES), SavedQuotaVerdicts, VERSION)
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            self.messages = (
+                f"Every CPU quota is tried again: {self._path} cannot be read: {error.strerror}; make it readable.",
+            )
+            return ()
+        except StateFileDamaged as error:
+            self._set_aside(self._path, error)
+            return ()
+        if saved.kernel == self._kernel:
+            self._written = tuple(
+                verdict
+                for verdict in saved.verdicts[-MAX_VERDICTS:]
+                if 0 < verdict.expires_wall_ns - verdict.wall_time_ns <= MEMORY_NS
+            )
+        return self._written
+
+    def _set_aside(self, path: Path, error: StateFileDamaged) -> None:
+        text = f"Every CPU quota is tried again: {path} is damaged: {error}."
+        try:
+            self.messages = (f"{text} It was renamed to {quarantine_file(path, str(error))}.",)
+        except Unavailable as failure:
+            self.messages = (f"{text} Verdicts are not saved: {failure.reason}: {failure.remedy}.",)
+            self._path = None
+
+    def save(self, verdicts: tuple[QuotaVerdict, ...]) -> None:
+        """Write the verdicts if they changed. Raises Unavailable until a write succeeds."""
+        if self._path is None:
+            return
+        waits = self._retry_at_s is not None and self._clock() < self._retry_at_s
+        if verdicts != self._written and not waits:
+            self._write(self._path, verdicts)
+        if self._failure is not None:
+            raise self._failure
+
+    def _write(self, path: Path, verdicts: tuple[QuotaVerdict, ...]) -> None:
+        try:
+            replace_file(path, encode_state(SavedQuotaVerdicts(kernel=self._kernel, verdicts=verdicts)))
+        except OSError as error:
+            self._retry_at_s = self._clock() + RETRY_S
+            self._failure = Unavailable(
+                f"the verdicts of quota trials cannot be written to {path}: {error.strerror}",
+                f"free space in {path.parent} and make it writable, or set another directory with --state-dir",
+            )
+            return
+        self._written, self._retry_at_s, self._failure = verdicts, None, None

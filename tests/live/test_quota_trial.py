@@ -1,0 +1,93 @@
+"""A real agent measures that the CPU quota of a reclaimed pod helps an online pod, reports it, and knows it after a kill."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from agent.journal.quota_verdict_file import FILE_NAME
+from tests.builders.waiting import until
+from tests.kernel.knob_cgroups import give_controllers
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
+from tests.live.agent_process import Agent, pods_file
+
+pytestmark = pytest.mark.live
+SERVE = """import time
+while True:
+    time.sleep(0.002)
+    end = time.monotonic() + 0.0005
+    while time.monotonic() < end:
+        pass
+"""
+"""A thread that wakes up some hundred times a second."""
+SETTINGS = "advisor: {latency: {targetWaitMs: 40, leastBlameRatio: 0}}\n"
+BURNERS, TRIAL_S = 8, 240
+
+
+def build_inverted_priority(stack: ExitStack) -> tuple[TestCgroup, TestCgroup]:
+    """Return an online container in the class with the lowest weight, and a batch container in a class of high weight.
+
+    `cpu.idle` of the batch pod has no effect between classes, so that only the quota can help.
+    """
+    root = stack.enter_context(cgroup(require_writable_cgroups(), "trial"))
+    give_controllers(root)
+
+    def make(above: TestCgroup, name: str, shares: int) -> TestCgroup:
+        group = TestCgroup(above.hierarchy, f"{above.path}/{name}")
+        stack.callback(group.close)
+        if name != "c":
+            give_controllers(group)
+        v2 = group.hierarchy.mode == "v2"
+        weight = max(shares * 10_000 // 262_144, 1) if v2 else shares
+        group.file("cpu", "cpu.weight" if v2 else "cpu.shares").write_text(str(weight))
+        return group
+
+    kubepods = make(root, "kubepods", 1024)
+    web = make(make(make(kubepods, "besteffort", 2), "podweb", 2), "c", 2)
+    batch = make(make(make(kubepods, "burstable", 8192), "podbatch", 1024), "c", 1024)
+    return web, batch
+
+
+def test_a_quota_that_helps_is_proved_reported_and_remembered(tmp_path: Path) -> None:
+    settings, state = tmp_path / "settings.yaml", tmp_path / "state"
+    settings.write_text(SETTINGS)
+    with ExitStack() as stack:
+        web, batch = build_inverted_priority(stack)
+        for _ in range(4):
+            web.start([sys.executable, "-c", SERVE])
+        batch.burn(BURNERS)
+        pods = pods_file(tmp_path / "pods.yaml", web.path, batch.path)
+        options = ("--act", "on", "--config", str(settings), "--pods", str(pods), "--state-dir", str(state))
+        with Agent(*options) as agent:
+            until(
+                lambda: agent.view()["quota_trial"] != "",
+                lambda: f"a verdict: {agent.view()['rule']}: {agent.view()['reason']}",
+                TRIAL_S,
+            )
+            text = agent.view()["quota_trial"]
+            assert text.startswith("The CPU quota of reclaimed pods helped default/web: run-queue latency p99 ")
+            rows = agent.get("/metrics").splitlines()
+            seconds = {
+                name: next(float(row.split()[1]) for row in rows if row.startswith(start + name))
+                for start, name in (
+                    ('dioptase_quota_trial_runq_wait_seconds{verdict="helped",quota="', 'with"}'),
+                    ('dioptase_quota_trial_runq_wait_seconds{verdict="helped",quota="', 'without"}'),
+                )
+            }
+            assert seconds['with"}'] < 0.5 * seconds['without"}']
+            entries = [json.loads(line) for line in (state / "decisions.jsonl").read_text().splitlines()]
+            reasons = [entry["outcome"]["decision"]["verdict"] for entry in entries]
+            proofs = [reason for reason in reasons if reason["rule"] == "quota_helped"]
+            assert [reason["inputs"]["workloads"] for reason in proofs] == ["default/web"]
+            released = [reason for reason in reasons if reason["rule"] == "quota_trial"]
+            assert released, "the quota was lifted to measure"
+            agent.end(signal.SIGKILL)
+        assert (state / FILE_NAME).exists()
+        with Agent(*options) as second:
+            assert second.view()["quota_trial"] == text
+            assert second.end() == 0
