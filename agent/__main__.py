@@ -244,10 +244,13 @@ async def _run(
         try:
             await _run_until_stopped(loop, options)
         finally:
-            created = parts.runtime.end(parts.files, parts.originals)
+            # In threads, so that health is answered meanwhile.
+            created = await asyncio.to_thread(parts.runtime.end, parts.files, parts.originals)
             if act is ActMode.ON:
                 others = tuple(part for part in (parts.slices, parts.node_knobs) if part is not None)
-                unrestored = restore_all(parts.originals, parts.files, others, loop.latest, journals[0], created)
+                unrestored = await asyncio.to_thread(
+                    restore_all, parts.originals, parts.files, others, loop.latest, journals[0], created
+                )
             elif options.act is ActMode.ON:
                 log.warning("--act on was requested, but nothing was written. %s", " ".join(parts.act_warnings))
     return 1 if unrestored else 0

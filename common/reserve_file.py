@@ -55,11 +55,15 @@ class ReserveFile:
         """Whether this process has found or made all blocks of the file."""
 
     def allocate(self) -> None:
-        """Write every block of the file once, unless all exist. Raises OSError (ENOSPC on a full disk): then the file is
-        removed, unless an earlier agent left content in it."""
+        """Write every block of the file once, unless all exist or an earlier agent left content in it. Raises OSError, with
+        ENOSPC unless twice the size is free; then the file is removed."""
         if self._has_blocks() or self.read() is not None:
             return  # A file that holds originals is used as it is.
         size = 2 * self._stride
+        free = os.statvfs(self.path.parent)
+        if free.f_bavail * free.f_frsize < 2 * size:
+            # Filling the disk for a moment would make other writes fail.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         try:
             with SYNC_TIMES.measure(self.path.name):
                 self._fill(size)

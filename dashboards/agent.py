@@ -138,7 +138,7 @@ def _sources_row() -> list[Panel]:
             "rounds/s",
             (
                 "`tick`: the regular interval. `wait` and `psi`: started early, because online pods waited for CPU or a "
-                "pressure trigger fired."
+                "pressure trigger fired. `journalled`: original values of new controls are on disk."
             ),
             Query(
                 rate_by("dioptase_rounds_total", NODE_SELECTOR, "job, instance, trigger"),

@@ -100,7 +100,7 @@ def test_space_kept_from_the_start_lets_a_new_pod_be_limited_and_survives_kill_9
                 agent.process.wait()
                 # The next agent finds the originals in the reserve, and so does a reset, on the full disk.
                 with Agent(*node.options(state, "web", "batch", "late")) as successor:
-                    assert "values changed. This agent continues" in " ".join(successor.view()["banner"])
+                    until(lambda: "values changed. This agent continues" in successor.log, "it found them")
                     successor.process.kill()
                     successor.process.wait()
                 reset(state)
