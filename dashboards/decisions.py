@@ -71,7 +71,7 @@ def _glance() -> list[Panel]:
             "Cycles started by a trigger",
             "rounds/s",
             f'sum(rate(dioptase_rounds_total{{{NODE_SELECTOR},trigger!="tick"}}{RATE_INTERVAL})) or vector(0)',
-            "Cycles that started early: online pods waited, a pressure trigger fired, or originals of new controls are on disk.",
+            "Cycles that started early: online pods waited, a pressure trigger fired, or originals are on disk.",
         ),
         stat_panel(
             "Rules in use",
