@@ -33,7 +33,7 @@ def hanging() -> Iterator[tuple[Disk, DiskWriter]]:
         yield disk, writer
     finally:
         disk.release.set()
-        assert writer.close(20)
+        assert writer.drain(20)
 
 
 def test_of_the_writes_of_one_file_that_wait_only_the_newest_runs_and_it_keeps_its_place() -> None:

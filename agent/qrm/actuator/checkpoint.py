@@ -56,7 +56,8 @@ class CpusetCheckpoint:
         self.messages: tuple[str, ...] = ()
         self._boot_id, self._disk = boot_id, disk
         self._submitted: CpusetState | None = None
-        """The newest state that was given to the disk."""
+        """The newest state that was given to the disk, without what is not worth a write."""
+        self._newest: CpusetState | None = None
         self._failure: Unavailable | None = None
 
     def load(self, now_ns: int) -> CpusetState | None:
@@ -87,14 +88,14 @@ class CpusetCheckpoint:
         worth = _worth_saving(state)
         if worth == self._submitted and self._failure is None:
             return False
-        self._submitted = worth
+        self._submitted, self._newest = worth, state
         self._disk.submit(FILE_NAME, self._write)
         if self._failure is not None:
             raise self._failure
         return True
 
     def _write(self) -> None:
-        state = self._submitted
+        state = self._newest
         assert state is not None
         try:
             replace_file(self.path, encode_state(state, self._boot_id))
