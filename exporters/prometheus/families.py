@@ -123,8 +123,8 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Whether cycles are sent as spans, so that exemplars can refer to them."""
     syncs: Mapping[str, tuple[int, float]] = {}
     """Number of synced writes of state files, and their time in seconds, by file."""
-    sync_pending_s: float = 0.0
-    """Age of the oldest such write that is under way; 0 without one."""
+    sync_pending_s: float | None = None
+    """Age of the oldest such write that is under way; 0 without one, None if no file is written."""
     recording: RecordingState | None = None
     earlier_totals: ColocationTotals | None = None
     """Totals of colocation of the agents before this one; None if it began with none."""
