@@ -18,7 +18,7 @@ class FileWriter(Protocol):
 
     def submit(self, name: str, write: Callable[[], None]) -> bool:
         """Run the function now or later; return whether it has ended. It must report its failures itself, and write what
-        is newest when it runs: of two functions with the same name that have not begun, only the later one runs."""
+        is newest when it runs: of two functions with the same name that still wait, only the later one runs."""
 
 
 class InlineWriter:
@@ -59,7 +59,7 @@ class DiskWriter:
             return self._changed.wait_for(lambda: not self._queue and not self._busy, timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Wait as `drain` does, then end the thread. What has not begun by then is not written. Idempotent."""
+        """Wait as `drain` does, then end the thread. What still waits by then is not written. Idempotent."""
         done = self.drain(0.0 if self._closed else timeout_s)
         with self._changed:
             self._closed = True

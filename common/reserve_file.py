@@ -1,4 +1,4 @@
-"""Space that is kept on disk for a file that has to be written when the disk is full.
+"""Space that is reserved on disk for a file that has to be written when the disk is full.
 The file has two slots that are overwritten in place, in turn, so that a kill during a write leaves the other slot intact. On
 ext4, xfs and tmpfs, overwriting blocks that have been written needs no new block. On file systems that write to new blocks
 (btrfs, ZFS, bcachefs, and any file that was copied by reflink) and on thin volumes it may: there it is an attempt only.
@@ -148,7 +148,7 @@ def _encode_header(header: _Header) -> bytes:
 
 
 def _newest(content: bytes, stride: int) -> ReservedContent | None:
-    found = []
+    contents = []
     for slot in range(2):
         part = content[slot * stride : (slot + 1) * stride]
         try:
@@ -157,5 +157,5 @@ def _newest(content: bytes, stride: int) -> ReservedContent | None:
             continue
         data = part[HEADER_BYTES : HEADER_BYTES + header.size]
         if 0 <= header.size == len(data) and header.checksum == _checksum(header.sequence, header.replaces, data):
-            found.append(ReservedContent(header.sequence, header.replaces, data))
-    return max(found, key=lambda each: each.sequence, default=None)
+            contents.append(ReservedContent(header.sequence, header.replaces, data))
+    return max(contents, key=lambda each: each.sequence, default=None)

@@ -189,7 +189,7 @@ def _losses_row() -> list[Panel]:
             "Mean time until a file of the state directory is on disk, and the age of a write that has not ended.",
             Query(
                 f"{rate_by('dioptase_state_sync_seconds_total', NODE_SELECTOR, 'job, instance, file')}"
-                f" / ({rate_by('dioptase_state_syncs_total', NODE_SELECTOR, 'job, instance, file')} > 0)",
+                f" / {rate_by('dioptase_state_syncs_total', NODE_SELECTOR, 'job, instance, file')}",
                 f"{{{{file}}}} {INSTANCE_LEGEND}",
             ),
             Query(f"dioptase_state_sync_pending_seconds{{{NODE_SELECTOR}}}", f"not ended {INSTANCE_LEGEND}"),

@@ -269,8 +269,8 @@ def _advise_by_canonical(
     """Katalyst's policy: the regions' policies size the online pools, and the remaining CPUs are reclaimable."""
     reclaimable = pool_reclaimable_cores(cpu.sizes, snapshot.topology.numa_nodes) or 0.0
     before = reclaimable if state.reclaimable_cores is None else state.reclaimable_cores
-    known = snapshot.pods_fresh and snapshot.can_journal
-    frozen = reclaimable > before and not known and bool(state.sizes)
+    can_grow = snapshot.pods_fresh and snapshot.can_journal
+    frozen = reclaimable > before and not can_grow and bool(state.sizes)
     if frozen:
         # Online pods that the stale list does not contain may need this CPU; without a journal it could not be taken back.
         cpu, reclaimable = replace(cpu, sizes=state.sizes), before

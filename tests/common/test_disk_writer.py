@@ -15,11 +15,11 @@ class Disk:
     """A disk whose first write takes until `release`."""
 
     def __init__(self) -> None:
-        self.begun, self.release = threading.Event(), threading.Event()
+        self.started, self.release = threading.Event(), threading.Event()
         self.written: list[str] = []
 
     def hang(self) -> None:
-        self.begun.set()
+        self.started.set()
         assert self.release.wait(20)
         self.written.append("hang")
 
@@ -29,7 +29,7 @@ def hanging() -> Iterator[tuple[Disk, DiskWriter]]:
     disk, writer = Disk(), DiskWriter("test")
     try:
         assert writer.submit("hang", disk.hang) is False
-        assert disk.begun.wait(20)
+        assert disk.started.wait(20)
         yield disk, writer
     finally:
         disk.release.set()
@@ -56,7 +56,7 @@ def test_the_end_does_not_wait_for_a_disk_that_hangs() -> None:
         writer.submit("totals", lambda: disk.written.append("totals"))
         assert not writer.drain(0.0)
         assert not writer.close(0.0)
-    assert disk.written == ["hang"], "what had not begun is not written after the lock is gone"
+    assert disk.written == ["hang"], "what had not started is not written after the lock is gone"
 
 
 def test_a_defect_in_one_write_does_not_stop_the_next(caplog: pytest.LogCaptureFixture) -> None:

@@ -41,14 +41,14 @@ def test_the_newest_content_is_read_with_what_it_takes_the_place_of(reserve: Res
     assert reserve.read() is None
 
 
-@pytest.mark.parametrize("kept", [0, 100, HEADER_BYTES, HEADER_BYTES + 3])
-def test_a_kill_in_the_middle_of_a_write_leaves_the_content_before_it(reserve: ReserveFile, kept: int) -> None:
+@pytest.mark.parametrize("intact", [0, 100, HEADER_BYTES, HEADER_BYTES + 3])
+def test_a_kill_in_the_middle_of_a_write_leaves_the_content_before_it(reserve: ReserveFile, intact: int) -> None:
     reserve.write(b"first", digest_of(None))
     reserve.write(b"second", digest_of(None))
     before = reserve.path.read_bytes()
     reserve.write(b"the third", digest_of(None))
-    third = reserve.path.read_bytes()[STRIDE : STRIDE + kept]
-    reserve.path.write_bytes(before[:STRIDE] + third + before[STRIDE + kept :])
+    third = reserve.path.read_bytes()[STRIDE : STRIDE + intact]
+    reserve.path.write_bytes(before[:STRIDE] + third + before[STRIDE + intact :])
     read = reserve.read()
     assert read is not None
     assert read.data == b"second"

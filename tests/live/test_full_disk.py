@@ -1,4 +1,4 @@
-"""The agent on a real tmpfs that is filled to the last block: kept space, refusals that readiness names, kill -9, recovery."""
+"""The agent on a real tmpfs that is filled to the last block: reserved space, refusals that readiness names, kill -9, recovery."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ def reset(state: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_space_kept_from_the_start_lets_a_new_pod_be_limited_and_survives_kill_9(node: Node, tmp_path: Path) -> None:
+def test_space_reserved_at_the_start_lets_a_new_pod_be_limited_and_survives_kill_9(node: Node, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "mount", "8m") as mount:
         state = mount / "state"
         with Agent(*node.options(state, "web", "batch")) as agent:
             until(lambda: node.changed("web", "batch"), lambda: f"both pods are limited: {agent.log}")
             reserve = state / RESERVE_NAME
-            until(lambda: reserve.stat().st_blocks * 512 > 2 * RESERVE_SLOT_BYTES, "space is kept")
+            until(lambda: reserve.stat().st_blocks * 512 > 2 * RESERVE_SLOT_BYTES, "space is reserved")
             with full(state):
                 node.options(state, "web", "batch", "late")
                 until(lambda: node.changed("late"), lambda: f"the new pod is limited: {agent.log}")
@@ -107,12 +107,12 @@ def test_space_kept_from_the_start_lets_a_new_pod_be_limited_and_survives_kill_9
                 assert node.cpus() == node.texts
 
 
-def test_without_space_nothing_new_is_changed_or_lent_and_readiness_says_so(node: Node, tmp_path: Path) -> None:
+def test_without_space_nothing_new_is_changed_and_readiness_has_the_reason(node: Node, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "mount", "256k") as mount:
         state = mount / "state"
         with Agent(*node.options(state, "web", "batch")) as agent:
             until(lambda: node.changed("web", "batch"), lambda: f"both pods are limited: {agent.log}")
-            assert "no space is kept for originals" in failed(agent)["originals-reserve"]
+            assert "no space is reserved for originals" in failed(agent)["originals-reserve"]
             with full(state):
                 node.options(state, "web", "batch", "late")
                 until(lambda: "original values cannot be journalled" in refusal(agent), "readiness names the reason")

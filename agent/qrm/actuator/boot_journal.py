@@ -325,7 +325,7 @@ class BootJournal(Generic[KeyT, EntryT]):
             self.reserve_problem = Unavailable(text, failure.remedy)
             return False
         self._uses_reserve = True
-        text = f"{failure.reason}; they are saved in {self._reserve.path.name}, whose space was kept for this"
+        text = f"{failure.reason}; they are saved in {self._reserve.path.name}, whose space was reserved for this"
         self.reserve_problem = Unavailable(text, failure.remedy)
         return True
 
@@ -347,7 +347,7 @@ class BootJournal(Generic[KeyT, EntryT]):
             self._reserve.allocate()
         except OSError as error:
             self.reserve_problem = Unavailable(
-                f"no space is kept for originals in {self._reserve.path}: {error.strerror}",
+                f"no space is reserved for originals in {self._reserve.path}: {error.strerror}",
                 f"free space in {self._reserve.path.parent}: once the disk is full, no new knob can be changed",
             )
         else:

@@ -1,4 +1,4 @@
-"""Reports whether original values can be journalled, and whether space is kept for that on a full disk.
+"""Reports whether original values can be journalled, and whether space is reserved for that on a full disk.
 While they cannot, the advisor lends and reports nothing new, and `/readyz` answers 503 (exporters/page/health.py).
 """
 
@@ -34,7 +34,7 @@ class JournalHealth:
 
 
 class ReserveHealth:
-    """HealthReporter of the space that is kept for the journal."""
+    """HealthReporter of the space that is reserved for the journal."""
 
     name, form, lost_events = "originals-reserve", "file", None
 
