@@ -1,4 +1,4 @@
-"""The agent on a real tmpfs that is filled to the last block: reserved space, refusals that readiness names, kill -9, recovery."""
+"""The agent on a real tmpfs that is filled to the last block: reserved space, refusals, readiness, kill -9, recovery."""
 
 from __future__ import annotations
 
