@@ -35,8 +35,9 @@ from agent.journal.quota_verdict_file import QuotaVerdictFile
 from agent.loop import Loop
 from agent.qrm.actuator.actuator import Actuator
 from agent.qrm.actuator.checkpoint import CpusetCheckpoint
-from agent.qrm.actuator.originals import OriginalsJournal, StateDirLocked, restore_all
-from agent.qrm.actuator.state_dir import open_originals, read_boot_id
+from agent.qrm.actuator.journal_health import journal_reporters
+from agent.qrm.actuator.originals import OriginalsJournal, restore_all
+from agent.qrm.actuator.state_dir import read_boot_id
 from agent.qrm.actuator.thread_slices import FILE_NAME as SLICE_ORIGINALS
 from agent.qrm.actuator.thread_slices import ThreadSlices, open_thread_slices
 from agent.qrm.actuator.writer import KnobWriter
@@ -51,12 +52,14 @@ from agent.sensors.pods.pod_spec import PodParsingContext
 from agent.sensors.pods.static_pods import NoPods, StaticPods
 from agent.sensors.snapshot import Sensor
 from agent.sensors.triggers.psi_triggers import STALL_US, WINDOW_US, PsiTriggerSet
+from agent.state_writers import StateWriters
 from api import VERSION
 from api.decision import ActMode
 from api.interfaces import CycleSink, HealthReporter, PodSource, RunqLatencySource, Unavailable
 from common.http.token_review import TokenReviewer
 from common.http.web_config import WebConfig
 from common.supervised_tasks import SupervisedTasks
+from common.sync_times import SYNC_TIMES
 from common.yaml_guard import check_yaml
 from exporters.page.health import STALE_S
 from exporters.page.web_server import AgentWebServer
@@ -199,6 +202,7 @@ class _Parts(msgspec.Struct, kw_only=True):
     state: components.StateLocation
     inputs: components.PodInputs
     files: KnobWriter
+    writers: StateWriters
     originals: OriginalsJournal | None
     cluster: components.ClusterConnection
     latencies: RunqLatencySource
@@ -222,15 +226,17 @@ async def _run(
         parts = await _open_parts(options, (documents, config, check_node), pods, tasks)
         act = parts.act
         directory = None if parts.originals is None else options.state_dir
-        journals = components.open_journals(directory, stack, evicting=parts.evictor is not None)
+        evicting, records = parts.evictor is not None, parts.writers.records
+        journals = components.open_journals(directory, stack, evicting=evicting, disk=records)
         exporters = await _open_exporters(options, parts, journals, stack)
         exporters.sinks += await parts.cluster.join(parts.config, act, parts.evictor, tasks, parts.inputs.pods)
         indicators = PodIndicatorScraper()
         sensor = _open_sensor(options, parts, indicators, (exporters.reporters, (tasks,)), stack)
         if options.malachite is not None:
             exporters.thread_sinks.append(await _open_malachite(*options.malachite, parts.hierarchy, stack))
-        parts.startup_warnings += _restore_earlier_values(options.act, parts)
-        loop = _open_loop(options, parts, sensor, exporters, stack)
+        # In threads, because the page and health are served already, and these read and write files.
+        parts.startup_warnings += await asyncio.to_thread(_restore_earlier_values, options.act, parts)
+        loop = await asyncio.to_thread(_open_loop, options, parts, sensor, exporters, stack)
         parts.cluster.start(loop.apply_config, tasks)
         parts.runtime.start(lambda: loop.preview_inputs)
         stack.callback(parts.runtime.leave, parts.files)
@@ -241,10 +247,13 @@ async def _run(
         try:
             await _run_until_stopped(loop, options)
         finally:
-            created = parts.runtime.end(parts.files, parts.originals)
+            # In threads, so that health is answered meanwhile.
+            created = await asyncio.to_thread(parts.runtime.end, parts.files, parts.originals)
             if act is ActMode.ON:
                 others = tuple(part for part in (parts.slices, parts.node_knobs) if part is not None)
-                unrestored = restore_all(parts.originals, parts.files, others, loop.latest, journals[0], created)
+                unrestored = await asyncio.to_thread(
+                    restore_all, parts.originals, parts.files, others, loop.latest, journals[0], created
+                )
             elif options.act is ActMode.ON:
                 log.warning("--act on was requested, but nothing was written. %s", " ".join(parts.act_warnings))
     return 1 if unrestored else 0
@@ -262,17 +271,22 @@ async def _open_parts(
     files = stack.enter_context(closing(components.open_knob_writer(config, hierarchy, kubelet=options.kubelet)))
     inputs = await _open_pod_inputs(options, config, hierarchy, pods, tasks)
     pods = inputs.pods
-    originals, originals_warnings = _open_originals(options, stack)
+    writers = StateWriters()
+    stack.callback(writers.close)
+    originals, originals_warnings = writers.open_journal(*state, stack, required=options.act is ActMode.ON)
     state_dir = options.state_dir if originals else None
-    totals = ColocationCounter(state_dir, time.time_ns())
+    totals = ColocationCounter(state_dir, time.time_ns(), writers.records)
     stack.callback(totals.close)
     cluster = components.ClusterConnection(options.node, state_dir, inputs.configuration)
     config, cluster_warnings = cluster.open(documents, config, check_node)
     act, act_warnings = _effective_act(options.act, files, originals, pods, config)
     latencies, probes, latency_warnings = _open_probes(config, hierarchy, stack, watching=isinstance(pods, NoPods))
     # By the settings file: an object of the cluster may disable power now and enable it later.
-    node_knobs, knob_warnings = components.open_node_knobs(settings[1], act, hierarchy, state, SYS)
-    slices, slice_warnings = open_thread_slices(act, hierarchy, state, enabled=settings[1].knobs.short_slices)
+    disk, short_slices = writers.originals, settings[1].knobs.short_slices
+    node_knobs, knob_warnings = components.open_node_knobs(settings[1], act, hierarchy, state, SYS, disk)
+    slices, slice_warnings = open_thread_slices(act, hierarchy, state, enabled=short_slices, disk=disk)
+    if originals is not None and act is ActMode.ON:
+        originals.allocate_reserve()
     return _Parts(
         config=config,
         act=act,
@@ -280,6 +294,7 @@ async def _open_parts(
         state=state,
         inputs=inputs,
         files=files,
+        writers=writers,
         originals=originals,
         cluster=cluster,
         latencies=latencies,
@@ -317,6 +332,7 @@ def _open_sensor(
     stack.callback(node.close)
     exporters, loop_reporters = health
     hardware = components.open_hardware_reporters(parts.config, SYS)
+    journal = () if parts.act is not ActMode.ON else journal_reporters(parts.originals)
     return Sensor(
         cgroups=cgroups,
         node=node,
@@ -325,7 +341,7 @@ def _open_sensor(
         waits=parts.latencies,
         indicators=indicators,
         probes=(*parts.probes.probes, *parts.inputs.probes),
-        reporters=(*parts.inputs.reporters, *exporters, *hardware, *parts.runtime.reporters),
+        reporters=(*parts.inputs.reporters, *exporters, *hardware, *parts.runtime.reporters, *journal),
         loop_reporters=(*parts.cluster.reporters, *loop_reporters),
         annotations=parts.cluster.node_annotations,
         patience_ns=parts.inputs.ended_listing_ns,
@@ -337,8 +353,12 @@ def _open_loop(
 ) -> Loop:
     forecasts = verdicts = None
     if parts.originals is not None:
-        forecasts = components.open_forecast_file(parts.config, options.act, parts.state, stack)
-        verdicts = QuotaVerdictFile(parts.state[0], os.uname().release) if parts.act is ActMode.ON else None
+        forecasts = components.open_forecast_file(parts.config, options.act, parts.state, stack, parts.writers.records)
+        verdicts = (
+            QuotaVerdictFile(parts.state[0], os.uname().release, parts.writers.records)
+            if parts.act is ActMode.ON
+            else None
+        )
     return Loop(
         config=parts.config,
         sensor=sensor,
@@ -350,26 +370,12 @@ def _open_loop(
         evictor=parts.evictor,
         node_knobs=parts.node_knobs,
         peers=parts.cluster.peers,
-        checkpoint=CpusetCheckpoint(*parts.state) if parts.act is ActMode.ON else None,
+        checkpoint=CpusetCheckpoint(*parts.state, parts.writers.originals) if parts.act is ActMode.ON else None,
         forecasts=forecasts,
         quota_verdicts=verdicts,
         totals=parts.totals,
         startup_warnings=parts.startup_warnings,
     )
-
-
-def _open_originals(options: AgentOptions, stack: AsyncExitStack) -> tuple[OriginalsJournal | None, tuple[str, ...]]:
-    """Open the journal of originals. An agent that acts needs its lock; one that only watches runs without it."""
-    try:
-        originals = open_originals(options.state_dir, read_boot_id(PROC))
-    except StateDirLocked:
-        if options.act is ActMode.ON:
-            raise
-        return None, ()
-    except Unavailable as error:
-        return None, (f"{error.reason}: {error.remedy}.",)
-    stack.callback(originals.close)
-    return originals, originals.messages
 
 
 def _restore_earlier_values(requested: ActMode, parts: _Parts) -> tuple[str, ...]:
@@ -502,6 +508,8 @@ async def _open_exporters(
             max_cgroups=config.exporters.max_cgroups,
             api_requests=cluster.requests(),
             nri_answers=parts.runtime.answers,
+            syncs=SYNC_TIMES.counts(),
+            sync_pending_s=SYNC_TIMES.pending_s(),
             applied_configs=cluster.applied_objects(),
             **cluster.socket_counters(),
         )

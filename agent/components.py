@@ -46,6 +46,7 @@ from api.decision import ActMode
 from api.diagnostics import DoctorCheck, EffectiveConfiguration
 from api.interfaces import CycleSink, HealthReporter, PodSource, Probe, Unavailable
 from api.units import NS_PER_S
+from common.disk_writer import INLINE_WRITER, DiskWriter, FileWriter
 from common.grpc_calls import CALL_COUNTS
 from common.supervised_tasks import SupervisedTasks
 
@@ -131,21 +132,23 @@ def node_checks(state_dir: Path) -> tuple[DoctorCheck, ...]:
 
 
 def open_forecast_file(
-    config: AgentConfig, act: ActMode, state: StateLocation, stack: AsyncExitStack
+    config: AgentConfig, act: ActMode, state: StateLocation, stack: AsyncExitStack, disk: FileWriter
 ) -> ForecastFile | None:
-    """Open the predictor's history if the calibrated forecast is in use.
-
-    The agent must hold the lock of the state directory.
-    """
+    """Open the predictor's history if the calibrated forecast is in use. The agent must hold the lock of `state`."""
     if act is ActMode.OFF or config.forecast.method != "calibrated":
         return None
-    file = ForecastFile(*state)
+    file = ForecastFile(*state, disk)
     stack.callback(file.close)
     return file
 
 
 def open_node_knobs(
-    config: AgentConfig, act: ActMode, hierarchy: Hierarchy, state: StateLocation, sys: Path
+    config: AgentConfig,
+    act: ActMode,
+    hierarchy: Hierarchy,
+    state: StateLocation,
+    sys: Path,
+    disk: FileWriter = INLINE_WRITER,
 ) -> tuple[NodeKnobs | None, tuple[str, ...]]:
     """Open the knobs of disks, caches, processes and power limits if any is set, or an earlier agent left one changed.
 
@@ -158,7 +161,8 @@ def open_node_knobs(
     from agent.qrm.actuator import node_knobs  # noqa: PLC0415 - few nodes set any
 
     try:
-        return node_knobs.open_node_knobs(config.knobs, hierarchy, state, sys, dry=act is not ActMode.ON), ()
+        dry = act is not ActMode.ON
+        return node_knobs.open_node_knobs(config.knobs, hierarchy, state, sys, dry=dry, disk=disk), ()
     except Unavailable as error:
         return None, (f"Disks, caches, OOM scores and power are left alone: {error.reason}: {error.remedy}.",)
 
@@ -431,6 +435,8 @@ class ClusterConnection:
         )
 
 
+NOTICES_TIMEOUT_S = 1.0
+"""Time that the end of the agent waits for notices of soft evictions."""
 POD_RESOURCES = "pod-resources/kubelet.sock"
 """Path of the socket below the kubelet's root directory."""
 
@@ -513,7 +519,12 @@ def open_eviction_components(
 
     opened, settings, pod_evictor = OpenedComponents(), config.eviction, evictor.pod_evictor
     if pod_evictor is not None:
-        evictor.notifier = SoftEvictionNotifier(Path(settings.notify_root) if settings.notify_root else None)
+        evictor.notifier = SoftEvictionNotifier(None)
+        if settings.notify_root:
+            # A thread of its own, because that directory may be on another disk than the state directory.
+            disk = DiskWriter("notices")
+            stack.callback(disk.close, NOTICES_TIMEOUT_S)
+            evictor.notifier = SoftEvictionNotifier(Path(settings.notify_root), disk=disk)
     if isinstance(pod_evictor, EvictorByQosLevel):
         _open_eviction_methods(pod_evictor, config, client)
         # The client of the API server was opened after the evictor; its tasks must end before the client is closed.
@@ -578,12 +589,13 @@ def _open_eviction_methods(evictor: EvictorByQosLevel, config: AgentConfig, clie
 
 
 def open_journals(
-    directory: Path | None, stack: AsyncExitStack, *, evicting: bool
+    directory: Path | None, stack: AsyncExitStack, *, evicting: bool, disk: FileWriter
 ) -> tuple[DecisionJournal, EvictionJournal | None]:
     """Open the journals of decisions and, if `evicting`, of evictions; without a directory they are kept in memory only."""
-    decisions, evictions = DecisionJournal(None if directory is None else directory / "decisions.jsonl"), None
+    decisions = DecisionJournal(None if directory is None else directory / "decisions.jsonl", disk=disk)
+    evictions = None
     stack.callback(decisions.close)
     if evicting:
-        evictions = EvictionJournal(None if directory is None else directory / "evictions.jsonl")
+        evictions = EvictionJournal(None if directory is None else directory / "evictions.jsonl", disk=disk)
         stack.callback(evictions.close)
     return decisions, evictions

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from agent.qrm.actuator.node_knobs import NodeKnobs
 
 log = logging.getLogger(__name__)
-TICK = "tick"
+TICK, JOURNALLED = "tick", "journalled"
 CYCLE_THREAD = "cycle"
 BUG_REMEDY = "this is a bug: report it with the agent's log"
 
@@ -164,6 +164,7 @@ class Loop:
         self._alarm = asyncio.Event()
         self._trigger = TICK
         self._alarm_suppressed = False
+        self._journalled_since_tick = False
 
     @property
     def latest(self) -> Cycle | None:
@@ -207,6 +208,8 @@ class Loop:
         watcher = asyncio.create_task(self._watch())
         if self._triggers is not None:
             asyncio.get_running_loop().add_reader(self._triggers.fileno(), self._on_pressure)
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, self._on_journalled)
+        self._actuator.on_journalled(wake)
         due = time.monotonic()
         try:
             with ThreadPoolExecutor(1, CYCLE_THREAD) as executor:
@@ -219,6 +222,7 @@ class Loop:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._alarm.wait(), max(due - now, 0.0))
         finally:
+            self._actuator.on_journalled(lambda: None)
             watcher.cancel()
             self._remove_trigger_reader()
 
@@ -234,13 +238,13 @@ class Loop:
         trigger, self._trigger = self._trigger, TICK
         self._alarm.clear()
         if trigger == TICK:
-            self._alarm_suppressed = False
+            self._alarm_suppressed = self._journalled_since_tick = False
         try:
             self._prepare()
             self._publish(await asyncio.get_running_loop().run_in_executor(executor, self._compute, trigger))
         except Exception:
             log.exception("cycle %d failed; the next one starts on its interval", self._seq)
-        if self._alarm_suppressed and not self._stop.is_set():
+        if self._alarm_suppressed and self._trigger != JOURNALLED and not self._stop.is_set():
             self._trigger = TICK
             self._alarm.clear()
 
@@ -340,7 +344,7 @@ class Loop:
         result, self._policy_state = evaluate_policy(snapshot, config, before, now_ns, external, draft.rates)
         if self._peers is not None:
             self._peers.after(snapshot, result, self._policy_state, draft.config)
-        # Before anything is written: wherever this agent is killed, the next one continues with this state.
+        # Before the originals of this cycle: wherever this agent is killed, the next one knows the CPUs of a new container.
         self._save_state(draft)
         draft.result, draft.stage = result, "actuator"
         knobs = self._actuator.knobs(managed_cgroups(snapshot.pods, snapshot.cgroups))
@@ -397,7 +401,7 @@ class Loop:
         return msgspec.structs.replace(rebuilt, forecasts=self._policy_state.forecasts)
 
     def _save_state(self, draft: _CycleDraft) -> None:
-        """Save the CPU assignment, so that a restart moves no container, the history of the forecasts, and the verdicts of
+        """Have the CPU assignment saved, so that a restart moves no container, the history of the forecasts, and the verdicts of
         quota trials."""
         try:
             if self._checkpoint is not None:
@@ -477,7 +481,8 @@ class Loop:
         """Pass the cycle to the sinks of the event loop and arm the pressure triggers of its online cgroups."""
         # An alarm that led to nothing (the pod's own throttling, a spike that is over) is suppressed until the tick.
         advice = finished.advice
-        self._alarm_suppressed = finished.trigger != TICK and (advice is None or advice.action != "shrink")
+        if finished.trigger != JOURNALLED:
+            self._alarm_suppressed = finished.trigger != TICK and (advice is None or advice.action != "shrink")
         if self._triggers is not None:
             online = {path: ids[0] for path, ids in self._online_ids.items()}
             self._guard_publish("psi-triggers", partial(self._triggers.watch, online))
@@ -560,6 +565,15 @@ class Loop:
         if self._alarm_suppressed:
             return
         self._trigger = trigger
+        self._alarm.set()
+
+    def _on_journalled(self) -> None:
+        """Start a cycle for the writes that waited for their originals; at most one between two ticks."""
+        if self._journalled_since_tick:
+            return
+        self._journalled_since_tick = True
+        if self._trigger == TICK:
+            self._trigger = JOURNALLED
         self._alarm.set()
 
     def _on_pressure(self) -> None:

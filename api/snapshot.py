@@ -484,6 +484,10 @@ class ComponentHealth(msgspec.Struct, frozen=True, kw_only=True):
         make_printable(self, "error", "remedy")
 
 
+ORIGINALS = "originals"
+"""Name of the component that journals original values; absent in an agent that does not act."""
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """State of the node at one instant. The advisor and every exporter receive this same object."""
 
@@ -505,6 +509,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     def pods_fresh(self) -> bool:
         """Whether `pods` was read in this cycle. Otherwise it is an older list: without new pods, with deleted ones."""
         return all(source.ok for source in self.sources if source.name == "pods")
+
+    @property
+    def can_journal(self) -> bool:
+        """Whether original values can be journalled. Otherwise no knob of a new container can be changed, so that the agent
+        could not take back what it lends."""
+        return all(source.ok for source in self.sources if source.name == ORIGINALS)
 
 
 class Cadence(IntEnum):

@@ -13,15 +13,17 @@ from typing import TypeVar
 import msgspec
 
 from api.interfaces import Unavailable
+from common.sync_times import SYNC_TIMES
 
 
 def replace_file(path: Path, data: bytes) -> None:
     """Replace a file durably: write and sync a temporary file, rename it, sync the directory. Raises OSError."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
-        _write_synced(temporary, data)
-        temporary.rename(path)
-        sync_directory(path.parent)
+        with SYNC_TIMES.measure(path.name):
+            _write_synced(temporary, data)
+            temporary.rename(path)
+            sync_directory(path.parent)
     except OSError:
         # Report the first failure. On a full disk, the incomplete file would only take space.
         with suppress(OSError):

@@ -138,7 +138,7 @@ def _sources_row() -> list[Panel]:
             "rounds/s",
             (
                 "`tick`: the regular interval. `wait` and `psi`: started early, because online pods waited for CPU or a "
-                "pressure trigger fired."
+                "pressure trigger fired. `journalled`: original values of new controls are on disk."
             ),
             Query(
                 rate_by("dioptase_rounds_total", NODE_SELECTOR, "job, instance, trigger"),
@@ -182,6 +182,17 @@ def _losses_row() -> list[Panel]:
                 f"increase(dioptase_otel_dropped_spans_total{{{NODE_SELECTOR}}}{RATE_INTERVAL})",
                 f"spans {INSTANCE_LEGEND}",
             ),
+        ),
+        line_panel(
+            "Time to save a state file",
+            units.Seconds,
+            "Mean time until a file of the state directory is on disk, and the age of a write that has not ended.",
+            Query(
+                f"{rate_by('dioptase_state_sync_seconds_total', NODE_SELECTOR, 'job, instance, file')}"
+                f" / {rate_by('dioptase_state_syncs_total', NODE_SELECTOR, 'job, instance, file')}",
+                f"{{{{file}}}} {INSTANCE_LEGEND}",
+            ),
+            Query(f"dioptase_state_sync_pending_seconds{{{NODE_SELECTOR}}}", f"not ended {INSTANCE_LEGEND}"),
         ),
         line_panel(
             "Recording",

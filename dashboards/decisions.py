@@ -71,7 +71,7 @@ def _glance() -> list[Panel]:
             "Cycles started by a trigger",
             "rounds/s",
             f'sum(rate(dioptase_rounds_total{{{NODE_SELECTOR},trigger!="tick"}}{RATE_INTERVAL})) or vector(0)',
-            "Cycles that started early because online pods waited for CPU, or a pressure trigger fired.",
+            "Cycles that started early: online pods waited, a pressure trigger fired, or originals are on disk.",
         ),
         stat_panel(
             "Rules in use",
@@ -144,7 +144,7 @@ def cycles_by_trigger() -> Panel:
         "rounds/s",
         (
             "`tick`: the regular interval. `wait` and `psi`: started early, because online pods waited for CPU or a "
-            "pressure trigger fired."
+            "pressure trigger fired. `journalled`: original values of new controls are on disk."
         ),
         Query(
             rate_by("dioptase_rounds_total", NODE_SELECTOR, "job, instance, trigger, action"),

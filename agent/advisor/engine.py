@@ -23,10 +23,23 @@ from agent.advisor.headroom.headroom_policies import (
     headroom_policy,
     merge_memory_headroom,
 )
-from agent.advisor.headroom.headroom_reporter import ReporterState, node_capacity, report_headroom
+from agent.advisor.headroom.headroom_reporter import (
+    ReporterState,
+    limit_to_requests,
+    node_capacity,
+    report_headroom,
+)
 from agent.advisor.headroom.reclaim_exclusion import max_reclaimable_cores, reclaimable_nodes
 from agent.advisor.interference import measure_interference, update_weights
-from agent.advisor.latency import PODS_UNKNOWN, LatencyInputs, LatencyResult, find_breaches, find_starved
+from agent.advisor.latency import (
+    NO_JOURNAL,
+    NO_JOURNAL_TEXT,
+    PODS_UNKNOWN,
+    LatencyInputs,
+    LatencyResult,
+    find_breaches,
+    find_starved,
+)
 from agent.advisor.memory.memory_advisor import advise_memory, build_memory_inputs, writable_cgroups
 from agent.advisor.memory.memory_inputs import MemoryAdvisorState, MemoryInputs
 from agent.advisor.pod_usage import reclaimed_cgroups, reclaimed_use_cores
@@ -168,6 +181,7 @@ def _build_latency_inputs(
         starved=find_starved(waits, snapshot, change, state.previous),
         max_cores=max_reclaimable_cores(snapshot, reclaimable_nodes(snapshot, state, config), state, config),
         pods_fresh=snapshot.pods_fresh,
+        can_journal=snapshot.can_journal,
     )
 
 
@@ -279,17 +293,20 @@ def _advise_by_canonical(
     """Katalyst's policy: the regions' policies size the online pools, and the remaining CPUs are reclaimable."""
     reclaimable = pool_reclaimable_cores(cpu.sizes, snapshot.topology.numa_nodes) or 0.0
     before = reclaimable if state.reclaimable_cores is None else state.reclaimable_cores
-    frozen = reclaimable > before and not snapshot.pods_fresh and bool(state.sizes)
+    can_grow = snapshot.pods_fresh and snapshot.can_journal
+    frozen = reclaimable > before and not can_grow and bool(state.sizes)
     if frozen:
-        # Online pods that the stale list does not contain may need this CPU.
+        # Online pods that the stale list does not contain may need this CPU; without a journal it could not be taken back.
         cpu, reclaimable = replace(cpu, sizes=state.sizes), before
     headroom = compute_headroom(snapshot, change, config, state, CpuAllowance(need_cores=need, sizes=cpu.sizes))
     reason = max((region.reason for region in cpu.regions), key=lambda r: len(r.inputs), default=NO_ONLINE_PODS)
     if len(cpu.regions) > 1:
         reason = replace(reason, text=" ".join(region.reason.text for region in cpu.regions))
-    if frozen:
+    if frozen and not snapshot.pods_fresh:
         text = f"{reason.text} The list of pods is stale and may miss new pods: reclaimable CPU does not grow."
         reason = replace(reason, rule=PODS_UNKNOWN, text=text)
+    elif frozen:
+        reason = replace(reason, rule=NO_JOURNAL, text=f"{reason.text} Here, {NO_JOURNAL_TEXT}.")
     action = "freeze" if frozen else "shrink" if reclaimable < before else "grow" if reclaimable > before else "hold"
     advice = Advice(
         policy="canonical",
@@ -466,6 +483,8 @@ def _report(
         now_ns,
         enable_reclaim=config.advisor.enable_reclaim,
     )
+    if not snapshot.can_journal:
+        reported = limit_to_requests(reported, snapshot)
     return replace(advice, headroom=headroom, reported_headroom=reported), reporter
 
 

@@ -143,6 +143,8 @@ _BASELINE_DECAY = 0.9
 _STEPS_PER_CORE = 20
 """The quota moves in twentieths of a core: a smaller change is noise, and each change costs a write."""
 PODS_UNKNOWN = "pods_unknown"
+NO_JOURNAL = "journal_unavailable"
+NO_JOURNAL_TEXT = "original values cannot be journalled: the CPU of reclaimed pods does not grow"
 
 
 class LatencyResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,6 +183,8 @@ class LatencyInputs(msgspec.Struct, frozen=True, kw_only=True):
     """Upper bound because of pods that are not reclaimable; None without such pods."""
     pods_fresh: bool = True
     """Whether the list of pods is up to date; a stale list may miss new pods."""
+    can_journal: bool = True
+    """Whether original values can be journalled; otherwise new reclaimed pods cannot be limited."""
 
 
 def evaluate_latency(inputs: LatencyInputs, state: AdvisorState, config: LatencyConfig) -> LatencyResult:
@@ -203,7 +207,7 @@ def evaluate_latency(inputs: LatencyInputs, state: AdvisorState, config: Latency
         text += (
             f" At most {maximum:.3g} of {node:g} cores are reclaimable: pods that are not reclaimable hold the rest."
         )
-    held = "freeze" if rule.rule.startswith(("wait_unknown", PODS_UNKNOWN)) else "hold"
+    held = "freeze" if rule.rule.startswith(("wait_unknown", PODS_UNKNOWN, NO_JOURNAL)) else "hold"
     # A new baseline may have been mistaken for a breach by reclaimed pods.
     harmful = None if baselines.keys() - state.baseline_latency_ns.keys() else state.harmful_cores
     measured = _all_latency_known(inputs) or state.last_wait_ns is None
@@ -356,6 +360,8 @@ def _grow_quota(
     if not inputs.pods_fresh:
         text = f"{text}, but the list of pods is stale and may miss new pods: the CPU quota of reclaimed pods does not grow."
         return _LatencyRule(reclaimable, PODS_UNKNOWN, text, None)
+    if not inputs.can_journal:
+        return _LatencyRule(reclaimable, NO_JOURNAL, f"{text}, but {NO_JOURNAL_TEXT}.", None)
     step = config.grow_ratio_per_s * inputs.node_cpus * inputs.elapsed_ns / NS_PER_S
     harmful = state.harmful_cores
     if harmful is not None and _CAUTION_BAND[0] * harmful <= reclaimable <= _CAUTION_BAND[1] * harmful:

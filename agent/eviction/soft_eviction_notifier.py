@@ -9,13 +9,16 @@ import os
 import shutil
 import stat
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from agent.eviction.victims import wants_soft_eviction_notice
 from api.eviction import EvictionEvent, EvictionEventReason, EvictionVictim
 from api.pod import Pod
 from api.units import NS_PER_S
+from common.disk_writer import INLINE_WRITER, FileWriter
 
 log = logging.getLogger(__name__)
 NOTICE_FILE, FOLDER_SEPARATOR = "soft_eviction_notify", "@@__@@"
@@ -28,17 +31,20 @@ _FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CL
 class SoftEvictionNotifier:
     """A PodNotifier (agent.eviction.runner). Without a root directory (None) pods are notified by events only."""
 
-    def __init__(self, root: Path | None, wall: Callable[[], float] = time.time) -> None:
-        self._root, self._wall = root, wall
+    def __init__(
+        self, root: Path | None, wall: Callable[[], float] = time.time, disk: FileWriter = INLINE_WRITER
+    ) -> None:
+        """`disk` runs everything that touches the directory."""
+        self._root, self._wall, self._disk = root, wall, disk
         self._notified_ns: dict[tuple[str, str], int] = {}
-        self._events: list[EvictionEvent] = []
+        self._events: deque[EvictionEvent] = deque()
         self._make_ns: int | None = None
         self._clean_ns: int | None = None
 
     def run_cycle(self, victims: Iterable[EvictionVictim], pods: Sequence[Pod], now_ns: int) -> None:
         """Notify victims with `notify`; create and remove directories at intervals. Never raises for a disk error."""
         if self._root is not None and pods:
-            self._keep(self._root, pods, now_ns)
+            self._disk.submit("folders", partial(self._keep, self._root, pods, now_ns))
         self._notified_ns = {
             key: at_ns for key, at_ns in self._notified_ns.items() if 0 <= now_ns - at_ns < REPEAT_INTERVAL_NS
         }
@@ -47,16 +53,18 @@ class SoftEvictionNotifier:
             if not victim.notify or victim.dry_run or key in self._notified_ns:
                 continue
             self._notified_ns[key] = now_ns
-            failure = "" if self._root is None else self._write(self._root / _folder_name(victim.pod), victim)
-            reason = EvictionEventReason.NOT_NOTIFIED if failure else EvictionEventReason.NOTIFIED
-            text = f"notify failed: {failure}" if failure else "notify pod successfully"
-            message = f"{text}; reason: {victim.reason.text}"
-            self._events.append(EvictionEvent(pod=victim.pod, reason=reason, message=message, at_ns=now_ns))
+            self._disk.submit(" ".join(key), partial(self._notify, victim, now_ns))
 
     def outcomes(self) -> Sequence[EvictionEvent]:
         """Return the notifications since the last call."""
-        events, self._events = self._events, []
-        return events
+        return [self._events.popleft() for _ in range(len(self._events))]
+
+    def _notify(self, victim: EvictionVictim, now_ns: int) -> None:
+        failure = "" if self._root is None else self._write(self._root / _folder_name(victim.pod), victim)
+        reason = EvictionEventReason.NOT_NOTIFIED if failure else EvictionEventReason.NOTIFIED
+        text = f"notify failed: {failure}" if failure else "notify pod successfully"
+        message = f"{text}; reason: {victim.reason.text}"
+        self._events.append(EvictionEvent(pod=victim.pod, reason=reason, message=message, at_ns=now_ns))
 
     def _write(self, folder: Path, victim: EvictionVictim) -> str:
         """Write the time and the reason; return the error, empty if there is none."""

@@ -6,6 +6,7 @@ it, and idle otherwise. The file is written once a minute and at exit, so a kill
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from api.pod import Pod
 from api.qos import QoSLevel
 from api.rates import Rates, online_runq_latency, sum_runq_latencies
 from api.snapshot import RunqLatency, reclaimed_containers
+from common.disk_writer import INLINE_WRITER, FileWriter
 from common.files import read_small_file
 from common.state_file import StateFileDamaged, decode_state, encode_state, quarantine_file, replace_file
 
@@ -41,10 +43,11 @@ class SavedTotals(msgspec.Struct, frozen=True, kw_only=True):
 class ColocationCounter:
     """The totals of this node, and the file that holds them."""
 
-    def __init__(self, state_dir: Path | None, wall_ns: int) -> None:
+    def __init__(self, state_dir: Path | None, wall_ns: int, disk: FileWriter = INLINE_WRITER) -> None:
         """Load the totals of the previous agent. `state_dir` is locked by this process; None keeps the totals in memory only,
         and so does a damaged file that cannot be renamed."""
         self.path = None if state_dir is None else state_dir / FILE_NAME
+        self._disk = disk
         self.messages: tuple[str, ...] = ()
         """Why earlier totals were discarded; empty if they were not."""
         self.earlier = self._load() or ColocationTotals(since_wall_ns=wall_ns)
@@ -57,7 +60,7 @@ class ColocationCounter:
         """Why the latest write failed; None if it did not."""
 
     def count(self, finished: Cycle) -> Cycle:
-        """Return the cycle with the totals up to it, and save them once a minute."""
+        """Return the cycle with the totals up to it, and have them saved once a minute."""
         self.totals = add_cycle(self.totals, finished, self._reclaimable_cores)
         # The decision of this cycle is in force until the next cycle, which counts its CPU time.
         acts = finished.act is ActMode.ON and finished.advice is not None
@@ -91,17 +94,20 @@ class ColocationCounter:
         return None
 
     def _save(self) -> None:
-        if self.path is None or self.totals is self._saved:
-            return
+        if self.path is not None and self.totals is not self._saved:
+            self._disk.submit(FILE_NAME, partial(self._write, self.path))
+
+    def _write(self, path: Path) -> None:
+        totals = self.totals
         try:
-            replace_file(self.path, encode_state(SavedTotals(totals=self.totals)))
+            replace_file(path, encode_state(SavedTotals(totals=totals)))
         except OSError as error:
             self.failure = Unavailable(
-                f"the totals of colocation cannot be written to {self.path}: {error.strerror}",
-                f"free space in {self.path.parent} and make it writable, or set another directory with --state-dir",
+                f"the totals of colocation cannot be written to {path}: {error.strerror}",
+                f"free space in {path.parent} and make it writable, or set another directory with --state-dir",
             )
             return
-        self._saved, self.failure = self.totals, None
+        self._saved, self.failure = totals, None
 
 
 def add_cycle(totals: ColocationTotals, finished: Cycle, reclaimable_cores: float | None) -> ColocationTotals:

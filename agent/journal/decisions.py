@@ -15,6 +15,7 @@ from agent.journal.repeated_repairs import RepeatedRepairs
 from api.advice import QUOTA_HELPED
 from api.decision import Cycle, JournalEntry, Outcome, OutcomeStatus
 from api.knobs import Knob
+from common.disk_writer import INLINE_WRITER, FileWriter
 
 REPEATED_STATUSES = frozenset(
     {OutcomeStatus.DRY_RUN, OutcomeStatus.REFUSED, OutcomeStatus.VANISHED, OutcomeStatus.MISMATCH}
@@ -28,12 +29,12 @@ OutcomeKey = tuple[int, OutcomeStatus, str]
 class DecisionJournal(JsonlLog[JournalEntry]):
     """Sink of cycles and api.interfaces.DecisionRecord."""
 
-    def __init__(self, path: Path | None, *, keep: int = 2000) -> None:
+    def __init__(self, path: Path | None, *, keep: int = 2000, disk: FileWriter = INLINE_WRITER) -> None:
         self._last: OrderedDict[tuple[str, str], OutcomeKey] = OrderedDict()
         self._pods: OrderedDict[str, str] = OrderedDict()
         self._max_keys = 4 * keep
         self._repairs = RepeatedRepairs(self._max_keys)
-        super().__init__(path, JournalEntry, "decisions", keep, self._remember_pod)
+        super().__init__(path, JournalEntry, "decisions", keep, self._remember_pod, disk)
 
     def publish(self, cycle: Cycle) -> None:
         """Record the new outcomes of a cycle. Never raises: write errors are logged once and shown in `problem`."""

@@ -12,6 +12,7 @@ from agent.journal.jsonl_log import JsonlLog
 from api.decision import Cycle
 from api.eviction import EvictionEntry, EvictionEvent, EvictionResult, EvictionThreshold, EvictionVictim, ThresholdMet
 from api.units import NS_PER_S
+from common.disk_writer import INLINE_WRITER, FileWriter
 
 log = logging.getLogger("dioptase")
 
@@ -45,8 +46,8 @@ class _NewVictims:
 class EvictionJournal(JsonlLog[EvictionEntry]):
     """Sink of cycles and api.interfaces.EvictionRecord."""
 
-    def __init__(self, path: Path | None, *, keep: int = MAX_ENTRIES) -> None:
-        super().__init__(path, EvictionEntry, "evictions", keep)
+    def __init__(self, path: Path | None, *, keep: int = MAX_ENTRIES, disk: FileWriter = INLINE_WRITER) -> None:
+        super().__init__(path, EvictionEntry, "evictions", keep, disk=disk)
         self._new_victims = _NewVictims()
 
     def publish(self, cycle: Cycle) -> None:

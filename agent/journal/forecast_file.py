@@ -14,6 +14,7 @@ from agent.advisor.forecast.peak_model import BUCKET_NS, HISTORY_BUCKETS, HORIZO
 from agent.advisor.forecast.predictor import PeakPredictor, resume_predictor
 from api.interfaces import Unavailable
 from api.units import NS_PER_S
+from common.disk_writer import INLINE_WRITER, FileWriter
 from common.files import read_small_file
 from common.state_file import StateFileDamaged, decode_state, encode_state, quarantine_file, replace_file
 
@@ -44,10 +45,10 @@ class SavedForecasts(msgspec.Struct, frozen=True, kw_only=True):
 class ForecastFile:
     """The file in a state directory that this process has locked. `messages` has the reasons why history was discarded."""
 
-    def __init__(self, state_dir: Path, boot_id: str) -> None:
+    def __init__(self, state_dir: Path, boot_id: str, disk: FileWriter = INLINE_WRITER) -> None:
         self.path = state_dir / FILE_NAME
         self.messages: tuple[str, ...] = ()
-        self._boot_id = boot_id
+        self._boot_id, self._disk = boot_id, disk
         self._latest: SavedForecasts | None = None
         self._written: SavedForecasts | None = None
         self._attempt_ns: int | None = None
@@ -87,23 +88,26 @@ class ForecastFile:
         )
 
     def save(self, series: ForecastSeries, now_ns: int, wall_ns: int) -> None:
-        """Write the history if a bucket was completed since the last write. Raises Unavailable until a write succeeds."""
+        """Have the history written if a bucket was completed since the last write. Raises Unavailable after a failed write,
+        until one succeeds."""
         self._latest = SavedForecasts(
             boot_id=self._boot_id, monotonic_ns=now_ns, wall_ns=wall_ns, cpu=series.cpu, memory=series.memory
         )
         due = self._written is None or self._complete(self._written) != self._complete(self._latest)
         if due and (self._attempt_ns is None or now_ns - self._attempt_ns >= RETRY_NS):
             self._attempt_ns = now_ns
-            self._write(self._latest)
+            self._disk.submit(FILE_NAME, self._write)
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
         """Write the unfinished bucket too. A failure has already been reported by `save`."""
         if self._latest is not None and self._latest is not self._written:
-            self._write(self._latest)
+            self._disk.submit(FILE_NAME, self._write)
 
-    def _write(self, saved: SavedForecasts) -> None:
+    def _write(self) -> None:
+        saved = self._latest
+        assert saved is not None
         try:
             replace_file(self.path, encode_state(saved))
         except OSError as error:

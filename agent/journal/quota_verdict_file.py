@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from agent.advisor.quota_trial import MAX_VERDICTS, MEMORY_NS
 from api.advice import QuotaVerdict
 from api.interfaces import Unavailable
+from common.disk_writer import INLINE_WRITER, FileWriter
 from common.files import read_small_file
 from common.state_file import StateFileDamaged, decode_state, encode_state, quarantine_file, replace_file
 
@@ -37,12 +39,19 @@ class SavedQuotaVerdicts(msgspec.Struct, frozen=True, kw_only=True):
 class QuotaVerdictFile:
     """The file in a state directory that this process has locked."""
 
-    def __init__(self, state_dir: Path, kernel: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        kernel: str,
+        disk: FileWriter = INLINE_WRITER,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`kernel` is the release of the running kernel."""
         self.messages: tuple[str, ...] = ()
         """Why earlier verdicts were discarded; empty if they were not."""
         self._path: Path | None = state_dir / FILE_NAME
-        self._kernel, self._clock = kernel, clock
+        self._kernel, self._disk, self._clock = kernel, disk, clock
+        self._latest: tuple[QuotaVerdict, ...] = ()
         self._written: tuple[QuotaVerdict, ...] = ()
         self._retry_at_s: float | None = None
         self._failure: Unavailable | None = None
@@ -80,16 +89,18 @@ class QuotaVerdictFile:
             self._path = None
 
     def save(self, verdicts: tuple[QuotaVerdict, ...]) -> None:
-        """Write the verdicts if they changed. Raises Unavailable until a write succeeds."""
+        """Have the verdicts written if they changed. Raises Unavailable after a failed write, until one succeeds."""
         if self._path is None:
             return
+        self._latest = verdicts
         waits = self._retry_at_s is not None and self._clock() < self._retry_at_s
         if verdicts != self._written and not waits:
-            self._write(self._path, verdicts)
+            self._disk.submit(FILE_NAME, partial(self._write, self._path))
         if self._failure is not None:
             raise self._failure
 
-    def _write(self, path: Path, verdicts: tuple[QuotaVerdict, ...]) -> None:
+    def _write(self, path: Path) -> None:
+        verdicts = self._latest
         try:
             replace_file(path, encode_state(SavedQuotaVerdicts(kernel=self._kernel, verdicts=verdicts)))
         except OSError as error:

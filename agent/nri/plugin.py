@@ -238,6 +238,7 @@ class NriPlugin:
 
     def _run(self) -> None:
         try:
+            self._annotations.save_key()
             asyncio.run(self._stay_connected())
         except asyncio.CancelledError:
             pass

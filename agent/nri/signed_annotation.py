@@ -39,8 +39,20 @@ _PAIRS_DECODER = msgspec.json.Decoder(dict[Knob, tuple[str, str]])
 class SignedAnnotations:
     """Writes and verifies the annotation with the key of this node."""
 
-    def __init__(self, key: bytes) -> None:
-        self._key = key
+    def __init__(self, key: bytes, unsaved: Path | None = None) -> None:
+        """`unsaved` is the file of a key that is not on disk yet."""
+        self._key, self._unsaved = key, unsaved
+
+    def save_key(self) -> None:
+        """Write a new key to disk. Call it before the first annotation is written, in a thread that may wait for a disk."""
+        path, self._unsaved = self._unsaved, None
+        if path is None:
+            return
+        try:
+            replace_file(path, self._key)
+        except OSError as error:
+            text = "%s cannot be written: %s; after a crash the next agent cannot verify annotations of this one"
+            log.warning(text, path, error.strerror)
 
     def write(self, container_id: str, pairs: KnobPairs) -> str:
         """Return the annotation text for a container."""
@@ -64,7 +76,7 @@ class SignedAnnotations:
 
 
 def open_signed_annotations(state_dir: Path) -> SignedAnnotations:
-    """Read the key from the locked state directory, or create a new one."""
+    """Read the key from the locked state directory, or make a new one, which `save_key` writes."""
     path = state_dir / KEY_FILE
     try:
         key = read_small_file(path, KEY_BYTES)
@@ -74,10 +86,5 @@ def open_signed_annotations(state_dir: Path) -> SignedAnnotations:
         log.warning("%s cannot be read and is created again: %s", path, error.strerror)
         key = b""
     if len(key) != KEY_BYTES:
-        key = secrets.token_bytes(KEY_BYTES)
-        try:
-            replace_file(path, key)
-        except OSError as error:
-            text = "%s cannot be written: %s; after a crash the next agent cannot verify annotations of this one"
-            log.warning(text, path, error.strerror)
+        return SignedAnnotations(secrets.token_bytes(KEY_BYTES), unsaved=path)
     return SignedAnnotations(key)

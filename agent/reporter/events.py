@@ -1,11 +1,13 @@
 """Writes the steps of evictions as events of the pods, with Katalyst's reasons and the numbers of the threshold.
-Events are rate-limited; when the queue is full the oldest event is dropped and counted.
+An event of the Node says since when original values cannot be journalled, and since when they can again. Events are
+rate-limited; when the queue is full the oldest event is dropped and counted.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from agent.reporter.desired_state_writer import DesiredStateWriter
@@ -13,6 +15,7 @@ from api.decision import Cycle
 from api.eviction import EvictionEvent, EvictionVictim, format_observation
 from api.interfaces import Unavailable
 from api.pod import Pod
+from api.snapshot import ORIGINALS, ComponentHealth, Snapshot
 from api.units import NS_PER_S
 from common.backoff import TokenBucket
 from kube.client import KubeClient
@@ -24,6 +27,8 @@ COMPONENT = "dioptase-agent"
 EVENTS_PER_S, EVENT_BURST = 1.0, 25.0
 MAX_QUEUED_EVENTS = 200
 MAX_VICTIMS = 1000
+NODE_EVENT_NAMESPACE = "default"
+"""Namespace of events of objects without a namespace (client-go/tools/record/event.go, makeEvent())."""
 MAX_MESSAGE_CHARS = 1024
 """Maximum length of an event message that the API server accepts."""
 
@@ -42,27 +47,51 @@ def build_event(
     `at_ns` (CLOCK_MONOTONIC) are the same time.
     """
     namespace, _, name = kill.pod.partition("/")
+    at = at_wall_ns / NS_PER_S
     uid = victim.uid if victim is not None else pod.uid if pod is not None else ""
     message, numbers = kill.message, ""
     if victim is not None:
         if victim.reason.text not in message:
             message = f"{message} ({victim.plugin}: {victim.reason.text})"
         numbers = _threshold_numbers(victim, at_wall_ns, at_ns)
-    at = format_timestamp(at_wall_ns / NS_PER_S)
     about = {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, **({"uid": uid} if uid else {})}
     return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"generateName": f"{name[:200]}.", "namespace": namespace},
-        "involvedObject": about,
+        **_event_frame(about, namespace, node, at),
         "reason": kill.reason.value,
         "message": _truncate(message, MAX_MESSAGE_CHARS - len(numbers)) + numbers,
         "type": "Warning" if kill.warning else "Normal",
         "action": kill.action,
+    }
+
+
+def build_journal_event(node: str, failed: ComponentHealth | None, at_wall_ns: int) -> dict[str, Any]:
+    """Return the Event of the Node after original values could not be journalled (`failed`), or can be again (None)."""
+    # `kubectl describe node` shows events whose uid is the name of the Node, which the kubelet uses as well.
+    about = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node}
+    message = "original values can be journalled again; reclaimable resources are reported as before"
+    if failed is not None:
+        message = (
+            f"{failed.error}: {failed.remedy}. Until then nothing new is lent on this node, and its agent is not ready"
+        )
+    return {
+        **_event_frame(about, NODE_EVENT_NAMESPACE, node, at_wall_ns / NS_PER_S),
+        "reason": "OriginalsJournalled" if failed is None else "OriginalsNotJournalled",
+        "message": _truncate(message, MAX_MESSAGE_CHARS),
+        "type": "Normal" if failed is None else "Warning",
+        "action": "Journal",
+    }
+
+
+def _event_frame(about: Mapping[str, str], namespace: str, node: str, at_s: float) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{about['name'][:200]}.", "namespace": namespace},
+        "involvedObject": dict(about),
         "count": 1,
-        "firstTimestamp": at,
-        "lastTimestamp": at,
-        "eventTime": format_timestamp(at_wall_ns / NS_PER_S, micro=True),
+        "firstTimestamp": format_timestamp(at_s),
+        "lastTimestamp": format_timestamp(at_s),
+        "eventTime": format_timestamp(at_s, micro=True),
         "source": {"component": COMPONENT, "host": node},
         "reportingComponent": COMPONENT,
         "reportingInstance": node,
@@ -100,10 +129,12 @@ class EvictionEventWriter(DesiredStateWriter):
         self._queue: deque[dict[str, Any]] = deque(maxlen=MAX_QUEUED_EVENTS)
         self._victims: dict[str, EvictionVictim] = {}
         self._bucket = TokenBucket(EVENTS_PER_S, EVENT_BURST, time.monotonic())
+        self._can_journal = True
         self.lost_events: int = 0
 
     def publish(self, cycle: Cycle) -> None:
         """Queue the events of this cycle."""
+        self._publish_journal(cycle.snapshot)
         pods = {pod.key: pod for pod in cycle.snapshot.pods}
         at_wall_ns, at_ns = cycle.snapshot.wall_time_ns, cycle.snapshot.taken_at_ns
         for kill in cycle.kills:
@@ -117,6 +148,14 @@ class EvictionEventWriter(DesiredStateWriter):
                 self._victims[victim.pod] = victim
         while len(self._victims) > MAX_VICTIMS:
             self._victims.pop(next(iter(self._victims)))
+
+    def _publish_journal(self, snapshot: Snapshot) -> None:
+        if snapshot.can_journal is self._can_journal:
+            return
+        self._can_journal = snapshot.can_journal
+        failed = next((source for source in snapshot.sources if source.name == ORIGINALS and not source.ok), None)
+        self.lost_events += len(self._queue) == MAX_QUEUED_EVENTS
+        self._queue.append(build_journal_event(self._node, failed, snapshot.wall_time_ns))
 
     async def _write(self, now_s: float) -> bool:
         """Create queued events as far as the rate allows. An event that the API server refuses is dropped, because it would be

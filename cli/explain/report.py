@@ -295,6 +295,7 @@ TRIGGER_TEXT = {
     "wait": "between ticks: run-queue latency of online pods exceeded its limit",
     "nri": "by the container runtime, which calls the agent when it creates or updates a container",
     "psi": "between ticks: a pressure trigger fired",
+    "journalled": "between ticks: the original values of new knobs are on disk",
 }
 STATUS_TEXT = {
     OutcomeStatus.APPLIED: "written and verified",

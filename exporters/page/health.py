@@ -9,6 +9,7 @@ import time
 import msgspec
 
 from api.decision import Cycle
+from api.snapshot import ORIGINALS
 from api.units import NS_PER_S
 from common.http.request_guard import HttpRefused
 
@@ -31,7 +32,7 @@ class HealthStatus(msgspec.Struct, frozen=True):
 
 STALE_S = 5.0
 """Age from which on the latest cycle is too old, in seconds. If three intervals are longer, the agent uses these instead."""
-REQUIRED_SOURCES = ("pods", "topology", "node", "cgroups", "advisor", "actuator")
+REQUIRED_SOURCES = ("pods", "topology", "node", "cgroups", "advisor", "actuator", ORIGINALS)
 """Sources without which the agent cannot do its work (agent/sensors/snapshot.py, agent/loop.py). Other sources only add to
 it."""
 

@@ -121,6 +121,10 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
     otel_dropped_spans: int | None = None
     traced: bool = False
     """Whether cycles are sent as spans, so that exemplars can refer to them."""
+    syncs: Mapping[str, tuple[int, float]] = {}
+    """Number of synced writes of state files, and their time in seconds, by file."""
+    sync_pending_s: float | None = None
+    """Age of the oldest such write that is under way; 0 without one, None if no file is written."""
     recording: RecordingState | None = None
     earlier_totals: ColocationTotals | None = None
     """Totals of colocation of the agents before this one; None if it began with none."""
@@ -323,6 +327,10 @@ def _agent_info_families(about: AgentInfo) -> Iterator[MetricFamily]:
     yield point_family("dioptase_round_interval_seconds", [((), about.interval_s)])
     yield point_family("dioptase_latency_target_seconds", [((), about.runq_latency_target_s)])
     yield point_family("dioptase_journal_writable", [((), None if writable is None else int(writable))])
+    syncs = sorted(about.syncs.items())
+    yield point_family("dioptase_state_syncs_total", (((file,), count) for file, (count, _) in syncs))
+    yield point_family("dioptase_state_sync_seconds_total", (((file,), seconds) for file, (_, seconds) in syncs))
+    yield point_family("dioptase_state_sync_pending_seconds", [((), about.sync_pending_s)])
     yield point_family("dioptase_api_requests_total", list(about.api_requests.items()))
     yield point_family(
         "dioptase_nri_containers_total", (((answer,), count) for answer, count in about.nri_answers.items())

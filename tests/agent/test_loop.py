@@ -58,6 +58,7 @@ class Scripted:
         self.taken_at_ns: list[int] = []
         self.quotas: Mapping[str, float] = {}
         self.released = 0
+        self.wake: Callable[[], None] = lambda: None
 
     def snapshot(self, seq: int, taken_at_ns: int, wall_time_ns: int) -> Snapshot:
         self.taken_at_ns.append(taken_at_ns)
@@ -87,6 +88,9 @@ class Scripted:
 
     def finished(self) -> tuple[Outcome, ...]:
         return ()
+
+    def on_journalled(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
 
     def publish(self, finished: Cycle) -> None:
         self.cycles.append(finished)

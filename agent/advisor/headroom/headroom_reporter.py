@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from agent.config.report import ReportConfig
 from api.advice import Headroom
 from api.knobs import Reason, ReasonInputs
+from api.qos import QoSLevel
 from api.quantity import format_bytes, format_cores
 from api.snapshot import Snapshot
 from api.units import GIB, MIB, NS_PER_S
@@ -393,6 +394,34 @@ def _limit_amounts(
     if over > 1:
         parts = {numa: value / over for numa, value in parts.items()}
     return round(sum(parts.values()), _DIGITS), parts
+
+
+def limit_to_requests(reported: Headroom, snapshot: Snapshot) -> Headroom:
+    """Return the reported headroom, at most what the reclaimed pods of the node request: no further pod fits then, and none
+    is evicted, because both resources are marked as stale."""
+    containers = [container for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for container in pod.containers]
+    requested_cores = sum(c.reclaimed_cpu_cores or c.cpu_request_cores or 0.0 for c in containers)
+    requested_bytes = float(sum(c.reclaimed_memory_bytes or c.memory_request_bytes or 0 for c in containers))
+    cores, cores_by_numa = _scale_down(reported.cores, reported.cores_by_numa, requested_cores)
+    memory, memory_by_numa = _scale_down(reported.memory_bytes, reported.memory_by_numa, requested_bytes)
+    text = "Original values cannot be journalled, so only what the present reclaimed pods request is reported."
+    return replace(
+        reported,
+        cores=cores,
+        cores_by_numa=cores_by_numa,
+        memory_bytes=memory,
+        memory_by_numa=memory_by_numa,
+        stale=("cpu", "memory"),
+        reason=replace(reported.reason, rule="journal_unavailable", text=f"{reported.reason.text} {text}"),
+    )
+
+
+def _scale_down(
+    total: float | None, by_numa: Mapping[int, float], maximum: float
+) -> tuple[float | None, Mapping[int, float]]:
+    if total is None or total <= maximum:
+        return total, by_numa
+    return maximum, {numa: round(value * maximum / total, _DIGITS) for numa, value in by_numa.items()}
 
 
 def _zero_headroom(capacity: NodeCapacity) -> Headroom:

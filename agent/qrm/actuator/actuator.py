@@ -1,13 +1,14 @@
 """Applies the decisions of one cycle to cgroups and returns one outcome for each.
-Each decision is clamped, dropped if the knob already has the value, journalled, written and read back. The
-original values of a cycle are on disk (one fsync) before its first write. A failure affects its own decision
-only. `cpu.idle` is written before weights: leaving it resets the weight to the default, and setting it pins the
-weight. CPU lists grow from the top down before others shrink from the bottom up.
+Each decision is clamped, dropped if the knob already has the value, journalled, written and read back. A knob is
+written once its own original is on disk: the originals of a cycle are saved together, in another thread, and a knob
+that the agent wrote before does not wait. A failure affects its own decision only. `cpu.idle` is written before
+weights: leaving it resets the weight to the default, and setting it pins the weight. CPU lists grow from the top
+down before others shrink from the bottom up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -75,6 +76,7 @@ class Actuator:
             return ()
         with self._files.one_cycle():
             if self._originals is not None:
+                self._originals.retry()
                 with suppress(Unavailable):  # they stay pending, and the decision on such a cgroup reports the reason
                     self.pending_originals.adopt(self._files, self._originals)
             return self._apply_uncached(decisions, now_ns, quota_exempt)
@@ -119,6 +121,11 @@ class Actuator:
             return {}
         dry = self._act is ActMode.DRY_RUN
         return dict(zip(decisions, self._slices.apply(tuple(decisions.values()), now_ns or 0, dry=dry), strict=True))
+
+    def on_journalled(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, in the thread of the disk, when originals are on disk that writes have waited for."""
+        if self._originals is not None:
+            self._originals.on_commit = wake
 
     def finished(self) -> tuple[Outcome, ...]:
         """Return the outcomes of one-shot operations that finished since the last call."""
@@ -261,19 +268,24 @@ class Actuator:
     def _journal_and_write(self, plans: Mapping[int, WritePlan]) -> dict[int, Outcome]:
         if self._originals is None:
             return {index: plan.outcome(OutcomeStatus.REFUSED, error=NO_JOURNAL) for index, plan in plans.items()}
+        originals_by_plan = {index: self._originals_of(plan) for index, plan in plans.items()}
         try:
             self._originals.forget_vanished(self._files)
-            notes = self._record(self._originals, plans)
+            notes = self._record(self._originals, originals_by_plan)
         except Unavailable as error:
             reason = f"{error.reason}: {error.remedy}"
             return {index: plan.outcome(OutcomeStatus.REFUSED, error=reason) for index, plan in plans.items()}
-        changing = {index: plan for index, plan in plans.items() if plan.changes}
+        keys = {index: [key_of(now) for now in originals_by_plan[index]] for index in plans if plans[index].changes}
+        ready = self._originals.may_write(keys)
+        changing = {index: plan for index, plan in plans.items() if index in ready}
         # A failing write may leave any value; it is recorded again when it has been read back.
         self._originals.last_written.forget([(plan.decision.cgroup, plan.decision.knob) for plan in changing.values()])
         for knob in LIST_KNOBS:
             self._widen([plan for plan in changing.values() if plan.decision.knob is knob])
         outcomes = {
-            index: plan.outcome(OutcomeStatus.UNCHANGED, after=plan.before)
+            index: self._originals.deferred(plan.outcome(OutcomeStatus.UNCHANGED))
+            if plan.changes
+            else plan.outcome(OutcomeStatus.UNCHANGED, after=plan.before)
             for index, plan in plans.items()
             if index not in changing
         }
@@ -281,16 +293,19 @@ class Actuator:
             outcomes[index] = self._write(changing[index])
         return {index: with_note(outcome, notes[index]) for index, outcome in outcomes.items()}
 
-    def _record(self, originals: OriginalsJournal, plans: Mapping[int, WritePlan]) -> dict[int, str]:
+    def _record(
+        self, originals: OriginalsJournal, originals_by_plan: Mapping[int, Sequence[OriginalValue]]
+    ) -> dict[int, str]:
         """Journal the originals of these plans; return by plan a note on values that were modified externally."""
-        originals_by_plan = {index: self._originals_of(plan) for index, plan in plans.items()}
         modified_by_plan = {
             index: [now for now in nows if self._is_externally_modified(now)]
             for index, nows in originals_by_plan.items()
         }
         modified = [now for nows in modified_by_plan.values() for now in nows]
         originals.record(
-            *(now for nows in originals_by_plan.values() for now in nows), replace={key_of(now) for now in modified}
+            *(now for nows in originals_by_plan.values() for now in nows),
+            replace={key_of(now) for now in modified},
+            planned=True,
         )
         for now in modified:
             originals.last_written.record(now, now.raw.texts)
@@ -339,7 +354,9 @@ class Actuator:
             self._files.write(decision.cgroup, decision.cgroup_id, Knob.BURST, quota_us)
             self._note_moved(decision, Knob.BURST)
         swap_original = self._journalled(decision, Knob.SWAP_MAX)
-        if swap_original is not None and self._files.version == "v1" and grows_memory(plan):
+        if swap_original is None or self._originals is None or self._originals.is_unwritten(key_of(swap_original)):
+            return
+        if self._files.version == "v1" and grows_memory(plan):
             swap_bytes = self._files.read(decision.cgroup, decision.cgroup_id, Knob.SWAP_MAX)
             memory_bytes = canonical(Knob.MEMORY_MAX, decision.value)
             # The swap limit keeps its value, which may have been written in this very cycle.
@@ -397,6 +414,8 @@ class Actuator:
         """Record a value as the agent's own if a previous agent has already written it."""
         entry = self._journalled(decision, decision.knob)
         if self._act is not ActMode.ON or self._originals is None or entry is None:
+            return
+        if self._originals.is_unwritten(key_of(entry)):
             return
         if self._originals.last_written.get(key_of(entry)) is None:
             self._note_written(decision, raw)

@@ -2,10 +2,15 @@
 After a reboot the kernel has its own values again, so the entries of another boot are dropped. The file is replaced
 atomically. A damaged file stops the agent from using this journal, or is set aside as NAME.damaged-N and never used
 in part.
+
+In an agent the file is written in a thread of its own. All entries that are waiting when it begins are saved together (group
+commit). A knob may be written once its own entry is `durable`; everything else goes on meanwhile.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
@@ -15,11 +20,16 @@ import msgspec
 from api.decision import Outcome, OutcomeStatus
 from api.interfaces import Unavailable
 from api.text import quote
+from common.disk_writer import INLINE_WRITER, FileWriter
 from common.files import read_small_file
+from common.reserve_file import ReserveFile, digest_of
 from common.state_file import StateFileDamaged, quarantine_file, replace_file, sync_directory
 
 MAX_FILE_BYTES = 64 << 20
 """A thousand times what 200 managed cgroups need."""
+RETRY_INTERVAL_S = 10.0
+"""Interval between attempts to write a file that could not be written, while no new entry has to be saved."""
+NOT_ON_DISK_YET = "the original value is being saved to disk: the write follows when it is there"
 KeyT = TypeVar("KeyT")
 EntryT = TypeVar("EntryT")
 
@@ -59,37 +69,106 @@ def json_codec(
 
 
 class BootJournal(Generic[KeyT, EntryT]):
-    """Entries by key, and their file. Only the process that holds the state directory's lock may use it."""
+    """Entries by key, and their file. Only the process that holds the state directory's lock may use it. One thread calls
+    it; the commit runs in the thread of `disk`."""
 
-    def __init__(self, path: Path, boot_id: str, codec: JournalCodec[KeyT, EntryT], *, damage_remedy: str = "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        boot_id: str,
+        codec: JournalCodec[KeyT, EntryT],
+        *,
+        damage_remedy: str = "",
+        disk: FileWriter = INLINE_WRITER,
+        reserve: ReserveFile | None = None,
+    ) -> None:
         """Load the file. Raises Unavailable if it exists and cannot be read. A damaged file raises Unavailable with
-        `damage_remedy`; without a remedy it is set aside. `messages` reports what was wrong or outdated."""
+        `damage_remedy`; without a remedy it is set aside. `messages` reports what was wrong or outdated. While the file
+        cannot be replaced, its content is written to `reserve`."""
         self.path = path
         self.messages: tuple[str, ...] = ()
         self.by_key: dict[KeyT, EntryT] = {}
+        self.problem: Unavailable | None = None
+        """Why the latest commit failed; None if it did not."""
+        self.reserve_problem: Unavailable | None = None
+        """Why the reserve cannot be used, or has to be; None if neither."""
+        self.on_commit: Callable[[], None] = lambda: None
+        """Called in the thread of the commit after entries that a write waits for are on disk."""
         self._boot_id, self._codec = boot_id, codec
+        self._disk, self._reserve = disk, reserve
+        self._commit_lock = threading.Lock()
         self._on_disk: Mapping[KeyT, EntryT] | None = {}
         """None if the next save has to replace the file even without entries."""
+        self._staged: Mapping[KeyT, EntryT] | None = None
+        """Entries of the commit that is queued or under way; None without one."""
+        self._staged_since_s: float | None = None
+        self._awaited = False
+        self._uses_reserve = self._keeps_reserve = False
+        self._retry_due_s = 0.0
         self._load(damage_remedy)
 
     def entries(self) -> tuple[EntryT, ...]:
         """Return the originals of all values that may still differ from them."""
         return tuple(self.by_key.values())
 
+    def durable(self, key: KeyT) -> EntryT | None:
+        """Return the entry of this key that is on disk; None if none is."""
+        return None if self._on_disk is None else self._on_disk.get(key)
+
+    def is_durable(self, key: KeyT) -> bool:
+        """Return whether the entry of this key is on disk as it is."""
+        entry = self.by_key.get(key)
+        return entry is not None and self.durable(key) == entry
+
     def save(self, entries: Mapping[KeyT, EntryT] | None = None) -> None:
-        """Write the entries, or these in their place, to disk if they changed. Raises Unavailable; then the entries
-        stay as they were."""
-        entries = self.by_key if entries is None else entries
-        if entries != self._on_disk:
-            self._write(self._codec.encode(self._boot_id, entries.values()) if entries else None)
-            self._on_disk = dict(entries)
-        self.by_key = dict(entries)
+        """Have the entries, or these in their place, written to disk if they changed. Without a disk thread they are on
+        disk on return, or Unavailable is raised and the entries stay as they were."""
+        before = self.by_key
+        self.by_key = dict(self.by_key if entries is None else entries)
+        with self._commit_lock:
+            if self.by_key == (self._on_disk if self._staged is None else self._staged):
+                return
+        if self._commit_now() and self.problem is not None:
+            if entries is not None:
+                self.by_key = before
+            raise self.problem
+
+    def retry(self) -> None:
+        """Try again to write a file that could not be written. A cycle calls it, so that a disk with space again is noticed
+        also when nothing new has to be journalled."""
+        now_s = time.monotonic()
+        if (self.problem is None and not self._uses_reserve) or now_s < self._retry_due_s:
+            return
+        self._retry_due_s = now_s + RETRY_INTERVAL_S
+        with self._commit_lock:
+            if self._staged is not None:
+                return
+        self._commit_now()
+
+    def wait_for_commit(self) -> None:
+        """Have `on_commit` called when the entries of this moment are on disk: at once, if they are by now."""
+        with self._commit_lock:
+            self._awaited = self._staged is not None or self.problem is not None
+            done = not self._awaited
+        if done:
+            self.on_commit()
+
+    def stalled_s(self, now_s: float | None = None) -> float:
+        """Return for how long the present commit has been under way; 0 without one. `now_s` is CLOCK_MONOTONIC."""
+        with self._commit_lock:
+            since_s = self._staged_since_s
+        return 0.0 if since_s is None else (time.monotonic() if now_s is None else now_s) - since_s
 
     def write_due(
-        self, checked: Sequence[Outcome], record: Callable[[int], None], write: Callable[[int], Outcome], *, dry: bool
+        self,
+        checked: Sequence[Outcome],
+        record: Callable[[int], None],
+        write: Callable[[int], Outcome | None],
+        *,
+        dry: bool,
     ) -> tuple[Outcome, ...]:
-        """Record the originals of all outcomes that are DRY_RUN, by index, save them, then write; return the outcomes
-        of all. Nothing is written if `dry` or if the originals cannot be saved."""
+        """Record the originals of all outcomes that are DRY_RUN, by index, save them, then write those that are on disk;
+        return the outcomes of all. `write` returns None if the original is not on disk yet. Nothing is written if `dry`."""
         outcomes = list(checked)
         due = [index for index, outcome in enumerate(checked) if outcome.status is OutcomeStatus.DRY_RUN]
         if dry or not due:
@@ -100,15 +179,24 @@ class BootJournal(Generic[KeyT, EntryT]):
                 record(index)
             self.save()
             for index in due:
-                outcomes[index] = write(index)
+                outcomes[index] = write(index) or self.deferred(outcomes[index])
             self.save()
         except Unavailable as error:
             for index in due:
-                status = outcomes[index].status
-                status = OutcomeStatus.REFUSED if status is OutcomeStatus.DRY_RUN else status
-                error_text = f"{error.reason}: {error.remedy}"
-                outcomes[index] = msgspec.structs.replace(outcomes[index], status=status, error=error_text)
+                if outcomes[index].status is OutcomeStatus.DRY_RUN:
+                    outcomes[index] = _with_error(outcomes[index], OutcomeStatus.REFUSED, error)
+                else:
+                    outcomes[index] = _with_error(outcomes[index], outcomes[index].status, error)
         return tuple(outcomes)
+
+    def deferred(self, outcome: Outcome) -> Outcome:
+        """Return the outcome of a write that has to wait for its original to be on disk: refused if the disk refuses it."""
+        if self.problem is not None:
+            return _with_error(outcome, OutcomeStatus.REFUSED, self.problem)
+        self.wait_for_commit()
+        return msgspec.structs.replace(
+            outcome, status=OutcomeStatus.UNCHANGED, after=outcome.before, error=NOT_ON_DISK_YET
+        )
 
     def restore_each(self, keep: Collection[KeyT], restore_entry: Callable[[EntryT], Outcome]) -> tuple[Outcome, ...]:
         """Restore all entries but those of `keep`; refused ones stay in the journal. Raises Unavailable."""
@@ -121,11 +209,54 @@ class BootJournal(Generic[KeyT, EntryT]):
         self.save()
         return tuple(outcomes)
 
+    def allocate_reserve(self) -> None:
+        """Have the space of the reserve allocated in the thread of the disk, and again after the disk was full."""
+        if self._reserve is not None:
+            self._keeps_reserve = True
+            self._disk.submit(self._reserve.path.name, self._allocate)
+
+    def _commit_now(self) -> bool:
+        with self._commit_lock:
+            self._staged = dict(self.by_key)
+            if self._staged_since_s is None:
+                self._staged_since_s = time.monotonic()
+        return self._disk.submit(self.path.name, self._commit)
+
+    def _commit(self) -> None:
+        """Write the newest staged entries. Runs in the thread of the disk."""
+        with self._commit_lock:
+            staged = self._staged
+        if staged is None:
+            return
+        problem, replaced = None, False
+        try:
+            replaced = self._write(self._codec.encode(self._boot_id, staged.values()) if staged else None)
+        except Unavailable as error:
+            problem = error
+        with self._commit_lock:
+            self.problem = problem
+            if problem is None:
+                self._on_disk = staged
+            newest = self._staged is staged
+            self._staged_since_s = None if newest else time.monotonic()
+            if newest:
+                self._staged = None
+            wakes = self._awaited and newest and problem is None
+            self._awaited = self._awaited and not wakes
+        if wakes:
+            self.on_commit()
+        if replaced and self._reserve is not None:
+            if self._uses_reserve:
+                self._clear_reserve()
+            if not self._reserve.allocated and self._keeps_reserve:
+                self._allocate()
+
     def _load(self, damage_remedy: str) -> None:
         try:
-            boot_id, entries = self._codec.decode(read_small_file(self.path, MAX_FILE_BYTES))
-        except FileNotFoundError:
-            return
+            data = self._read()
+            if data is None:
+                return
+            boot_id, entries = self._codec.decode(data)
         except OSError as error:
             raise Unavailable(
                 f"originals cannot be read from {self.path}: {error.strerror}", "make the file readable for this user"
@@ -147,8 +278,27 @@ class BootJournal(Generic[KeyT, EntryT]):
                 f"{self.path}: dropped {len(entries)} originals of another boot, whose cgroups no longer exist",
             )
 
-    def _write(self, data: bytes | None) -> None:
-        """Replace the file and sync it to disk; without data remove it. Raises Unavailable."""
+    def _read(self) -> bytes | None:
+        """Return the content of the file, or that of the reserve if it takes its place; None without either. Raises
+        OSError."""
+        data = self._read_file()
+        if self._reserve is not None and (reserved := self._reserve.read()) is not None:
+            # The reserve counts only while the file is the one that could not be replaced.
+            if reserved.replaces == digest_of(data):
+                self._uses_reserve = True
+                return reserved.data
+            self._disk.submit(f"{self._reserve.path.name} clear", self._clear_reserve)
+        return data
+
+    def _read_file(self) -> bytes | None:
+        try:
+            return read_small_file(self.path, MAX_FILE_BYTES)
+        except FileNotFoundError:
+            return None
+
+    def _write(self, data: bytes | None) -> bool:
+        """Replace the file and sync it to disk; without data remove it. Return False if the content had to be written to the
+        reserve instead. Raises Unavailable."""
         try:
             if data is not None:
                 replace_file(self.path, data)
@@ -157,7 +307,53 @@ class BootJournal(Generic[KeyT, EntryT]):
                 self.path.unlink(missing_ok=True)
                 sync_directory(self.path.parent)
         except OSError as error:
-            raise Unavailable(
+            failure = Unavailable(
                 f"original values cannot be journalled in {self.path}: {error.strerror}",
                 f"free space in {self.path.parent} and make it writable, or choose another with --state-dir",
-            ) from None
+            )
+            if data is None or not self._write_to_reserve(data, failure):
+                raise failure from None
+            return False
+        return True
+
+    def _write_to_reserve(self, data: bytes, failure: Unavailable) -> bool:
+        if self._reserve is None:
+            return False
+        try:
+            self._reserve.write(data, digest_of(self._read_file()))
+        except OSError as error:
+            text = f"{failure.reason}; the reserve {self._reserve.path.name} cannot be used: {error.strerror}"
+            self.reserve_problem = Unavailable(text, failure.remedy)
+            return False
+        self._uses_reserve = True
+        text = f"{failure.reason}; they are saved in {self._reserve.path.name}, whose space was reserved for this"
+        self.reserve_problem = Unavailable(text, failure.remedy)
+        return True
+
+    def _clear_reserve(self) -> None:
+        assert self._reserve is not None
+        try:
+            self._reserve.clear()
+        except OSError as error:
+            # The next load ignores it, because the file is another one by now.
+            self.reserve_problem = Unavailable(
+                f"{self._reserve.path} cannot be written: {error.strerror}", f"make {self._reserve.path} writable"
+            )
+            return
+        self._uses_reserve, self.reserve_problem = False, None
+
+    def _allocate(self) -> None:
+        assert self._reserve is not None
+        try:
+            self._reserve.allocate()
+        except OSError as error:
+            self.reserve_problem = Unavailable(
+                f"no space is reserved for originals in {self._reserve.path}: {error.strerror}",
+                f"free space in {self._reserve.path.parent}: once the disk is full, no new knob can be changed",
+            )
+        else:
+            self.reserve_problem = None
+
+
+def _with_error(outcome: Outcome, status: OutcomeStatus, error: Unavailable) -> Outcome:
+    return msgspec.structs.replace(outcome, status=status, error=f"{error.reason}: {error.remedy}")

@@ -1,6 +1,6 @@
 """Saves and loads the CPU state on disk: Katalyst's `cpu_plugin_state` with a version and a checksum.
-The file is replaced atomically and only when its content changes. A damaged file is set aside as NAME.damaged-N
-and never used in part; the state is then rebuilt from the cgroups' cpusets.
+The file is replaced atomically, only when its content changes, and by the disk thread of the agent. A damaged file
+is set aside as NAME.damaged-N and never used in part; the state is then rebuilt from the cgroups' cpusets.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from agent.qrm.cpuset.state import CpusetState, state_after_reboot
 from api.cpu import parse_cpu_list
 from api.interfaces import Unavailable
 from common import state_file
+from common.disk_writer import INLINE_WRITER, FileWriter
 from common.files import read_small_file
 from common.state_file import StateFileDamaged, quarantine_file, replace_file
 
@@ -50,11 +51,14 @@ def decode_state(data: bytes) -> tuple[str, CpusetState]:
 class CpusetCheckpoint:
     """The file in a locked state directory. `messages` reports what was wrong with it."""
 
-    def __init__(self, state_dir: Path, boot_id: str) -> None:
+    def __init__(self, state_dir: Path, boot_id: str, disk: FileWriter = INLINE_WRITER) -> None:
         self.path = state_dir / FILE_NAME
         self.messages: tuple[str, ...] = ()
-        self._boot_id = boot_id
-        self._saved: CpusetState | None = None
+        self._boot_id, self._disk = boot_id, disk
+        self._submitted: CpusetState | None = None
+        """The newest state that was given to the disk, without what is not worth a write."""
+        self._newest: CpusetState | None = None
+        self._failure: Unavailable | None = None
 
     def load(self, now_ns: int) -> CpusetState | None:
         """Return the saved state; None without a file that can be used, see `messages`. Raises Unavailable."""
@@ -72,23 +76,36 @@ class CpusetCheckpoint:
             return None
         if boot_id != self._boot_id:
             return state_after_reboot(state, now_ns)
-        self._saved = _worth_saving(state)
+        self._submitted = _worth_saving(state)
         return state
 
     def save(self, state: CpusetState) -> bool:
-        """Write the state to disk; return whether it changed. Raises Unavailable."""
+        """Have the state written to disk; return whether it changed. Raises Unavailable if the latest write failed.
+
+        The state precedes the originals of the same cycle on its way to the disk, so that a new container is moved only
+        after its CPUs are on disk.
+        """
         worth = _worth_saving(state)
-        if worth == self._saved:
+        if worth == self._submitted and self._failure is None:
             return False
+        self._submitted, self._newest = worth, state
+        self._disk.submit(FILE_NAME, self._write)
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def _write(self) -> None:
+        state = self._newest
+        assert state is not None
         try:
             replace_file(self.path, encode_state(state, self._boot_id))
         except OSError as error:
-            raise Unavailable(
+            self._failure = Unavailable(
                 f"the CPU state cannot be written to {self.path}: {error.strerror}",
                 f"free space in {self.path.parent} and make it writable, or choose another with --state-dir",
-            ) from None
-        self._saved = worth
-        return True
+            )
+        else:
+            self._failure = None
 
     def _quarantine(self, reason: str) -> None:
         aside = quarantine_file(self.path, reason)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from agent.config.qrm import KnobsConfig
+from agent.qrm.actuator.boot_journal import NOT_ON_DISK_YET
 from agent.qrm.actuator.oom_scores import OomScores, ProcessTable
 from agent.qrm.actuator.power_limits import PowerLimits
 from agent.qrm.actuator.resctrl_groups import ResctrlWriter
@@ -23,6 +24,7 @@ from api.decision import Decision, Outcome
 from api.interfaces import Unavailable
 from api.rates import cgroups_by_container
 from api.snapshot import ComponentHealth, Disk, Snapshot
+from common.disk_writer import INLINE_WRITER, FileWriter
 from common.files import read_small_file
 
 DISKS, RESCTRL, OOM, POWER = "disk-settings", "resctrl-groups", "oom-scores", "power-limits"
@@ -67,7 +69,10 @@ class NodeKnobs:
         scores, score_problems = self._set_scores(snapshot)
         limits, limit_problems = ((), []) if advice is None else self._power.apply(advice, dry=self._dry)
         self._health = (*disk_problems, *cache_problems, *score_problems, *_failure_status(POWER, limit_problems))
-        return (*disks, *caches, *scores, *limits), self._health
+        outcomes = (*disks, *caches, *scores, *limits)
+        if any(outcome.error == NOT_ON_DISK_YET for outcome in outcomes):
+            self._due_ns = now_ns
+        return outcomes, self._health
 
     def restore(self) -> tuple[Outcome, ...]:
         """Restore all controls. Raises Unavailable if the journal of originals cannot be written."""
@@ -175,12 +180,19 @@ class NodeKnobs:
 
 
 def open_node_knobs(
-    config: KnobsConfig, hierarchy: Hierarchy, state: tuple[Path, str], sys: Path, *, dry: bool
+    config: KnobsConfig,
+    hierarchy: Hierarchy,
+    state: tuple[Path, str],
+    sys: Path,
+    *,
+    dry: bool,
+    disk: FileWriter = INLINE_WRITER,
 ) -> NodeKnobs:
     """Open the writers; `state` is the state directory and the boot id. Raises Unavailable if a journal cannot be
     read."""
-    scores = OomScores(ProcessTable(PROC, hierarchy.primary), *state)
-    return NodeKnobs(config, hierarchy, (SysfsWriter(sys, *state), ResctrlWriter(sys / "fs/resctrl"), scores), dry=dry)
+    scores = OomScores(ProcessTable(PROC, hierarchy.primary), *state, disk)
+    files = SysfsWriter(sys, *state, disk)
+    return NodeKnobs(config, hierarchy, (files, ResctrlWriter(sys / "fs/resctrl"), scores), dry=dry)
 
 
 def _has_threads(snapshot: Snapshot, decisions: Iterable[Decision]) -> bool:

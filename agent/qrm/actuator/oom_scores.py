@@ -19,6 +19,7 @@ from agent.qrm.actuator.cgroup_tasks import list_task_ids
 from agent.qrm.actuator.restore import RESTORE_REASON
 from api.decision import Decision, Outcome, OutcomeStatus
 from api.knobs import Knob
+from common.disk_writer import INLINE_WRITER, FileWriter
 
 _MAX_STAT_BYTES = 4096
 _SCORE_FILE = "oom_score_adj"
@@ -151,7 +152,9 @@ class _Body(JournalBody[ContainerScores], frozen=True, kw_only=True):
 class OomScores:
     """Writes `oom_score_adj` of the processes of containers, with a journal of the original scores."""
 
-    def __init__(self, processes: ProcessTable, state_dir: Path, boot_id: str) -> None:
+    def __init__(
+        self, processes: ProcessTable, state_dir: Path, boot_id: str, disk: FileWriter = INLINE_WRITER
+    ) -> None:
         """Raise Unavailable if the journal cannot be read."""
         self._processes = processes
         self._journal = BootJournal(
@@ -159,6 +162,7 @@ class OomScores:
             boot_id,
             json_codec(_Body, lambda entry: entry.cgroup),
             damage_remedy="compare oom_score_adj of the processes it names with what they should have, then delete it",
+            disk=disk,
         )
 
     def entries(self) -> tuple[ContainerScores, ...]:
@@ -210,9 +214,15 @@ class OomScores:
         alive = tuple(original for pid, original in originals.items() if self._processes.score(pid) is not None)
         self._journal.by_key[cgroup] = replace(entry, originals=alive)
 
-    def _write(self, outcome: Outcome, differing: Sequence[int]) -> Outcome:
+    def _write(self, outcome: Outcome, differing: Sequence[int]) -> Outcome | None:
+        """Write the scores of the processes whose originals are on disk; None if none of them is."""
         decision = outcome.decision
-        starts = {original.pid: original.start for original in self._journal.by_key[decision.cgroup].originals}
+        entry, durable = self._journal.by_key[decision.cgroup], self._journal.durable(decision.cgroup)
+        if durable is None or (durable.cgroup_id, durable.score) != (entry.cgroup_id, entry.score):
+            return None
+        starts = {original.pid: original.start for original in durable.originals if original in entry.originals}
+        if starts.keys().isdisjoint(differing):
+            return None
         refused = self._set({pid: (starts[pid], int(decision.value)) for pid in differing if pid in starts})
         after = _distinct(score for pid in differing if (score := self._processes.score(pid)) is not None)
         if not refused:

@@ -1,8 +1,9 @@
 """Journal of original values: what each knob held before the agent first wrote it, safe against crashes.
 An original is on disk before its knob is written, and is removed after it was restored and read back. The file is
-one JSON line with a version and a SHA-256 checksum, replaced atomically; a damaged file is set aside and never
-used in part. `LastWrittenValues` detects external modification: such a value becomes the new original.
-`restore_all` restores everything at the end of the agent.
+one JSON line with a version and a SHA-256 checksum, replaced atomically; a damaged file is set aside and never used
+in part. On a full disk the same content goes to `originals.reserve`, whose space is allocated at the start.
+`LastWrittenValues` detects external modification: such a value becomes the new original. `restore_all` restores
+everything at the end of the agent.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from api.decision import Cycle, Outcome, OutcomeStatus
 from api.interfaces import CycleSink, Unavailable, Vanished
 from api.knobs import Knob
 from api.text import quote
+from common.disk_writer import INLINE_WRITER, FileWriter
+from common.reserve_file import ReserveFile
 from common.state_file import StateFileDamaged, list_quarantined
 
 log = logging.getLogger("dioptase")
@@ -83,7 +86,9 @@ def _only_offline_removed(written: str, now: OriginalValue, files: KnobWriter) -
         return False
 
 
-FILE_NAME, HOLDER_NAME = "originals.json", "holder.pid"
+FILE_NAME, HOLDER_NAME, RESERVE_NAME = "originals.json", "holder.pid", "originals.reserve"
+RESERVE_SLOT_BYTES = 1 << 20
+"""Space for the originals of about 3,500 knobs, which is 700 managed cgroups; the reserve takes twice as much."""
 _BODY = JournalBody[OriginalValue]
 
 
@@ -131,9 +136,17 @@ def decode_journal(data: bytes) -> tuple[str, tuple[OriginalValue, ...]]:
 class OriginalsJournal(BootJournal[KnobKey, OriginalValue]):
     """The journal of knobs. `open_originals` opens it and locks the state directory."""
 
-    def __init__(self, path: Path, boot_id: str, *, lock: int | None = None) -> None:
-        super().__init__(path, boot_id, JournalCodec(key_of, encode_journal, decode_journal))
+    def __init__(self, path: Path, boot_id: str, *, lock: int | None = None, disk: FileWriter = INLINE_WRITER) -> None:
+        super().__init__(
+            path,
+            boot_id,
+            JournalCodec(key_of, encode_journal, decode_journal),
+            disk=disk,
+            reserve=ReserveFile(path.with_name(RESERVE_NAME), RESERVE_SLOT_BYTES),
+        )
         self.last_written = LastWrittenValues()
+        self._unwritten: set[KnobKey] = set()
+        """Knobs with an original that the agent has not changed since: their owner may still change them."""
         self._lock = lock
 
     def find(self, cgroup: str, cgroup_id: int, knob: Knob) -> OriginalValue | None:
@@ -145,15 +158,38 @@ class OriginalsJournal(BootJournal[KnobKey, OriginalValue]):
         """Return the quarantined files that have not been removed."""
         return list_quarantined(self.path)
 
-    def record(self, *originals: OriginalValue, replace: Collection[KnobKey] = ()) -> None:
-        """Save these originals; on return they are on disk. The first original of a knob stays, unless its key is in
-        `replace`. Raises Unavailable, and then nothing is recorded: the knobs must not be written."""
-        merged = dict(self.by_key)
+    def record(self, *originals: OriginalValue, replace: Collection[KnobKey] = (), planned: bool = False) -> None:
+        """Have these originals saved; a knob may be written once `may_write` says so. The first original of a knob stays,
+        unless its key is in `replace`, or the agent has not written the knob since. `planned` means that the knobs still
+        have these values. Without a disk thread they are on disk on return, or Unavailable is raised and nothing is
+        recorded."""
+        merged, new = dict(self.by_key), set()
         for original in originals:
-            previous = merged.get(key_of(original))
-            if previous is None or not _same_cgroup(previous, original) or key_of(original) in replace:
-                merged[key_of(original)] = original
+            key = key_of(original)
+            previous = merged.get(key)
+            stays = previous is not None and _same_cgroup(previous, original)
+            if not stays or key in replace or key in self._unwritten:
+                merged[key] = original
+                new.add(key)
         self.save(merged)
+        self._unwritten = self._unwritten | new if planned else self._unwritten - new
+
+    def may_write(self, keys_by_plan: Mapping[int, Collection[KnobKey]]) -> frozenset[int]:
+        """Return the plans whose knobs all have their originals on disk, so that the agent may write them now. A commit that
+        ends meanwhile counts for all plans or for none, because the kernel accepts nested cpusets in one order only."""
+        on_disk = self._on_disk or {}
+        ready = frozenset(
+            plan
+            for plan, keys in keys_by_plan.items()
+            if all(key in on_disk and on_disk[key] == self.by_key.get(key) for key in keys)
+        )
+        for plan in ready:
+            self._unwritten.difference_update(keys_by_plan[plan])
+        return ready
+
+    def is_unwritten(self, key: KnobKey) -> bool:
+        """Return whether the knob has an original, and the agent has not written it."""
+        return key in self._unwritten
 
     def forget_vanished(self, files: KnobWriter) -> None:
         """Drop entries of removed cgroups, in memory only: the next record saves it."""
@@ -164,6 +200,7 @@ class OriginalsJournal(BootJournal[KnobKey, OriginalValue]):
                 key: entry for key, entry in self.by_key.items() if (entry.cgroup, entry.cgroup_id) not in vanished
             }
         self.last_written.keep_only(self.by_key)
+        self._unwritten &= self.by_key.keys()
 
     def restore(self, files: KnobWriter, keep: Collection[KnobKey] = ()) -> tuple[Outcome, ...]:
         """Restore every original, except those of the knobs in `keep`. Restored entries and those of removed cgroups
@@ -179,6 +216,10 @@ class OriginalsJournal(BootJournal[KnobKey, OriginalValue]):
             self.messages += (text,)
 
     def _restore(self, files: KnobWriter, keep: Collection[KnobKey]) -> tuple[Outcome, ...]:
+        # An unwritten knob still has the value of its owner, which may have changed since it was read.
+        unwritten = self._unwritten.difference(keep)
+        self.by_key = {key: entry for key, entry in self.by_key.items() if key not in unwritten}
+        self._unwritten -= unwritten
         owners = {
             key: entry if key in keep else self._value_to_restore(entry, files) for key, entry in self.by_key.items()
         }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agent.qrm.actuator.boot_journal import NOT_ON_DISK_YET
 from agent.qrm.actuator.sysfs_writer import SysfsWriter
 from agent.qrm.knobs.io import SysfsSetting
 from agent.sensors.node.rapl import ENABLE_REMEDY, package_limit_files
@@ -49,7 +50,7 @@ class PowerLimits:
         problems = [
             (f"the power limit of a processor package cannot be set: {outcome.error}", "evict pods instead")
             for outcome in outcomes
-            if outcome.error
+            if outcome.error and outcome.error != NOT_ON_DISK_YET
         ]
         return outcomes, problems
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from agent.qrm.actuator.originals import FILE_NAME, HOLDER_NAME, OriginalsJournal, StateDirLocked
 from api.interfaces import Unavailable
+from common.disk_writer import INLINE_WRITER, FileWriter
 
 
-def open_originals(state_dir: Path, boot_id: str) -> OriginalsJournal:
+def open_originals(state_dir: Path, boot_id: str, disk: FileWriter = INLINE_WRITER) -> OriginalsJournal:
     """Open the journal of that directory, created if needed, locked until `close` or the end of the process. Raises
     StateDirLocked if another process holds the lock, Unavailable if the directory cannot be used or another user
     could change its content: originals are written to cgroups exactly as stored there."""
@@ -56,7 +57,7 @@ def open_originals(state_dir: Path, boot_id: str) -> OriginalsJournal:
             raise Unavailable(f"{state_dir / HOLDER_NAME} is a symbolic link", "remove that link") from None
         unwritable = f"{state_dir} cannot be written: {error.strerror}; no knob can be changed until it can"
     try:
-        originals = OriginalsJournal(state_dir / FILE_NAME, boot_id, lock=lock)
+        originals = OriginalsJournal(state_dir / FILE_NAME, boot_id, lock=lock, disk=disk)
     except Unavailable:
         os.close(lock)
         raise

@@ -18,6 +18,7 @@ from agent.qrm.actuator.restore import RESTORE_REASON
 from agent.qrm.knobs.io import SysfsSetting
 from api.decision import Decision, Outcome, OutcomeStatus
 from api.knobs import Knob, Reason
+from common.disk_writer import INLINE_WRITER, FileWriter
 from common.files import read_small_file
 
 FILE_NAME = "node-originals.json"
@@ -44,7 +45,7 @@ class SysfsOriginal(Struct, frozen=True, kw_only=True):
 class SysfsWriter:
     """Writes settings of disks and processor packages below /sys, with a journal of their originals."""
 
-    def __init__(self, sys: Path, state_dir: Path, boot_id: str) -> None:
+    def __init__(self, sys: Path, state_dir: Path, boot_id: str, disk: FileWriter = INLINE_WRITER) -> None:
         """Raise Unavailable if the journal cannot be read."""
         self.sys = sys
         """Mount point of sysfs."""
@@ -53,7 +54,10 @@ class SysfsWriter:
             boot_id,
             json_codec(JournalBody[SysfsOriginal], lambda entry: (entry.path, entry.device)),
             damage_remedy="compare the disks and processor packages it names with their defaults, then delete it",
+            disk=disk,
         )
+        self._unwritten: set[SettingKey] = set()
+        """Files whose original was journalled and that were not written since."""
         for key in [key for key in self._journal.by_key if not _is_allowed(key[0])]:
             del self._journal.by_key[key]
 
@@ -104,13 +108,19 @@ class SysfsWriter:
         entry = self._journal.by_key.get(key)
         # A value that was modified externally becomes the new original. Without `left`, an agent was killed between write
         # and save: the value may be the agent's, and the journalled original stays.
-        if entry is None or (entry.left and before not in (entry.left, entry.text)):
+        external = entry is None or (entry.left and before not in (entry.left, entry.text))
+        if entry is None or external or key in self._unwritten:
             entry = SysfsOriginal(path=key[0], device=key[1], text=before)
+            self._unwritten.add(key)
         # An agent killed between write and save must not take its own value for an external one: left is empty.
         self._journal.by_key[key] = replace(entry, left="")
 
-    def _write_setting(self, key: SettingKey, outcome: Outcome) -> Outcome:
+    def _write_setting(self, key: SettingKey, outcome: Outcome) -> Outcome | None:
+        """Write the line; None if its original is not on disk yet."""
+        if not self._journal.is_durable(key):
+            return None
         line = outcome.decision.value
+        self._unwritten.discard(key)
         try:
             self._write(key[0], line)
             after = self._read(*key)
@@ -123,9 +133,11 @@ class SysfsWriter:
     def _restore(self, entry: SysfsOriginal) -> Outcome:
         path, device = entry.path, entry.device
         decision = sysfs_decision(path, device, entry.text, RESTORE_REASON)
+        unwritten = (path, device) in self._unwritten
+        self._unwritten.discard((path, device))
         try:
             before = self._read(path, device)
-            if before == entry.text or (entry.left and before != entry.left):
+            if unwritten or before == entry.text or (entry.left and before != entry.left):
                 return Outcome(decision=decision, status=OutcomeStatus.UNCHANGED, before=before, after=before)
             self._write(path, entry.text or f"{device} {_RESET_WORDS.get(path.rpartition('/')[2], '')}")
             after = self._read(path, device)

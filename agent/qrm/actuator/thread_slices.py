@@ -25,6 +25,7 @@ from api.decision import ActMode, Decision, Outcome, OutcomeStatus
 from api.interfaces import Unavailable
 from api.knobs import Knob
 from api.units import NS_PER_S
+from common.disk_writer import INLINE_WRITER, FileWriter
 
 FILE_NAME = "slice-originals.json"
 PERMISSION_REMEDY = "add SYS_NICE to agent.capabilities, or run the agent as root with CAP_SYS_NICE"
@@ -76,7 +77,14 @@ class _Check(NamedTuple):
 class ThreadSlices:
     """Sets and restores the slices of the threads of containers."""
 
-    def __init__(self, hierarchy: Hierarchy, scheduler: Scheduler, state_dir: Path, boot_id: str) -> None:
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        scheduler: Scheduler,
+        state_dir: Path,
+        boot_id: str,
+        disk: FileWriter = INLINE_WRITER,
+    ) -> None:
         """Raise Unavailable if the journal cannot be read."""
         self._root, self._scheduler = hierarchy.primary, scheduler
         self._file = "tasks" if "cpu" in hierarchy.v1 else "cgroup.threads"
@@ -85,6 +93,7 @@ class ThreadSlices:
             boot_id,
             json_codec(_Body, lambda entry: entry.cgroup, _is_valid),
             damage_remedy="restart the pods that it names, which gives their threads the default slice, then delete it",
+            disk=disk,
         )
         self._sliced: dict[str, frozenset[int]] = {}
         """Threads that have the agent's slice, by container."""
@@ -164,8 +173,11 @@ class ThreadSlices:
             self._restore(previous)
         self._journal.by_key[decision.cgroup] = entry
 
-    def _write(self, check: _Check, now_ns: int) -> Outcome:
+    def _write(self, check: _Check, now_ns: int) -> Outcome | None:
+        """Set the slices; None if the entry of the container is not on disk yet."""
         decision, slice_ns = check.outcome.decision, int(check.outcome.decision.value)
+        if not self._journal.is_durable(decision.cgroup):
+            return None
         changed, refused = self._set(check.due, check.default_ns, slice_ns)
         threads = self._threads(decision.cgroup, decision.cgroup_id) or frozenset()
         # Restore a thread that has left the container meanwhile, and an unrelated thread that has its number now.
@@ -245,7 +257,12 @@ class ThreadSlices:
 
 
 def open_thread_slices(
-    act: ActMode, hierarchy: Hierarchy, state: tuple[Path, str], *, enabled: bool
+    act: ActMode,
+    hierarchy: Hierarchy,
+    state: tuple[Path, str],
+    *,
+    enabled: bool,
+    disk: FileWriter = INLINE_WRITER,
 ) -> tuple[ThreadSlices | None, tuple[str, ...]]:
     """Open the slices of threads if the agent may change them, or if an earlier agent left some changed. `state` is the state
     directory and the boot id. If the journal cannot be read, return a warning instead."""
@@ -253,7 +270,7 @@ def open_thread_slices(
     if act is ActMode.OFF or not (enabled or left):
         return None, ()
     try:
-        slices = ThreadSlices(hierarchy, SchedulerCalls(), *state)
+        slices = ThreadSlices(hierarchy, SchedulerCalls(), *state, disk)
     except Unavailable as error:
         return None, (f"Slices of threads are not changed: {error.reason}: {error.remedy}.",)
     if enabled and not slices.available:

@@ -16,7 +16,9 @@ def test_only_an_agent_with_the_same_state_directory_verifies_an_annotation(tmp_
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     here.mkdir()
     elsewhere.mkdir()
-    note = open_signed_annotations(here).write("id", PAIRS)
+    first = open_signed_annotations(here)
+    first.save_key()
+    note = first.write("id", PAIRS)
     assert open_signed_annotations(here).read("id", note) == PAIRS
     assert (here / KEY_FILE).stat().st_mode & 0o777 == 0o600
     for notes, container in ((open_signed_annotations(elsewhere), "id"), (open_signed_annotations(here), "id2")):
@@ -27,7 +29,10 @@ def test_only_an_agent_with_the_same_state_directory_verifies_an_annotation(tmp_
 @pytest.mark.parametrize("pairs", [b"", b"k" * 31, b"k" * 33])
 def test_a_key_of_another_length_is_replaced(tmp_path: Path, pairs: bytes) -> None:
     (tmp_path / KEY_FILE).write_bytes(pairs)
-    note = open_signed_annotations(tmp_path).write("id", PAIRS)
+    notes = open_signed_annotations(tmp_path)
+    assert (tmp_path / KEY_FILE).read_bytes() == pairs, "opening it does not wait for the disk"
+    notes.save_key()
+    note = notes.write("id", PAIRS)
     assert len((tmp_path / KEY_FILE).read_bytes()) == 32
     assert open_signed_annotations(tmp_path).read("id", note) == PAIRS
 
@@ -37,6 +42,7 @@ def test_a_key_that_cannot_be_saved_works_for_this_agent_and_is_logged(
 ) -> None:
     (tmp_path / KEY_FILE).mkdir()
     notes = open_signed_annotations(tmp_path)
+    notes.save_key()
     assert notes.read("id", notes.write("id", PAIRS)) == PAIRS
     assert "cannot be read and is created again: Is a directory" in caplog.text
     assert "cannot be written: Is a directory" in caplog.text

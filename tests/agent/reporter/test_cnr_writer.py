@@ -23,7 +23,7 @@ from api.eviction import EvictionEvent, EvictionEventReason, EvictionResult, Evi
 from api.knobs import Reason
 from api.node_resources import ObjectSection
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
-from api.snapshot import ComponentHealth, KubeletManagers
+from api.snapshot import ORIGINALS, ComponentHealth, KubeletManagers
 from api.units import GIB
 from tests.agent.reporter.test_cnr import ADVERTISED, BATCH, LIFECYCLE, OWN_TAINT, finished
 from tests.agent.reporter.test_cnr_merge import field
@@ -457,3 +457,24 @@ async def test_refused_events_are_bounded_and_counted() -> None:
         await writer.sync(now_s)
         assert writer.problem() is not None
         assert writer.lost_events == 32, "25 were refused, and would be refused again"
+
+
+async def test_the_node_has_an_event_when_originals_cannot_be_journalled_and_when_they_can_again() -> None:
+    server = FakeApiServer()
+    full = ComponentHealth(name=ORIGINALS, ok=False, error="No space left on device", remedy="free space")
+    async with server.client() as client:
+        writer, now_s = EvictionEventWriter(client, "n1"), time.monotonic()
+        for sources in ((), (full,), (full,), ()):
+            cycle = quiet()
+            snapshot = msgspec.structs.replace(cycle.snapshot, sources=sources)
+            writer.publish(msgspec.structs.replace(cycle, snapshot=snapshot))
+        await writer.sync(now_s)
+    first, second = bodies(server)
+    assert first["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "n1"}
+    assert (first["type"], first["reason"], second["type"], second["reason"]) == (
+        "Warning", "OriginalsNotJournalled", "Normal", "OriginalsJournalled",
+    )  # fmt: skip
+    assert first["message"] == (
+        "No space left on device: free space. Until then nothing new is lent on this node, and its agent is not ready"
+    )
+    assert first["metadata"]["namespace"] == "default"
