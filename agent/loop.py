@@ -401,8 +401,8 @@ class Loop:
         return msgspec.structs.replace(rebuilt, forecasts=self._policy_state.forecasts)
 
     def _save_state(self, draft: _CycleDraft) -> None:
-        """Have the CPU assignment saved, so that a restart moves no container, the history of the forecasts, and the verdicts of
-        quota trials."""
+        """Have the CPU assignment saved, so that a restart moves no container, the history of the forecasts and the verdicts
+        of quota trials."""
         try:
             if self._checkpoint is not None:
                 self._checkpoint.save(self._policy_state.cpus)
