@@ -411,6 +411,11 @@ class ClusterConnection:
 
         return await review_token(self._client, token, path)
 
+    @property
+    def client(self) -> KubeClient | None:
+        """The client of the API server, after `join`; None without an API server."""
+        return self._client
+
     def requests(self) -> Mapping[tuple[str, str, str], int]:
         """Return the number of requests to the API server by method, resource and status. Any thread may call it."""
         return {} if self._client is None else self._client.requests.copy()

@@ -17,6 +17,7 @@ import pytest
 from agent.config.loader import build_config
 from agent.config.profiles import PROFILES, with_defaults
 from agent.eviction import plugins
+from agent.reporter.successor import STATE_VOLUME
 from api.eviction import TAINT_PREFIX
 from common.validation import describe_validation_error
 from common.yaml_guard import check_yaml

@@ -7,6 +7,7 @@ in part.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -19,6 +20,8 @@ from common.state_file import StateFileDamaged, quarantine_file, replace_file, s
 
 MAX_FILE_BYTES = 64 << 20
 """A thousand times what 200 managed cgroups need."""
+LAYOUT_VERSION = 1
+"""Layout of all journals. A file without the field `version` has layout 1."""
 KeyT = TypeVar("KeyT")
 EntryT = TypeVar("EntryT")
 
@@ -28,6 +31,10 @@ class JournalBody(msgspec.Struct, Generic[EntryT], frozen=True, kw_only=True):
 
     boot_id: str
     entries: tuple[EntryT, ...]
+
+
+class _Layout(msgspec.Struct, frozen=True):
+    version: int = 1
 
 
 class JournalCodec(NamedTuple, Generic[KeyT, EntryT]):
@@ -61,8 +68,9 @@ class BootJournal(Generic[KeyT, EntryT]):
     """Entries by key, and their file. Only the process that holds the state directory's lock may use it."""
 
     def __init__(self, path: Path, boot_id: str, codec: JournalCodec[KeyT, EntryT], *, damage_remedy: str = "") -> None:
-        """Load the file. Raises Unavailable if it exists and cannot be read. A damaged file raises Unavailable with
-        `damage_remedy`; without a remedy it is set aside. `messages` reports what was wrong or outdated."""
+        """Load the file. Raises Unavailable if it exists and cannot be read, or is that of a newer release. A damaged file
+        raises Unavailable with `damage_remedy`; without a remedy it is set aside. `messages` reports what was wrong or
+        outdated."""
         self.path = path
         self.messages: tuple[str, ...] = ()
         self.by_key: dict[KeyT, EntryT] = {}
@@ -122,7 +130,9 @@ class BootJournal(Generic[KeyT, EntryT]):
 
     def _load(self, damage_remedy: str) -> None:
         try:
-            boot_id, entries = self._codec.decode(read_small_file(self.path, MAX_FILE_BYTES))
+            data = read_small_file(self.path, MAX_FILE_BYTES)
+            self._refuse_newer_layout(data)
+            boot_id, entries = self._codec.decode(data)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -145,6 +155,19 @@ class BootJournal(Generic[KeyT, EntryT]):
             self.messages = (
                 f"{self.path}: dropped {len(entries)} originals of another boot, whose cgroups no longer exist",
             )
+
+    def _refuse_newer_layout(self, data: bytes) -> None:
+        """Raise Unavailable for the file of a newer release, as after a rollback.
+
+        If it were set aside like a damaged one, the present values would be journalled as originals in place of its own."""
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            version = msgspec.json.decode(data, type=_Layout).version
+            if version > LAYOUT_VERSION:
+                raise Unavailable(
+                    f"{self.path} was written by a newer release: it has layout version {version}, this release reads "
+                    f"{LAYOUT_VERSION}",
+                    "install that release again, or run its `dioptase reset` on this node",
+                )
 
     def _write(self, data: bytes | None) -> None:
         """Replace the file and sync it to disk; without data remove it. Raises Unavailable."""
