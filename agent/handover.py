@@ -126,7 +126,7 @@ async def find_obstacle(own: OwnDaemonSet | None, client: KubeClient | None, nod
         return "The agent has no DaemonSet, or no API server."
     from agent.reporter.successor import find_successor_obstacle  # noqa: PLC0415 - the client of the API server
 
-    return await find_successor_obstacle(client, own, node)
+    return await find_successor_obstacle(client, own.key, node, own.node_state_dir)
 
 
 async def hand_over(

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from agent.handover import OwnDaemonSet
 from agent.reporter.desired_state_writer import NODES
 from kube.client import KubeClient
 from kube.errors import ApiError, ApiUnreachable
@@ -108,22 +107,25 @@ def _host_paths(volumes: tuple[Mapping[str, Any], ...], name: str) -> list[str]:
     ]
 
 
-async def find_successor_obstacle(client: KubeClient, own: OwnDaemonSet, node: str) -> str:
-    """Return why no agent will follow on this node; empty if one will.
+async def find_successor_obstacle(client: KubeClient, key: str, node: str, node_state_dir: str) -> str:
+    """Return why the DaemonSet `NAMESPACE/NAME` will start no other agent on this node; empty if it will.
 
     An answer 401, 403 or 404 means that the release is being removed. Without an answer a successor is expected: during an
     outage of the API server no pod is deleted through it, and the kubelet restarts the container.
     """
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            daemon_set, node_object = await asyncio.gather(client.get(DAEMON_SETS, own.key), client.get(NODES, node))
+            daemon_set, node_object = await asyncio.gather(client.get(DAEMON_SETS, key), client.get(NODES, node))
     except ApiError as error:
         if error.status in (401, 403, 404):
-            return f"DaemonSet {own.key} or Node {node} cannot be read: {error}"
-        log.warning("DaemonSet %s cannot be read: %s. A successor is expected", own.key, error)
+            return f"DaemonSet {key} or Node {node} cannot be read: {error}"
+        log.warning("DaemonSet %s cannot be read: %s. A successor is expected", key, error)
         return ""
     except (ApiUnreachable, TimeoutError) as error:
-        log.warning("The API server does not answer: %s. A successor is expected", error or f"after {TIMEOUT_S:g} s")
+        log.warning(
+            "The API server does not answer: %s. A successor is expected",
+            str(error) or f"no answer within {TIMEOUT_S:g} s",
+        )
         return ""
-    obstacle = successor_obstacle(daemon_set, node_object, own.node_state_dir)
-    return f"DaemonSet {own.key}: {obstacle}" if obstacle else ""
+    obstacle = successor_obstacle(daemon_set, node_object, node_state_dir)
+    return f"DaemonSet {key}: {obstacle}" if obstacle else ""

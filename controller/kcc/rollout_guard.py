@@ -49,7 +49,7 @@ class NodeEviction(NamedTuple):
     at_s: float
     """Seconds since the epoch."""
     node: str
-    count: int
+    pods: int
 
 
 class RolloutGuard(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +149,7 @@ def _advance(
 def _rise_of_evictions(since_s: float, assigned: Sequence[str], updated: frozenset[str], guard: RolloutGuard) -> str:
     new, other = set(assigned) & updated, set(assigned) - updated
     recent = [each for each in guard.evictions if each.at_s >= since_s]
-    on_new, on_other = (sum(each.count for each in recent if each.node in nodes) for nodes in (new, other))
+    on_new, on_other = (sum(each.pods for each in recent if each.node in nodes) for nodes in (new, other))
     if on_new < MIN_EVICTIONS or not _rises((on_new, len(new)), (on_other, len(other))):
         return ""
     return f"{on_new} pods were evicted on the {len(new)} nodes with the new content, {on_other} on the {len(other)} others"

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from agent.handover import OwnDaemonSet
 from agent.reporter.successor import find_successor_obstacle
 from kube.client import KubeClient
 from kube.credentials import ApiAccess, ApiCredentials
 from tests.builders.api_server import FakeApiServer
 
-OWN = OwnDaemonSet(key="dioptase/dioptase-agent", node_state_dir="/var/lib/dioptase")
+KEY = "dioptase/dioptase-agent"
 DAEMON_SET, NODE = "/apis/apps/v1/namespaces/dioptase/daemonsets/dioptase-agent", "/api/v1/nodes/n1"
 STATE = {"name": "state", "hostPath": {"path": "/var/lib/dioptase"}}
 GPU_TAINT = {"key": "gpu", "value": "a100", "effect": "NoSchedule"}
@@ -33,7 +32,7 @@ def node(*taints: dict[str, str], **metadata: Any) -> dict[str, Any]:
 def obstacle(server: FakeApiServer) -> str:
     async def ask() -> str:
         async with server.client() as client:
-            return await find_successor_obstacle(client, OWN, "n1")
+            return await find_successor_obstacle(client, KEY, "n1", "/var/lib/dioptase")
 
     return asyncio.run(ask())
 
@@ -82,6 +81,6 @@ def test_a_release_that_is_being_removed_differs_from_an_outage(status: int, res
 def test_without_an_api_server_the_kubelet_restarts_the_container() -> None:
     async def ask() -> str:
         async with KubeClient(ApiAccess("http://127.0.0.1:1", ApiCredentials()), "test", 1) as client:
-            return await find_successor_obstacle(client, OWN, "n1")
+            return await find_successor_obstacle(client, KEY, "n1", "/var/lib/dioptase")
 
     assert asyncio.run(ask()) == ""
