@@ -6,14 +6,11 @@ import base64
 import contextlib
 import http.client
 import json
-import os
 import re
-import signal
 import socket
 import ssl
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -429,115 +426,6 @@ def test_upgrade_and_rollback_keep_what_was_remembered(installed: Installed, con
     installed.settled()
     assert setting(installed, "intervalS") == "1"
     assert journal(installed)[: len(second)] == second
-
-
-class KnobSampler:
-    """Reads the knobs of the batch pod ten times a second in a thread, while the block runs."""
-
-    def __init__(self, installed: Installed) -> None:
-        now = installed.knobs()
-        self._original = {
-            path: text
-            for path, text in installed.before.items()
-            if "/pod" in path and text.strip() and now.get(path, text) != text
-        }
-        self.samples = 0
-        self.lost: list[tuple[int, str, str]] = []
-        """Number of the sample, file and content, where a knob of the agent had its original value."""
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    @property
-    def files(self) -> set[str]:
-        return {path.rpartition("/")[2] for path in self._original}
-
-    def __enter__(self) -> KnobSampler:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(0.1):
-            self.samples += 1
-            for path, original in self._original.items():
-                text = Path(path).read_text()
-                if text == original:
-                    self.lost.append((self.samples, path, text))
-
-
-def agent_pod(installed: Installed) -> str:
-    """Return the name of the agent's pod."""
-    selector = "app.kubernetes.io/component=agent"
-    name = installed.cluster.kubectl("--namespace", NAMESPACE, "get", "pods", "--selector", selector, "--output=name")
-    return name.strip()
-
-
-def test_limits_stay_in_force_through_an_upgrade_a_rollback_and_a_restart(installed: Installed) -> None:
-    wait("every source", lambda: all_well(installed), 120)
-    wait("a change", lambda: limited(installed), 60)
-    with KnobSampler(installed) as sampler:
-        pods = [agent_pod(installed)]
-        installed.upgrade("agent.settings.intervalS=2")
-        pods.append(agent_pod(installed))
-        adopted = [handed_over(installed)]
-        installed.helm("rollback", RELEASE, "1")
-        installed.settled()
-        pods.append(agent_pod(installed))
-        adopted.append(handed_over(installed))
-        # As the kubelet does after failed liveness probes: the pod stays, its container is a new one.
-        os.kill(int((installed.state / "holder.pid").read_text()), signal.SIGTERM)
-        wait("the restart", lambda: restarts(installed) == 1, 60)
-        installed.settled()
-        adopted.append(handed_over(installed))
-    assert len(set(pods)) == 3
-    assert all(count > 0 for count in adopted), adopted
-    assert sampler.files >= {"cpu.shares", "cpu.cfs_quota_us"} or sampler.files >= {"cpu.weight", "cpu.max"}
-    assert sampler.samples > 50
-    assert sampler.lost == []
-
-
-def limited(installed: Installed) -> bool:
-    """Return whether the batch pod has a CPU quota of the agent."""
-    now = installed.knobs()
-    return any(
-        now.get(path, text) != text
-        for path, text in installed.before.items()
-        if "/pod" in path and path.endswith(("cpu.cfs_quota_us", "cpu.max"))
-    )
-
-
-def handed_over(installed: Installed) -> int:
-    """Return the number of values that the agent has adopted, by its log."""
-    log = installed.cluster.kubectl("--namespace", NAMESPACE, "logs", f"daemonset/{AGENT}")
-    match = re.search(r"The previous agent handed over (\d+) changed values", log)
-    assert match is not None, log[-2000:]
-    return int(match[1])
-
-
-def restarts(installed: Installed) -> int:
-    pods = installed.server.ask(
-        "GET", f"/api/v1/namespaces/{NAMESPACE}/{agent_pod(installed).replace('pod/', 'pods/')}"
-    )
-    return int(pods["status"]["containerStatuses"][0]["restartCount"])
-
-
-def test_an_agent_that_does_not_act_any_more_restores_what_it_is_handed(installed: Installed) -> None:
-    wait("a change", lambda: limited(installed), 60)
-    installed.upgrade("profile=observe")
-    try:
-        wait("the originals", lambda: originals_restored(installed), 60)
-    finally:
-        installed.helm("rollback", RELEASE, "1")
-        installed.settled()
-    wait("a change", lambda: limited(installed), 60)
-
-
-def originals_restored(installed: Installed) -> bool:
-    now = installed.knobs()
-    return all(now.get(path) == text for path, text in installed.before.items() if "/pod" in path)
 
 
 def test_what_agents_do_not_write_any_more_is_removed_from_nodes(installed: Installed) -> None:
