@@ -27,6 +27,7 @@ from agent import components
 from agent.config.config import AgentConfig
 from agent.config.loader import ConfigError, NodeCheck, SettingDocuments
 from agent.config.profiles import OBSERVE
+from agent.handover import OwnDaemonSet, find_obstacle, hand_over, restore_earlier_values, restore_expired_handover
 from agent.journal.colocation_counter import ColocationCounter
 from agent.journal.decisions import DecisionJournal
 from agent.journal.evictions import EvictionJournal
@@ -38,7 +39,6 @@ from agent.qrm.actuator.checkpoint import CpusetCheckpoint
 from agent.qrm.actuator.journal_health import journal_reporters
 from agent.qrm.actuator.originals import OriginalsJournal, restore_all
 from agent.qrm.actuator.state_dir import read_boot_id
-from agent.qrm.actuator.thread_slices import FILE_NAME as SLICE_ORIGINALS
 from agent.qrm.actuator.thread_slices import ThreadSlices, open_thread_slices
 from agent.qrm.actuator.writer import KnobWriter
 from agent.qrm.decisions.cpu import managed_cgroups
@@ -49,7 +49,7 @@ from agent.sensors.node.machine import read_topology
 from agent.sensors.node.node_reader import NodeReader
 from agent.sensors.pods.pod_indicators import PodIndicatorScraper
 from agent.sensors.pods.pod_spec import PodParsingContext
-from agent.sensors.pods.static_pods import NoPods, StaticPods
+from agent.sensors.pods.static_pods import NoPods, PodsError, StaticPods
 from agent.sensors.snapshot import Sensor
 from agent.sensors.triggers.psi_triggers import STALL_US, WINDOW_US, PsiTriggerSet
 from agent.state_writers import StateWriters
@@ -133,13 +133,24 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     web_config: Path | None = None
     record: Path | None = None
     record_max_mib: int
+    daemon_set: OwnDaemonSet | None = None
+    """The DaemonSet whose next pod on this node adopts the changed values; None to restore them at the end."""
 
 
 def main(options: AgentOptions) -> int:
     """Run the agent until a signal or the duration ends it; return 1 if a value could not be restored, else 0.
 
-    Raises ConfigError, PodsError and Unavailable before anything is changed.
+    Raises ConfigError, PodsError and Unavailable before anything is changed, except values of an agent that handed them over
+    longer ago than a successor may take: these are restored.
     """
+    try:
+        return _run_agent(options)
+    except (ConfigError, PodsError, Unavailable):
+        restore_expired_handover(options.state_dir)
+        raise
+
+
+def _run_agent(options: AgentOptions) -> int:
     limit_malloc_arenas()
     # Until the event loop handles signals, SIGTERM during the compilation of a probe must run the clean-up too.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
@@ -235,7 +246,7 @@ async def _run(
         if options.malachite is not None:
             exporters.thread_sinks.append(await _open_malachite(*options.malachite, parts.hierarchy, stack))
         # In threads, because the page and health are served already, and these read and write files.
-        parts.startup_warnings += await asyncio.to_thread(_restore_earlier_values, options.act, parts)
+        parts.startup_warnings += await asyncio.to_thread(restore_earlier_values, options.act, parts)
         loop = await asyncio.to_thread(_open_loop, options, parts, sensor, exporters, stack)
         parts.cluster.start(loop.apply_config, tasks)
         parts.runtime.start(lambda: loop.preview_inputs)
@@ -249,7 +260,10 @@ async def _run(
         finally:
             # In threads, so that health is answered meanwhile.
             created = await asyncio.to_thread(parts.runtime.end, parts.files, parts.originals)
-            if act is ActMode.ON:
+            successor = partial(find_obstacle, options.daemon_set, parts.cluster.client, options.node)
+            if act is ActMode.ON and await hand_over(successor, parts, loop.latest, journals[0], created):
+                parts.runtime.keep_values()
+            elif act is ActMode.ON:
                 others = tuple(part for part in (parts.slices, parts.node_knobs) if part is not None)
                 unrestored = await asyncio.to_thread(
                     restore_all, parts.originals, parts.files, others, loop.latest, journals[0], created
@@ -376,44 +390,6 @@ def _open_loop(
         totals=parts.totals,
         startup_warnings=parts.startup_warnings,
     )
-
-
-def _restore_earlier_values(requested: ActMode, parts: _Parts) -> tuple[str, ...]:
-    """Restore the values that a killed agent left changed, unless this agent was started to act; return startup warnings.
-
-    An agent that acts continues with these values, and restores them when it ends. An agent without the lock of the state
-    directory restores nothing, because the agent that holds the lock may be acting.
-    """
-    if parts.originals is None:
-        return ()
-    count = len(parts.originals.entries())
-    if requested is ActMode.ON:
-        remedy = "This agent continues with them and restores them when it ends."
-        if parts.act is not ActMode.ON:
-            remedy = (
-                "This agent runs as with --act dry-run and does not restore them: stop it and run `dioptase reset`."
-            )
-        return (f"An earlier agent left {count} values changed. {remedy}",) if count else ()
-    node_knobs: NodeKnobs | None = None
-    slices: ThreadSlices | None = None
-    warnings: tuple[str, ...] = ()
-    if (parts.state[0] / SLICE_ORIGINALS).exists():
-        slices, warnings = open_thread_slices(ActMode.ON, parts.hierarchy, parts.state, enabled=True)
-    # Groups in resctrl alone are no reason to restore: an agent with another state directory may have created them.
-    if any((parts.state[0] / name).exists() for name in (components.NODE_ORIGINALS, components.OOM_ORIGINALS)):
-        node_knobs, more = components.open_node_knobs(AgentConfig(), ActMode.ON, parts.hierarchy, parts.state, SYS)
-        warnings += more
-    others = tuple(part for part in (slices, node_knobs) if part is not None)
-    if count or others:
-        remaining = restore_all(parts.originals, parts.files, others, None, CycleLog())
-        if not remaining:
-            return (
-                *warnings,
-                "Restored the values that an earlier agent left changed, because this agent does not act.",
-            )
-        text = f"{remaining} values that an earlier agent left changed could not be restored"
-        return (*warnings, f"{text}: stop this agent and run `dioptase reset`.")
-    return warnings
 
 
 def _effective_act(

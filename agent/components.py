@@ -415,6 +415,11 @@ class ClusterConnection:
 
         return await review_token(self._client, token, path)
 
+    @property
+    def client(self) -> KubeClient | None:
+        """The client of the API server, after `join`; None without an API server."""
+        return self._client
+
     def requests(self) -> Mapping[tuple[str, str, str], int]:
         """Return the number of requests to the API server by method, resource and status. Any thread may call it."""
         return {} if self._client is None else self._client.requests.copy()
@@ -530,6 +535,10 @@ def open_eviction_components(
         # The client of the API server was opened after the evictor; its tasks must end before the client is closed.
         stack.callback(pod_evictor.close)
         opened.reporters.append(pod_evictor.requests)
+        if client is not None and settings.budget_lease:
+            from agent.eviction.cluster_budget import open_cluster_budget  # noqa: PLC0415 - the client of the API server
+
+            opened.sinks.append(open_cluster_budget(client, settings.budget_lease, node, pod_evictor.requests))
     if client is not None and pod_evictor is not None:
         from agent.reporter.node_taints import NodeTaints  # noqa: PLC0415 - without an API server there is no Node
 

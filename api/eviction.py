@@ -144,6 +144,8 @@ class EvictionBlock(StrEnum):
     UNREACHABLE = "unreachable"
     BUSY = "busy"
     """The API server or the container runtime answers, but is overloaded."""
+    CLUSTER_BUDGET = "cluster-budget"
+    """The agents of the cluster have evicted as many pods as the controller allows in one interval."""
 
 
 class EvictionResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -422,7 +422,7 @@ AGENT_METRICS: tuple[Metric, ...] = (
            "Pods whose eviction was accepted and which are still on the node."),
     Metric("dioptase_eviction_held_pods", "gauge", "",
            "Pods whose eviction is pending, by cause: budget (disruption budget), refused, unreachable or busy (API "
-           "server or runtime; the request is repeated).", ("why",)),
+           "server or runtime; the request is repeated), cluster-budget (evictions of all nodes).", ("why",)),
     Metric("dioptase_eviction_victims_total", "counter", "",
            "Pods selected for eviction, in a dry run too, counted once per pod. Pods that were only notified are "
            "not counted.", ("plugin", "dry_run")),
@@ -515,6 +515,9 @@ CONTROLLER_METRICS: tuple[Metric, ...] = (
     Metric("dioptase_kcc_invalid_objects", "gauge", "",
            "Invalid configuration objects; while there is one, nothing of its kind is rolled out.", ("resource",)),
     Metric("dioptase_kcc_node_updates_total", "counter", "", "Changes of a node's CustomNodeConfig.", ("resource",)),
+    Metric("dioptase_eviction_budget_limit", "gauge", "", "Evictions that all agents together may make in a minute."),
+    Metric("dioptase_eviction_budget_used", "gauge", "",
+           "Evictions that agents have counted since the controller renewed the budget."),
     Metric("dioptase_lifecycle_agents", "gauge", "",
            "Nodes by the state of their agent: ready, not_ready or not_found.", ("agent", "state")),
     Metric("dioptase_lifecycle_unwell_nodes", "gauge", "", "Nodes with an agent that is not ready."),

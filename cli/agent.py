@@ -11,6 +11,7 @@ import click
 from agent.__main__ import AgentOptions, main
 from agent.config.loader import ConfigError
 from agent.config.profiles import OBSERVE, PROFILES
+from agent.handover import OwnDaemonSet
 from agent.journal.stderr import StderrLog
 from agent.qrm.actuator.state_dir import default_state_dir
 from agent.sensors.pods.static_pods import PodsError
@@ -63,11 +64,20 @@ from exporters import DEFAULT_RECORDING_MIB, MIN_RECORDING_MIB
     "--malachite", metavar="HOST:PORT",
         help="Also serve Malachite's documents at this address; Katalyst's agent expects 127.0.0.1:9002.",
 )  # fmt: skip
+@click.option(
+    "--handover", metavar="NAMESPACE/NAME",
+        help="The DaemonSet of this agent. While it will start another agent on this node, an agent that ends leaves changed "
+        "values in force for that agent instead of restoring them; see docs/install.md.",
+)  # fmt: skip
+@click.option(
+    "--handover-state-dir", metavar="PATH",
+        help="Path on the node of the directory that the DaemonSet mounts as --state-dir. Default: the same path.",
+)  # fmt: skip
 @click.option("--duration", "duration_s", type=Seconds(min=0, min_open=True), help="End after this many seconds.")
 def agent(
     act: str | None, profile: str, pods: Path | None, kubelet: bool, listen: str, malachite: str | None, **others: Any
 ) -> None:
-    """Run the node agent until a signal ends it; then restore every changed value."""
+    """Run the node agent until a signal ends it; then restore every changed value, or hand it over with --handover."""
     write_printable_lines("%(levelname)s %(message)s", StderrLog())
     hosts, port = parse_listen_hosts(listen)
     malachite_address = None if malachite is None else parse_listen(malachite, "--malachite")
@@ -76,7 +86,7 @@ def agent(
     listed = kubelet or pods is not None
     options = AgentOptions(
         act=_resolve_act(act, profile, listed=listed), profile=profile, pods=pods, kubelet=kubelet, hosts=hosts, port=port,
-        malachite=malachite_address, **others,
+        malachite=malachite_address, daemon_set=_own_daemon_set(others), **others,
     )  # fmt: skip
     try:
         status = main(options)
@@ -85,6 +95,22 @@ def agent(
     except Unavailable as error:
         exit_unavailable("agent", error)
     sys.exit(status)
+
+
+def _own_daemon_set(options: dict[str, Any]) -> OwnDaemonSet | None:
+    """Remove --handover and its directory from the options, and return the DaemonSet that they describe."""
+    key, state_dir = options.pop("handover"), options.pop("handover_state_dir")
+    if key is None:
+        if state_dir is not None:
+            raise click.UsageError("--handover-state-dir needs --handover, which names the DaemonSet")
+        return None
+    if not options["node"]:
+        raise click.UsageError("--handover needs --node: the DaemonSet has to select this node")
+    if len(key.split("/")) != 2 or not all(key.split("/")):
+        raise click.BadParameter(
+            f"{key!r} is not NAMESPACE/NAME, for example dioptase/dioptase-agent", param_hint="--handover"
+        )
+    return OwnDaemonSet(key=key, node_state_dir=state_dir or str(options["state_dir"]))
 
 
 def _resolve_act(requested: str | None, profile: str, *, listed: bool) -> ActMode:

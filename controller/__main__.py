@@ -120,6 +120,7 @@ class Replica:
         self._client, self._config, self._metrics, self._exposition = client, config, metrics, exposition
         identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
         self._election = LeaderElection(client, lease, identity)
+        self._namespace = lease.rpartition("/")[0]
         self._manager: ControllerManager | None = None
 
     async def run(self) -> None:
@@ -134,7 +135,7 @@ class Replica:
 
     async def _work(self) -> None:
         self._metrics.set(LEADING_METRIC, [((), 1)])
-        self._manager = ControllerManager(self._client, self._config, self._metrics, self._exposition)
+        self._manager = ControllerManager(self._client, self._config, self._namespace, self._metrics, self._exposition)
         try:
             await self._manager.run()
         finally:

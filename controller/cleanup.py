@@ -31,16 +31,34 @@ log = logging.getLogger(__name__)
 OWN_FINALIZERS = frozenset((ownership.FINALIZER, targets.FINALIZER, *targets.LEGACY_FINALIZERS))
 REPORTED_FIELDS = ("resources", "topologyZone", "nodeMetricStatus")
 """Status fields of a CustomNodeResource that schedulers use and that no agent updates any more."""
-WORKLOADS = {
-    "daemonset": ResourceType("apps", "v1", "daemonsets", "DaemonSet", PartialObjectMetadata, namespaced=True),
+
+
+class DaemonSetStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Numbers of the nodes that a DaemonSet selects, and of those with a ready pod."""
+
+    desired_number_scheduled: int = 0
+    number_ready: int = 0
+
+
+class DaemonSetProgress(PartialObjectMetadata, frozen=True, kw_only=True):
+    """A DaemonSet with the numbers of its pods."""
+
+    status: DaemonSetStatus = DaemonSetStatus()
+
+
+DAEMON_SETS = ResourceType("apps", "v1", "daemonsets", "DaemonSet", DaemonSetProgress, namespaced=True)
+WORKLOADS: Mapping[str, ResourceType[Any]] = {
+    "daemonset": DAEMON_SETS,
     "deployment": ResourceType("apps", "v1", "deployments", "Deployment", PartialObjectMetadata, namespaced=True),
 }
 MAX_ATTEMPTS, RETRY_S = 3, 2.0
 """Attempts of the complete cleanup; each reads objects that were changed meanwhile again."""
 MAX_CONCURRENT_PATCHES = 16
 POLL_INTERVAL_S = 1.0
+READY_SHARE = 0.25
+"""Share of the timeout for which agents that are being replaced may become ready, before their DaemonSet is deleted."""
 
-Workload = tuple[ResourceType[PartialObjectMetadata], str]
+Workload = tuple[ResourceType[Any], str]
 """Resource of WORKLOADS and key of an object."""
 PatchStep = tuple[RequestBody, str]
 """Merge patch, and the subresource to patch."""
@@ -114,10 +132,14 @@ def parse_workload(text: str) -> Workload:
 async def delete_workloads(client: KubeClient, workloads: Iterable[Workload], timeout_s: float) -> list[str]:
     """Delete the workloads and wait for their pods, which remove themselves what they wrote; return what failed, and why.
 
-    Pods that remain after the timeout, as on an unreachable node, are logged.
+    Pods that remain after the timeout, as on an unreachable node, are logged. Agents that are being replaced have left changed
+    values to their successors, so these have to start before they are deleted: only an agent restores what is on its node.
     """
-    deadline_s, failures, deleted = time.monotonic() + timeout_s, list[str](), list[Workload]()
+    start_s, failures, deleted = time.monotonic(), list[str](), list[Workload]()
+    deadline_s = start_s + timeout_s
     for resource, key in workloads:
+        if resource is DAEMON_SETS:
+            await _wait_until_ready(client, key, start_s + READY_SHARE * timeout_s)
         try:
             await ignore_missing(client.delete(resource, key, foreground=True))
             deleted.append((resource, key))
@@ -202,9 +224,27 @@ async def _list_if_installed(client: KubeClient, resource: ResourceType[Any]) ->
         raise
 
 
-async def _wait_until_deleted(
-    client: KubeClient, resource: ResourceType[PartialObjectMetadata], key: str, deadline_s: float
-) -> bool:
+async def _wait_until_ready(client: KubeClient, key: str, deadline_s: float) -> None:
+    """Wait until every node of the DaemonSet has a ready pod. Nodes that have none at the deadline are logged."""
+    while True:
+        try:
+            daemon_set = await client.get(DAEMON_SETS, key)
+        except (ApiError, ApiUnreachable):
+            return  # the deletion reports the error
+        status = daemon_set.status
+        missing = status.desired_number_scheduled - status.number_ready
+        if missing <= 0 or daemon_set.metadata.deletion_timestamp is not None:
+            return
+        if time.monotonic() >= deadline_s:
+            log.warning(
+                "daemonsets %s: %d nodes have no ready pod. If values of an earlier agent are in force there, run "
+                "`dioptase reset` on these nodes", key, missing,
+            )  # fmt: skip
+            return
+        await asyncio.sleep(POLL_INTERVAL_S)
+
+
+async def _wait_until_deleted(client: KubeClient, resource: ResourceType[Any], key: str, deadline_s: float) -> bool:
     while True:
         try:
             await client.get(resource, key)

@@ -8,8 +8,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+from controller.eviction_budget import EvictionBudgetRenewal
 from controller.kcc.reconciler import CONTROLLER_NAME as KCC
 from controller.kcc.reconciler import KccController
+from controller.kcc.rollout_guard import RolloutGuard
 from controller.kinds import CNCS, CNRS, KCCS, NODES
 from controller.lifecycle.agent_health import MAX_WATCH_S, AgentHealth
 from controller.lifecycle.leftovers import LeftoverRemoval
@@ -27,19 +29,31 @@ class ControllerManager:
     """Informers and controllers of one term of leadership."""
 
     def __init__(
-        self, client: KubeClient, config: ControllerConfig, metrics: MetricValues, exposition: ControllerExposition
+        self,
+        client: KubeClient,
+        config: ControllerConfig,
+        namespace: str,
+        metrics: MetricValues,
+        exposition: ControllerExposition,
     ) -> None:
+        """`namespace` is the controller's own, which has its Leases."""
+        self._config = config
+        self._health: AgentHealth | None = None
         self._informers: list[Informer[Any]] = []
         self._run_functions: list[Callable[[], Awaitable[None]]] = []
         cncs = self._watch(Informer(client, CNCS))
+        nodes = self._watch(Informer(client, NODES, max_s=MAX_WATCH_S))
+        # Agents that evict need it, whichever controllers run.
+        self._budget = EvictionBudgetRenewal(client, nodes, namespace, config.eviction_budget, metrics)
+        self._run_functions.append(self._budget.run)
         queues: dict[str, Any] = {}
         self._kcc: KccController | None = None
         if KCC in config.controllers:
-            self._kcc = KccController(client, self._watch(Informer(client, KCCS)), cncs, metrics)
+            self._kcc = KccController(client, self._watch(Informer(client, KCCS)), cncs, metrics, self._guard)
+            self._budget.on_eviction = self._kcc.wake
             self._run_functions.append(self._kcc.run)
             queues[KCC] = self._kcc.queue
         if LIFECYCLE in config.controllers:
-            nodes = self._watch(Informer(client, NODES, max_s=MAX_WATCH_S))
             cnrs = self._watch(Informer(client, CNRS, max_s=MAX_WATCH_S))
             objects = NodeObjects(client, nodes, {LabelMirroring.MERGED: cnrs, LabelMirroring.REPLACED: cncs}, metrics)
             self._run_functions.append(objects.run)
@@ -47,9 +61,9 @@ class ControllerManager:
             if config.leftovers:
                 self._run_functions.append(LeftoverRemoval(client, nodes, config, metrics).run)
             if config.health.enabled:
-                health = AgentHealth(client, nodes, cnrs, config.health, metrics)
-                self._run_functions.append(health.run)
-                self._informers.extend(health.pods)
+                self._health = AgentHealth(client, nodes, cnrs, config.health, metrics)
+                self._run_functions.append(self._health.run)
+                self._informers.extend(self._health.pods)
         exposition.watch(self, queues)
 
     def __iter__(self) -> Iterator[Informer[Any]]:
@@ -57,6 +71,15 @@ class ControllerManager:
         yield from self._informers
         if self._kcc is not None:
             yield from self._kcc.kinds.values()
+
+    def _guard(self) -> RolloutGuard:
+        """Return what the guard of rollouts observes now. Without `health` it observes evictions only."""
+        return RolloutGuard(
+            canary=self._config.rollout.canary,
+            soak_s=self._config.rollout.soak_s,
+            evictions=self._budget.evictions,
+            unready_since_s={} if self._health is None else self._health.unready_since_s,
+        )
 
     def unsynced(self) -> str:
         """Resources that have not been listed yet; empty if all have."""

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from controller.kcc.targets import InvalidTarget, canary_cutoff
 from controller.label_selectors import parse_selector
 
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
@@ -65,6 +66,32 @@ class HealthConfig(_ControllerSettings, frozen=True, kw_only=True):
                 raise ValueError(f"{name}: {error}") from None
 
 
+class RolloutConfig(_ControllerSettings, frozen=True, kw_only=True):
+    """Rollout of configuration objects that name no canary themselves."""
+
+    canary: int | str = "10%"
+    """Number or percentage of the nodes that get new content first, at least one. `100%` updates all nodes at once."""
+    soak_s: Seconds = 120.0
+    """Time for which the canaries are observed before the other nodes get the content."""
+
+    def __post_init__(self) -> None:
+        try:
+            canary_cutoff(self.canary, 0)
+        except InvalidTarget:
+            raise ValueError(f"canary: {self.canary!r:.40} is invalid; write 3 or 10%") from None
+
+
+class EvictionBudgetConfig(_ControllerSettings, frozen=True, kw_only=True):
+    """The budget of evictions by all agents, which they count in a Lease."""
+
+    lease: str = "dioptase-evictions"
+    """Name of the Lease, in the namespace of the controller; the agents' setting `eviction.budgetLease` names it."""
+    per_minute: Annotated[int, Meta(ge=0, le=100_000)] = 10
+    """Minimum number of evictions per minute."""
+    node_share: Annotated[float, Meta(ge=0, le=1)] = 0.05
+    """Evictions per minute as a share of the nodes, if that is more."""
+
+
 class ControllerConfig(_ControllerSettings, frozen=True, kw_only=True):
     """Content of the settings file."""
 
@@ -78,6 +105,8 @@ class ControllerConfig(_ControllerSettings, frozen=True, kw_only=True):
     token_review: bool = False
     """Serve metrics only to clients whose bearer token the API server allows to get `/metrics`."""
     health: HealthConfig = HealthConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    eviction_budget: EvictionBudgetConfig = EvictionBudgetConfig()
 
 
 ErrorDescriber = Callable[[msgspec.ValidationError, object, type[ControllerConfig]], str]

@@ -15,7 +15,7 @@ from api import VERSION
 from api.metrics import AGENT_METRICS_BY_NAME, CONTROLLER_METRICS, CONTROLLER_METRICS_BY_NAME
 from bench.__main__ import BENCHMARKS, COMMANDS
 from cli.agent import agent
-from controller.settings import ControllerConfig, HealthConfig
+from controller.settings import ControllerConfig, EvictionBudgetConfig, HealthConfig, RolloutConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
@@ -143,8 +143,9 @@ def test_every_metric_of_the_controller_is_documented() -> None:
 
 def test_every_setting_of_the_controller_is_documented() -> None:
     text = (ROOT / "docs/controller.md").read_text()
-    names = [each.encode_name for each in fields(ControllerConfig) if each.name != "health"]
-    for name in (*names, *(f"health.{each.encode_name}" for each in fields(HealthConfig))):
+    sections = {"health": HealthConfig, "rollout": RolloutConfig, "evictionBudget": EvictionBudgetConfig}
+    names = [each.encode_name for each in fields(ControllerConfig) if each.encode_name not in sections]
+    for name in (*names, *(f"{key}.{each.encode_name}" for key, kind in sections.items() for each in fields(kind))):
         assert f"| `{name}` |" in text, f"docs/controller.md does not explain {name}"
 
 

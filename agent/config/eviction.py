@@ -361,6 +361,9 @@ class EvictionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     else `signals`."""
     killers: Mapping[EvictableLevel, EvictionMethodName] = {}
     """[qos-pod-killers] Eviction method by QoS level."""
+    budget_lease: str = ""
+    """Lease `NAMESPACE/NAME` with the eviction budget of the cluster, which the controller renews, see docs/eviction.md.
+    Empty: no budget."""
     plugin_sockets: str = ""
     """[pluginRegistrationDir] Directory of external plugins, such as `/var/lib/katalyst/plugin-socks`. Empty: none."""
     plugin_tokens_file: str = ""
@@ -384,6 +387,8 @@ class EvictionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     oomd: OomdConfig = OomdConfig()
 
     def __post_init__(self) -> None:
+        if self.budget_lease and (len(self.budget_lease.split("/")) != 2 or not all(self.budget_lease.split("/"))):
+            raise ValueError(f"budgetLease: {self.budget_lease!r:.80} is not NAMESPACE/NAME of a Lease")
         for name in self.dry_run:
             if name not in PLUGIN_NAMES and name != "*" and not self.plugin_sockets:
                 raise ValueError(

@@ -97,6 +97,13 @@ class EvictionMethod(Protocol):
         """Drop the state of earlier requests: the pod is gone, or its eviction was cancelled."""
 
 
+class EvictionGate(Protocol):
+    """Allows or denies evictions, as the budget of the cluster does."""
+
+    async def refusal(self) -> MethodResponse | None:
+        """Return why no pod may be evicted now; None if one may, which is counted."""
+
+
 class ApiEvictionMethod:
     """Evicts by the eviction of policy/v1, which disruption budgets may refuse, or by deletion, which no budget can refuse."""
 
@@ -171,6 +178,8 @@ class _PodEviction(msgspec.Struct):
     exceeded: bool = False
     repeat: bool = False
     """Whether to send the request again, because the grace became shorter."""
+    granted: bool = False
+    """Whether the gate allowed it: a request that is repeated counts once."""
     cancel_reason: str = ""
     """Why the pod need not leave any more. A request that is under way may be answered first."""
     task: asyncio.Task[None] | None = None
@@ -212,6 +221,8 @@ class ApiEvictor:
         self._events: list[EvictionEvent] = []
         self._request_slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
         self._problem: Unavailable | None = None
+        self.gate: EvictionGate | None = None
+        """Allows or denies the first request for each pod; None allows all."""
 
     @property
     def terminating(self) -> frozenset[str]:
@@ -236,6 +247,12 @@ class ApiEvictor:
     def cancel(self, pod: str, reason: str) -> None:
         """Cancel the eviction of a pod, `namespace/name`, unless it was accepted."""
         self._run_on_loop(self._cancel, pod, reason)
+
+    def retry_gated(self) -> None:
+        """Try again at once with all pods that the gate refused. Call it on the event loop."""
+        for pending in self._pending.values():
+            if pending.block is EvictionBlock.CLUSTER_BUDGET:
+                pending.wake.set()
 
     def outcomes(self) -> Sequence[EvictionEvent]:
         """Return the events since the last call, oldest first."""
@@ -331,6 +348,11 @@ class ApiEvictor:
                 text = f"Cancelled the eviction: {pending.cancel_reason}; reason of the eviction: {pending.reason}"
                 self._finish(pending, EvictionEventReason.CANCELLED, text)
                 return 0.0
+        if self.gate is not None and not pending.granted:
+            refusal = await self.gate.refusal()
+            if refusal is not None:
+                return self._mark_blocked(pending, refusal)
+            pending.granted = True
         async with self._request_slots:
             pending.repeat = False
             response = await pending.method.evict(pending.pod, pending.grace_s)
@@ -421,4 +443,5 @@ _REMEDIES = {
     ),
     EvictionBlock.UNREACHABLE: "check that the API server or container runtime runs; the agent tries again",
     EvictionBlock.BUSY: "see the log of the API server or container runtime; the agent tries again",
+    EvictionBlock.CLUSTER_BUDGET: "find out why so many pods are evicted, or whether the controller runs (docs/eviction.md)",
 }

@@ -47,6 +47,7 @@ class NriLifecycle:
         self.pending_originals = PendingOriginals()
         self._inputs: Callable[[], PreviewInputs | None] = lambda: None
         self._plugin = None
+        self._keeps_values = False
         socket = nri_socket(config.kubelet.nri_socket)
         if act is not ActMode.ON or pods is None or socket is None:
             return
@@ -107,10 +108,17 @@ class NriLifecycle:
             log.exception("NRI: containers created during the shutdown may keep values of this agent")
         return self.pending_originals.outcomes()
 
+    def keep_values(self) -> None:
+        """Let `leave` restore nothing, because a successor adopts the values.
+
+        Originals of containers whose cgroup does not exist yet are in annotations, which the runtime shows the successor."""
+        self._keeps_values = True
+
     def leave(self, files: KnobWriter) -> None:
         """Tell the runtime to restore every container's own limits, then unregister the plugin. Idempotent."""
         if self._plugin is not None:
-            self._plugin.leave(files, self.pending_originals.pending(0.0))
+            if not self._keeps_values:
+                self._plugin.leave(files, self.pending_originals.pending(0.0))
             self._plugin.close()
 
 

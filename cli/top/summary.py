@@ -22,7 +22,7 @@ def notice_lines(view: View) -> Iterator[Text]:
     yield from _rejection_notice(view)
     yield from _memory_notice(view)
     if view.quota_trial:
-        yield Text(formats.printable(view.quota_trial), style="dim")
+        yield Text(printable(view.quota_trial), style="dim")
 
 
 def _eviction_notices(view: View) -> Iterator[Text]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from controller.kcc.rollout_guard import RolloutGuard, RolloutStep, next_step, with_rollout_condition
 from controller.kcc.targets import (
     FINALIZER,
     LEGACY_FINALIZERS,
@@ -16,7 +17,6 @@ from controller.kcc.targets import (
     ConfigTarget,
     InvalidTarget,
     assign_target,
-    canary_cutoff,
     find_conflicts,
     parse_target,
 )
@@ -35,6 +35,8 @@ class RolloutInputs(msgspec.Struct, frozen=True, kw_only=True):
     unreadable: Mapping[str, str] = {}
     """Objects that could not be decoded, with the reason. They stop the rollout like invalid ones."""
     nodes: Mapping[str, Cnc]
+    guard: RolloutGuard | None = None
+    """Settings and observations of the guard; None rolls new content out to all nodes at once."""
 
 
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +51,9 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Temporary objects whose time is over, to be deleted."""
     invalid: tuple[str, ...] = ()
     wake_at_s: float | None = None
-    """Time at which the next temporary object expires."""
+    """Time at which the next temporary object expires, or a guarded rollout is evaluated again."""
+    paused: Mapping[str, str] = {}
+    """Objects whose rollout this plan pauses, with the message."""
     counts: Mapping[str, Mapping[str, int]] = {}
     """Numbers of each object's status, for metrics."""
 
@@ -57,21 +61,28 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
 class _NodeAssignment(msgspec.Struct, frozen=True, kw_only=True):
     entries: Mapping[str, ConfigEntry | None]
     counts: Mapping[str, Mapping[str, int]]
+    steps: Mapping[str, RolloutStep]
 
 
 def plan_rollout(inputs: RolloutInputs, now_s: float) -> RolloutPlan:
     """Compute the plan of one kind. `now_s` is since the epoch."""
     targets, invalid, expired = _validate_targets(inputs, now_s)
-    assignment = None if invalid or inputs.unreadable else _assign_nodes(inputs, targets)
+    assignment = None if invalid or inputs.unreadable else _assign_nodes(inputs, targets, now_s)
     statuses = _statuses(inputs, targets, invalid, assignment, now_s)
-    expiry_times = [target.expires_at_s for target in targets.values() if target.expires_at_s is not None]
+    steps = {} if assignment is None else assignment.steps
+    wake_times = [target.expires_at_s for target in targets.values()] + [step.wake_at_s for step in steps.values()]
     return RolloutPlan(
         entries={} if assignment is None else assignment.entries,
         statuses=statuses,
         finalizers=_plan_finalizers(inputs, halted=assignment is None),
         expired=tuple(expired),
         invalid=tuple(sorted({*invalid, *inputs.unreadable})),
-        wake_at_s=min(expiry_times, default=None),
+        wake_at_s=min((at_s for at_s in wake_times if at_s is not None), default=None),
+        paused={
+            key: str(step.condition["message"])
+            for key, step in steps.items()
+            if step.paused_now and step.condition is not None
+        },
         counts={} if assignment is None else assignment.counts,
     )
 
@@ -119,30 +130,32 @@ def _validate_targets(
     return targets, invalid | find_conflicts(targets), expired
 
 
-def _assign_nodes(inputs: RolloutInputs, targets: Mapping[str, ConfigTarget]) -> _NodeAssignment:
+def _assign_nodes(inputs: RolloutInputs, targets: Mapping[str, ConfigTarget], now_s: float) -> _NodeAssignment:
     assigned: dict[str, list[str]] = {key: [] for key in targets}
     for node in sorted(inputs.nodes):
         if target := assign_target(node, inputs.nodes[node].metadata.labels, targets.values()):
             assigned[target.key].append(node)
-    cutoffs = {key: canary_cutoff(target.canary, len(assigned[key])) for key, target in targets.items()}
     before = {node: entry_of(cnc.status.katalyst_custom_config_list, inputs.gvr) for node, cnc in inputs.nodes.items()}
     # A node keeps its entry, unless the object does not exist any more: the agent could not fetch it.
     after = {node: entry if entry is None or _entry_key(entry) in targets else None for node, entry in before.items()}
     counts: dict[str, dict[str, int]] = {}
+    steps: dict[str, RolloutStep] = {}
     for key, target in targets.items():
         entry = _target_entry(inputs.gvr, target)
-        for node in assigned[key][: cutoffs[key]] if not target.paused else ():
+        updated = frozenset(node for node in assigned[key] if _same_entry(before[node], entry))
+        steps[key] = next_step(target, inputs.objects[key].status, assigned[key], updated, inputs.guard, now_s)
+        for node in steps[key].nodes if not target.paused else ():
             after[node] = entry
         counts[key] = {  # from the entries that are written, not from those that are planned
             "targetNodes": len(assigned[key]),
-            "canaryNodes": cutoffs[key],
-            "updatedTargetNodes": sum(_same_entry(before[node], entry) for node in assigned[key]),
+            "canaryNodes": len(steps[key].nodes),
+            "updatedTargetNodes": len(updated),
             "updatedNodes": sum(
                 current is not None and current.get("hash") == target.hash for current in before.values()
             ),
         }
     entries = {node: entry for node, entry in after.items() if not _same_entry(before[node], entry)}
-    return _NodeAssignment(entries=entries, counts=counts)
+    return _NodeAssignment(entries=entries, counts=counts, steps=steps)
 
 
 def _entry_key(entry: ConfigEntry) -> str:
@@ -185,8 +198,11 @@ def _statuses(
         if assignment is not None:
             desired |= assignment.counts[key]
         reason, message = (NORMAL, blocked_message) if problem is None else (problem.reason, problem.message)
+        before = object_.status.get("conditions")
+        if assignment is not None:
+            before = with_rollout_condition(before, assignment.steps[key].condition)
         desired["conditions"] = conditions_with(
-            object_.status.get("conditions"), valid=problem is None, reason=reason, message=message, now_s=now_s
+            before, valid=problem is None, reason=reason, message=message, now_s=now_s
         )
         # The API omits zeros, so absent numbers are zero.
         if changed := {

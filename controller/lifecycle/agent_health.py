@@ -72,6 +72,11 @@ class AgentHealth:
         self._withdrawal_rotation = _limited_rotation(config.taint_per_s)
         self._eviction_rotation = _limited_rotation(config.evict_per_s)
 
+    @property
+    def unready_since_s(self) -> Mapping[str, float]:
+        """Nodes with an agent that is not ready, with the time since the epoch."""
+        return self._result.unhealthy_since_s
+
     async def run(self) -> None:
         """Run until cancelled."""
         for informer in self._informers():

@@ -11,6 +11,7 @@ import pytest
 from agent import __main__ as agent
 from agent.config.config import AgentConfig, SocketsConfig
 from agent.config.qrm import CpuPlacementConfig
+from agent.handover import restore_earlier_values
 from agent.qrm.actuator.state_dir import open_originals
 from agent.qrm.actuator.writer import KnobWriter
 from agent.sensors.cgroup.hierarchy import Hierarchy
@@ -97,10 +98,10 @@ def test_values_of_a_killed_agent_do_not_outlast_the_start_of_one_that_does_not_
     bench.originals.close()
     bench.originals = open_originals(tmp_path / "state", BOOT)
     parts = parts_of(bench, effective, tmp_path / "state")
-    assert agent._restore_earlier_values(requested, parts) == (warning,)
+    assert restore_earlier_values(requested, parts) == (warning,)
     assert bench.tree.file("/batch", "cpu.max").read_text().strip() == quota
     if requested is not ActMode.ON:
-        assert agent._restore_earlier_values(requested, parts) == (), "nothing is left"
+        assert restore_earlier_values(requested, parts) == (), "nothing is left"
     bench.close()
 
 
@@ -110,7 +111,7 @@ def test_without_the_lock_of_the_state_directory_nothing_is_restored(tmp_path: P
     bench.apply(("/batch", Knob.QUOTA, "10000"))
     parts = parts_of(bench, requested, tmp_path / "state")
     parts.originals = None
-    assert agent._restore_earlier_values(requested, parts) == ()
+    assert restore_earlier_values(requested, parts) == ()
     assert bench.tree.file("/batch", "cpu.max").read_text().strip() == "10000 100000"
     bench.close()
 

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 import cli.agent
 from agent.__main__ import AgentOptions
+from agent.handover import OwnDaemonSet
 from api.decision import ActMode
 
 
@@ -45,10 +46,33 @@ def test_pods_and_what_may_be_done_with_them(
 
 
 @pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), None),
+        (("--handover", "d/agent", "--state-dir", "/s"), OwnDaemonSet(key="d/agent", node_state_dir="/s")),
+        (
+            ("--handover", "d/agent", "--state-dir", "/s", "--handover-state-dir", "/on/the/node"),
+            OwnDaemonSet(key="d/agent", node_state_dir="/on/the/node"),
+        ),
+    ],
+)
+def test_values_are_handed_over_only_on_request(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: OwnDaemonSet | None
+) -> None:
+    options, text = started(monkeypatch, "--node", "n1", *words)
+    assert options is not None, text
+    assert options.daemon_set == expected
+
+
+@pytest.mark.parametrize(
     ("words", "text"),
     [
         (("--kubelet", "--pods", "pods.yaml"), "--kubelet and --pods exclude each other: choose one source of pods"),
         (("--act", "on"), "--act on needs --pods or --kubelet"),
+        (("--handover", "a/b"), "--handover needs --node: the DaemonSet has to select this node"),
+        (("--node", "n", "--handover", "agent"), "'agent' is not NAMESPACE/NAME, for example dioptase/dioptase-agent"),
+        (("--node", "n", "--handover", "a/b/c"), "'a/b/c' is not NAMESPACE/NAME"),
+        (("--handover-state-dir", "/x"), "--handover-state-dir needs --handover, which names the DaemonSet"),
     ],
 )
 def test_contradictions_are_refused(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], text: str) -> None:

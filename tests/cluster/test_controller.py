@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from api.eviction_budget import BUDGET_ANNOTATION, format_budget, parse_budget, with_eviction
 from controller.kcc.targets import config_hash
 from tests.cluster.cluster import CONSENT, Cluster
 from tests.cluster.control_plane import API_SERVER
@@ -44,6 +45,7 @@ SETTINGS = {
         "nodeSelector": "nodes.test/kind=object", "agents": {"agent": "app=agent"}, "namespace": CONSENT,
         "taintAfterS": 1, "evictAfterS": 6, "taintPerS": 100, "evictPerS": 100,
     },
+    "rollout": {"soakS": 10},
 }  # fmt: skip
 TAINT = ("node.kubernetes.io/unschedulable", "NoSchedule", "reclaimed_cores")
 
@@ -197,6 +199,50 @@ def test_a_rollout_reaches_canaries_first_and_stops_when_paused(
         assert_stays(1.5, lambda: len(with_the_new()) == 3)
         change(server, path, paused=False)
         wait("seven are updated", lambda: len(with_the_new()) == 7)
+
+
+def rolled_out(server: Server, path: str) -> str:
+    """Return the reason of an object's condition RolledOut; empty without one."""
+    conditions = server.ask("GET", path).get("status", {}).get("conditions", [])
+    return next((str(item["reason"]) for item in conditions if item["type"] == "RolledOut"), "")
+
+
+def count_evictions(server: Server, node: str, pods: int) -> None:
+    """Add evictions of a node to the budget, as its agent does."""
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{CONSENT}/leases/dioptase-evictions"
+    for _ in range(pods):
+        metadata = server.ask("GET", path)["metadata"]
+        budget = parse_budget(metadata["annotations"])
+        assert budget is not None
+        annotations = {BUDGET_ANNOTATION: format_budget(with_eviction(budget, node))}
+        version = metadata["resourceVersion"]
+        server.ask("PATCH", path, {"metadata": {"resourceVersion": version, "annotations": annotations}}, MERGE)
+
+
+def test_a_rollout_pauses_when_its_canary_evicts_and_is_rolled_back(
+    definitions: Server, replicas: list[Controller]
+) -> None:
+    server, path = definitions, f"{within(CONSENT, ADMINS)}/all"
+    old, new = (f"all {config_hash(lending(report), {})}" for report in ("1", "2"))
+    admin = an_admin("all", lending("1"), nodeLabelSelector="nodes.test/kind=object", priority=1)
+    kcc = a_kcc(nodeLabelSelectorAllowedKeyList=[{"priority": 1, "keyList": ["nodes.test/kind"]}])
+    with nodes(server, "guarded", 10) as names, configured(server, kcc, admin):
+        wait("all have the first content", lambda: rolled_out(server, path) == "Complete")
+        assert [configured_object(server, name) for name in names] == [old] * 10
+        change(server, path, config=lending("2"))
+        wait("the canary has the second", lambda: configured_object(server, names[0]) == new)
+        count_evictions(server, names[0], 3)
+        wait("the pause", lambda: rolled_out(server, path) == "EvictionsRose")
+        assert_stays(12, lambda: [configured_object(server, name) for name in names] == [new, *[old] * 9])
+        events = server.ask("GET", f"/api/v1/namespaces/{CONSENT}/events?fieldSelector=reason%3DRolloutPaused")["items"]
+        (event,) = [item for item in events if item["involvedObject"]["name"] == "all"]
+        assert event["involvedObject"]["kind"] == "AdminQoSConfiguration"
+        assert event["message"].startswith(
+            "paused: 3 pods were evicted on the 1 nodes with the new content, 0 on the 9 others."
+        )
+        change(server, path, config=lending("1"))
+        wait("the rollback", lambda: configured_object(server, names[0]) == old)
+        wait("its end", lambda: rolled_out(server, path) == "Complete")
 
 
 def test_labels_go_by_priority_and_two_for_one_node_stop_the_kind(

@@ -46,6 +46,9 @@ RARE = {
     AuditedRequest(
         "", "nodes", "get"
     ): "only before a node is tainted, or objects of one are deleted that is no longer listed",
+    AuditedRequest("apps", "daemonsets", "get"): "only by an agent that ends",
+    AuditedRequest("coordination.k8s.io", "leases", "get"): "of the agent, only when a pod is evicted",
+    AuditedRequest("coordination.k8s.io", "leases", "patch"): "of the agent, only when a pod is evicted",
     AuditedRequest("", "nodes", "patch"): "only where something is short",
     AuditedRequest("", "nodes/status", "patch"): "of the controller, only where an agent has been gone for long",
     AuditedRequest(
@@ -350,9 +353,7 @@ def test_helm_asks_them_too(installed: Installed) -> None:
 def granted(installed: Installed, account: str) -> set[AuditedRequest]:
     roles = "/apis/rbac.authorization.k8s.io/v1"
     result = rules(installed.server, f"{roles}/clusterroles/{account}")
-    if account == CONTROLLER:
-        result |= rules(installed.server, f"{roles}/namespaces/{NAMESPACE}/roles/{account}")
-    return result
+    return result | rules(installed.server, f"{roles}/namespaces/{NAMESPACE}/roles/{account}")
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ METHODS = {
     "update": "PUT",
     "delete": "DELETE",
 }
-NAMESPACED = ("leases", "events", "pods", "pods/eviction")
+NAMESPACED = ("leases", "events", "pods", "pods/eviction", "daemonsets")
 
 
 def rules(server: Server, path: str) -> set[AuditedRequest]:
@@ -68,7 +68,8 @@ def rights(own_cluster: Cluster, definitions: Server) -> Iterator[Mapping[str, s
     own_cluster.kubectl("apply", "-f", "-", text=created)
     root, name = f"/apis/{RBAC}/v1", f"{RELEASE}-dioptase"
     yield {
-        "agent": rules(definitions, f"{root}/clusterroles/{name}-agent"),
+        "agent": rules(definitions, f"{root}/clusterroles/{name}-agent")
+        | rules(definitions, f"{root}/namespaces/{NAMESPACE}/roles/{name}-agent"),
         "controller": rules(definitions, f"{root}/clusterroles/{name}-controller")
         | rules(definitions, f"{root}/namespaces/{NAMESPACE}/roles/{name}-controller"),
     }
@@ -83,7 +84,7 @@ def test_without_any_one_of_its_rights_the_request_is_refused(
     """For each right: an account with all other rights, and the request that needs it."""
     expected = sorted(rights[component])
     # At kubelets before 1.33 one right, nodes/proxy, includes the other two.
-    assert len(expected) == {"agent": 20 if MINOR >= "1.33" else 19, "controller": 68}[component]
+    assert len(expected) == {"agent": 23 if MINOR >= "1.33" else 22, "controller": 69}[component]
     users = {missing: f"less-{component}-{number}" for number, missing in enumerate(expected)}
     items = [part for missing, user in users.items() for part in role_of(user, component, set(expected) - {missing})]
     own_cluster.kubectl("create", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
@@ -133,7 +134,7 @@ def refused(server: Server, user: str, right: AuditedRequest) -> bool:
     if right.resource in ("nodes/pods", "nodes/configz", "nodes/proxy", "nodes/finalizers"):
         return not allowed(server, user, right)
     plural, _, subresource = right.resource.partition("/")
-    version = "v1" if right.group.endswith(".k8s.io") else "v1alpha1"
+    version = "v1" if right.group.endswith(".k8s.io") or right.group == "apps" else "v1alpha1"
     root = f"/apis/{right.group}/{version}" if right.group else "/api/v1"
     namespace = f"/namespaces/{NAMESPACE}" if right.resource in NAMESPACED else ""
     every = right.verb in ("list", "watch") or (right.verb == "create" and not subresource)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from api.katalyst.kinds import KATALYST_KINDS
 from cli.controller import withdraw as command
+from controller import cleanup
 from controller.cleanup import (
     ReportedCnr,
     _clean_resource,
@@ -27,7 +29,7 @@ from controller.kcc.targets import FINALIZER, LEGACY_FINALIZERS
 from controller.kinds import ControllerNode, ControllerNodeStatus
 from controller.lifecycle.health_policy import with_own_taint
 from kube.objects import KubeMetadata, PartialObjectMetadata, TaintsSpec
-from tests.builders.api_server import client_of, status_response
+from tests.builders.api_server import FakeApiServer, client_of, status_response
 
 META = KubeMetadata(name="n1", resource_version="7")
 AS_OF = {"resourceVersion": "7"}
@@ -148,3 +150,43 @@ async def test_a_missing_kind_is_skipped_and_a_404_of_a_proxy_is_reported(served
             each for resource, steps in cleanup_steps() for each in await _clean_resource(client, resource, steps)
         ]
     assert len(failures) == left
+
+
+DAEMON_SET = "/apis/apps/v1/namespaces/dioptase/daemonsets/agent"
+
+
+async def test_agents_that_are_being_replaced_start_before_they_are_deleted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only a running agent restores the values that the agent before it has handed over."""
+    monkeypatch.setattr(cleanup, "POLL_INTERVAL_S", 0.01)
+    status = {"desiredNumberScheduled": 3, "numberReady": 2}
+    server = FakeApiServer({DAEMON_SET: {"metadata": {"name": "agent", "namespace": "dioptase"}, "status": status}})
+
+    async def become_ready() -> None:
+        while len(server.requests) < 3:
+            await asyncio.sleep(0.01)
+        server.objects[DAEMON_SET]["status"] = {**status, "numberReady": 3}
+
+    async with server.client() as client:
+        ready = asyncio.create_task(become_ready())
+        failures = await cleanup.delete_workloads(client, [parse_workload("daemonset/dioptase/agent")], 60)
+        await ready
+    methods = [request.method for request in server.requests]
+    assert failures == []
+    assert methods.index("DELETE") > 3
+    assert set(methods[: methods.index("DELETE")]) == {"GET"}
+    assert caplog.text == ""
+
+
+async def test_nodes_without_a_ready_agent_are_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cleanup, "POLL_INTERVAL_S", 0.01)
+    status = {"desiredNumberScheduled": 3, "numberReady": 1}
+    server = FakeApiServer({DAEMON_SET: {"metadata": {"name": "agent", "namespace": "dioptase"}, "status": status}})
+    async with server.client() as client:
+        await cleanup.delete_workloads(client, [parse_workload("daemonset/dioptase/agent")], 0.2)
+    assert "daemonsets dioptase/agent: 2 nodes have no ready pod" in caplog.text
+    assert "run `dioptase reset` on these nodes" in caplog.text
+    assert DAEMON_SET not in server.objects

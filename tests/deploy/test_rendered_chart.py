@@ -20,6 +20,7 @@ from agent.config.profiles import PROFILES, with_defaults
 from agent.config.qos import RightHolders, RightsConfig
 from agent.eviction import plugins
 from agent.eviction.runner import EvictionRunner
+from agent.reporter.successor import STATE_VOLUME
 from api.eviction import TAINT_PREFIX
 from cli.options import parse_listen_hosts
 from common.validation import describe_validation_error
@@ -315,6 +316,53 @@ def test_the_controller_starts_on_a_node_with_a_taint_that_it_is_to_remove(rende
         ]
         expected = [{"key": f"{TAINT_PREFIX}{name}", "operator": "Exists"} for name in sorted(conditions)]
         assert spec["tolerations"] == [*expected, *tolerations]
+
+
+@needs_helm
+def test_an_agent_hands_over_to_the_next_pod_of_its_daemonset(render: Any) -> None:
+    rendered = render(agent={"stateDir": "/data/dioptase"})
+    words = {"--handover=dioptase/dioptase-agent", "--handover-state-dir=/data/dioptase"}
+    assert words <= set(rendered.container["args"])
+    assert rendered.find("DaemonSet", "agent")["metadata"]["namespace"] == "dioptase"
+    (volume,) = [each for each in rendered.pod["volumes"] if each["name"] == STATE_VOLUME]
+    assert volume["hostPath"]["path"] == "/data/dioptase"
+    (rule,) = [each for each in rendered.find("Role", "agent")["rules"] if each["apiGroups"] == ["apps"]]
+    assert (rule["resourceNames"], rule["verbs"]) == (["dioptase-agent"], ["get"])
+    assert ("nodes", "get") in rendered.rights("agent")
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("values", "lease"),
+    [
+        ({}, "dioptase-evictions"),
+        ({"controller": {"settings": {"evictionBudget": {"lease": "mine", "perMinute": 3}}}}, "mine"),
+        ({"controller": {"enabled": False}}, ""),
+    ],
+)
+def test_agents_count_evictions_in_the_lease_that_the_controller_renews(
+    render: Any, values: Manifest, lease: str
+) -> None:
+    """Without a controller nothing would renew it, and agents would evict no pod."""
+    rendered = render(**values)
+    text = rendered.find("ConfigMap", "agent")["data"]["agent.yaml"]
+    assert parse_config(text.encode(), "agent.yaml").eviction.budget_lease == (f"dioptase/{lease}" if lease else "")
+    rules = [each for each in rendered.find("Role", "agent")["rules"] if each["resources"] == ["leases"]]
+    assert [(each["resourceNames"], each["verbs"]) for each in rules] == (
+        [([lease], ["get", "patch"])] if lease else []
+    )
+    if lease:
+        assert rendered.controller.eviction_budget.lease == lease
+        named = [each for each in rendered.find("Role", "controller")["rules"] if "resourceNames" in each]
+        assert [(each["resourceNames"], each["verbs"]) for each in named] == [
+            (["dioptase-controller", lease], ["get", "patch"])
+        ]
+
+
+@needs_helm
+def test_agents_that_do_not_evict_have_no_right_to_the_budget(render: Any) -> None:
+    rules = render(profile="observe").find("Role", "agent")["rules"]
+    assert [each["resources"] for each in rules] == [["daemonsets"]]
 
 
 @needs_helm

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -30,6 +31,8 @@ MAX_FILE_BYTES = 64 << 20
 RETRY_INTERVAL_S = 10.0
 """Interval between attempts to write a file that could not be written, while no new entry has to be saved."""
 NOT_ON_DISK_YET = "the original value is being saved to disk: the write follows when it is there"
+LAYOUT_VERSION = 1
+"""Layout of all journals. A file without the field `version` has layout 1."""
 KeyT = TypeVar("KeyT")
 EntryT = TypeVar("EntryT")
 
@@ -39,6 +42,10 @@ class JournalBody(msgspec.Struct, Generic[EntryT], frozen=True, kw_only=True):
 
     boot_id: str
     entries: tuple[EntryT, ...]
+
+
+class _Layout(msgspec.Struct, frozen=True):
+    version: int = 1
 
 
 class JournalCodec(NamedTuple, Generic[KeyT, EntryT]):
@@ -82,9 +89,9 @@ class BootJournal(Generic[KeyT, EntryT]):
         disk: FileWriter = INLINE_WRITER,
         reserve: ReserveFile | None = None,
     ) -> None:
-        """Load the file. Raises Unavailable if it exists and cannot be read. A damaged file raises Unavailable with
-        `damage_remedy`; without a remedy it is set aside. `messages` reports what was wrong or outdated. While the file
-        cannot be replaced, its content is written to `reserve`."""
+        """Load the file. Raises Unavailable if it exists and cannot be read, or is that of a newer release. A damaged file
+        raises Unavailable with `damage_remedy`; without a remedy it is set aside. `messages` reports what was wrong or
+        outdated. While the file cannot be replaced, its content is written to `reserve`."""
         self.path = path
         self.messages: tuple[str, ...] = ()
         self.by_key: dict[KeyT, EntryT] = {}
@@ -256,6 +263,7 @@ class BootJournal(Generic[KeyT, EntryT]):
             data = self._read()
             if data is None:
                 return
+            self._refuse_newer_layout(data)
             boot_id, entries = self._codec.decode(data)
         except OSError as error:
             raise Unavailable(
@@ -277,6 +285,19 @@ class BootJournal(Generic[KeyT, EntryT]):
             self.messages = (
                 f"{self.path}: dropped {len(entries)} originals of another boot, whose cgroups no longer exist",
             )
+
+    def _refuse_newer_layout(self, data: bytes) -> None:
+        """Raise Unavailable for the file of a newer release, as after a rollback.
+
+        If it were set aside like a damaged one, the present values would be journalled as originals in place of its own."""
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            version = msgspec.json.decode(data, type=_Layout).version
+            if version > LAYOUT_VERSION:
+                raise Unavailable(
+                    f"{self.path} was written by a newer release: it has layout version {version}, this release reads "
+                    f"{LAYOUT_VERSION}",
+                    "install that release again, or run its `dioptase reset` on this node",
+                )
 
     def _read(self) -> bytes | None:
         """Return the content of the file, or that of the reserve if it takes its place; None without either. Raises

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import msgspec
 
-from agent.qrm.actuator.boot_journal import BootJournal, JournalBody, JournalCodec
+from agent.qrm.actuator.boot_journal import LAYOUT_VERSION, BootJournal, JournalBody, JournalCodec
 from agent.qrm.actuator.restore import KnobKey, is_idle, key_of, restore_originals
 from agent.qrm.actuator.writer import KnobWriter, OriginalValue, is_cgroup_path
 from agent.qrm.knobs.knob_files import LIST_KNOBS
@@ -32,7 +32,7 @@ from common.reserve_file import ReserveFile
 from common.state_file import StateFileDamaged, list_quarantined
 
 log = logging.getLogger("dioptase")
-VERSION = 1
+VERSION = LAYOUT_VERSION
 LEFT_AS_MODIFIED = "another program changed the value since the agent last wrote it: the value stays"
 
 

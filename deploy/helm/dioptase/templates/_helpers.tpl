@@ -75,10 +75,19 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if kindIs "bool" .Values.agent.extendedResources -}}
 {{- $_ := set $settings "report" (dict "extendedResources" .Values.agent.extendedResources) -}}
 {{- end -}}
-{{- if eq (toString .Values.agent.evictions) "false" -}}{{- $_ := set $settings "eviction" (dict "plugins" list) -}}{{- end -}}
+{{- $eviction := dict -}}
+{{- if eq (toString .Values.agent.evictions) "false" -}}{{- $_ := set $eviction "plugins" list -}}{{- end -}}
+{{- /* Without the controller nothing renews the budget, and agents would evict no pod. */ -}}
+{{- if .Values.controller.enabled -}}{{- $_ := set $eviction "budgetLease" (include "dioptase.budgetLease" .) -}}{{- end -}}
+{{- if $eviction -}}{{- $_ := set $settings "eviction" $eviction -}}{{- end -}}
 {{- $settings = mergeOverwrite $settings (deepCopy .Values.agent.settings) -}}
 {{- $own := dict "qos" (dict "rights" (dict "systemCores" (include "dioptase.rights" . | fromYaml).systemCores)) -}}
 {{ mergeOverwrite $settings $own | toYaml }}
+{{- end -}}
+
+{{/* Lease with the eviction budget of all agents, NAMESPACE/NAME. */}}
+{{- define "dioptase.budgetLease" -}}
+{{ .Release.Namespace }}/{{ dig "evictionBudget" "lease" (printf "%s-evictions" (include "dioptase.name" .)) .Values.controller.settings }}
 {{- end -}}
 
 {{/* Settings of the file over those of the profile, as the agent merges them. */}}
@@ -133,7 +142,8 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $leftovers := list -}}
 {{- if not (include "dioptase.extendedResources" .) -}}{{- $leftovers = append $leftovers "reclaimed-resources" -}}{{- end -}}
 {{- if not (include "dioptase.evictions" .) -}}{{- $leftovers = append $leftovers "eviction-taints" -}}{{- end -}}
-{{- $settings := dict "leftovers" $leftovers "tokenReview" .Values.tokenReview "lease" (printf "%s-controller" (include "dioptase.name" .)) "health" $health -}}
+{{- $budget := dict "lease" (last (splitList "/" (include "dioptase.budgetLease" .))) -}}
+{{- $settings := dict "leftovers" $leftovers "tokenReview" .Values.tokenReview "lease" (printf "%s-controller" (include "dioptase.name" .)) "health" $health "evictionBudget" $budget -}}
 {{ mergeOverwrite $settings (deepCopy .Values.controller.settings) | toYaml }}
 {{- end -}}
 
