@@ -10,8 +10,6 @@ from api.text import quote
 
 MAX_CPU = 8191
 """Highest CPU number accepted. NR_CPUS of the largest distribution kernels is 8192, so a higher number is a mistake."""
-MAX_LIST_CHARS = 32 << 10
-"""Characters of a CPU list: the longest list of these CPUs, every second one, has 20 kB."""
 _MAX_DIGITS = 9
 
 
@@ -21,10 +19,6 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     Overlapping ranges are merged before they are expanded: the time grows with the length of the text, not with the sum of
     the ranges, because the text may be a pod's annotation. Raises ValueError that quotes the start of the invalid part.
     """
-    if len(text) > MAX_LIST_CHARS:
-        raise ValueError(
-            f"CPU list {quote(text)}: has {len(text)} characters, more than {MAX_LIST_CHARS}; merge its ranges"
-        )
     ranges: list[tuple[int, int]] = []
     for part in filter(None, (piece.strip() for piece in text.strip().split(","))):
         first, dash, last = part.partition("-")

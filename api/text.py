@@ -34,6 +34,15 @@ def printable(text: str, max_chars: int | None = None) -> str:
     return shown if max_chars is None or len(shown) <= max_chars else f"{shown[: max(max_chars - 3, 0)]}..."
 
 
+def encodable(text: str) -> str:
+    r"""Return the text with every byte of a name that is not UTF-8 escaped: `/a\udcff` becomes `/a\xff`.
+
+    For formats with escapes of their own, such as JSON, protobuf and Prometheus' exposition: only surrogates are impossible in
+    them, and any other character arrives as it is.
+    """
+    return text if text.isascii() else _SURROGATE.sub(lambda match: _escape_unprintable(match[0]), text)
+
+
 def quote(value: object, max_chars: int = MAX_QUOTED_CHARS) -> str:
     """Return a value in the quotes of Python, escaped as by `printable` and cut after `max_chars` characters."""
     if isinstance(value, (str, bytes)):
@@ -90,8 +99,7 @@ def _escape_unprintable(char: str) -> str:
 
 def _printable_values(value: Any) -> Any:
     if isinstance(value, str):
-        # JSON has escapes of its own for control characters; only surrogates are impossible in it.
-        return value if value.isascii() else _SURROGATE.sub(lambda match: _escape_unprintable(match[0]), value)
+        return encodable(value)
     if isinstance(value, dict):
         return {_printable_values(key): _printable_values(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

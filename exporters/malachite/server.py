@@ -16,7 +16,7 @@ from aiohttp import web
 from api.decision import Cycle
 from api.interfaces import Unavailable
 from api.snapshot import Snapshot
-from api.text import cgroup_name_to_text, printable, quote
+from api.text import cgroup_name_to_text, encodable, quote
 from common.http.listener import HttpListener
 from common.http.request_guard import is_loopback, is_loopback_host
 from exporters.malachite import cgroup_v1, cgroup_v2
@@ -203,7 +203,7 @@ class MalachiteServer:
 def _resolve_path(query_path: str, latest: Snapshot) -> str:
     """Return the snapshot's spelling of a path in a query, which has the kernel's bytes or that spelling."""
     path = cgroup_name_to_text(query_path.encode(errors="surrogateescape"))
-    return path if path in latest.cgroups else printable(query_path)
+    return path if path in latest.cgroups else encodable(query_path)
 
 
 def requested_path(query: str) -> str:

@@ -13,7 +13,7 @@ import msgspec
 
 from api.cpu import parse_cpu_list
 from api.snapshot import LoadAverages, Pressure
-from api.text import printable, to_json
+from api.text import encodable, to_json
 from api.units import NS_PER_S
 
 MAX_U64, MAX_I64 = (1 << 64) - 1, (1 << 63) - 1
@@ -64,7 +64,7 @@ def success_body(data: MalachiteStruct) -> bytes:
 
 def error_body(message: str) -> bytes:
     """Return the body of any other response: the client treats a status other than zero as an error, never as data."""
-    return msgspec.json.encode({"status": 1, "message": printable(message)})
+    return msgspec.json.encode({"status": 1, "message": encodable(message)})
 
 
 def u64(value: int | None) -> int | None:

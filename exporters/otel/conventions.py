@@ -13,7 +13,7 @@ import msgspec
 
 from api.pod import Container, Pod
 from api.snapshot import CgroupSample, NodeSample, Snapshot
-from api.text import printable
+from api.text import encodable
 from api.units import NS_PER_S
 from exporters.otel.environment import CONTAINER_ID
 from exporters.prometheus.cgroup_families import MAX_DEVICES_PER_CGROUP, device_names, first_value, working_set
@@ -94,18 +94,18 @@ NODE_INSTRUMENTS: tuple[tuple[str, str, str, str, Callable[[NodeSample], Instrum
         for state, name in (("reclaimable", "SReclaimable"), ("unreclaimable", "SUnreclaim")))),
     ("system.paging.faults", "{fault}", "counter", "Page faults.", lambda n: _faults(n.vmstat, ("pgfault",), ("pgmajfault",))),
     ("system.disk.io", "By", "counter", "Bytes transferred.", lambda n: (
-        ({"system.device": printable(name), "disk.io.direction": direction}, getattr(disk, f"{direction}_bytes"))
+        ({"system.device": encodable(name), "disk.io.direction": direction}, getattr(disk, f"{direction}_bytes"))
         for name, disk in n.disks.items() for direction in ("read", "write"))),
     ("system.disk.operations", "{operation}", "counter", "Operations completed.", lambda n: (
-        ({"system.device": printable(name), "disk.io.direction": direction}, getattr(disk, f"{direction}s"))
+        ({"system.device": encodable(name), "disk.io.direction": direction}, getattr(disk, f"{direction}s"))
         for name, disk in n.disks.items() for direction in ("read", "write"))),
     ("system.disk.operation_time", "s", "counter", "Time that operations took, summed.", lambda n: (
-        ({"system.device": printable(name), "disk.io.direction": direction}, getattr(disk, f"{direction}_ns") / NS_PER_S)
+        ({"system.device": encodable(name), "disk.io.direction": direction}, getattr(disk, f"{direction}_ns") / NS_PER_S)
         for name, disk in n.disks.items() for direction in ("read", "write"))),
     ("system.disk.io_time", "s", "counter", "Time with an operation in flight.", lambda n: (
-        ({"system.device": printable(name)}, disk.busy_ns / NS_PER_S) for name, disk in n.disks.items())),
+        ({"system.device": encodable(name)}, disk.busy_ns / NS_PER_S) for name, disk in n.disks.items())),
     ("system.filesystem.limit", "By", "updown", "Size of a file system.", lambda n: (
-        ({"system.filesystem.mountpoint": printable(at)}, fs.size_bytes) for at, fs in n.filesystems.items())),
+        ({"system.filesystem.mountpoint": encodable(at)}, fs.size_bytes) for at, fs in n.filesystems.items())),
     ("system.network.io", "By", "counter", "Bytes transmitted and received.", lambda n: _network(n, "bytes")),
     ("system.network.packet.count", "{packet}", "counter", "Packets transferred.", lambda n: _network(n, "packets")),
     ("system.network.packet.dropped", "{packet}", "counter", "Packets dropped.", lambda n: _network(n, "drop")),
@@ -188,12 +188,12 @@ def _container_samples(snapshot: Snapshot) -> Iterator[ContainerSample]:
 
 def _identity(pod: Pod, container: Container) -> OtelAttributes:
     attributes: OtelAttributes = {
-        "k8s.namespace.name": printable(pod.namespace),
-        "k8s.pod.name": printable(pod.name),
-        "k8s.container.name": printable(container.name),
+        "k8s.namespace.name": encodable(pod.namespace),
+        "k8s.pod.name": encodable(pod.name),
+        "k8s.container.name": encodable(container.name),
     }
     if pod.uid != pod.key:
-        attributes["k8s.pod.uid"] = printable(pod.uid)
+        attributes["k8s.pod.uid"] = encodable(pod.uid)
     match = CONTAINER_ID.search(container.cgroup)
     return attributes | ({"container.id": match[1]} if match else {})
 
@@ -231,7 +231,7 @@ def _faults(stat: Mapping[str, int], every: tuple[str, ...], major: tuple[str, .
 def _network(node: NodeSample, column: str) -> InstrumentPoints:
     return (
         (
-            {"network.interface.name": printable(name), "network.io.direction": direction},
+            {"network.interface.name": encodable(name), "network.io.direction": direction},
             getattr(interface, field).get(column),
         )
         for name, interface in islice(node.interfaces.items(), MAX_INTERFACES)

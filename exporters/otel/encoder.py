@@ -25,7 +25,7 @@ from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
 from api.cpu import format_cpu_list
 from api.decision import Cycle, OutcomeStatus
-from api.text import printable
+from api.text import encodable
 from exporters.otel.conventions import (
     SCHEMA_URL,
     CgroupStartTimes,
@@ -82,7 +82,7 @@ class OtlpEncoder:
         snapshot = observed.latest.snapshot
         now, boot = snapshot.wall_time_ns, self.since["boot"]
         start_times_by_label = {
-            printable(path): min(at_ns, now)
+            encodable(path): min(at_ns, now)
             for path, sample in snapshot.cgroups.items()
             if (at_ns := start_times.by_id.get(sample.id)) is not None
         }
@@ -96,7 +96,7 @@ class OtlpEncoder:
                 part = instrument._replace(points=instrument.points[start : start + POINTS_PER_REQUEST])
                 yield self.resource, [_instrument_metric(part, boot, now)]
         for owned, shown in container_instruments(snapshot, observed.about.max_cgroups):
-            since = start_times_by_label.get(printable(owned.sample.path), boot)
+            since = start_times_by_label.get(encodable(owned.sample.path), boot)
             resource = Resource(self._shared_attributes | owned.attributes, SCHEMA_URL)
             yield resource, [_instrument_metric(instrument, since, now) for instrument in shown]
 
@@ -128,7 +128,7 @@ class OtlpEncoder:
                     for o in changed_first[: MAX_SPAN_EVENTS - len(used)]
                 ),
             ),
-            status=Status(StatusCode.ERROR, printable(failed[0])) if failed else Status(),
+            status=Status(StatusCode.ERROR, encodable(failed[0])) if failed else Status(),
             start_time=began,
             end_time=ended,
             instrumentation_scope=self.scope,
@@ -219,8 +219,8 @@ def _encodable(attributes: Mapping[str, AttributeValue | None]) -> Iterator[tupl
     """Yield attributes that have a value, as text that is valid in the protocol."""
     for name, value in attributes.items():
         if isinstance(value, str):
-            yield name, printable(value)
+            yield name, encodable(value)
         elif isinstance(value, list):
-            yield name, list(map(printable, value))
+            yield name, list(map(encodable, value))
         elif value is not None:
             yield name, value

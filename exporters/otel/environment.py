@@ -17,7 +17,7 @@ import msgspec
 
 from api import VERSION
 from api.interfaces import Unavailable
-from api.text import printable, quote
+from api.text import encodable, quote
 
 PROTOCOL_GRPC, PROTOCOL_HTTP = "grpc", "http/protobuf"
 
@@ -65,7 +65,7 @@ def detect_resource(environ: Mapping[str, str], version: str, root: Path = Path(
     named = _parse_attributes(environ.get("OTEL_RESOURCE_ATTRIBUTES", ""))
     service = {"service.name": "dioptase", "service.version": version}
     service_name = {"service.name": environ["OTEL_SERVICE_NAME"]} if environ.get("OTEL_SERVICE_NAME") else {}
-    attributes = {name: printable(value) for name, value in {**detected, **service, **named, **service_name}.items()}
+    attributes = {name: encodable(value) for name, value in {**detected, **service, **named, **service_name}.items()}
     return {"service.instance.id": _instance(attributes), **attributes}
 
 

@@ -18,7 +18,7 @@ from api.histogram import quantile_ns
 from api.metric_profiles import MAX_AGGRESSORS_PER_CGROUP, PROFILE_LIMITS
 from api.metrics import AGENT_METRICS_BY_NAME, RUNQ_LATENCY_BOUNDS_S
 from api.snapshot import UNLIMITED, Blame, CgroupLimits, CgroupSample, Durations, RunqLatency, Snapshot, SocketTraffic
-from api.text import printable
+from api.text import encodable
 from api.units import NS_PER_S
 from exporters.prometheus.late_series import LateSeries
 from exporters.prometheus.metric_family import (
@@ -159,7 +159,7 @@ def worst_aggressors(
 
 def device_names(snapshot: Snapshot) -> Mapping[str, str]:
     """Return names of disks by `MAJOR:MINOR`, as used in cgroup files."""
-    return {disk.number: printable(name) for name, disk in snapshot.node.disks.items()}
+    return {disk.number: encodable(name) for name, disk in snapshot.node.disks.items()}
 
 
 class _CycleExemplar(NamedTuple):
@@ -211,7 +211,7 @@ def _longest_wait_exemplar(
 def _blame(
     snapshot: Snapshot, previous: Snapshot | None, shown: list[CgroupSeries], max_aggressors: int
 ) -> MetricFamily:
-    pods = {container.cgroup: printable(pod.key) for pod in snapshot.pods for container in pod.containers}
+    pods = {container.cgroup: encodable(pod.key) for pod in snapshot.pods for container in pod.containers}
     points: list[MetricPoint] = []
     for owner, sample in shown:
         blame = sample.blame
@@ -220,7 +220,7 @@ def _blame(
         then = previous.cgroups.get(sample.path) if previous is not None else None
         before = then.blame if then is not None else None
         for aggressor, ns in worst_aggressors(sample.path, blame, before, max_aggressors).items():
-            own = ("neighbour", printable(aggressor), pods.get(aggressor, ""))
+            own = ("neighbour", encodable(aggressor), pods.get(aggressor, ""))
             points.append(MetricPoint(owner, own, ns / NS_PER_S))
         for cause, ns in (
             ("self", blame.by_cgroup.get(sample.path, 0)),

@@ -18,7 +18,7 @@ from api.knobs import Knob
 from api.metric_profiles import MetricProfile, has_metric
 from api.metrics import AGENT_METRICS_BY_NAME
 from api.snapshot import UNLIMITED, CgroupLimits, Snapshot
-from api.text import printable
+from api.text import encodable
 from api.units import NS_PER_S
 from exporters.prometheus.cgroup_families import cgroup_families, count_dropped
 from exporters.prometheus.decision_families import (
@@ -250,7 +250,7 @@ def _count_event(tallies: dict[Labels, EventTally], key: Labels, exemplar: Exemp
 
 def _tallies(name: str, tallies: Mapping[Labels, EventTally]) -> MetricFamily:
     shown = (
-        MetricPoint((), tuple(map(printable, key)), tally.count, tally.latest) for key, tally in sorted(tallies.items())
+        MetricPoint((), tuple(map(encodable, key)), tally.count, tally.latest) for key, tally in sorted(tallies.items())
     )
     return MetricFamily(AGENT_METRICS_BY_NAME[name], points=tuple(shown))
 
@@ -270,7 +270,7 @@ def _indicators(snapshot: Snapshot) -> MetricFamily:
 
 
 def _namespace_and_name(key: str) -> tuple[str, str]:
-    namespace, _, name = printable(key).partition("/")
+    namespace, _, name = encodable(key).partition("/")
     return namespace, name
 
 

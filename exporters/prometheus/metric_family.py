@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from api.metrics import AGENT_METRICS_BY_NAME, RUNQ_LATENCY_BOUNDS_S, Metric
 from api.snapshot import Durations
-from api.text import printable
+from api.text import encodable
 from api.units import NS_PER_S
 
 MetricNumber = int | float
@@ -67,7 +67,7 @@ class MetricFamily(NamedTuple):
 
 def point_family(name: str, samples: Iterable[tuple[Labels, MetricNumber | None]]) -> MetricFamily:
     """Return a family without cgroup labels; a value of None gets no point."""
-    shown = (MetricPoint((), tuple(map(printable, own)), value) for own, value in samples if value is not None)
+    shown = (MetricPoint((), tuple(map(encodable, own)), value) for own, value in samples if value is not None)
     return MetricFamily(AGENT_METRICS_BY_NAME[name], points=tuple(shown))
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from api.metric_profiles import PROFILE_LIMITS, MetricProfile, ProfileLimits, has_metric, is_late, label_filter
 from api.metrics import AGENT_METRICS_BY_NAME
 from api.snapshot import CgroupSample, Snapshot
-from api.text import printable
+from api.text import encodable
 from exporters.prometheus.late_series import LateSeries, SeriesPhase
 from exporters.prometheus.metric_family import (
     BucketLayout,
@@ -101,7 +101,7 @@ def select_cgroups(snapshot: Snapshot, scope: SeriesScope) -> list[CgroupSeries]
     if len(paths) > scope.max_cgroups:
         paths = sorted(paths, key=lambda path: (path not in owners, path.count("/"), path))[: scope.max_cgroups]
     return [
-        CgroupSeries(tuple(map(printable, (path, *owners.get(path, NO_POD_LABELS)))), snapshot.cgroups[path])
+        CgroupSeries(tuple(map(encodable, (path, *owners.get(path, NO_POD_LABELS)))), snapshot.cgroups[path])
         for path in paths
     ]
 
