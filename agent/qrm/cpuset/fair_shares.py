@@ -102,7 +102,11 @@ def raise_to_requests(
     for _ in range(min(sum(sizes.values()) - capacity.total + lendable, lendable)):
         largest = max(sizes, key=lambda key: (sizes[key], key))
         sizes[largest] = max(sizes[largest] - 1, 1)
-    if sum(sizes.values()) > capacity.total - lendable:
+    fits = all(
+        sum(cpus for key, cpus in sizes.items() if key[1] == numa) <= available
+        for numa, available in capacity.bound.items()
+    )
+    if not fits or sum(sizes.values()) > capacity.total - lendable:
         return tuple(sized_pools), min_sizes
     online = [SizedPool(pool, numa, cpus) for (pool, numa), cpus in sizes.items()]
     return (*online, *(pool for pool in sized_pools if pool.pool == RECLAIM)), {}
