@@ -25,6 +25,7 @@ from agent.qrm.cpuset.assign_pools import (
 from agent.qrm.cpuset.fair_shares import (
     is_named_pool,
     limit_own_pools,
+    min_pool_sizes,
     raise_to_requests,
     requested_pod_cores,
     share_missing_cpus,
@@ -386,7 +387,16 @@ def _allocate_pools(
     requests = _requests_by_pool(pods, owners, bindings)
     completed = complete_pool_sizes(assignable_sizes, demand, capacity, reserve, config)
     completed = limit_own_pools(completed, requests)
-    sized_pools: tuple[SizedPool, ...] = raise_to_requests(fit_pool_sizes(completed, capacity), requests, capacity)
+    sized_pools: tuple[SizedPool, ...] = fit_pool_sizes(completed, capacity)
+    min_sizes: Mapping[PoolKey, int] = {}
+    lendable = 0
+    if sum(requests.values()) <= capacity.total:
+        advised = {(size.pool, size.numa) for size in assignable_sizes if size.pool != RECLAIM}
+        # Reclaimed pods return CPUs on demand: what an advisor gives them, up to the reserve, is lent.
+        given = sum(size.cpus for size in assignable_sizes if size.pool == RECLAIM)
+        lendable = min(reclaim_cpus, given) if advised else 0
+        min_sizes = min_pool_sizes(sized_pools, requests, capacity, advised)
+        sized_pools, min_sizes = raise_to_requests(sized_pools, min_sizes, capacity, lendable)
     assignable = AssignableCpus(
         layout=layout,
         free=allocations.free,
@@ -397,7 +407,9 @@ def _allocate_pools(
         shared_reclaim_cpus=reclaim_cpus,
         owned=layout.on(numa for nodes in allocations.owned.values() for numa in nodes) & inputs.static.usable,
     )
-    return share_missing_cpus(assign_pools(sized_pools, completed, assignable), requests, layout, allocations.free)
+    pools = assign_pools(sized_pools, completed, assignable)
+    candidates = allocations.free - pools[RECLAIM] if lendable else allocations.free
+    return share_missing_cpus(pools, min_sizes, layout, candidates)
 
 
 def _pool_demand(

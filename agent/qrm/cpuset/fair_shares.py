@@ -8,7 +8,7 @@ requests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import ceil
 
 import msgspec
@@ -58,39 +58,70 @@ def is_named_pool(pool: str) -> bool:
     )
 
 
-def raise_to_requests(
-    sized_pools: Sequence[SizedPool], requests: Mapping[PoolKey, float], capacity: PoolCapacity
-) -> tuple[SizedPool, ...]:
-    """Return the pools with at least the requests of their pods each, at the cost of pools with more than that and of
-    reclaim. Unchanged if all have them, or if the requests, rounded up by pool, together exceed the CPUs."""
+def min_pool_sizes(
+    sized_pools: Sequence[SizedPool],
+    requests: Mapping[PoolKey, float],
+    capacity: PoolCapacity,
+    advised: Collection[PoolKey],
+) -> Mapping[PoolKey, int]:
+    """Return the CPUs of each pool that hold the requests of its pods.
+
+    An advisor lends idle CPUs of pools to reclaimed pods and returns them on demand. A pool with an `advised` size may
+    therefore be smaller, if reclaim has the missing CPUs where the pool can grow: on its NUMA node, or on those without
+    bound pods.
+    """
     min_sizes = {_sized_key(key, sized_pools): ceil_cores(cores) for key, cores in requests.items()}
     sizes = {(pool.pool, pool.numa): pool.cpus for pool in sized_pools if pool.pool != RECLAIM}
-    is_enough = all(sizes.get(key, 0) >= cpus for key, cpus in min_sizes.items())
-    if is_enough or any(pool.shared for pool in sized_pools):
-        return tuple(sized_pools)
+    for numa in (*capacity.bound, NOT_NUMA_BOUND):
+        available = capacity.unbound if numa == NOT_NUMA_BOUND else capacity.bound[numa]
+        here = [key for key in min_sizes if key[1] == numa]
+        lent = available - sum(cpus for key, cpus in sizes.items() if key[1] == numa)
+        if sum(max(min_sizes[key] - sizes.get(key, 0), 0) for key in here) <= lent:
+            min_sizes |= {key: min(min_sizes[key], sizes[key]) for key in here if key in advised and key in sizes}
+    return min_sizes
+
+
+def raise_to_requests(
+    sized_pools: Sequence[SizedPool], min_sizes: Mapping[PoolKey, int], capacity: PoolCapacity, lendable: int
+) -> tuple[tuple[SizedPool, ...], Mapping[PoolKey, int]]:
+    """Return the pools with at least these sizes, at the cost of pools with more than that and of reclaim, which keeps
+    the `lendable` CPUs of what is missing.
+
+    Also returns the sizes that cannot be met because they, rounded up to whole CPUs by pool, together exceed the CPUs.
+    Then the pools are unchanged.
+    """
+    sizes = {(pool.pool, pool.numa): pool.cpus for pool in sized_pools if pool.pool != RECLAIM}
+    if all(sizes.get(key, 0) >= cpus for key, cpus in min_sizes.items()):
+        return tuple(sized_pools), {}
+    if any(pool.shared for pool in sized_pools):
+        return tuple(sized_pools), min_sizes
     sizes |= {key: max(cpus, sizes.get(key, 0)) for key, cpus in min_sizes.items() if cpus}
     for numa, available in capacity.bound.items():
         _shrink_to_fit(sizes, [key for key in sizes if key[1] == numa], available, min_sizes)
-    _shrink_to_fit(sizes, list(sizes), capacity.total, min_sizes)
-    if sum(sizes.values()) > capacity.total:
-        return tuple(sized_pools)
+    _shrink_to_fit(sizes, list(sizes), capacity.total - lendable, min_sizes)
+    for _ in range(min(sum(sizes.values()) - capacity.total + lendable, lendable)):
+        largest = max(sizes, key=lambda key: (sizes[key], key))
+        sizes[largest] = max(sizes[largest] - 1, 1)
+    fits = all(
+        sum(cpus for key, cpus in sizes.items() if key[1] == numa) <= available
+        for numa, available in capacity.bound.items()
+    )
+    if not fits or sum(sizes.values()) > capacity.total - lendable:
+        return tuple(sized_pools), min_sizes
     online = [SizedPool(pool, numa, cpus) for (pool, numa), cpus in sizes.items()]
-    return (*online, *(pool for pool in sized_pools if pool.pool == RECLAIM))
+    return (*online, *(pool for pool in sized_pools if pool.pool == RECLAIM)), {}
 
 
 def share_missing_cpus(
-    pools: Mapping[str, frozenset[int]], requests: Mapping[PoolKey, float], layout: CpuLayout, free: frozenset[int]
+    pools: Mapping[str, frozenset[int]], min_sizes: Mapping[PoolKey, int], layout: CpuLayout, free: frozenset[int]
 ) -> dict[str, frozenset[int]]:
-    """Return the pools, those with fewer CPUs than their requests with CPUs of other pools as well. This is the case if
-    the requests fit and, rounded up to whole CPUs by pool, do not."""
+    """Return the pools, those with fewer CPUs than these sizes with CPUs of other pools, out of `free`, as well."""
     result = dict(pools)
-    if sum(requests.values()) > len(free):
-        return result
-    for (pool, numa), cores in sorted(requests.items()):
+    for (pool, numa), cpus in sorted(min_sizes.items()):
         own = result.get(pool, NO_CPUS)
-        if pool in result and len(own) < ceil_cores(cores):
+        if pool in result and len(own) < cpus:
             candidates = free if numa == NOT_NUMA_BOUND else free & layout.on([numa])
-            result[pool] = select_cpus(layout, ceil_cores(cores), candidates | own, own, pools[RECLAIM])
+            result[pool] = select_cpus(layout, cpus, candidates | own, own, pools[RECLAIM])
     return result
 
 

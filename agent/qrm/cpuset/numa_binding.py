@@ -28,6 +28,7 @@ from api.knobs import Reason
 from api.pod import Container, Pod
 from api.qos import QoSLevel
 
+EXCEEDS_FREE_REQUESTS = "dedicated_exceeds_free_requests"
 UNFULFILLED_RULES = frozenset(("numa_exclusive_not_requested", "full_cores_not_requested"))
 """Rules of pods that have the CPUs that they request, without what their annotations add."""
 
@@ -232,22 +233,51 @@ def bind_pods(
         pod for pod in pods if pod.qos is QoSLevel.DEDICATED or (_is_shared(pod) and pod.enhancements.numa_binding)
     ]
     # Pods that lost CPUs are bound after those that still have all of theirs.
-    for pod in sorted(claimants, key=lambda pod: not _has_own_cpus(pod, state, usable)):
+    waiting = sorted(claimants, key=lambda pod: not _has_own_cpus(pod, state, usable))
+    while waiting:
+        waiting = _bind_in_order(waiting, result, state, config)
+    if config.enable_reclaim_numa_binding:
+        nodes, rejected = bind_reclaimed(pods, layout, state, config)
+        result.nodes |= nodes
+        result.rejected |= rejected
+    return result
+
+
+def _bind_in_order(
+    pods: Sequence[Pod], result: NumaBindings, state: CpusetState, config: CpuPlacementConfig
+) -> list[Pod]:
+    """Bind these pods; return those to try again. Pods that follow may need less than was kept for them: without another
+    try, the next cycle would bind more pods for the same input."""
+    allocations = result.allocations
+    dedicated = [pod for pod in pods if pod.qos is QoSLevel.DEDICATED]
+    allocations.pending_requests = sum(_kept_cores(pod, state) for pod in dedicated)
+    for pod in pods:
         try:
             if pod.qos is QoSLevel.DEDICATED:
-                result.allocations.pending_requests -= requested_pod_cores(pod)
+                allocations.pending_requests -= _kept_cores(pod, state)
                 _bind_dedicated(pod, result, state, config)
             else:
                 _bind_shared(pod, result, state, config)
         except NoTopologyHint as error:
             result.rejected[pod.key] = Reason(rule="numa_binding_impossible", text=f"{pod.key} {error}.")
         if pod.qos is QoSLevel.DEDICATED and pod.uid not in result.nodes:
-            result.allocations.shared_requests += requested_pod_cores(pod)
-    if config.enable_reclaim_numa_binding:
-        nodes, rejected = bind_reclaimed(pods, layout, state, config)
-        result.nodes |= nodes
-        result.rejected |= rejected
-    return result
+            allocations.shared_requests += requested_pod_cores(pod)
+    unbound = [pod for pod in dedicated if pod.uid not in result.nodes]
+    postponed = [pod for pod in unbound if result.rejected[pod.key].rule == EXCEEDS_FREE_REQUESTS]
+    if len(unbound) == len(dedicated):
+        return []
+    for pod in postponed:
+        del result.rejected[pod.key]
+        allocations.shared_requests -= requested_pod_cores(pod)
+    return postponed
+
+
+def _kept_cores(pod: Pod, state: CpusetState) -> float:
+    """Return the cores that are kept for a dedicated pod until it is bound: its requests, or the CPUs that it has if these
+    are fewer, because its sidecars run on them."""
+    own = [entry for entry in state.pod(pod.uid).values() if entry.owner_pool_name == DEDICATED]
+    requested = requested_pod_cores(pod)
+    return min(requested, len(frozenset[int]().union(*(entry.cpus for entry in own)))) if own else requested
 
 
 def _has_own_cpus(pod: Pod, state: CpusetState, usable: frozenset[int]) -> bool:
@@ -349,7 +379,7 @@ def _dedicated_rejection(pod: Pod, count: int, requested: float, allocations: Nu
     if not allocations.may_dedicate(count, requested):
         free, others = len(allocations.free), allocations.shared_requests
         return Reason(
-            rule="dedicated_exceeds_free_requests",
+            rule=EXCEEDS_FREE_REQUESTS,
             text=f"{pod.key} requests {count} CPUs of its own; of {free} CPUs, shared pods request {others:g} and "
             f"dedicated pods that follow {allocations.pending_requests:g}. It runs with the shared pods.",
             threshold=free - others,

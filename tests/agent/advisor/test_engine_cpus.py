@@ -80,7 +80,7 @@ def test_pods_on_the_cpus_of_an_exclusive_pod_avoid_its_reclaimable_ones() -> No
     """The first pod is exclusive on the only NUMA node of 20 CPUs; the second runs there too, and a quarter is
     reclaimable. With sharing by priority, online pods keep all CPUs."""
     enhancements = Enhancements(numa_binding=True, numa_exclusive=True)
-    alone = replace(dedicated("db"), enhancements=enhancements)
+    alone = replace(dedicated("db", cpu_request=20.0), enhancements=enhancements)
     cycles = [snapshot(second, [alone, WEB, BATCH], machine=20, usage_s=IDLE) for second in range(3)]
     advice = advice_of(evaluate_cycles(cycles, settings(CANONICAL))[0][-1])
     pools = {pool.name: set(pool.cpus) for pool in advice.pools}

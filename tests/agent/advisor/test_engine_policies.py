@@ -276,7 +276,7 @@ def test_a_latency_target_moves_the_target_of_utilisation(
 def test_a_profile_can_make_a_pod_unreclaimable() -> None:
     exclusive = Enhancements(numa_binding=True, numa_exclusive=True)
     apart = replace(
-        profiled("db", QoSLevel.DEDICATED, 8.0, disableReclaimLevel="Pod"), enhancements=exclusive, bound_numa=(0,)
+        profiled("db", QoSLevel.DEDICATED, 24.0, disableReclaimLevel="Pod"), enhancements=exclusive, bound_numa=(0,)
     )
     reclaimable_cores = replace(apart, profile=ServiceProfile())
     config = settings("advisor: {policy: canonical}")

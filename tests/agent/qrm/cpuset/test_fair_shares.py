@@ -146,8 +146,18 @@ def test_sidecars_count_for_the_requests_of_their_pool() -> None:
     heavy = pod("heavy", cores=1.0)
     sidecar = Container(name="s", cgroup="/heavy-s", cpu_request_cores=40.0, sidecar=True)
     heavy = msgspec.structs.replace(heavy, containers=(*heavy.containers, sidecar))
-    placement, _ = run((size("share", 4), size("reclaim", 60)), (heavy,), NODE, config=NO_RAMP_UP)
+    placement, _ = run((), (heavy,), NODE, config=NO_RAMP_UP)
     assert counts(placement)["share"] == 41
+
+
+def test_an_advisor_lends_idle_cpus_of_the_share_pool_and_nothing_else_takes_them() -> None:
+    """Reclaimed pods return CPUs on demand; CPUs of other online pools do not come back."""
+    placement, _ = run((size("share", 8), size("reclaim", 56)), BIG, NODE, config=NO_RAMP_UP)
+    assert (counts(placement)["share"], counts(placement)["reclaim"]) == (8, 56)
+    near = tuple(bound(f"near-{numa}", 0.001, numa_ids=(numa,)) for numa in range(3))
+    sizes = (size("share", 15), *(size(f"share-NUMA{numa}", 16, numa) for numa in range(3)), size("reclaim", 1))
+    placement, _ = run(sizes, (*BIG, *near), NODE, arrive(near)[1], NO_RAMP_UP, at_s=9.0)
+    assert counts(placement)["share"] == 60, "an advisor keeps unbound pools off NUMA nodes with bound ones"
 
 
 def test_sizes_of_an_advisor_cannot_take_requests_from_the_share_pool() -> None:
@@ -155,8 +165,8 @@ def test_sizes_of_an_advisor_cannot_take_requests_from_the_share_pool() -> None:
     sizes = (size("share", 10), size("own", 50), size("reclaim", 4))
     placement, _ = run(sizes, (named, *BIG), NODE, config=NO_RAMP_UP)
     assert {name: count for name, count in counts(placement).items() if name != "fallback"} == {
-        "share": 60, "own": 3, "reclaim": 1
-    }  # fmt: skip
+        "share": 57, "own": 3, "reclaim": 4
+    }, "the share pool lends at most what reclaim has"  # fmt: skip
 
 
 def test_a_pool_without_requests_is_no_pool() -> None:
