@@ -111,7 +111,7 @@ def program_path(name: str, cache: Path = CACHE) -> Path:
     """Return where the compiled form of a program outside of clusters is, if it has been compiled."""
     digest = hashlib.sha256(repr(EXTRA_PROGRAMS[name]).encode())
     own = [path.relative_to(MODULES / name) for path in sorted((MODULES / name).rglob("*.go"))]
-    for file in ("go.mod", "go.sum", *own):
+    for file in (Path("go.mod"), Path("go.sum"), *own):
         digest.update((MODULES / name / file).read_bytes())
     return cache / f"{name}-{digest.hexdigest()[:12]}" / name
 
