@@ -300,7 +300,7 @@ async def _open_parts(
     node_knobs, knob_warnings = components.open_node_knobs(settings[1], act, hierarchy, state, SYS, disk)
     slices, slice_warnings = open_thread_slices(act, hierarchy, state, enabled=short_slices, disk=disk)
     if originals is not None and act is ActMode.ON:
-        originals.allocate_reserve()
+        originals.allocate_reserve(writers.records)
     return _Parts(
         config=config,
         act=act,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 class SyncCount(NamedTuple):
     """Completed and failed writes of one file."""
 
-    count: int
+    writes: int
     seconds: float
 
 
@@ -38,8 +38,8 @@ class SyncTimes:
             elapsed_s = self._clock() - started_s
             with self._lock:
                 del self._under_way[token]
-                count, seconds = self._counts.get(file, SyncCount(0, 0.0))
-                self._counts[file] = SyncCount(count + 1, seconds + elapsed_s)
+                writes, seconds = self._counts.get(file, SyncCount(0, 0.0))
+                self._counts[file] = SyncCount(writes + 1, seconds + elapsed_s)
 
     def counts(self) -> Mapping[str, SyncCount]:
         """Return the counts since the start, by file name."""

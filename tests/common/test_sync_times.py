@@ -37,4 +37,4 @@ def test_every_replaced_state_file_is_counted(tmp_path: Path) -> None:
     name = f"{tmp_path.name}.state"
     for _ in range(3):
         replace_file(tmp_path / name, b"content")
-    assert SYNC_TIMES.counts()[name].count == 3
+    assert SYNC_TIMES.counts()[name].writes == 3

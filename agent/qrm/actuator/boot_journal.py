@@ -216,11 +216,11 @@ class BootJournal(Generic[KeyT, EntryT]):
         self.save()
         return tuple(outcomes)
 
-    def allocate_reserve(self) -> None:
-        """Have the space of the reserve allocated in the thread of the disk, and again after the disk was full."""
+    def allocate_reserve(self, disk: FileWriter) -> None:
+        """Have the space of the reserve allocated, and again after the disk was full. `disk` is another thread than that of
+        the journal, because the first originals must not wait for it."""
         if self._reserve is not None:
-            self._keeps_reserve = True
-            self._disk.submit(self._reserve.path.name, self._allocate)
+            disk.submit(self._reserve.path.name, self._allocate)
 
     def _commit_now(self) -> bool:
         with self._commit_lock:
@@ -365,6 +365,7 @@ class BootJournal(Generic[KeyT, EntryT]):
 
     def _allocate(self) -> None:
         assert self._reserve is not None
+        self._keeps_reserve = False
         try:
             self._reserve.allocate()
         except OSError as error:
@@ -374,6 +375,9 @@ class BootJournal(Generic[KeyT, EntryT]):
             )
         else:
             self.reserve_problem = None
+        finally:
+            # From now on the thread of the journal tries again.
+            self._keeps_reserve = True
 
 
 def _with_error(outcome: Outcome, status: OutcomeStatus, error: Unavailable) -> Outcome:

@@ -203,7 +203,7 @@ def unreplaceable(state: Path) -> None:
 
 
 def test_on_a_full_disk_originals_go_to_the_reserve_and_the_next_agent_finds_them(node: SlowNode) -> None:
-    node.originals.allocate_reserve()
+    node.originals.allocate_reserve(node.disk)
     node.disk.answer()
     assert ReserveHealth(node.originals).problem() is None
     unreplaceable(node.state)
@@ -221,7 +221,7 @@ def test_on_a_full_disk_originals_go_to_the_reserve_and_the_next_agent_finds_the
 
 
 def test_with_space_again_the_file_counts_and_the_reserve_is_empty(node: SlowNode) -> None:
-    node.originals.allocate_reserve()
+    node.originals.allocate_reserve(node.disk)
     unreplaceable(node.state)
     node.apply((NEW, Knob.QUOTA, "10000"))
     node.disk.answer()
@@ -241,7 +241,7 @@ def test_with_space_again_the_file_counts_and_the_reserve_is_empty(node: SlowNod
 
 
 def test_a_reserve_that_is_older_than_the_file_is_ignored(node: SlowNode) -> None:
-    node.originals.allocate_reserve()
+    node.originals.allocate_reserve(node.disk)
     unreplaceable(node.state)
     node.apply((NEW, Knob.QUOTA, "10000"))
     node.disk.answer()
