@@ -140,7 +140,9 @@ async def test_health_readiness_and_metrics_over_http() -> None:
 async def test_metrics_need_authorization_and_health_does_not() -> None:
     requests = []
 
-    async def admit(message: str, path: str, address: str) -> tuple[int, str, str] | None:
+    async def admit(message: str, path: str, connection: str) -> tuple[int, str, str] | None:
+        address, _, client_port = connection.rpartition(":")
+        assert 0 < int(client_port) < 65536
         requests.append((message, path, address))
         return None if message == "Bearer good" else (401, "unknown token", "send another")
 
