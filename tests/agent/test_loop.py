@@ -58,7 +58,7 @@ class Scripted:
         self.taken_at_ns: list[int] = []
         self.quotas: Mapping[str, float] = {}
         self.released = 0
-        self.wake: Callable[[], None] = lambda: None
+        self.wake: Callable[[], object] = lambda: None
 
     def snapshot(self, seq: int, taken_at_ns: int, wall_time_ns: int) -> Snapshot:
         self.taken_at_ns.append(taken_at_ns)
@@ -89,7 +89,7 @@ class Scripted:
     def finished(self) -> tuple[Outcome, ...]:
         return ()
 
-    def on_journalled(self, wake: Callable[[], None]) -> None:
+    def on_journalled(self, wake: Callable[[], object]) -> None:
         self.wake = wake
 
     def publish(self, finished: Cycle) -> None:

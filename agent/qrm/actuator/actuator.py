@@ -122,7 +122,7 @@ class Actuator:
         dry = self._act is ActMode.DRY_RUN
         return dict(zip(decisions, self._slices.apply(tuple(decisions.values()), now_ns or 0, dry=dry), strict=True))
 
-    def on_journalled(self, wake: Callable[[], None]) -> None:
+    def on_journalled(self, wake: Callable[[], object]) -> None:
         """Have `wake` called, in the thread of the disk, when originals are on disk that writes have waited for."""
         if self._originals is not None:
             self._originals.on_commit = wake

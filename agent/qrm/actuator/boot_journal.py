@@ -99,7 +99,7 @@ class BootJournal(Generic[KeyT, EntryT]):
         """Why the latest commit failed; None if it did not."""
         self.reserve_problem: Unavailable | None = None
         """Why the reserve cannot be used, or has to be; None if neither."""
-        self.on_commit: Callable[[], None] = lambda: None
+        self.on_commit: Callable[[], object] = lambda: None
         """Called in the thread of the commit after entries that a write waits for are on disk."""
         self._boot_id, self._codec = boot_id, codec
         self._disk, self._reserve = disk, reserve
