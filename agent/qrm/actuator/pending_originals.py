@@ -17,7 +17,7 @@ from agent.qrm.actuator.originals import OriginalsJournal
 from agent.qrm.actuator.restore import failure_outcome, key_of
 from agent.qrm.actuator.writer import KnobWriter, OriginalValue, RawValue, cgroup_directory
 from agent.qrm.cpuset.state import CpusetEntry, CpusetState
-from agent.qrm.knobs.knob_files import MEMORY_MIGRATE_FILE, canonical
+from agent.qrm.knobs.knob_files import MEMORY_LIMIT_FILE, MEMORY_MIGRATE_FILE, MEMSW_LIMIT_FILE, canonical
 from api.decision import Decision, Outcome, OutcomeStatus
 from api.interfaces import Unavailable, Vanished
 from api.knobs import Knob
@@ -174,7 +174,9 @@ class PendingOriginals:
                 continue
             except Unavailable:
                 entries = []  # the cgroup has other files than expected: no value in it is the agent's
-            recorded = _record_new([entry for entry in entries if entry is not None], files, journal, pending.existing)
+            changed = [entry for entry in entries if entry is not None]
+            changed += _coupled_swap_limits(changed, files)
+            recorded = _record_new(changed, files, journal, pending.existing)
             self._outcomes += [
                 _adopted_outcome(pending.outcomes[entry.knob], entry, files)
                 for entry in recorded
@@ -226,6 +228,27 @@ def _adopted_outcome(outcome: Outcome, entry: OriginalValue, files: KnobWriter) 
     return msgspec.structs.replace(
         outcome, decision=decision, status=OutcomeStatus.MISMATCH, after=after, error=WRITTEN_OTHERWISE
     )
+
+
+def _coupled_swap_limits(entries: Sequence[OriginalValue], files: KnobWriter) -> list[OriginalValue]:
+    """Return originals of the limits of memory and swap that the runtime sets together with a memory limit from NRI.
+
+    containerd sets both to the same value (containerd/nri, pkg/runtime-tools/generate/generate.go). On version 1 the kernel
+    refuses a memory limit above the limit of both: without this original the memory limit could not be restored.
+    """
+    coupled = list[OriginalValue]()
+    for entry in entries if files.version == "v1" else ():
+        limit = entry.raw.texts.get(MEMORY_LIMIT_FILE) if entry.knob is Knob.MEMORY_MAX else None
+        if limit is None:
+            continue
+        with suppress(Unavailable, Vanished):  # Without swap accounting there is no such file.
+            raw = files.read_raw(entry.cgroup, entry.cgroup_id, Knob.SWAP_MAX)
+            present = files.read_raw(entry.cgroup, entry.cgroup_id, Knob.MEMORY_MAX).texts[MEMORY_LIMIT_FILE]
+            if raw.texts[MEMSW_LIMIT_FILE] == present:
+                texts = {**raw.texts, MEMSW_LIMIT_FILE: limit}
+                raw = RawValue(directory_id=raw.directory_id, texts=texts)
+                coupled.append(msgspec.structs.replace(entry, knob=Knob.SWAP_MAX, raw=raw))
+    return coupled
 
 
 def _original(

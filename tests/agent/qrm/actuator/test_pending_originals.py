@@ -20,7 +20,7 @@ from agent.qrm.actuator.pending_originals import (
 from agent.qrm.actuator.writer import KnobWriter
 from api.decision import ActMode, Outcome, OutcomeStatus
 from api.knobs import Knob
-from tests.agent.qrm.actuator.trees import Tree
+from tests.agent.qrm.actuator.trees import UNLIMITED, Tree
 from tests.builders.four_cpu_node import busy_cycle
 
 BATCH = "/batch"
@@ -199,3 +199,24 @@ def test_a_container_created_after_the_last_cycle_is_in_the_journal_before_its_r
     assert {entry.outcome.decision.pod for entry in journal.entries()} == {"default/batch"}
     assert restore_all(stage.originals, stage.files, (), latest, journal) == 0
     assert len(journal.entries()) == 2
+
+
+@pytest.mark.parametrize(
+    ("both", "restored"), [(str(64 << 20), UNLIMITED.strip()), (str(96 << 20), str(96 << 20)), (None, None)]
+)
+def test_a_limit_of_memory_and_swap_that_the_runtime_coupled_is_restored_too(
+    stage: Stage, both: str | None, restored: str | None
+) -> None:
+    """containerd sets it to the memory limit from NRI, and the kernel refuses a memory limit above it."""
+    stage.pending.add(BATCH, {Knob.MEMORY_MAX: "max"}, 1.0)
+    stage.create(memory_limit_in_bytes=str(64 << 20))
+    memsw = stage.tree.file(BATCH, "memory.memsw.limit_in_bytes")
+    if both is None:
+        memsw.unlink()
+    else:
+        memsw.write_text(f"{both}\n")
+    assert stage.pending.adopt(stage.files, stage.originals) == 1
+    stage.originals.restore(stage.files)
+    assert stage.held("memory.limit_in_bytes") == UNLIMITED.strip()
+    assert (memsw.read_text().strip() if memsw.exists() else None) == restored
+    assert stage.originals.entries() == ()
