@@ -96,6 +96,8 @@ def test_a_quota_that_helps_is_proved_reported_and_remembered(tmp_path: Path) ->
             assert released, "the quota was lifted to measure"
             agent.end(signal.SIGKILL)
         assert (state / FILE_NAME).exists()
+        for burner in batch.processes[1:]:
+            burner.kill()
         with Agent(*options) as second:
             assert second.view()["quota_trial"] == text
             assert second.end() == 0
