@@ -1,4 +1,4 @@
-"""Error rates of quota trials on synthetic run-queue latency: `python -m bench.quota_trials` (a minute of CPU, no root).
+"""Error rates of quota trials on synthetic run-queue latency: `python -m bench.quota_trials` (ten minutes of CPU, no root).
 
 The first table compares statistics on two sets of eight intervals of five seconds, with the same true latency (rate of false
 `helped`) and with fewer long waits (rate of missed effects). The second table runs the policy and the trial in a closed loop: a
@@ -255,9 +255,8 @@ EFFECTS = (1.0, 0.5, 0.1)
 
 def main(repeats: int = 400, runs: int = 40) -> None:
     """Print both tables."""
-    print(
-        "| latency | quota leaves | " + " | ".join(STATISTICS) + " |\n|---" * 1 + "|---" * (len(STATISTICS) + 1) + "|"
-    )
+    names = " | ".join(STATISTICS)
+    print(f"| latency | quota leaves | {names} |\n{'|---' * (len(STATISTICS) + 2)}|")
     for noise in NOISES:
         for effect in EFFECTS:
             load, rng = noise._replace(effect=effect), Random(1)
@@ -270,7 +269,10 @@ def main(repeats: int = 400, runs: int = 40) -> None:
         for effect in EFFECTS:
             results = [run_until_verdict(noise._replace(effect=effect), seed) for seed in range(runs)]
             shares = [sum(run.helped is value for run in results) / runs for value in (True, False, None)]
-            means = [median(run[i] for run in results) for i in (1, 2, 3)]
+            means = [
+                median(values)
+                for values in zip(*((r.seconds, r.breach_s, r.batch_ratio) for r in results), strict=True)
+            ]
             print(f"| {noise.name} | {effect:.0%} | " + " | ".join(f"{share:.0%}" for share in shares)
                   + f" | {means[0]:.0f} | {means[1]:.1f} | {means[2]:.0%} |", flush=True)  # fmt: skip
 

@@ -122,7 +122,9 @@ def run_quota_trial(
     if verdict is not None:
         return (result if verdict.helped else _lift_quota(inputs, result, verdict, config)), state
     finished = state.intervals
-    is_calm = result.reason.rule in _CALM_RULES
+    # A wait is measured when it ends. If none ends, online tasks may be idle, or wait for reclaimed pods all the time.
+    has_waits = any(wait is not None and wait.count for wait in inputs.waits.values())
+    is_calm = result.reason.rule in _CALM_RULES and has_waits
     state = _measure_cycle(inputs, state, config, is_calm=is_calm)
     if state.intervals is not finished:
         comparison, is_final = _compare(state, config)

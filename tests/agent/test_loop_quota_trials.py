@@ -8,7 +8,9 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 
+from agent.advisor.advisor_state import QuotaTrialState
 from agent.advisor.engine import PolicyState
+from agent.advisor.quota_trial import measures_limit
 from agent.config.config import AgentConfig
 from agent.journal.decisions import DecisionJournal
 from agent.journal.quota_verdict_file import FILE_NAME, QuotaVerdictFile
@@ -19,7 +21,7 @@ from api.interfaces import Unavailable
 from api.knobs import Knob
 from tests.agent.test_loop import Scripted, loop_over
 from tests.builders.four_cpu_node import busy_snapshot, outcome
-from tests.builders.quota_trial_node import QuotaTrialNode, harm_of_batch
+from tests.builders.quota_trial_node import QuotaTrialNode, harm_of_batch, own_bursts
 from tests.builders.quota_verdicts import quota_verdict
 from tests.builders.snapshots import cycle
 
@@ -73,6 +75,22 @@ def test_a_shadow_policy_tests_nothing() -> None:
     shadow = cast(PolicyState, getattr(loop, "_shadow_state"))  # noqa: B009
     assert shadow.advisor.quota_trial.key == ""
     assert policy_state(loop).advisor.quota_trial.key != ""
+
+
+def test_latency_is_watched_in_an_interval_with_the_smallest_quota_too() -> None:
+    """Both kinds of intervals end with the same alarm. Otherwise an alarm at the smallest quota changes nothing."""
+    node = QuotaTrialNode(own_bursts, AgentConfig())
+    while not measures_limit(node.state.advisor.quota_trial):
+        node.run(1)
+    loop = loop_over(Scripted(busy_snapshot))
+    loop.run_cycle("tick")
+    can_shrink = getattr(loop, "_can_shrink")  # noqa: B009
+    assert node.cores == pytest.approx(0.2)
+    setattr(loop, "_policy_state", node.state)  # noqa: B010
+    assert can_shrink()
+    ended = replace(node.state.advisor, quota_trial=QuotaTrialState())
+    setattr(loop, "_policy_state", replace(node.state, advisor=ended))  # noqa: B010
+    assert not can_shrink()
 
 
 def test_the_journal_records_that_a_quota_helped_although_it_does_not_change() -> None:

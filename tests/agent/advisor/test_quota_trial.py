@@ -111,6 +111,15 @@ def test_a_control_interval_ends_with_the_former_quota_if_latency_comes_near_its
     assert cycles[-1].advice.reclaimable_cores == released.cores
 
 
+def test_a_control_interval_ends_if_no_wait_ends() -> None:
+    """The online tasks may wait for reclaimed pods all the time: a wait is measured when it ends."""
+    node = QuotaTrialNode(lambda second, cores: BURST if second < 3 else QUIET if cores < CPUS / 2 else {}, CONFIG)
+    cycles = node.run_until(ENDED, 60)
+    released = next(cycle for cycle in reversed(cycles) if cycle.rule == TRIAL and cycle.advice.action == "grow")
+    assert cycles[-1].at_s - released.at_s == 1
+    assert cycles[-1].advice.reclaimable_cores == released.cores
+
+
 @pytest.mark.parametrize("latency", [own_bursts, harm_of_batch])
 def test_until_the_first_interval_with_the_quota_the_policy_decides_as_without_trials(latency: object) -> None:
     nodes = [QuotaTrialNode(latency, config) for config in (CONFIG, without_quota_trials(CONFIG))]  # type: ignore[arg-type]
