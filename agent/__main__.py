@@ -237,8 +237,7 @@ async def _run(
         parts = await _open_parts(options, (documents, config, check_node), pods, tasks)
         act = parts.act
         directory = None if parts.originals is None else options.state_dir
-        evicting, records = parts.evictor is not None, parts.writers.records
-        journals = components.open_journals(directory, stack, evicting=evicting, disk=records)
+        journals = parts.writers.open_journals(directory, stack, evicting=parts.evictor is not None)
         exporters = await _open_exporters(options, parts, journals, stack)
         exporters.sinks += await parts.cluster.join(parts.config, act, parts.evictor, tasks, parts.inputs.pods)
         indicators = PodIndicatorScraper()

@@ -33,8 +33,6 @@ from agent.eviction.evictor_by_qos_level import (
     SIGNAL_METHOD,
     EvictorByQosLevel,
 )
-from agent.journal.decisions import DecisionJournal
-from agent.journal.evictions import EvictionJournal
 from agent.journal.forecast_file import ForecastFile
 from agent.nri.lifecycle import NriLifecycle
 from agent.qrm.actuator.writer import KnobWriter
@@ -595,16 +593,3 @@ def _open_eviction_methods(evictor: EvictorByQosLevel, config: AgentConfig, clie
                     f"eviction.killer: {CONTAINER_METHOD}: there is no container runtime", "set kubelet.runtimeSocket"
                 )
             evictor.eviction_methods[name] = CriEvictor(socket, config.kubelet.timeout_s)
-
-
-def open_journals(
-    directory: Path | None, stack: AsyncExitStack, *, evicting: bool, disk: FileWriter
-) -> tuple[DecisionJournal, EvictionJournal | None]:
-    """Open the journals of decisions and, if `evicting`, of evictions; without a directory they are kept in memory only."""
-    decisions = DecisionJournal(None if directory is None else directory / "decisions.jsonl", disk=disk)
-    evictions = None
-    stack.callback(decisions.close)
-    if evicting:
-        evictions = EvictionJournal(None if directory is None else directory / "evictions.jsonl", disk=disk)
-        stack.callback(evictions.close)
-    return decisions, evictions

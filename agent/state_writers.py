@@ -9,6 +9,8 @@ import logging
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from agent.journal.decisions import DecisionJournal
+from agent.journal.evictions import EvictionJournal
 from agent.qrm.actuator.originals import OriginalsJournal, StateDirLocked
 from agent.qrm.actuator.state_dir import open_originals
 from api.interfaces import Unavailable
@@ -40,6 +42,20 @@ class StateWriters:
             return None, (f"{error.reason}: {error.remedy}.",)
         stack.callback(self._close_journal, originals)
         return originals, originals.messages
+
+    def open_journals(
+        self, directory: Path | None, stack: AsyncExitStack, *, evicting: bool
+    ) -> tuple[DecisionJournal, EvictionJournal | None]:
+        """Open the journals of decisions and, if `evicting`, of evictions; without a directory they are kept in memory
+        only."""
+        decisions = DecisionJournal(None if directory is None else directory / "decisions.jsonl", disk=self.records)
+        evictions = None
+        stack.callback(decisions.close)
+        if evicting:
+            path = None if directory is None else directory / "evictions.jsonl"
+            evictions = EvictionJournal(path, disk=self.records)
+            stack.callback(evictions.close)
+        return decisions, evictions
 
     def close(self) -> bool:
         """Wait until all files are written, for a bounded time; return whether they are. Idempotent."""

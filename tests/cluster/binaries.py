@@ -119,6 +119,8 @@ def program_path(name: str, cache: Path = CACHE) -> Path:
 def compiled_program(name: str, cache: Path = CACHE) -> Path:
     """Return the path of a program outside of clusters, compiled if needed. Raises Missing."""
     path = program_path(name, cache)
+    if path.exists():
+        return path
     with _alone(cache):
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
