@@ -153,6 +153,7 @@ def assemble_pod(
     qos = stated or translation.level or QoSLevel.SHARED
     containers, container_problems = _build_containers(listed, qos, translation, annotations, pod_resources)
     qos, level_problem = limit_level(qos, _main_request_cores(containers), rights)
+    level_problems = (f"QoS level: {level_problem}",) if level_problem else ()
     dialect = msgspec.structs.replace(context.dialect, defaults={**context.dialect.defaults, **translation.words})
     enhancements, problems = parse_enhancements(
         annotations, qos, dialect, context.numa_nodes, rights.withheld_enhancements()
@@ -160,6 +161,7 @@ def assemble_pod(
     nodes, bind_problems = parse_numa_bind_result(annotations, dialect)
     profile, profile_problems = _read_profile(annotations, rights)
     priority, priority_problems = _resolve_priority(raw, translation)
+    problems = (*level_problems, *problems, *bind_problems, *priority_problems, *translation.problems)
     return Pod(
         uid=f"{namespace}/{name}",
         namespace=namespace,
@@ -174,18 +176,7 @@ def assemble_pod(
         enhancements=enhancements,
         bound_numa=nodes or translation.bound_numa,
         profile=profile,
-        problems=limit_sentences(
-            (
-                *((f"QoS level: {level_problem}",) if level_problem else ()),
-                *problems,
-                *bind_problems,
-                *priority_problems,
-                *translation.problems,
-                *container_problems,
-                *profile_problems,
-            ),
-            MAX_PROBLEMS,
-        ),
+        problems=limit_sentences((*problems, *container_problems, *profile_problems), MAX_PROBLEMS),
     )
 
 
