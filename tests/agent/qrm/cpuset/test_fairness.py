@@ -93,12 +93,16 @@ def check_fair(
         with_rejected = cores + (requests.get(FALLBACK, 0.0) if pool == "share" else 0.0)
         # What an advisor lends returns on demand; what another online pool has does not.
         is_advised = any(size.pool != "reclaim" for size in sizes)
-        lent = (
+        lendable = (
             usable
             - state.exclusive_cpus()
             - set().union(*(held for name, held in cpus.items() if name not in ("reclaim", FALLBACK)))
         )
-        assert pools[pool] + (len(lent) if is_advised else 0) >= round(with_rejected, 6), (pool, with_rejected, pools)
+        assert pools[pool] + (len(lendable) if is_advised else 0) >= round(with_rejected, 6), (
+            pool,
+            with_rejected,
+            pools,
+        )
         if is_named_pool(pool) and pool != FALLBACK:
             shared = set().union(*(cpus[name] for name in requests if name not in (pool, FALLBACK)))
             assert len(cpus[pool] - shared) <= ceil_cores(cores), (pool, cores, pools)
