@@ -75,8 +75,8 @@ def min_pool_sizes(
     for numa in (*capacity.bound, NOT_NUMA_BOUND):
         available = capacity.unbound if numa == NOT_NUMA_BOUND else capacity.bound[numa]
         here = [key for key in min_sizes if key[1] == numa]
-        lent = available - sum(cpus for key, cpus in sizes.items() if key[1] == numa)
-        if sum(max(min_sizes[key] - sizes.get(key, 0), 0) for key in here) <= lent:
+        lendable = available - sum(cpus for key, cpus in sizes.items() if key[1] == numa)
+        if sum(max(min_sizes[key] - sizes.get(key, 0), 0) for key in here) <= lendable:
             min_sizes |= {key: min(min_sizes[key], sizes[key]) for key in here if key in advised and key in sizes}
     return min_sizes
 

@@ -150,7 +150,7 @@ def test_sidecars_count_for_the_requests_of_their_pool() -> None:
     assert counts(placement)["share"] == 41
 
 
-def test_an_advisor_lends_idle_cpus_of_the_share_pool_and_nothing_else_takes_them() -> None:
+def test_an_advisor_gives_idle_cpus_of_the_share_pool_to_reclaim_only() -> None:
     """Reclaimed pods return CPUs on demand; CPUs of other online pools do not come back."""
     placement, _ = run((size("share", 8), size("reclaim", 56)), BIG, NODE, config=NO_RAMP_UP)
     assert (counts(placement)["share"], counts(placement)["reclaim"]) == (8, 56)
