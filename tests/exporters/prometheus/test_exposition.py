@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from api.metrics import AGENT_METRICS_BY_NAME
 from api.pod import Container
-from api.text import printable
+from api.text import encodable
 from exporters.prometheus.exposition import OPENMETRICS, TEXT, PrometheusExporter, negotiate_format, render_lines
 from exporters.prometheus.families import MetricsState, metric_families
 from exporters.prometheus.metric_family import MetricDistribution, MetricFamily, MetricPoint
@@ -125,8 +125,8 @@ def test_any_text_in_a_name_comes_back_from_both_formats(path: str, name: str) -
     pods = (msgspec.structs.replace(finished.snapshot.pods[0], name=name, containers=containers),)
     snapshot = msgspec.structs.replace(finished.snapshot, cgroups={f"/{path}": web}, pods=pods, indicators={})
     observed = MetricsState(version="1").after(msgspec.structs.replace(finished, snapshot=snapshot))
-    labels = {"cgroup": printable(f"/{path}"), "namespace": "default", "pod": printable(name),
-              "container": printable(name), "qos": "shared_cores"}  # fmt: skip
+    labels = {"cgroup": encodable(f"/{path}"), "namespace": "default", "pod": encodable(name),
+              "container": encodable(name), "qos": "shared_cores"}  # fmt: skip
     openmetrics = "".join(render_lines(metric_families(observed), openmetrics=True)) + "# EOF\n"
     for back in (parsed(text_of(observed)), parsed(openmetrics, parse_openmetrics)):
         assert back["dioptase_cgroup_threads", frozenset(labels.items())] == 8

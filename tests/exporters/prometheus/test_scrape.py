@@ -17,7 +17,7 @@ import pytest
 
 from agent.journal.decisions import DecisionJournal
 from api.decision import Cycle
-from api.text import printable
+from api.text import encodable
 from common.http.web_config import WebConfig
 from common.yaml_guard import check_yaml
 from exporters.page.web_server import AgentWebServer
@@ -109,11 +109,11 @@ def scraped(
 def test_the_scrape_succeeds_and_every_name_is_there(scraped: Prometheus) -> None:
     assert scraped.value('up{job="dioptase"}') == 1
     actual = {labels["cgroup"] for labels, _ in scraped.query("dioptase_cgroup_threads")}
-    assert actual == {"/web", "/batch", "/", *map(printable, NAMES)}
+    assert actual == {"/web", "/batch", "/", *map(encodable, NAMES)}
     culprits = {
         labels["culprit"] for labels, _ in scraped.query('dioptase_cgroup_blame_seconds_total{cause="neighbour"}')
     }
-    assert culprits == {"/web", "/batch", *map(printable, NAMES)}
+    assert culprits == {"/web", "/batch", *map(encodable, NAMES)}
 
 
 def test_the_format_was_openmetrics_and_its_exemplars_name_the_cycles(
