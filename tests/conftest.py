@@ -28,7 +28,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     here = any(item.get_closest_marker(name) for name in ("kernel", "live"))
-    marks = ("vm", "vm_probes", "vm_four", "vm_big", "vm_systemd", "vm_systemd_long", "vm_rebooted", "vm_cluster")
+    marks = (
+        "vm",
+        "vm_probes",
+        "vm_disk",
+        "vm_four",
+        "vm_big",
+        "vm_systemd",
+        "vm_systemd_long",
+        "vm_rebooted",
+        "vm_cluster",
+    )
     guest = any(item.get_closest_marker(name) for name in marks)
     if guest and not here and "DIOPTASE_VM" not in os.environ:
         pytest.skip("needs a kernel of its own: python -m tests.vm boots one")

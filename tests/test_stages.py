@@ -123,6 +123,7 @@ def test_there_is_a_stage_for_each_kernel_and_machine_and_none_is_left_out_of_al
     assert guests == {
         "vm-6.1": ["--kernel 6.1 --mark vm_probes --mark vm"],
         "vm-6.12": ["--kernel 6.12 --mark vm_probes --mark vm"],
+        "vm-disk": ["--kernel 6.1 --mark vm_disk"],
         "vm-four": ["--kernel 6.1 --mark vm_four"],
         "vm-big": ["--kernel 6.1 --mark vm_big"],
         "vm-systemd": ["--kernel 6.12 --mark vm_systemd"],
@@ -189,7 +190,7 @@ def test_a_failed_test_on_another_version_runs_again_on_the_same(stages: ModuleT
 def test_the_gate_has_two_lanes_and_test_all_has_every_stage(stages: ModuleType) -> None:
     gate = {lane: [n for n, s in stages.STAGES.items() if not s.on_request and s.lane == lane] for lane in (0, 1, 2)}
     assert gate == {
-        0: ["format", "types", "contracts", "unit", "kernel", "prometheus", "browser", "vm-host"],
+        0: ["format", "types", "contracts", "unit", "kernel", "prometheus", "browser", "vm-host", "vm-disk"],
         1: ["vm-6.1", "vm-four", "vm-systemd", "cluster"],
         2: ["live"],
     }

@@ -30,8 +30,9 @@ class Boot(NamedTuple):
 
 
 BOOTS = {
-    "vm": Boot(USUAL, timeout_s=900),
-    "vm_probes": Boot(USUAL, timeout_s=900),
+    "vm": Boot(USUAL, timeout_s=1500),
+    "vm_probes": Boot(USUAL, timeout_s=1500),
+    "vm_disk": Boot(USUAL, timeout_s=900),
     "vm_four": Boot(Shape(cpus=8, nodes=4, memory_mib=4096), timeout_s=900),
     "vm_big": Boot(Shape(cpus=48, nodes=2, memory_mib=4096), timeout_s=900),
     "vm_systemd": Boot(Shape(nodes=1, memory_mib=4096, systemd=True), timeout_s=1200),

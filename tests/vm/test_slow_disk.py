@@ -17,7 +17,7 @@ from tests.kernel.real_cgroups import cgroup, require_writable_cgroups
 from tests.live.agent_process import DIOPTASE, Agent
 from tests.live.test_throttled_disk import CYCLES, ThreePods, pending_s, sequence
 
-pytestmark = pytest.mark.vm
+pytestmark = pytest.mark.vm_disk
 
 NAME, IMAGE_MIB = "dioptase-slow", 32
 LATENCIES_S = (0.1, 1.0, 4.0, 30.0)
