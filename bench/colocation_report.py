@@ -63,9 +63,13 @@ class ColocationResults(msgspec.Struct, frozen=True, kw_only=True):
     """Repetitions left out for lack of time."""
 
     def group(self, mode: str, scenario: str) -> CellGroup | None:
-        """Return the cells of a mode in a scenario; None if not measured."""
-        cells = tuple(cell for cell in self.cells if (cell.mode, cell.scenario) == (mode, scenario))
-        return CellGroup(cells) if cells else None
+        """Return the cells of a mode in a scenario that other work did not disturb, else the least disturbed one; None if not
+        measured."""
+        cells = [cell for cell in self.cells if (cell.mode, cell.scenario) == (mode, scenario)]
+        if not cells:
+            return None
+        quiet = tuple(cell for cell in cells if cell.noise.level() < 1)
+        return CellGroup(quiet or (min(cells, key=lambda cell: cell.noise.level()),))
 
     def modes(self, scenario: str | None = None) -> list[str]:
         """Return the modes with a cell in this scenario, or in any, in the order of bench.colocation_modes."""

@@ -139,7 +139,10 @@ def _noise_text(results: ColocationResults) -> str:
                 low, high = group.spread(cell_p99)
                 spreads.append((high - low) / middle)
     disturbed = sum(cell.noise.level() >= 1 for cell in results.cells)
-    during = f"Other work on the machine disturbed {disturbed} of {len(results.cells)} cells."
+    during = (
+        f"Other work on the machine disturbed {disturbed} of {len(results.cells)} cells. They are left out where the same "
+        "mode has another one in the scenario."
+    )
     if not spreads:
         return f"Each was measured once, so the noise is unknown. {during}"
     return (
