@@ -233,7 +233,8 @@ def measure_cycles(pods: int, cpus: int, numa: int, goal_ms: float, policy: str,
     with ExitStack() as stack:
         if policy == SCALING_STAGES:
             growth_per_s = (1 - INITIAL_RECLAIMED_CORES) / (rounds + settling)
-            advisor = {"policy": "latency", "latency": {"growRatioPerS": growth_per_s}}
+            # Trials of the quota would hold the growth that this benchmark needs in each cycle.
+            advisor = {"policy": "latency", "latency": {"growRatioPerS": growth_per_s, "quotaTrials": False}}
             stack.enter_context(
                 patch.object(Actuator, "previous_quota_cores", lambda *_: INITIAL_RECLAIMED_CORES * cpus)
             )

@@ -13,8 +13,6 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from api.text import quote
-
 HARDWARE, SOFTWARE = 0, 1
 """Types of events."""
 _NUMBERS = {"x86_64": 298, "aarch64": 241, "riscv64": 241, "s390x": 331, "ppc64le": 319}
@@ -73,7 +71,7 @@ def _number(path: Path, below: int, prefix: str = "") -> int:
     """Read a number from a file of sysfs. Raises OSError, also if the number is not below `below`."""
     text = path.read_bytes().strip().removeprefix(prefix.encode())
     if not text.isdigit() or not int(text) < below:
-        raise OSError(errno.EINVAL, f"{prefix}{quote(text)} is not supported", str(path))
+        raise OSError(errno.EINVAL, f"{prefix}{text.decode(errors="replace")} is not supported", str(path))
     return int(text)
 
 

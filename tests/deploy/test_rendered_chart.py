@@ -101,7 +101,7 @@ def render(tmp_path: Path) -> Any:
 
 
 EVICTS = {("pods/eviction", "create"), ("nodes", "patch")}
-ALL_OF_EVICTION = EVICTS | {("pods", "get"), ("nodes", "get")}
+ALL_OF_EVICTION = EVICTS | {("pods", "get")}
 BUDGETS = {("poddisruptionbudgets", "list")}
 PUBLISHES = {("nodes/status", "patch")}
 

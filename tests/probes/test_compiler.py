@@ -244,3 +244,21 @@ def test_another_package_called_bcc_is_named(
     importlib.invalidate_caches()
     with pytest.raises(LoadFailure, match="a package bcc that is not BCC"):
         compiler._bcc_version()
+
+
+@pytest.mark.parametrize("module", [bpf, btf, compiled_forms, perf_event])
+def test_modules_of_the_child_import_the_standard_library_only(module: ModuleType) -> None:
+    """The distribution's Python runs them, and the product's packages are not installed there."""
+    assert module.__file__ is not None
+    imported = {
+        name.partition(".")[0]
+        for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert imported <= sys.stdlib_module_names

@@ -132,7 +132,7 @@ def test_a_file_that_cannot_be_read_is_left_alone(tmp_path: Path) -> None:
 def test_a_full_disk_is_reported_until_a_write_succeeds_and_tried_once_a_minute(tmp_path: Path) -> None:
     now = 0.0
     directory = tmp_path / "gone"
-    file = QuotaVerdictFile(directory, KERNEL, lambda: now)
+    file = QuotaVerdictFile(directory, KERNEL, clock=lambda: now)
     for _ in range(2):
         with pytest.raises(Unavailable, match=f"cannot be written to {directory}/{FILE_NAME}: No such file"):
             file.save(VERDICTS)

@@ -20,6 +20,7 @@ from cli.fleet.api_server import AgentProxy
 from cli.fleet.page_proxy import SERVED_PATHS, PageProxy, serve_page
 from common.http.token_review import PROXIED_AUTHORIZATION_HEADER, TokenReviewer
 from tests.builders.api_server import client_of
+from tests.builders.waiting import until_async
 
 MEMBER = AgentEndpoint(node="n1", namespace="d", pod="agent-1", scheme="https")
 PROXY = "/api/v1/namespaces/d/pods/https:agent-1:9102/proxy"
@@ -168,12 +169,15 @@ async def test_requests_of_closed_connections_are_dropped() -> None:
     cluster = Reviewing(0.3)
     async with open_page(cluster) as url:
         place = urlsplit(url)
-        for name in ("view", "history", "decisions", "evictions"):
+        running = asyncio.create_task(get(url, "/api/v1/view"))
+        await until_async(lambda: cluster.reviews)
+        for name in ("history", "decisions", "evictions"):
             _, writer = await asyncio.open_connection(place.hostname, place.port)
             writer.write(f"GET /api/v1/{name} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
             await asyncio.sleep(0.05)
             writer.close()
         assert (await get(url, "/api/v1/config"))[0] == 200
+        assert (await running)[0] == 200
     assert [path for path in cluster.reviews if path.endswith(("history", "decisions", "evictions"))] == []
 
 

@@ -42,7 +42,7 @@ def points(observed: MetricsState, name: str) -> dict[tuple[str, ...], float]:
         ("not_judged", {(MEMORY_PLUGIN,): 1, (RSS,): 0}),
         ("condition", {("MemoryPressure", "node"): 1}),
         ("leaving_pods", {(): 1}),
-        ("held_pods", {("budget",): 1, ("refused",): 0, ("unreachable",): 0, ("busy",): 0}),
+        ("held_pods", {("budget",): 1, ("refused",): 0, ("unreachable",): 0, ("busy",): 0, ("cluster-budget",): 0}),
         ("victims_total", {(MEMORY_PLUGIN, "false"): 2, (RSS, "true"): 1}),
         (
             "kills_total",
