@@ -17,6 +17,7 @@ from agent.qrm.actuator.state_dir import default_state_dir
 from agent.sensors.pods.static_pods import PodsError
 from api.decision import ActMode
 from api.interfaces import Unavailable
+from api.text import quote
 from cli.options import DEFAULT_LISTEN, Seconds, exit_unavailable, parse_listen, parse_listen_hosts
 from common.log_lines import write_printable_lines
 from exporters import DEFAULT_RECORDING_MIB, MIN_RECORDING_MIB
@@ -108,7 +109,7 @@ def _own_daemon_set(options: dict[str, Any]) -> OwnDaemonSet | None:
         raise click.UsageError("--handover needs --node: the DaemonSet has to select this node")
     if len(key.split("/")) != 2 or not all(key.split("/")):
         raise click.BadParameter(
-            f"{key!r} is not NAMESPACE/NAME, for example dioptase/dioptase-agent", param_hint="--handover"
+            f"{quote(key)} is not NAMESPACE/NAME, for example dioptase/dioptase-agent", param_hint="--handover"
         )
     return OwnDaemonSet(key=key, node_state_dir=state_dir or str(options["state_dir"]))
 

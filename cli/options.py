@@ -66,7 +66,7 @@ def parse_listen_hosts(value: str) -> tuple[tuple[str, ...], int]:
     parsed = tuple(host.removeprefix("[").removesuffix("]") for host in hosts.split(","))
     if "" in parsed:
         raise click.BadParameter(
-            f"{value!r} has an empty host; write HOST,HOST:PORT, for example 10.0.0.1,{DEFAULT_LISTEN}",
+            f"{quote(value)} has an empty host; write HOST,HOST:PORT, for example 10.0.0.1,{DEFAULT_LISTEN}",
             param_hint="--listen",
         )
     return parsed, port

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from api.text import quote
 from controller.kcc.targets import InvalidTarget, canary_cutoff
 from controller.label_selectors import parse_selector
 
@@ -78,7 +79,7 @@ class RolloutConfig(_ControllerSettings, frozen=True, kw_only=True):
         try:
             canary_cutoff(self.canary, 0)
         except InvalidTarget:
-            raise ValueError(f"canary: {self.canary!r:.40} is invalid; write 3 or 10%") from None
+            raise ValueError(f"canary: {quote(self.canary, 40)} is invalid; write 3 or 10%") from None
 
 
 class EvictionBudgetConfig(_ControllerSettings, frozen=True, kw_only=True):

@@ -388,7 +388,7 @@ class EvictionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         if self.budget_lease and (len(self.budget_lease.split("/")) != 2 or not all(self.budget_lease.split("/"))):
-            raise ValueError(f"budgetLease: {self.budget_lease!r:.80} is not NAMESPACE/NAME of a Lease")
+            raise ValueError(f"budgetLease: {quote(self.budget_lease)} is not NAMESPACE/NAME of a Lease")
         for name in self.dry_run:
             if name not in PLUGIN_NAMES and name != "*" and not self.plugin_sockets:
                 raise ValueError(
