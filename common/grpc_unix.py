@@ -94,9 +94,10 @@ class GrpcClient:
         service: ServiceDescriptor,
         timeout_s: float = CALL_TIMEOUT_S,
         metadata: Mapping[str, str] | None = None,
-        trusted_uids: Collection[int] = (),
+        trusted_uids: Collection[int] | None = None,
     ) -> None:
-        """`trusted_uids` are users besides root and the agent's own whose process may serve the socket."""
+        """`trusted_uids` are users besides root and the agent's own whose process may serve the socket; None for a
+        peer that the settings cannot name."""
         self.path, self._service, self._timeout_s = path, service, timeout_s
         self._trusted_uids = trusted_uids
         self._checked: SocketIdentity | None = None
