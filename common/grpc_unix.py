@@ -94,9 +94,10 @@ class GrpcClient:
         service: ServiceDescriptor,
         timeout_s: float = CALL_TIMEOUT_S,
         metadata: Mapping[str, str] | None = None,
-        trusted_uids: Collection[int] = (),
+        trusted_uids: Collection[int] | None = None,
     ) -> None:
-        """`trusted_uids` are users besides root and the agent's own whose process may serve the socket."""
+        """`trusted_uids` are users besides root and the agent's own whose process may serve the socket; None for a
+        peer that the settings cannot name."""
         self.path, self._service, self._timeout_s = path, service, timeout_s
         self._trusted_uids = trusted_uids
         self._checked: SocketIdentity | None = None
@@ -146,8 +147,14 @@ class GrpcClient:
             if identity != self._checked:
                 check_listener(self.path, self._trusted_uids)
                 self._checked = identity
+        except BlockingIOError:
+            # The process may be of another user, which keeps its backlog full until the check is over.
+            raise Unavailable(
+                f"{self.path} is not trusted yet: its process accepts no connections, so that its user is unknown",
+                "check why it hangs; the call is repeated",
+            ) from None
         except OSError:
-            return  # no socket, or none that accepts connections: the call fails with the reason
+            return  # no socket, or no process that listens: the call fails with the reason
 
     def _method(self, name: str) -> MethodDescriptor:
         return self._service.methods_by_name[name]

@@ -1,6 +1,6 @@
-"""Checks that a Unix socket can only be served by a user that may act for this node: root, the agent's own user, or a
-user that the settings name. A plugin decides about evictions, CPUs and the Node, so another user's socket, or a socket in
-a directory where another user could put one, is not used: the same rule as for the state directory.
+"""Checks that a Unix socket can only be served by a user that may act for this node: root, the agent's own user, or, for
+plugins and advisors, a user that the settings name. A plugin decides about evictions, CPUs and the Node, so another user's
+socket, or a socket in a directory where another user could put one, is not used: the same rule as for the state directory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SocketIdentity = tuple[int, int, int]
 """Device, inode and time of the last change of a socket file. Another process that listens there makes another file."""
 
 
-def check_socket_directory(directory: Path, trusted_uids: Collection[int] = ()) -> None:
+def check_socket_directory(directory: Path, trusted_uids: Collection[int] | None = None) -> None:
     """Raise Unavailable unless only trusted users can create, rename or remove files in the directory.
 
     Its parents are checked too, because their owners can rename it; they may be writable if they are sticky, as /tmp is.
@@ -33,7 +33,7 @@ def check_socket_directory(directory: Path, trusted_uids: Collection[int] = ()) 
         if status.st_uid not in trusted:
             raise Unavailable(
                 f"{directory} is not trusted: {step} belongs to uid {status.st_uid}",
-                f"make it root's: chown root {step}; or name the user in sockets.trustedUids",
+                _remedy(f"make it root's: chown root {step}", trusted_uids),
             )
         is_sticky = bool(status.st_mode & stat.S_ISVTX) and step != target
         if not stat.S_ISLNK(status.st_mode) and status.st_mode & _WRITABLE_BY_OTHERS and not is_sticky:
@@ -43,7 +43,7 @@ def check_socket_directory(directory: Path, trusted_uids: Collection[int] = ()) 
             )
 
 
-def check_socket(path: Path, trusted_uids: Collection[int] = ()) -> SocketIdentity:
+def check_socket(path: Path, trusted_uids: Collection[int] | None = None) -> SocketIdentity:
     """Raise Unavailable unless the directory and the socket file belong to trusted users; return which file it is.
 
     Raises OSError if there is none.
@@ -55,12 +55,12 @@ def check_socket(path: Path, trusted_uids: Collection[int] = ()) -> SocketIdenti
     if status.st_uid not in _trusted(trusted_uids):
         raise Unavailable(
             f"{path} is not trusted: the socket belongs to uid {status.st_uid}",
-            "run the program that serves it as root, or name its user in sockets.trustedUids",
+            _remedy("run the program that serves it as root", trusted_uids),
         )
     return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
-def check_listener(path: Path, trusted_uids: Collection[int] = ()) -> None:
+def check_listener(path: Path, trusted_uids: Collection[int] | None = None) -> None:
     """Connect, and raise Unavailable unless a trusted user's process listens on the socket. Raises OSError without one."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(0)  # a full backlog would block connect(2)
@@ -68,7 +68,7 @@ def check_listener(path: Path, trusted_uids: Collection[int] = ()) -> None:
         check_peer(probe, path, trusted_uids)
 
 
-def check_peer(connection: socket.socket, path: Path, trusted_uids: Collection[int] = ()) -> None:
+def check_peer(connection: socket.socket, path: Path, trusted_uids: Collection[int] | None = None) -> None:
     """Raise Unavailable unless the process at the other end has a trusted uid.
 
     For the end that connected, the kernel returns the credentials of the process that called listen (unix(7)).
@@ -78,12 +78,16 @@ def check_peer(connection: socket.socket, path: Path, trusted_uids: Collection[i
     if uid not in _trusted(trusted_uids):
         raise Unavailable(
             f"{path} is not trusted: the process that listens there has uid {uid}",
-            "run it as root, or name its user in sockets.trustedUids",
+            _remedy("run it as root", trusted_uids),
         )
 
 
-def _trusted(trusted_uids: Collection[int]) -> frozenset[int]:
-    return frozenset((0, os.geteuid(), *trusted_uids))
+def _trusted(trusted_uids: Collection[int] | None) -> frozenset[int]:
+    return frozenset((0, os.geteuid(), *(trusted_uids or ())))
+
+
+def _remedy(text: str, trusted_uids: Collection[int] | None) -> str:
+    return text if trusted_uids is None else f"{text}; or name its user in sockets.trustedUids"
 
 
 def _resolve(path: Path) -> Path:

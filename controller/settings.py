@@ -79,7 +79,7 @@ class RolloutConfig(_ControllerSettings, frozen=True, kw_only=True):
         try:
             canary_cutoff(self.canary, 0)
         except InvalidTarget:
-            raise ValueError(f"canary: {quote(str(self.canary))} is invalid; write 3 or 10%") from None
+            raise ValueError(f"canary: {quote(self.canary, 40)} is invalid; write 3 or 10%") from None
 
 
 class EvictionBudgetConfig(_ControllerSettings, frozen=True, kw_only=True):

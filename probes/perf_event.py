@@ -71,7 +71,7 @@ def _number(path: Path, below: int, prefix: str = "") -> int:
     """Read a number from a file of sysfs. Raises OSError, also if the number is not below `below`."""
     text = path.read_bytes().strip().removeprefix(prefix.encode())
     if not text.isdigit() or not int(text) < below:
-        raise OSError(errno.EINVAL, f"{prefix}{text.decode(errors="replace")} is not supported", str(path))
+        raise OSError(errno.EINVAL, f"{prefix}{text.decode(errors='replace')} is not supported", str(path))
     return int(text)
 
 

@@ -42,6 +42,11 @@ class ConnectionTable(Generic[K]):
     def __iter__(self) -> Iterator[K]:
         return iter(tuple(self._connections))
 
+    @property
+    def is_full(self) -> bool:
+        """Return whether one more connection takes the place of another."""
+        return len(self._connections) >= self._max_connections
+
     def add(self, key: K, address: str, *, is_local: bool) -> None:
         """Add a connection."""
         self._connections[key] = ClientConnection(address, is_local)
@@ -59,7 +64,7 @@ class ConnectionTable(Generic[K]):
 
     def find_excess(self, address: str) -> K | None:
         """Return the connection to close before one of this address is added; None if there is room."""
-        if len(self._connections) < self._max_connections:
+        if not self.is_full:
             return None
         counts = Counter(connection.address for connection in self._connections.values())
         reserved = {

@@ -34,8 +34,9 @@ MAX_CONNECTIONS = 64
 RESERVED_CONNECTIONS = 16
 """Connections of each address of this machine that no client of another machine or pod can displace."""
 MAX_ACCEPTS = 8
-"""Connections of one client address that are served in a row; further ones are reset at once. A new connection whose request
-has arrived is served within five turns of the event loop, so that fewer than MAX_CONNECTIONS later ones can displace it."""
+"""Connections of one client address that are served in a row at the expense of others; further ones are reset at once while
+there is no room. A new connection whose request has arrived is served within five turns of the event loop, so that fewer than
+MAX_CONNECTIONS later ones can displace it."""
 MAX_DRAINED = 256
 """Connections accepted in a row. The kernel drops the handshakes of all clients while the queue is full, and resetting a
 connection is much cheaper than serving it."""
@@ -79,6 +80,8 @@ class HttpListener:
         self._table = ConnectionTable[web.RequestHandler](MAX_CONNECTIONS, RESERVED_CONNECTIONS)
         self._setups: dict[web.RequestHandler, asyncio.Task[None]] = {}
         """Tasks that set connections up, by the handler of their requests."""
+        self._accepted: dict[web.RequestHandler, socket.socket] = {}
+        """Connections whose task has not started, which therefore no transport owns."""
         self._closed_count = 0
         self._next_log_s = 0.0
 
@@ -124,8 +127,8 @@ class HttpListener:
             raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
         listening = [sock.dup() for sock in bound.sockets]
         bound.close()
+        self._listening += listening  # all of them, so that a failure closes all of them
         for sock in listening:
-            self._listening.append(sock)
             sock.setblocking(False)  # noqa: FBT003 - the only form of this call
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(TCP_USER_TIMEOUT_S * 1000))
             sock.listen(BACKLOG)
@@ -141,9 +144,9 @@ class HttpListener:
         for sock in listening:
             asyncio.get_running_loop().remove_reader(sock)
             sock.close()
-        await asyncio.sleep(0)  # a task that is cancelled before it begins would leave its connection open
-        for setup in self._setups.values():
+        for handler, setup in self._setups.items():
             setup.cancel()
+            self._close_accepted(handler)
         if self._runner.server is not None:
             await self._runner.cleanup()
 
@@ -152,6 +155,7 @@ class HttpListener:
             asyncio.get_running_loop().add_reader(sock, self._accept, sock)
 
     def _accept(self, sock: socket.socket) -> None:
+        self._forget_finished()
         arrived = Counter[str]()
         for _ in range(MAX_DRAINED):
             try:
@@ -168,7 +172,8 @@ class HttpListener:
                 loop.call_later(ACCEPT_PAUSE_S, self._begin_accepting, sock)
                 return
             arrived[address[0]] += 1
-            if arrived[address[0]] > MAX_ACCEPTS:
+            # A browser requests twenty files at once, which arrive as twenty connections of one API server.
+            if arrived[address[0]] > MAX_ACCEPTS and self._table.is_full:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
                 connection.close()
             else:
@@ -176,15 +181,16 @@ class HttpListener:
 
     def _admit(self, connection: socket.socket, address: str) -> None:
         """Add a connection, and close another one if there are too many."""
-        self._forget_finished()
         if (excess := self._table.find_excess(address)) is not None:
             self._abort(excess)
         assert self._runner.server is not None
         handler = self._runner.server()
         self._table.add(handler, address, is_local=is_loopback(address) or connection.getsockname()[0] == address)
+        self._accepted[handler] = connection
         self._setups[handler] = asyncio.get_running_loop().create_task(self._set_up(handler, connection))
 
     async def _set_up(self, handler: web.RequestHandler, connection: socket.socket) -> None:
+        del self._accepted[handler]  # its transport closes it from here on
         loop, timeout_s = asyncio.get_running_loop(), None if self._tls is None else TLS_HANDSHAKE_TIMEOUT_S
         with contextlib.suppress(OSError):  # among them failed and late TLS handshakes
             await loop.connect_accepted_socket(
@@ -220,6 +226,12 @@ class HttpListener:
     def _forget(self, handler: web.RequestHandler) -> None:
         self._table.remove(handler)
         self._setups.pop(handler).cancel()
+        self._close_accepted(handler)
+
+    def _close_accepted(self, handler: web.RequestHandler) -> None:
+        """Close a connection whose task is cancelled before it begins: nothing else would."""
+        if (connection := self._accepted.pop(handler, None)) is not None:
+            connection.close()
 
     def _abort(self, handler: web.RequestHandler) -> None:
         self._forget(handler)

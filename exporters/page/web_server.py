@@ -50,6 +50,7 @@ HISTORY_ZLIB_LEVEL = 6
 """A quarter smaller than level 1, for 1 ms more with 200 containers."""
 FINDINGS_TTL_S = 60.0
 """Maximum age of cached findings."""
+INDEX_PATH = "/"
 PAGE_DIRECTORY = Path(__file__).parent / "static"
 MAX_ENTRIES = 2000
 DECISION_FILTERS: Mapping[str, Callable[[JournalEntry], str]] = {
@@ -193,7 +194,7 @@ class AgentWebServer:
         self._encrypted = secured.tls is not None
         self._passwords = PasswordChecker(secured.users) if secured.users else None
         app = web.Application(middlewares=[self._guard])
-        app.router.add_get("/", self._index)
+        app.router.add_get(INDEX_PATH, self._index)
         app.router.add_get("/static/{name}", self._static)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get(HEALTHZ_PATH, self._alive)
@@ -247,7 +248,10 @@ class AgentWebServer:
             authorization = authorization or request.headers.get(PROXIED_AUTHORIZATION_HEADER, "")
             if not authorization and request.path in HEALTH_PATHS:
                 return False
-            if refusal := await self._tokens.refusal(authorization, request.path, connection_of(request)):
+            # All paths that are not served share one review: a client could make up any number of them.
+            is_missing = isinstance(request.match_info.http_exception, web.HTTPNotFound)
+            path = INDEX_PATH if is_missing else request.path
+            if refusal := await self._tokens.refusal(authorization, path, connection_of(request)):
                 raise HttpRefused(*refusal)
             return True
         try:

@@ -108,6 +108,18 @@ async def test_no_request_reaches_the_process_of_another_user() -> None:
         await client.close()
 
 
+async def test_no_request_reaches_a_process_whose_user_is_unknown(tmp_path: Path) -> None:
+    """A full backlog hides which process listens; it could make room after the check."""
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(str(tmp_path / "a.sock"))
+        listener.listen(0)
+        first.connect(str(tmp_path / "a.sock"))
+        client = GrpcClient(tmp_path / "a.sock", ADVISOR, timeout_s=0.5)
+        with pytest.raises(Unavailable, match="accepts no connections, so that its user is unknown"):
+            await client.call("RemovePod", svc.RemovePodRequest())
+        await client.close()
+
+
 async def test_another_process_at_the_same_path_is_checked_again(tmp_path: Path) -> None:
     async def remove(_request: object, _words: object) -> svc.RemovePodResponse:
         return svc.RemovePodResponse()

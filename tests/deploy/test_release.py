@@ -44,7 +44,9 @@ def test_a_signed_release_is_verified(signed: tuple[Path, Path]) -> None:
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, f"{folder} is signed by {IDENTITY}")
 
 
-@pytest.mark.parametrize("change", ["content", "sums", "missing", "further", "prefix", "hidden", "unsigned"])
+@pytest.mark.parametrize(
+    "change", ["content", "sums", "missing", "further", "prefix", "hidden", "dots", "lines", "unsigned"]
+)
 def test_what_differs_from_what_was_signed_is_refused(signed: tuple[Path, Path], change: str) -> None:
     folder, signers = signed
     match change:
@@ -63,6 +65,10 @@ def test_what_differs_from_what_was_signed_is_refused(signed: tuple[Path, Path],
             (folder / "dioptase-1").touch()
         case "hidden":
             (folder / ".more").touch()
+        case "dots":
+            (folder / "..more").touch()
+        case "lines":
+            (folder / "dioptase-1.whl\nmore").touch()
         case "unsigned":
             (folder / "SHA256SUMS.sig").unlink()
     assert release("verify", folder, signers, IDENTITY).returncode != 0

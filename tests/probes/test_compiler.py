@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import importlib
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from probes import bpf, compiler, perf_event
+from probes import bpf, btf, compiled_forms, compiler, perf_event
 from probes.btf import Btf, BtfError
 from probes.compiled_forms import FormLayout, read_layout, write_layout
 from probes.compiler import (

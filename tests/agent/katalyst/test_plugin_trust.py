@@ -75,8 +75,9 @@ async def test_reporters_registration_sockets_and_runtimes_of_others_are_refused
         os.chown(directory / "kubelet.sock", 0, 0)
         with pytest.raises(Unavailable, match="the process that listens there has uid 65534"):
             await register_plugin(directory / "kubelet.sock", "dioptase_cpu.sock", "cpu", None)
-        with pytest.raises(Unavailable, match="the process that listens there has uid 65534"):
+        with pytest.raises(Unavailable, match="the process that listens there has uid 65534") as refused:
             await connect_nri(directory / "kubelet.sock", {}, 1.0)
+        assert refused.value.remedy == "run it as root", "the setting trustedUids is of plugins and advisors"
         reporters.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -158,6 +159,39 @@ async def test_no_probe_on_loopback_fails_during_a_flood_of_the_other_socket() -
     async with serving(hosts=("127.0.0.1", "127.0.0.3")) as port:
         with running("-c", FLOOD, str(port), "127.0.0.4", "", "127.0.0.3"):
             assert [await scrape(port) for _ in range(20)] == ["ok"] * 20
+
+
+def connect_at_once(port: int, addresses: Sequence[str], count: int) -> list[socket.socket]:
+    """Return connections of each address that all request the same, before the server has accepted any of them."""
+    clients: list[socket.socket] = []
+    for address in addresses:
+        for _ in range(count):
+            clients.append(socket.create_connection(("127.0.0.1", port), source_address=(address, 0)))
+            clients[-1].sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            clients[-1].settimeout(0)
+    return clients
+
+
+async def test_a_page_whose_files_are_requested_at_once_is_served() -> None:
+    """The API server's proxy opens a connection for each file, all from one address."""
+    async with serving() as port:
+        clients = connect_at_once(port, ("127.0.0.1",), 30)
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(10):
+            answers = [await loop.sock_recv(client, 15) for client in clients]
+        for client in clients:
+            client.close()
+    assert answers == [b"HTTP/1.1 200 OK"] * 30
+
+
+async def test_a_connection_that_is_displaced_as_it_arrives_is_closed() -> None:
+    """Its task is cancelled before it begins, so that no transport has it; pytest raises the ResourceWarning."""
+    async with serving() as port:
+        clients = connect_at_once(port, [f"127.0.0.{last}" for last in range(2, 12)], 8)
+        assert await scrape(port) == "ok"
+        for client in clients:
+            client.close()
+    gc.collect()
 
 
 async def test_a_kept_connection_survives_a_flood_of_another_address() -> None:

@@ -321,6 +321,20 @@ async def test_a_new_token_and_health_are_answered_despite_a_guesser_at_the_same
     assert set(statuses) == {401}
 
 
+async def test_paths_that_are_not_served_cost_one_review() -> None:
+    """Each review is two requests to the API server, and an account without rights could cause any number."""
+    api_server = ApiServer()
+    server = AgentWebServer(journal=DecisionJournal(None), version="1", tokens=TokenReviewer(api_server))
+    port = await server.start("127.0.0.1", 0)
+    headers = {"Authorization": "Bearer poor"}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        for number in range(50):
+            async with session.get(f"http://127.0.0.1:{port}/api/v1/{number}") as answer:
+                assert answer.status == 403
+    await server.stop()
+    assert len(api_server.reviews) == 1
+
+
 async def test_health_without_token_returns_only_the_status() -> None:
     server = AgentWebServer(journal=DecisionJournal(None), version="1", tokens=TokenReviewer(ApiServer()))
     port = await server.start("127.0.0.1", 0)
