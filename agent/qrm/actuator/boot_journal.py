@@ -101,6 +101,8 @@ class BootJournal(Generic[KeyT, EntryT]):
         """Why the reserve cannot be used, or has to be; None if neither."""
         self.on_commit: Callable[[], object] = lambda: None
         """Called in the thread of the commit after entries that a write waits for are on disk."""
+        self.before_commit: Callable[[], object] = lambda: None
+        """Called in the thread of the commit before its entries are written; it never raises."""
         self._boot_id, self._codec = boot_id, codec
         self._disk, self._reserve = disk, reserve
         self._commit_lock = threading.Lock()
@@ -248,6 +250,7 @@ class BootJournal(Generic[KeyT, EntryT]):
             staged = self._under_way = self._staged
         if staged is None:
             return
+        self.before_commit()
         problem, replaced = None, False
         try:
             replaced = self._write(self._codec.encode(self._boot_id, staged.values()) if staged else None)
