@@ -27,7 +27,14 @@ from agent import components
 from agent.config.config import AgentConfig
 from agent.config.loader import ConfigError, NodeCheck, SettingDocuments
 from agent.config.profiles import OBSERVE
-from agent.handover import OwnDaemonSet, find_obstacle, hand_over, restore_earlier_values, restore_expired_handover
+from agent.handover import (
+    OwnDaemonSet,
+    end_handover,
+    find_obstacle,
+    hand_over,
+    restore_earlier_values,
+    restore_expired_handover,
+)
 from agent.journal.colocation_counter import ColocationCounter
 from agent.journal.decisions import DecisionJournal
 from agent.journal.evictions import EvictionJournal
@@ -49,7 +56,7 @@ from agent.sensors.node.machine import read_topology
 from agent.sensors.node.node_reader import NodeReader
 from agent.sensors.pods.pod_indicators import PodIndicatorScraper
 from agent.sensors.pods.pod_spec import PodParsingContext
-from agent.sensors.pods.static_pods import NoPods, PodsError, StaticPods
+from agent.sensors.pods.static_pods import NoPods, StaticPods
 from agent.sensors.snapshot import Sensor
 from agent.sensors.triggers.psi_triggers import STALL_US, WINDOW_US, PsiTriggerSet
 from agent.state_writers import StateWriters
@@ -141,11 +148,11 @@ def main(options: AgentOptions) -> int:
     """Run the agent until a signal or the duration ends it; return 1 if a value could not be restored, else 0.
 
     Raises ConfigError, PodsError and Unavailable before anything is changed, except values of an agent that handed them over
-    longer ago than a successor may take: these are restored.
+    longer ago than a successor may take: these are restored, also if a defect ends the start.
     """
     try:
         return _run_agent(options)
-    except (ConfigError, PodsError, Unavailable):
+    except Exception:
         restore_expired_handover(options.state_dir)
         raise
 
@@ -253,6 +260,7 @@ async def _run(
         reduce_gc_runs()
         parts.probes.start()
         tasks.begin("scraping indicators of pods", partial(indicators.run, loop.pods))
+        await asyncio.to_thread(end_handover, parts)
         unrestored = 0
         try:
             await _run_until_stopped(loop, options)

@@ -6,6 +6,7 @@ the deadline restores all values before it exits.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -26,6 +27,7 @@ from agent.qrm.actuator.writer import KnobWriter
 from agent.sensors.cgroup.hierarchy import Hierarchy, detect_hierarchy
 from api.decision import ActMode, Cycle, Outcome
 from api.interfaces import CycleSink, Unavailable
+from common.disk_writer import DiskWriter
 from common.files import read_small_file
 from common.state_file import StateFileDamaged, decode_state, encode_state, replace_file
 
@@ -39,6 +41,8 @@ MAX_FILE_BYTES = 1 << 16
 DEADLINE_S = 300.0
 """Time for a successor to start. The kubelet waits at most as long between two starts of a failing container (pkg/kubelet/
 kubelet.go, MaxContainerBackOff, since 1.33 MaxCrashLoopBackOff): values are restored at the latest after twice this time."""
+RECORD_TIMEOUT_S = 15.0
+"""Time that the end of the agent waits for the file, a part of its termination grace period of 60 s."""
 PROC, SYS = Path("/proc"), Path("/sys")
 
 
@@ -138,17 +142,17 @@ async def hand_over(
 ) -> bool:
     """Leave all values in force for the next agent on this node, if one will follow; return whether they are left.
 
-    `obstacle_of_successor` returns why none will follow. `late_outcomes` are outcomes of the runtime since the last cycle.
+    `obstacle_of_successor` returns why none will follow; if it fails, none is expected. `late_outcomes` are outcomes of the
+    runtime since the last cycle.
     """
     if parts.originals is None:
         return False
-    obstacle = await obstacle_of_successor()
-    if not obstacle:
-        try:
-            HandoverFile(*parts.state).write()
-        except Unavailable as error:
-            # Without a writable state directory the successor would run dry.
-            obstacle = f"{error.reason}: {error.remedy}"
+    try:
+        obstacle = await obstacle_of_successor() or await _record_handover(HandoverFile(*parts.state))
+    except Exception as error:
+        # This process ends: the values must be restored also after a defect in what looks for a successor.
+        log.exception("The search for a successor failed")
+        obstacle = f"{type(error).__name__}: {error}"
     if obstacle:
         log.info("No agent follows on this node, so all values are restored. %s", obstacle)
         return False
@@ -161,24 +165,41 @@ async def hand_over(
     return True
 
 
+async def _record_handover(file: HandoverFile) -> str:
+    """Write the file; return why that failed, empty if it did not. In a thread of its own, because a disk that hangs must hold
+    up neither the event loop nor the end of the process."""
+    disk, failures = DiskWriter("handover"), list[Unavailable]()
+
+    def write() -> None:
+        try:
+            file.write()
+        except Unavailable as error:
+            failures.append(error)
+
+    disk.submit(FILE_NAME, write)
+    if not await asyncio.to_thread(disk.close, RECORD_TIMEOUT_S):
+        return f"{file.path} could not be written within {RECORD_TIMEOUT_S:g} s: check the disk of {file.path.parent}"
+    # Without a writable state directory the successor would run dry.
+    return "".join(f"{error.reason}: {error.remedy}" for error in failures)
+
+
 def restore_earlier_values(requested: ActMode, parts: JournalledParts) -> tuple[str, ...]:
     """Restore the values that an earlier agent left changed, unless this agent was started to act; return startup warnings.
 
-    An agent that acts continues with these values, and restores them or hands them over when it ends. An agent without the lock
-    of the state directory restores nothing, because the agent that holds the lock may be acting.
+    An agent that acts continues with these values, and restores them or hands them over when it ends. One that was started to
+    act and cannot restores only values that were handed over to it. An agent without the lock of the state directory restores
+    nothing, because the agent that holds the lock may be acting.
     """
     if parts.originals is None:
         return ()
     count, handover = len(parts.originals.entries()), HandoverFile(*parts.state)
-    if requested is ActMode.ON:
-        handed_over = handover.remaining_s() is not None
+    handed_over = handover.remaining_s() is not None
+    if requested is ActMode.ON and (parts.act is ActMode.ON or not handed_over):
         remedy = "This agent continues with them and restores them when it ends."
-        if parts.act is ActMode.ON:
-            handover.remove()
-            if handed_over:
-                log.info("The previous agent handed over %d changed values. This agent continues with them", count)
-                return ()
-        else:
+        if handed_over:
+            log.info("The previous agent handed over %d changed values. This agent continues with them", count)
+            return ()
+        if parts.act is not ActMode.ON:
             remedy = (
                 "This agent runs as with --act dry-run and does not restore them: stop it and run `dioptase reset`."
             )
@@ -195,6 +216,13 @@ def restore_earlier_values(requested: ActMode, parts: JournalledParts) -> tuple[
         )
     text = f"{remaining} values that an earlier agent left changed could not be restored"
     return (*warnings, f"{text}: stop this agent and run `dioptase reset`.")
+
+
+def end_handover(parts: JournalledParts) -> None:
+    """Delete the record of a handover to this agent. Called when everything is open: a start that fails before restores the
+    values after the deadline."""
+    if parts.originals is not None and parts.act is ActMode.ON:
+        HandoverFile(*parts.state).remove()
 
 
 def restore_journals(

@@ -137,6 +137,7 @@ class Loop:
         if checkpoint is not None:
             cpus = checkpoint.load(time.monotonic_ns())
             self._checkpoint_damaged = bool(checkpoint.messages)
+            actuator.before_originals(checkpoint.flush)
             self._startup_warnings += checkpoint.messages
         self._forecasts, series = forecasts, None
         if forecasts is not None:
@@ -163,8 +164,7 @@ class Loop:
         self._stop = asyncio.Event()
         self._alarm = asyncio.Event()
         self._trigger = TICK
-        self._alarm_suppressed = False
-        self._journalled_since_tick = False
+        self._alarm_suppressed = self._journalled_since_tick = False
 
     @property
     def latest(self) -> Cycle | None:

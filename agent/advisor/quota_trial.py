@@ -129,6 +129,8 @@ def run_quota_trial(
     if state.intervals is not finished:
         comparison, is_final = _compare(state, config)
         if comparison is not None and (comparison.improved or is_final):
+            if comparison.improved and not is_calm:
+                result = _end_control_interval(inputs, result, state, config)
             return _conclude(inputs, result, state, config, comparison)
     return _select_quota(inputs, result, state, config, is_calm=is_calm)
 

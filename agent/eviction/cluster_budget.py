@@ -68,13 +68,22 @@ class ClusterEvictionBudget:
 
     async def refusal(self) -> MethodResponse | None:
         """Return why no pod may be evicted now; None if one may, which is counted."""
-        if self._emergency:
-            try:
-                async with asyncio.timeout(RECORD_TIMEOUT_S):
-                    await self._take(forced=True)
-            except (ApiError, ApiUnreachable, TimeoutError) as error:
-                log.warning("An eviction could not be counted in Lease %s: %s", self._lease, error)
-            return None
+        if not self._emergency:
+            denial = await self._denial_of_next()
+            # The emergency may have begun while the API server was asked.
+            if not self._emergency:
+                return denial
+            if denial is None:
+                return None
+        try:
+            async with asyncio.timeout(RECORD_TIMEOUT_S):
+                await self._take(forced=True)
+        except (ApiError, ApiUnreachable, TimeoutError) as error:
+            log.warning("An eviction could not be counted in Lease %s: %s", self._lease, error)
+        return None
+
+    async def _denial_of_next(self) -> MethodResponse | None:
+        """Count an eviction within the budget, or return why there may be none."""
         async with self._lock:
             if self._clock() >= self._denied_until_s:
                 try:

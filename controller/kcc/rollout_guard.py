@@ -88,7 +88,7 @@ def next_step(
 ) -> RolloutStep:
     """Return the next step of a rollout; `assigned` are the nodes of the object in their order, `updated` those that have its
     content."""
-    if guard is None or target.canary is not None or target.kind is SelectorClass.NODES:
+    if guard is None or not _is_guarded(target):
         return RolloutStep(nodes=assigned[: canary_cutoff(target.canary, len(assigned))])
     canaries = assigned[: max(1, canary_cutoff(guard.canary, len(assigned)))]
     before = _stage_of(status)
@@ -109,6 +109,28 @@ def next_step(
         wake_at_s=None if done or target.paused else now_s + CHECK_INTERVAL_S,
         paused_now=paused_now,
     )
+
+
+def _is_guarded(target: ConfigTarget) -> bool:
+    return target.canary is None and target.kind is not SelectorClass.NODES
+
+
+def halted_condition(
+    target: ConfigTarget, status: Mapping[str, Any], guard: RolloutGuard | None, now_s: float
+) -> Mapping[str, Any] | None:
+    """Return the condition RolledOut of an object whose kind is halted; None for none.
+
+    The hash in the status follows the content also while the kind is halted. The rollout of that content has to begin with it:
+    later its hash is no new one, and all nodes would get it at once.
+    """
+    before = _stage_of(status)
+    if guard is None or not _is_guarded(target) or status.get("currentHash") == target.hash:
+        return _condition(status)
+    stage = _begin(target, status, before, now_s)
+    return {
+        **_new_condition(stage, (0, 0), "", guard),
+        "message": "the rollout waits until all objects of its kind are valid",
+    }
 
 
 def _begin(target: ConfigTarget, status: Mapping[str, Any], before: _Stage | None, now_s: float) -> _Stage:

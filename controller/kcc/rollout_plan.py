@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from controller.kcc.rollout_guard import RolloutGuard, RolloutStep, next_step, with_rollout_condition
+from controller.kcc.rollout_guard import RolloutGuard, RolloutStep, halted_condition, next_step, with_rollout_condition
 from controller.kcc.targets import (
     FINALIZER,
     LEGACY_FINALIZERS,
@@ -201,6 +201,8 @@ def _statuses(
         before = object_.status.get("conditions")
         if assignment is not None:
             before = with_rollout_condition(before, assignment.steps[key].condition)
+        elif problem is None:
+            before = with_rollout_condition(before, halted_condition(targets[key], object_.status, inputs.guard, now_s))
         desired["conditions"] = conditions_with(
             before, valid=problem is None, reason=reason, message=message, now_s=now_s
         )

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from agent.handover import DEADLINE_S, HandoverFile, hand_over, restore_earlier_values, restore_expired_handover
+from agent import __main__ as agent_main
+from agent import handover
+from agent.__main__ import AgentOptions
+from agent.handover import (
+    DEADLINE_S,
+    HandoverFile,
+    end_handover,
+    hand_over,
+    restore_earlier_values,
+    restore_expired_handover,
+)
 from agent.journal.log import CycleLog
 from agent.qrm.actuator.boot_journal import BootJournal, JournalBody, json_codec
 from agent.qrm.actuator.state_dir import open_originals
@@ -72,6 +83,8 @@ def test_the_successor_continues_with_the_values(
         assert restore_earlier_values(ActMode.ON, parts_of(limited, ActMode.ON, state)) == (), "this is no failure"
     assert "The previous agent handed over 1 changed values. This agent continues with them" in caplog.text
     assert quota(limited) == LIMITED
+    assert (state / "handover.json").exists(), "a start that still fails restores the values after the deadline"
+    end_handover(parts_of(limited, ActMode.ON, state))
     assert not (state / "handover.json").exists(), "its deadline must not end this agent's values"
     original = limited.originals.find("/batch", limited.tree.id("/batch"), Knob.QUOTA)
     assert original is not None
@@ -92,12 +105,58 @@ def test_a_handover_without_a_recorded_deadline_is_none(limited: Bench, tmp_path
     assert not end(limited, tmp_path / "state")
 
 
-@pytest.mark.parametrize("requested", [ActMode.OFF, ActMode.DRY_RUN])
-def test_a_successor_that_does_not_act_restores(limited: Bench, tmp_path: Path, requested: ActMode) -> None:
+def test_a_defect_of_the_search_for_a_successor_keeps_no_value(limited: Bench, tmp_path: Path) -> None:
+    async def fail() -> str:
+        raise KeyError("hostPath")
+
+    state = tmp_path / "state"
+    assert not asyncio.run(hand_over(fail, parts_of(limited, ActMode.ON, state), None, CycleLog()))
+    assert not (state / "handover.json").exists()
+
+
+def test_a_disk_that_hangs_at_the_handover_blocks_neither_health_nor_the_restoring(
+    limited: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(handover, "replace_file", lambda *_: released.wait(30))
+    monkeypatch.setattr(handover, "RECORD_TIMEOUT_S", 0.2)
+
+    async def end_with_health() -> tuple[bool, int]:
+        answers = 0
+
+        async def answer() -> None:
+            nonlocal answers
+            while True:
+                await asyncio.sleep(0.01)
+                answers += 1
+
+        health = asyncio.create_task(answer())
+
+        async def find_obstacle() -> str:
+            return ""
+
+        parts = parts_of(limited, ActMode.ON, tmp_path / "state")
+        handed_over = await hand_over(find_obstacle, parts, None, CycleLog())
+        health.cancel()
+        return handed_over, answers
+
+    handed_over, answers = asyncio.run(end_with_health())
+    released.set()
+    assert not handed_over
+    assert answers > 1
+
+
+@pytest.mark.parametrize(
+    ("requested", "effective"),
+    [(ActMode.OFF, ActMode.OFF), (ActMode.DRY_RUN, ActMode.DRY_RUN), (ActMode.ON, ActMode.DRY_RUN)],
+)
+def test_a_successor_that_does_not_act_restores(
+    limited: Bench, tmp_path: Path, requested: ActMode, effective: ActMode
+) -> None:
     state = tmp_path / "state"
     assert end(limited, state)
     restart(limited, state)
-    restore_earlier_values(requested, parts_of(limited, requested, state))
+    restore_earlier_values(requested, parts_of(limited, effective, state))
     assert quota(limited) == UNLIMITED
     assert not (state / "handover.json").exists()
 
@@ -125,6 +184,25 @@ def test_a_start_that_fails_restores_after_the_deadline(
     restore_expired_handover(state, proc_of(limited, tmp_path), lambda: UP_S + after_s)
     assert quota(limited) == expected
     assert (state / "handover.json").exists() == (expected == LIMITED)
+
+
+@pytest.mark.parametrize("error", [Unavailable("a port is in use", "choose another"), RuntimeError("a defect")])
+def test_whatever_ends_a_start_the_deadline_is_enforced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    restored: list[Path] = []
+
+    def fail(_options: object) -> int:
+        raise error
+
+    monkeypatch.setattr(agent_main, "_run_agent", fail)
+    monkeypatch.setattr(agent_main, "restore_expired_handover", restored.append)
+    options = AgentOptions(
+        pods=None, act=ActMode.ON, hosts=("127.0.0.1",), port=0, state_dir=tmp_path, record_max_mib=1
+    )
+    with pytest.raises(type(error)):
+        agent_main.main(options)
+    assert restored == [tmp_path]
 
 
 def test_a_start_that_fails_restores_nothing_of_a_running_agent(limited: Bench, tmp_path: Path) -> None:

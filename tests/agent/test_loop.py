@@ -89,6 +89,9 @@ class Scripted:
     def finished(self) -> tuple[Outcome, ...]:
         return ()
 
+    def before_originals(self, write: Any) -> None:
+        pass
+
     def on_journalled(self, wake: Callable[[], object]) -> None:
         self.wake = wake
 

@@ -72,6 +72,7 @@ class SlowDiskAgent:
         self.files, self.originals = KnobWriter(self.tree.hierarchy), open_originals(state, "boot", disk)
         script: Any = self
         self.decisions = DecisionJournal(state / "decisions.jsonl", disk=disk)
+        self.pods = [pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)]
         self.loop = Loop(
             config=CANONICAL,
             sensor=script,
@@ -84,8 +85,7 @@ class SlowDiskAgent:
         )
 
     def snapshot(self, seq: int, _now_ns: int, _wall_ns: int) -> Any:
-        pods = [pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)]
-        return snapshot(seq, pods, ids=self.ids, wait={"web": waits({10: seq * 100}), "batch": waits({10: seq})})
+        return snapshot(seq, self.pods, ids=self.ids, wait={"web": waits({10: seq * 100}), "batch": waits({10: seq})})
 
     def cpus(self) -> dict[str, str]:
         return {name: self.tree.file(f"/{name}", "cpuset.cpus").read_text().strip() for name in self.ids}
@@ -111,3 +111,21 @@ def test_no_cycle_waits_for_a_file_and_the_cpu_state_reaches_the_disk_before_the
     assert slow.cpus() != before
     slow.disk.answer()
     assert len(slow.decisions.entries()) == len(after.outcomes)
+
+
+def test_the_cpus_of_a_new_container_reach_the_disk_before_its_original_in_a_commit_that_was_queued_before(
+    slow: SlowDiskAgent,
+) -> None:
+    """The disk is busy with the CPU state of the cycle before, so that the new one is queued behind the originals."""
+    slow.pods.pop()
+    slow.loop.run_cycle(TICK)
+    slow.disk.waiting.pop("cpu_plugin_state")()
+    slow.pods.append(pod("batch", QoSLevel.RECLAIMED))
+    slow.loop.run_cycle(TICK)
+    names = list(slow.disk.waiting)
+    assert names.index("cpu_plugin_state") > names.index("originals.json")
+    slow.disk.waiting["originals.json"]()
+    assert slow.originals.entries()
+    restarted = CpusetCheckpoint(slow.originals.path.parent, "boot").load(0)
+    assert restarted is not None
+    assert any(entry for uid, entry in restarted.pod_entries.items() if "batch" in uid)

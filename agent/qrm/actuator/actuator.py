@@ -127,6 +127,11 @@ class Actuator:
         if self._originals is not None:
             self._originals.on_commit = wake
 
+    def before_originals(self, write: Callable[[], object]) -> None:
+        """Have `write` called, in the thread of the disk, before originals are written."""
+        if self._originals is not None:
+            self._originals.before_commit = write
+
     def finished(self) -> tuple[Outcome, ...]:
         """Return the outcomes of one-shot operations that finished since the last call."""
         return self._one_shot.finished()

@@ -101,11 +101,15 @@ class BootJournal(Generic[KeyT, EntryT]):
         """Why the reserve cannot be used, or has to be; None if neither."""
         self.on_commit: Callable[[], object] = lambda: None
         """Called in the thread of the commit after entries that a write waits for are on disk."""
+        self.before_commit: Callable[[], object] = lambda: None
+        """Called in the thread of the commit before its entries are written; it never raises."""
         self._boot_id, self._codec = boot_id, codec
         self._disk, self._reserve = disk, reserve
         self._commit_lock = threading.Lock()
         self._on_disk: Mapping[KeyT, EntryT] | None = {}
         """None if the next save has to replace the file even without entries."""
+        self._under_way: Mapping[KeyT, EntryT] | None = None
+        """Entries that are being written: until that has ended, a crash may leave them or those before on disk."""
         self._staged: Mapping[KeyT, EntryT] | None = None
         """Entries of the commit that is queued or under way; None without one."""
         self._staged_since_s: float | None = None
@@ -119,8 +123,19 @@ class BootJournal(Generic[KeyT, EntryT]):
         return tuple(self.by_key.values())
 
     def durable(self, key: KeyT) -> EntryT | None:
-        """Return the entry of this key that is on disk; None if none is."""
-        return None if self._on_disk is None else self._on_disk.get(key)
+        """Return the entry of this key that is on disk, and stays there; None if none is."""
+        return self.durable_entries((key,)).get(key)
+
+    def durable_entries(self, keys: Collection[KeyT]) -> Mapping[KeyT, EntryT]:
+        """Return the entries of these keys that are on disk, and stay there: a commit under way may be about to remove or to
+        replace an entry that has been staged again since."""
+        with self._commit_lock:
+            on_disk, under_way = self._on_disk or {}, self._under_way
+        return {
+            key: on_disk[key]
+            for key in keys
+            if key in on_disk and (under_way is None or under_way.get(key) == on_disk[key])
+        }
 
     def is_durable(self, key: KeyT) -> bool:
         """Return whether the entry of this key is on disk as it is."""
@@ -232,16 +247,17 @@ class BootJournal(Generic[KeyT, EntryT]):
     def _commit(self) -> None:
         """Write the newest staged entries. Runs in the thread of the disk."""
         with self._commit_lock:
-            staged = self._staged
+            staged = self._under_way = self._staged
         if staged is None:
             return
+        self.before_commit()
         problem, replaced = None, False
         try:
             replaced = self._write(self._codec.encode(self._boot_id, staged.values()) if staged else None)
         except Unavailable as error:
             problem = error
         with self._commit_lock:
-            self.problem = problem
+            self.problem, self._under_way = problem, None
             if problem is None:
                 self._on_disk = staged
             newest = self._staged is staged

@@ -58,6 +58,8 @@ class CpusetCheckpoint:
         self._submitted: CpusetState | None = None
         """The newest state that was given to the disk, without what is not worth a write."""
         self._newest: CpusetState | None = None
+        self._waits = False
+        """Whether the newest state is not written yet."""
         self._failure: Unavailable | None = None
 
     def load(self, now_ns: int) -> CpusetState | None:
@@ -82,17 +84,24 @@ class CpusetCheckpoint:
     def save(self, state: CpusetState) -> bool:
         """Have the state written to disk; return whether it changed. Raises Unavailable if the latest write failed.
 
-        The state precedes the originals of the same cycle on its way to the disk, so that a new container is moved only
-        after its CPUs are on disk.
+        Let the journal call `flush` before it writes the originals of the same cycle: their commit may have been queued before
+        this state, and a new container is moved only after its CPUs are on disk.
         """
         worth = _worth_saving(state)
         if worth == self._submitted and self._failure is None:
             return False
         self._submitted, self._newest = worth, state
-        self._disk.submit(FILE_NAME, self._write)
+        self._waits = True
+        self._disk.submit(FILE_NAME, self.flush)
         if self._failure is not None:
             raise self._failure
         return True
+
+    def flush(self) -> None:
+        """Write the newest state unless it is written. For the thread of the disk."""
+        if self._waits:
+            self._waits = False
+            self._write()
 
     def _write(self) -> None:
         state = self._newest

@@ -177,7 +177,7 @@ class OriginalsJournal(BootJournal[KnobKey, OriginalValue]):
     def may_write(self, keys_by_plan: Mapping[int, Collection[KnobKey]]) -> frozenset[int]:
         """Return the plans whose knobs all have their originals on disk, so that the agent may write them now. A commit that
         ends meanwhile counts for all plans or for none, because the kernel accepts nested cpusets in one order only."""
-        on_disk = self._on_disk or {}
+        on_disk = self.durable_entries({key for keys in keys_by_plan.values() for key in keys})
         ready = frozenset(
             plan
             for plan, keys in keys_by_plan.items()

@@ -111,6 +111,21 @@ def test_a_control_interval_ends_with_the_former_quota_if_latency_comes_near_its
     assert cycles[-1].advice.reclaimable_cores == released.cores
 
 
+def test_the_last_control_interval_ends_with_the_former_quota_too() -> None:
+    """The comparison after it finds that the quota helps: then latency must not wait for the steps of the policy."""
+
+    def above_target(second: int, cores: float) -> Waits:
+        if second < 3:
+            return BURST
+        return {100: 360, 12_000: 40} if cores > CPUS / 2 else QUIET
+
+    node = QuotaTrialNode(above_target, CONFIG)
+    cycles = node.run_until(HELPED, 300)
+    released = next(cycle for cycle in reversed(cycles) if cycle.rule == TRIAL and cycle.advice.action == "grow")
+    assert cycles[-1].at_s - released.at_s == 1
+    assert cycles[-1].advice.reclaimable_cores <= released.cores
+
+
 def test_a_control_interval_ends_if_no_wait_ends() -> None:
     """The online tasks may wait for reclaimed pods all the time: a wait is measured when it ends."""
     node = QuotaTrialNode(lambda second, cores: BURST if second < 3 else QUIET if cores < CPUS / 2 else {}, CONFIG)

@@ -189,6 +189,23 @@ async def test_memory_runs_out_while_the_api_server_refuses_the_lease() -> None:
         assert await budget.refusal() is not None
 
 
+async def test_memory_runs_out_while_the_api_server_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The eviction of the cycle that finds the emergency is requested before the cycle is published."""
+    server = server_with(0)
+    async with server.client() as client:
+        budget = ClusterEvictionBudget(client, KEY, "n1")
+        take = budget._take
+
+        async def take_slowly(*, forced: bool) -> str:
+            reason = await take(forced=forced)
+            budget.publish(cycle_with(100 * MIB))
+            return reason
+
+        monkeypatch.setattr(budget, "_take", take_slowly)
+        assert await budget.refusal() is None
+    assert evictions(server) == {"n1": 1}, "counted all the same"
+
+
 def test_the_limit_grows_with_the_nodes() -> None:
     assert [budget_limit(10, 0.05, nodes) for nodes in (0, 1, 200, 201, 500)] == [10, 10, 10, 11, 25]
 

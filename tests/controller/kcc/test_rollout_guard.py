@@ -31,6 +31,7 @@ class Rollout:
         self.unready_since_s: dict[str, float] = {}
         self.now_s = NOW
         self.paused: list[str] = []
+        self.unreadable: Mapping[str, str] = {}
         self.run()
 
     def change(self, config: object, **spec: Any) -> None:
@@ -57,7 +58,14 @@ class Rollout:
         guard = RolloutGuard(
             canary="10%", soak_s=SOAK_S, evictions=tuple(self.evictions), unready_since_s=self.unready_since_s
         )
-        inputs = RolloutInputs(gvr=GVR, allowed=ALLOWED, objects={KEY: self.object}, nodes=self.nodes, guard=guard)
+        inputs = RolloutInputs(
+            gvr=GVR,
+            allowed=ALLOWED,
+            objects={KEY: self.object},
+            unreadable=self.unreadable,
+            nodes=self.nodes,
+            guard=guard,
+        )
         return plan_rollout(inputs, self.now_s)
 
     def having(self, config: object) -> list[str]:
@@ -208,6 +216,32 @@ def test_changed_content_goes_to_all_nodes_at_once_after_a_pause(config: object)
     rollout.change({"x": 9})
     rollout.run()
     assert rollout.stage == "CanarySoaking", "the next content is guarded again"
+
+
+def test_content_that_was_changed_while_its_kind_was_halted_is_guarded_afterwards() -> None:
+    rollout = Rollout(30)
+    rollout.unreadable = {"kat/bad": "no object"}
+    rollout.change(NEW)
+    rollout.run(1)
+    assert rollout.having(NEW) == []
+    assert rollout.object.status["currentHash"] == entry("g", NEW)["hash"]
+    assert rollout.condition["message"] == "the rollout waits until all objects of its kind are valid"
+    rollout.run(600)
+    rollout.unreadable = {}
+    rollout.run(1)
+    assert (rollout.stage, rollout.having(NEW)) == ("CanarySoaking", ["n00", "n01", "n02"])
+    rollout.run(SOAK_S + 1)
+    assert (rollout.stage, len(rollout.having(NEW))) == ("Complete", 30)
+
+
+def test_a_correction_that_was_made_while_the_kind_was_halted_ends_a_pause() -> None:
+    rollout = paused_rollout()
+    rollout.unreadable = {"kat/bad": "no object"}
+    rollout.change(NEWER)
+    rollout.run(1)
+    rollout.unreadable = {}
+    rollout.run(1)
+    assert (rollout.stage, len(rollout.having(NEWER))) == ("Complete", 30)
 
 
 def test_a_canary_of_its_own_continues_a_paused_rollout() -> None:

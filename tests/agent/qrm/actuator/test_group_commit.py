@@ -105,6 +105,28 @@ def test_originals_staged_while_a_commit_runs_wait_for_the_next_one(node: SlowNo
     assert node.statuses((OTHER, Knob.QUOTA, "10000")) == [APPLIED]
 
 
+def test_a_knob_waits_while_a_commit_is_removing_its_original(node: SlowNode) -> None:
+    """A decision ends and is made again during a slow write: a crash after that write would lose the original."""
+    node.actuator.release([], ())
+    assert node.quota(OLD) == "max 100000"
+    (commit,) = node.disk.waiting.values()
+    node.disk.waiting.clear()
+    replaced, statuses = node.originals._write, list[OutcomeStatus]()
+
+    def deciding_again(data: bytes | None) -> bool:
+        node.originals._write = replaced  # type: ignore[method-assign]
+        statuses.extend(node.statuses((OLD, Knob.QUOTA, "10000")))
+        return replaced(data)
+
+    node.originals._write = deciding_again  # type: ignore[method-assign]
+    commit()
+    assert (statuses, node.journalled()) == ([UNCHANGED], set())
+    assert node.quota(OLD) == "max 100000", "no original is on disk"
+    node.disk.answer()
+    assert node.statuses((OLD, Knob.QUOTA, "10000")) == [APPLIED]
+    assert node.journalled() == {(OLD, Knob.QUOTA)}
+
+
 def test_the_owner_may_change_a_knob_while_its_original_waits(node: SlowNode) -> None:
     node.apply((NEW, Knob.QUOTA, "10000"))
     node.tree.file(NEW, "cpu.max").write_text("50000 100000\n")
