@@ -247,7 +247,9 @@ class AgentWebServer:
             authorization = authorization or request.headers.get(PROXIED_AUTHORIZATION_HEADER, "")
             if not authorization and request.path in HEALTH_PATHS:
                 return False
-            if refusal := await self._tokens.refusal(authorization, request.path, connection_of(request)):
+            # What is not served counts as the page: each path is a review, and a client may make up any number of them.
+            path = "/" if request.match_info.http_exception is not None else request.path
+            if refusal := await self._tokens.refusal(authorization, path, connection_of(request)):
                 raise HttpRefused(*refusal)
             return True
         try:
