@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.handover import DEADLINE_S, HandoverFile, hand_over, restore_earlier_values, restore_expired_handover
+from agent.handover import (
+    DEADLINE_S,
+    HandoverFile,
+    end_before_first_cycle,
+    hand_over,
+    restore_earlier_values,
+    restore_expired_handover,
+)
 from agent.journal.log import CycleLog
 from agent.qrm.actuator.boot_journal import BootJournal, JournalBody, json_codec
 from agent.qrm.actuator.state_dir import open_originals
@@ -125,6 +132,27 @@ def test_a_start_that_fails_restores_after_the_deadline(
     restore_expired_handover(state, proc_of(limited, tmp_path), lambda: UP_S + after_s)
     assert quota(limited) == expected
     assert (state / "handover.json").exists() == (expected == LIMITED)
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_an_agent_that_is_stopped_while_it_starts_leaves_nothing_behind(
+    limited: Bench, tmp_path: Path, is_followed: bool
+) -> None:
+    """It had taken the handover and ended without a cycle, so that the values stayed and no later start restored them."""
+    state = tmp_path / "state"
+    assert end(limited, state)
+    restart(limited, state)
+    restore_earlier_values(ActMode.ON, parts_of(limited, ActMode.ON, state))
+    assert not (state / "handover.json").exists()
+    limited.originals.close()
+    proc = proc_of(limited, tmp_path)
+    end_before_first_cycle(state, is_followed=is_followed, proc=proc, clock=lambda: UP_S)
+    assert quota(limited) == (LIMITED if is_followed else UNLIMITED)
+    assert (state / "handover.json").exists() is is_followed
+    if is_followed:
+        end_before_first_cycle(state, is_followed=True, proc=proc, clock=lambda: UP_S + 200)
+        restore_expired_handover(state, proc, lambda: UP_S + DEADLINE_S + 1)
+        assert quota(limited) == UNLIMITED, "a second stop does not extend the deadline"
 
 
 def test_a_start_that_fails_restores_nothing_of_a_running_agent(limited: Bench, tmp_path: Path) -> None:
