@@ -29,6 +29,7 @@ from agent.config.loader import ConfigError, NodeCheck, SettingDocuments
 from agent.config.profiles import OBSERVE
 from agent.handover import (
     OwnDaemonSet,
+    end_before_first_cycle,
     end_handover,
     find_obstacle,
     hand_over,
@@ -155,12 +156,18 @@ def main(options: AgentOptions) -> int:
     except Exception:
         restore_expired_handover(options.state_dir)
         raise
+    except SystemExit:
+        # SIGTERM before the loop handles it.
+        if options.act is ActMode.ON:
+            end_before_first_cycle(options.state_dir, is_followed=options.daemon_set is not None)
+        raise
 
 
 def _run_agent(options: AgentOptions) -> int:
     limit_malloc_arenas()
     # Until the event loop handles signals, SIGTERM during the compilation of a probe must run the clean-up too.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # blocked by cli.main
     documents, config = components.load_node_settings(
         options.config, registry.PROBE_NAMES, PROC if options.kubelet else None, options.profile
     )

@@ -261,12 +261,46 @@ def restore_expired_handover(state_dir: Path, proc: Path = PROC, clock: Callable
                     "`dioptase reset`", remaining_s,
                 )  # fmt: skip
                 return
-            hierarchy = detect_hierarchy(proc)
-            with closing(KnobWriter(hierarchy)) as files:
-                unrestored, warnings = restore_journals(originals, files, hierarchy, (state_dir, boot_id))
-            for warning in warnings:
-                log.warning("%s", warning)
-            if not unrestored:
-                file.remove()
+            _restore_and_remove(file, originals, proc, (state_dir, boot_id))
     except (Unavailable, OSError) as error:
         log.warning("Values of the previous agent could not be restored: %s", error)
+
+
+def end_before_first_cycle(
+    state_dir: Path, *, is_followed: bool, proc: Path = PROC, clock: Callable[[], float] = boot_time_s
+) -> None:
+    """End an agent that was stopped while it started: restore the values that an earlier agent left changed, or hand them over
+    again if an agent of the same DaemonSet may follow (`is_followed`). Never raises.
+
+    The handover that this agent may have taken already is over, so that nothing else would restore them.
+    """
+    try:
+        if not state_dir.is_dir():
+            return
+        boot_id = read_boot_id(proc)
+        with closing(open_originals(state_dir, boot_id)) as originals:
+            file, state = HandoverFile(state_dir, boot_id, clock), (state_dir, boot_id)
+            if not is_followed:
+                _restore_and_remove(file, originals, proc, state)
+            elif file.remaining_s() is None and _has_journals(originals, state):
+                file.write()
+    except (Unavailable, OSError) as error:
+        log.warning("Values of the previous agent could not be restored: %s", error)
+
+
+def _has_journals(originals: OriginalsJournal, state: components.StateLocation) -> bool:
+    names = (SLICE_ORIGINALS, components.NODE_ORIGINALS, components.OOM_ORIGINALS)
+    return bool(originals.entries()) or any((state[0] / name).exists() for name in names)
+
+
+def _restore_and_remove(
+    file: HandoverFile, originals: OriginalsJournal, proc: Path, state: components.StateLocation
+) -> None:
+    """Restore what the journals hold, and remove the handover if nothing is left. Raises Unavailable."""
+    hierarchy = detect_hierarchy(proc)
+    with closing(KnobWriter(hierarchy)) as files:
+        unrestored, warnings = restore_journals(originals, files, hierarchy, state)
+    for warning in warnings:
+        log.warning("%s", warning)
+    if not unrestored:
+        file.remove()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from importlib import import_module
 from typing import Any
@@ -71,6 +72,8 @@ class OutputGuardGroup(SuggestingGroup):
             _drop_output()
             click.echo(f"dioptase: {message}", err=True)
             sys.exit(1)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -88,6 +91,10 @@ class LazyGroup(OutputGuardGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        if cmd_name == "agent":
+            # Its import takes a second, on a loaded node several. SIGTERM waits until agent.__main__ handles it, because an
+            # agent that ends must not leave the values of its predecessor changed.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         command = getattr(import_module(MODULES.get(cmd_name, f"cli.{cmd_name}")), cmd_name)
         assert isinstance(command, click.Command)
         return command

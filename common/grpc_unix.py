@@ -106,8 +106,8 @@ class GrpcClient:
 
     async def call(self, method: str, request: Message) -> Any:
         """Return the response. Raises Unavailable if there is none in time, or its subclass for a rejected call."""
-        self._check_trust()
         descriptor = self._method(method)
+        self._check_trust(descriptor)
         unary = self._channel.unary_unary(_method_path(descriptor), _serializer(descriptor))
         try:
             answer = await unary(request, timeout=self._timeout_s, metadata=self._metadata)
@@ -122,8 +122,8 @@ class GrpcClient:
 
         The caller has to bound the time between two responses: a healthy peer may send nothing for long.
         """
-        self._check_trust()
         descriptor = self._method(method)
+        self._check_trust(descriptor)
         stream = self._channel.unary_stream(_method_path(descriptor), _serializer(descriptor))
         responses = stream(request, metadata=self._metadata)
         try:
@@ -139,7 +139,7 @@ class GrpcClient:
         """Close the connection. Idempotent."""
         await self._channel.close()
 
-    def _check_trust(self) -> None:
+    def _check_trust(self, method: MethodDescriptor) -> None:
         """Raise Unavailable if another user could serve the socket. Files are checked at each call, the listening process
         once for each file: no other process can listen on the same one."""
         try:
@@ -153,8 +153,11 @@ class GrpcClient:
                 f"{self.path} is not trusted yet: its process accepts no connections, so that its user is unknown",
                 "check why it hangs; the call is repeated",
             ) from None
-        except OSError:
-            return  # no socket, or no process that listens: the call fails with the reason
+        except OSError as error:
+            # Without a check there is no call: another user could make the socket, or its directory, between the two.
+            _count_call("made", method.full_name, grpc.StatusCode.UNAVAILABLE)
+            call, reason = f"{self.path}: {self._service.name}.{method.name}", error.strerror or "it cannot be reached"
+            raise Unavailable(f"{call}: no server answers ({reason})", _REMEDIES[grpc.StatusCode.UNAVAILABLE]) from None
 
     def _method(self, name: str) -> MethodDescriptor:
         return self._service.methods_by_name[name]

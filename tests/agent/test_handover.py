@@ -16,6 +16,7 @@ from agent.__main__ import AgentOptions
 from agent.handover import (
     DEADLINE_S,
     HandoverFile,
+    end_before_first_cycle,
     end_handover,
     hand_over,
     restore_earlier_values,
@@ -203,6 +204,27 @@ def test_whatever_ends_a_start_the_deadline_is_enforced(
     with pytest.raises(type(error)):
         agent_main.main(options)
     assert restored == [tmp_path]
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_an_agent_that_is_stopped_while_it_starts_leaves_nothing_behind(
+    limited: Bench, tmp_path: Path, is_followed: bool
+) -> None:
+    """It had taken the handover and ended without a cycle, so that the values stayed and no later start restored them."""
+    state = tmp_path / "state"
+    assert end(limited, state)
+    restart(limited, state)
+    end_handover(parts_of(limited, ActMode.ON, state))
+    assert not (state / "handover.json").exists()
+    limited.originals.close()
+    proc = proc_of(limited, tmp_path)
+    end_before_first_cycle(state, is_followed=is_followed, proc=proc, clock=lambda: UP_S)
+    assert quota(limited) == (LIMITED if is_followed else UNLIMITED)
+    assert (state / "handover.json").exists() is is_followed
+    if is_followed:
+        end_before_first_cycle(state, is_followed=True, proc=proc, clock=lambda: UP_S + 200)
+        restore_expired_handover(state, proc, lambda: UP_S + DEADLINE_S + 1)
+        assert quota(limited) == UNLIMITED, "a second stop does not extend the deadline"
 
 
 def test_a_start_that_fails_restores_nothing_of_a_running_agent(limited: Bench, tmp_path: Path) -> None:

@@ -223,6 +223,10 @@ def _region_limits(
         return max(1.0, max_region_cores(member, sidecars=True)), config.min_dedicated_cores
     room = sum(node.available[numa] - node.reserved_for_reclaim[numa] for numa in region.numa_nodes)
     smallest = config.min_dedicated_cores if region.kind is RegionKind.DEDICATED else advisor.min_share_cores
+    if region.kind is RegionKind.SHARE and region.pool.partition("-NUMA")[0] != SHARE_POOL:
+        # A pool that pods named has at most their requests (agent/qrm/cpuset/fair_shares.py), so a larger size would hold
+        # CPUs that neither other pools nor reclaimed pods get.
+        room = min(room, ceil(round(requested_cores(member), 6)))
     return max(float(room), 1.0), smallest
 
 

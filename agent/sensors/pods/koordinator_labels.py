@@ -87,7 +87,7 @@ class KoordinatorTranslation(msgspec.Struct, frozen=True, kw_only=True):
     """Enhancements by Katalyst's names."""
     bound_numa: tuple[int, ...] = ()
     extended: Mapping[str, ResourceRequirements] = {}
-    """Requests by container, from an annotation that repeats resources a kubelet does not know."""
+    """Requests and limits by container, from an annotation that repeats resources a kubelet does not know."""
     problems: tuple[str, ...] = ()
 
 
@@ -148,18 +148,21 @@ def translate_koordinator_resources(
     """Return a container's requests and limits with Koordinator's resources converted, and problems.
 
     Those of reclaimed pods become reclaimed resources with the limits they imply, which Koordinator's runtime hook
-    sets; mid resources of other pods become ordinary ones.
+    sets; mid resources of other pods become ordinary ones. `extended` is what the pod's owner wrote into an annotation: its
+    limits restrict a reclaimed container, and its requests count for nothing, because no scheduler accounted for them.
     """
     also = extended or ResourceRequirements()
-    requests, limits = {**also.requests, **requirements.requests}, {**also.limits, **requirements.limits}
+    requests, own_limits = dict(requirements.requests), requirements.limits
+    limits = {**(also.limits if level is QoSLevel.RECLAIMED else {}), **own_limits}
     problems = []
     for name, kind in KOORDINATOR_RESOURCES.items():
-        request, limit = requests.pop(name, None), limits.pop(name, None)
-        request = limit if request is None else request
-        if request is None:
-            continue
+        request, limit = requests.pop(name, own_limits.get(name)), limits.pop(name, None)
         scale = MILLI if kind == CPU else 1
-        if level is QoSLevel.RECLAIMED:
+        if request is None:
+            if name in also.requests or name in also.limits:
+                problems.append(f"annotation {EXTENDED_SPEC}: {name}: the container does not request it, so no scheduler has "
+                                "accounted for it; it is ignored, request it")  # fmt: skip
+        elif level is QoSLevel.RECLAIMED:
             requests.setdefault(RECLAIMED_CPU if kind == CPU else RECLAIMED_MEMORY, request)
         elif name in MID_RESOURCES:
             requests.setdefault(kind, request / scale)

@@ -4,7 +4,8 @@ nothing for a while. Pods are decoded only when the digest of their text changes
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from decimal import Decimal
 from functools import cache
 from hashlib import blake2b
 from itertools import takewhile
@@ -76,6 +77,9 @@ MAX_CONTAINERS = 256
 """Containers of one kind in a pod: an object of 1.5 MiB can have twenty thousand."""
 MAX_LABELS = 1024
 """Labels of a pod, and separately its annotations."""
+RESIZE_PENDING = "PodResizePending"
+"""Condition of a pod whose resize the kubelet defers or refuses (KEP-1287)."""
+_UNGRANTED_RESIZES = ("Proposed", "Deferred", "Infeasible")
 MIRROR_ANNOTATION, SOURCE_ANNOTATION = "kubernetes.io/config.mirror", "kubernetes.io/config.source"
 SOURCE_API = "api"
 DIGEST_BYTES = 16
@@ -104,6 +108,7 @@ class KubeletPodMetadata(msgspec.Struct, frozen=True):
     deleted_at: str | None = msgspec.field(name="deletionTimestamp", default=None)
     deletion_grace_s: int | None = msgspec.field(name="deletionGracePeriodSeconds", default=None)
     owners: list[KubeletOwner] | None = msgspec.field(name="ownerReferences", default=None)
+    generation: int = 0
 
 
 class KubeletPodSpec(msgspec.Struct, frozen=True, rename="camel"):
@@ -130,6 +135,25 @@ class KubeletContainerStatus(msgspec.Struct, frozen=True):
     name: str
     id: str = msgspec.field(name="containerID", default="")
     state: ContainerState | None = None
+    resources: KubernetesResources | None = None
+    """What the kubelet has granted, from Kubernetes 1.33 on."""
+    allocated: dict[str, str | int | float] | None = msgspec.field(name="allocatedResources", default=None)
+    """Granted requests, with the gates of older releases."""
+
+    def granted(self, resource: str) -> Decimal | None:
+        """Return the granted request of the resource, 0 without one; None if the status lacks them."""
+        if not self.allocated and self.resources is None:
+            return None
+        requests = self.allocated or (self.resources.requests if self.resources is not None else None) or {}
+        try:
+            return convert_quantity(requests.get(resource, 0))
+        except ValueError:
+            return Decimal(0)
+
+
+class KubeletPodCondition(msgspec.Struct, frozen=True):
+    type: str = ""
+    status: str = ""
 
 
 class KubeletPodStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -139,6 +163,15 @@ class KubeletPodStatus(msgspec.Struct, frozen=True, rename="camel"):
     container_statuses: list[KubeletContainerStatus] | None = None
     init_container_statuses: list[KubeletContainerStatus] | None = None
     ephemeral_container_statuses: list[KubeletContainerStatus] | None = None
+    conditions: list[KubeletPodCondition] | None = None
+    resize: str | None = None
+    """State of a resize in place, before Kubernetes 1.33."""
+    observed_generation: int | None = None
+
+    def containers(self) -> Iterator[KubeletContainerStatus]:
+        """Yield the statuses of all containers."""
+        for statuses in (self.container_statuses, self.init_container_statuses, self.ephemeral_container_statuses):
+            yield from statuses or ()
 
 
 class KubeletPod(msgspec.Struct, frozen=True):
@@ -175,18 +208,29 @@ class KubeletPod(msgspec.Struct, frozen=True):
         return f"{self.metadata.namespace}/{kind}/{name}"
 
     @property
+    def is_resize_refused(self) -> bool:
+        """Whether the kubelet has not granted what the spec requests."""
+        conditions = self.status.conditions or ()
+        return self.status.resize in _UNGRANTED_RESIZES or any(
+            condition.type == RESIZE_PENDING and condition.status == "True" for condition in conditions
+        )
+
+    @property
+    def is_unobserved(self) -> bool:
+        """Whether the kubelet has not reported yet that it knows this spec."""
+        observed = self.status.observed_generation
+        return observed is not None and self.metadata.generation > observed
+
+    @property
     def ended(self) -> bool:
         """Whether all its containers have ended for good."""
         return self.status.phase in TERMINAL_PHASES
 
     def running(self) -> dict[str, str]:
         """Return ids of running containers by name from the status, which may lag behind the runtime."""
-        status = self.status
-        listed = (status.container_statuses, status.init_container_statuses, status.ephemeral_container_statuses)
         return {
             container.name: container.id
-            for statuses in listed
-            for container in statuses or ()
+            for container in self.status.containers()
             if container.id and container.state is not None and container.state.running is not None
         }
 
@@ -333,6 +377,7 @@ def _counts(pod: KubeletPod) -> tuple[tuple[str, int, int], ...]:
         ("status.containerStatuses", len(status.container_statuses or ()), MAX_CONTAINERS),
         ("status.initContainerStatuses", len(status.init_container_statuses or ()), MAX_CONTAINERS),
         ("status.ephemeralContainerStatuses", len(status.ephemeral_container_statuses or ()), MAX_CONTAINERS),
+        ("status.conditions", len(status.conditions or ()), MAX_LABELS),
     )
 
 
@@ -469,7 +514,31 @@ def _pod_containers(kube: KubeletPod, cgroups: Mapping[str, str]) -> tuple[list[
         is_transient = each.restart_policy != SIDECAR_POLICY
         if not is_transient or each.name in cgroups:
             containers.append(_pod_container(each, cgroups, problems)._replace(init=True, is_transient=is_transient))
+    if kube.is_resize_refused or kube.is_unobserved:
+        statuses = {status.name: status for status in kube.status.containers()}
+        containers = [
+            each._replace(ask=_granted_requests(each, statuses.get(each.name), kube, problems)) for each in containers
+        ]
     return containers, problems
+
+
+def _granted_requests(
+    container: PodContainer, status: KubeletContainerStatus | None, kube: KubeletPod, problems: list[str]
+) -> ResourceRequirements:
+    """Return the requests of a container, none above what the kubelet has granted.
+
+    Who may resize a pod in place can write any request into its spec, where it stays while the kubelet refuses it.
+    """
+    requests = dict(container.ask.requests)
+    for resource in (CPU, MEMORY):
+        granted = None if status is None else status.granted(resource)
+        if granted is None and kube.is_resize_refused:
+            granted = Decimal(0)
+        if granted is not None and requests.get(resource, 0) > granted:
+            problems.append(f"container {container.name}: resources.requests.{resource}: the kubelet has not granted "
+                            f"{requests[resource]:f}; until then {granted:f} counts")  # fmt: skip
+            requests[resource] = granted
+    return ResourceRequirements(requests, container.ask.limits)
 
 
 def _pod_container(spec: KubernetesContainer, cgroups: Mapping[str, str], problems: list[str]) -> PodContainer:

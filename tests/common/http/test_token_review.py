@@ -299,6 +299,21 @@ async def test_the_server_asks_for_tokens_but_for_health(
         assert answer.headers.get("WWW-Authenticate") == ('Bearer realm="dioptase"' if code == 401 else None)
 
 
+async def test_paths_that_are_not_served_are_one_review() -> None:
+    """One account without any right caused two thousand reviews per second in the agent's name, by paths of its own."""
+    api_server = ApiServer()
+    server = AgentWebServer(journal=DecisionJournal(None), version="1", tokens=TokenReviewer(api_server))
+    port = await server.start("127.0.0.1", 0)
+    async with aiohttp.ClientSession(headers={"Authorization": "Bearer poor"}) as session:
+        for path in ("/1", "/2", "/api/v1/3", "/static/4/5", "/metrics/6", "/"):
+            async with session.get(f"http://127.0.0.1:{port}{path}") as answer:
+                assert answer.status == 403
+        async with session.post(f"http://127.0.0.1:{port}/metrics") as answer:
+            assert answer.status == 403
+    assert api_server.reviews == [("poor", "/dioptase/")]
+    await server.stop()
+
+
 async def test_a_new_token_and_health_are_answered_despite_a_guesser_at_the_same_address(url: str) -> None:
     statuses: list[int] = []
 

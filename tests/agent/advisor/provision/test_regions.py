@@ -111,7 +111,7 @@ BOUNDS = [
     ([shared("a", 4)], "share", (44.0, 4.0, 4.0, 4.0)),
     # The node's reserves go with the NUMA nodes, and are divided among the regions on them.
     ([shared("a", 4), shared("b", 4, numa=(1,))], "share", (22.0, 4.0, 2.0, 2.0)),
-    ([shared("b", 4, numa=(1,)), shared("c", 4, numa=(1,), pool="x")], "x-NUMA1", (22.0, 4.0, 1.0, 1.0)),
+    ([shared("b", 4, numa=(1,)), shared("c", 4, numa=(1,), pool="x")], "x-NUMA1", (4.0, 4.0, 1.0, 1.0)),
     # Dedicated: limits; with a NUMA node of its own that node.
     ([dedicated("d", 6, 8, numa=(1,))], "dedicated-default/d-NUMA1", (8.0, 4.0, 2.0, 2.0)),
     ([dedicated("d", 2, 2, numa=(1,))], "dedicated-default/d-NUMA1", (2.0, 2.0, 2.0, 2.0)),

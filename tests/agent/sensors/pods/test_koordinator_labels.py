@@ -83,7 +83,8 @@ def test_classes_are_levels(name: str, level: QoSLevel, priority: int, binding: 
         ({"priority": 5500}, QoSLevel.SHARED, 5500),
         ({"priority": 5999, "annotations": {BURST: "{}"}}, QoSLevel.RECLAIMED, 5999),
         ({"priority": 6000, "annotations": {BURST: "{}"}}, QoSLevel.SHARED, 6000),
-        ({"annotations": {EXTENDED: json.dumps({"containers": {"a": {"requests": {BATCH_CPU: "1k"}}}})}},
+        ({"requests": {BATCH_CPU: "1k"},
+          "annotations": {EXTENDED: json.dumps({"containers": {"a": {"requests": {BATCH_CPU: "1k"}}}})}},
          QoSLevel.RECLAIMED, 5500),
     ],
 )  # fmt: skip
@@ -144,11 +145,26 @@ def test_resources(name: str, requests: dict[str, Any], limits: dict[str, Any], 
     assert pod.problems == ()
 
 
-def test_the_annotation_that_repeats_resources_fills_those_that_the_container_lacks() -> None:
+def test_the_annotation_that_repeats_resources_limits_a_container_and_requests_nothing() -> None:
     spec = {"containers": {"a": {"requests": {BATCH_CPU: "1k", BATCH_MEMORY: 4096}, "limits": {BATCH_CPU: 1000}}}}
-    container = parsed("BE", annotations={EXTENDED: json.dumps(spec)}, requests={BATCH_MEMORY: 8192}).containers[0]
-    assert (container.reclaimed_cpu_cores, container.cpu_limit_cores) == (1.0, 1.0)
+    pod = parsed("BE", annotations={EXTENDED: json.dumps(spec)}, requests={BATCH_MEMORY: 8192})
+    (container,) = pod.containers
+    assert (container.reclaimed_cpu_cores, container.cpu_limit_cores) == (None, 1.0)
     assert container.reclaimed_memory_bytes == 8192
+    (problem,) = pod.problems
+    assert problem.startswith(
+        f"container a: annotation {EXTENDED}: {BATCH_CPU}: the container does not request it, so no"
+    )
+
+
+@pytest.mark.parametrize("kind", ["requests", "limits"])
+@pytest.mark.parametrize("level", [QoSLevel.SHARED, QoSLevel.DEDICATED])
+def test_an_annotation_requests_no_cpus(level: QoSLevel, kind: str) -> None:
+    """A dedicated pod without any request had 16 of 64 CPUs to itself, and a shared one ended all lending."""
+    spec = {"containers": {"a": {kind: {MID_CPU: "16000", MID_MEMORY: "64Gi"}}}}
+    pod = parsed(annotations={EXTENDED: json.dumps(spec), QOS_LEVEL_KEY: level.value})
+    assert {getattr(pod.containers[0], field) for field in NUMBERS} == {None}
+    assert [problem for problem in pod.problems if MID_CPU in problem]
 
 
 @pytest.mark.parametrize(

@@ -365,3 +365,46 @@ def test_a_pod_that_was_listed_once_stays_while_it_runs(steps: list[tuple[set[st
         assert set(result.unlisted_pods.values()) == (
             {f"shop/{name}" for name in running - previous} if answers else set()
         )
+
+
+PENDING = {"type": "PodResizePending", "status": "True", "reason": "Infeasible"}
+SMALL = {"requests": {"cpu": "10m", "memory": "1Mi"}}
+
+
+@pytest.mark.parametrize(
+    ("status", "container_status", "cores"),
+    [
+        ({"conditions": [PENDING]}, {"resources": SMALL}, 0.01),
+        ({"conditions": [PENDING]}, {"allocatedResources": {"cpu": "10m"}, "resources": {}}, 0.01),
+        ({"conditions": [PENDING]}, {"resources": {"requests": {"cpu": "?"}}}, 0.0),
+        ({"conditions": [PENDING]}, {}, 0.0),
+        ({"resize": "Infeasible"}, {"allocatedResources": {"cpu": "10m"}}, 0.01),
+        ({"observedGeneration": 1}, {"resources": SMALL}, 0.01),
+        # Without the kubelet's resizes there is nothing to compare with.
+        ({"observedGeneration": 1}, {}, 1000.0),
+        ({"observedGeneration": 2}, {"resources": SMALL}, 1000.0),
+        ({"conditions": [PENDING | {"status": "False"}]}, {"resources": SMALL}, 1000.0),
+        ({"resize": "InProgress"}, {"allocatedResources": {"cpu": "10m"}}, 1000.0),
+    ],
+)
+def test_a_resize_that_the_kubelet_has_not_granted_requests_nothing(
+    cgroups: Cgroups, status: dict[str, Any], container_status: dict[str, Any], cores: float
+) -> None:
+    """A pod of 10m that asked for 1000 CPUs in place ended all lending and took the CPUs of dedicated pods."""
+    cgroups.make("uid-web", "web-main")
+    web = pod("web", containers=[container("main", resources={"requests": {"cpu": "1000"}})])
+    web["metadata"]["generation"] = 2
+    web["status"] |= status
+    web["status"]["containerStatuses"][0] |= container_status
+    (parsed,) = joined(cgroups, [web]).pods()
+    assert parsed.containers[0].cpu_request_cores == cores
+    assert any("has not granted 1000" in problem for problem in parsed.problems) is (cores < 1000)
+
+
+def test_a_resize_that_asks_for_less_counts_at_once(cgroups: Cgroups) -> None:
+    cgroups.make("uid-web", "web-main")
+    web = pod("web", containers=[container("main", resources={"requests": {"cpu": "1"}})])
+    web["status"]["conditions"] = [PENDING]
+    web["status"]["containerStatuses"][0]["resources"] = {"requests": {"cpu": "4"}}
+    (parsed,) = joined(cgroups, [web]).pods()
+    assert (parsed.containers[0].cpu_request_cores, parsed.problems) == (1.0, ())
