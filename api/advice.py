@@ -254,7 +254,7 @@ class QuotaVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a trial of the CPU quota of reclaimed pods: run-queue latency of online pods with and without it."""
 
     key: str
-    """Digest of the online workloads that it holds for."""
+    """Digest of the online workloads that the verdict holds for."""
     workloads: str
     """The first of these workloads, for people."""
     helped: bool
@@ -268,9 +268,10 @@ class QuotaVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Length of the intervals without quota."""
     with_quota_s: float
     statistic: float
-    """Difference of the shares of long waits, in standard errors; positive if there were fewer with the quota."""
+    """Mean excess of latency above the target without the quota minus that with it, in standard errors; positive if latency was
+    lower with the quota (agent/advisor/latency_comparison.py)."""
     required_statistic: float
-    """Value from which the difference is more than noise."""
+    """Value of `statistic` above which the difference is more than noise."""
     worst_ns: float
     """Longest quantile of one container in one cycle of the trial. The verdict does not hold for latency far above it."""
     wall_time_ns: int
