@@ -287,9 +287,9 @@ class QuotaVerdict(msgspec.Struct, frozen=True, kw_only=True):
         numbers = (
             f"run-queue latency p{self.quantile * 100:g} {without_ms:.3g} ms -> {with_ms:.3g} ms, over "
             f"{self.without_quota_s:.3g} s without and {self.with_quota_s:.3g} s with the quota "
-            f"({self.statistic:.2f} standard errors, {self.required_statistic:.2f} are more than noise)"
+            f"(difference {self.statistic:.2f} standard errors; noise stays below {self.required_statistic:.2f})"
         )
-        effect = "It is tested again" if self.helped else "It is lifted, and tried again"
+        effect = "The quota is tested again" if self.helped else "The quota is lifted, and tested again"
         at = datetime.fromtimestamp(self.expires_wall_ns // NS_PER_S, UTC)
         return f"{subject}: {numbers}. {effect} after {at:%H:%M} UTC."
 
