@@ -148,8 +148,8 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
 def main(options: AgentOptions) -> int:
     """Run the agent until a signal or the duration ends it; return 1 if a value could not be restored, else 0.
 
-    Raises ConfigError, PodsError and Unavailable before anything is changed, except values of an agent that handed them over
-    longer ago than a successor may take: these are restored, also if a defect ends the start.
+    Raises ConfigError, PodsError and Unavailable before it changes anything. If an earlier agent handed its values over and the
+    deadline of the handover has passed, a start that fails for any reason restores these values first.
     """
     try:
         return _run_agent(options)
@@ -258,7 +258,7 @@ async def _run(
         sensor = _open_sensor(options, parts, indicators, (exporters.reporters, (tasks,)), stack)
         if options.malachite is not None:
             exporters.thread_sinks.append(await _open_malachite(*options.malachite, parts.hierarchy, stack))
-        # In threads, because the page and health are served already, and these read and write files.
+        # In threads, because these calls read and write files while the page and health are served.
         parts.startup_warnings += await asyncio.to_thread(restore_earlier_values, options.act, parts)
         loop = await asyncio.to_thread(_open_loop, options, parts, sensor, exporters, stack)
         parts.cluster.start(loop.apply_config, tasks)
@@ -272,7 +272,7 @@ async def _run(
         try:
             await _run_until_stopped(loop, options)
         finally:
-            # In threads, so that health is answered meanwhile.
+            # In threads, so that the event loop can answer health requests.
             created = await asyncio.to_thread(parts.runtime.end, parts.files, parts.originals)
             successor = partial(find_obstacle, options.daemon_set, parts.cluster.client, options.node)
             if act is ActMode.ON and await hand_over(successor, parts, loop.latest, journals[0], created):

@@ -524,7 +524,7 @@ def open_eviction_components(
     if pod_evictor is not None:
         evictor.notifier = SoftEvictionNotifier(None)
         if settings.notify_root:
-            # A thread of its own, because that directory may be on another disk than the state directory.
+            # This thread is separate, because that directory may be on another disk than the state directory.
             disk = DiskWriter("notices")
             stack.callback(disk.close, NOTICES_TIMEOUT_S)
             evictor.notifier = SoftEvictionNotifier(Path(settings.notify_root), disk=disk)

@@ -1,7 +1,7 @@
 """Hands changed values over from an agent that ends to its successor, and restores them if no successor starts in time.
-The journals of originals stay in the state directory. `handover.json` beside them has the deadline. No process remains on
-the node between two agents, so the deadline is enforced by the next start of an agent's container: a start that fails after
-the deadline restores all values before it exits.
+The journals of originals stay in the state directory. `handover.json` beside them has the deadline. No process remains on the
+node between two agents, so the next start of an agent's container enforces the deadline: a start that fails after the deadline
+restores all values before it exits.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class HandoverRecord(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     boot_id: str
     deadline_s: float
-    """CLOCK_BOOTTIME, seconds: it continues while the machine is suspended, and cannot be set."""
+    """Deadline in seconds of CLOCK_BOOTTIME, which continues while the machine is suspended and which no program can set."""
     checksum: str = ""
 
 
 def boot_time_s() -> float:
-    """Return the seconds since the boot, those in suspension included."""
+    """Return the seconds since the boot, including suspended time."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -81,7 +81,7 @@ class HandoverFile:
     def remaining_s(self) -> float | None:
         """Return the seconds until the deadline, negative after it; None without a handover in this boot.
 
-        A file that cannot be read counts as one whose deadline is over: the values are restored.
+        If the file cannot be read, the deadline counts as over, so that the values are restored.
         """
         try:
             record = decode_state(read_small_file(self.path, MAX_FILE_BYTES), HandoverRecord, VERSION)
@@ -245,8 +245,8 @@ def restore_journals(
 
 
 def restore_expired_handover(state_dir: Path, proc: Path = PROC, clock: Callable[[], float] = boot_time_s) -> None:
-    """Restore the values of an agent that handed them over, if the deadline is over. Called when an agent cannot start; never
-    raises, because the reason why it cannot start is the error to report."""
+    """Restore the values that an earlier agent handed over, if the deadline has passed. Called when an agent cannot start.
+    Never raises, so that the caller reports why the agent cannot start."""
     try:
         if not (state_dir / FILE_NAME).exists():
             return

@@ -344,7 +344,8 @@ class Loop:
         result, self._policy_state = evaluate_policy(snapshot, config, before, now_ns, external, draft.rates)
         if self._peers is not None:
             self._peers.after(snapshot, result, self._policy_state, draft.config)
-        # Before the originals of this cycle: wherever this agent is killed, the next one knows the CPUs of a new container.
+        # The CPU state is saved before the originals of this cycle: at whatever point this agent is killed, the next one finds
+        # the CPUs of a new container.
         self._save_state(draft)
         draft.result, draft.stage = result, "actuator"
         knobs = self._actuator.knobs(managed_cgroups(snapshot.pods, snapshot.cgroups))

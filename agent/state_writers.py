@@ -1,6 +1,6 @@
 """The threads that write the agent's files: no other thread waits for the disk of the state directory.
-Originals have a thread of their own, because writes of knobs wait for them. Every other file is a record that nothing waits
-for.
+Originals have a thread of their own, because writes of knobs wait for them. The other thread writes records, which nothing
+waits for.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from common.disk_writer import DiskWriter
 
 log = logging.getLogger("dioptase")
 CLOSE_TIMEOUT_S = 5.0
-"""Time that the end of the agent waits for each thread. The kubelet kills a container 30 s after SIGTERM."""
+"""Time that the end of the agent waits for each thread. Both must end within the grace period of the pod: 60 s in the chart."""
 
 
 class StateWriters:
-    """The thread of originals and of the CPU state, and that of records."""
+    """The two writer threads: one for originals and the CPU state, one for records."""
 
     def __init__(self) -> None:
         self.originals, self.records = DiskWriter("originals"), DiskWriter("records")

@@ -254,7 +254,7 @@ class QuotaVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a trial of the CPU quota of reclaimed pods: run-queue latency of online pods with and without it."""
 
     key: str
-    """Digest of the online workloads that it holds for."""
+    """Digest of the online workloads that the verdict holds for."""
     workloads: str
     """The first of these workloads, for people."""
     helped: bool
@@ -268,9 +268,10 @@ class QuotaVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Length of the intervals without quota."""
     with_quota_s: float
     statistic: float
-    """Difference of the shares of long waits, in standard errors; positive if there were fewer with the quota."""
+    """Mean excess of latency above the target without the quota minus that with it, in standard errors; positive if latency was
+    lower with the quota (agent/advisor/latency_comparison.py)."""
     required_statistic: float
-    """Value from which the difference is more than noise."""
+    """Value of `statistic` above which the difference is more than noise."""
     worst_ns: float
     """Longest quantile of one container in one cycle of the trial. The verdict does not hold for latency far above it."""
     wall_time_ns: int
@@ -286,9 +287,9 @@ class QuotaVerdict(msgspec.Struct, frozen=True, kw_only=True):
         numbers = (
             f"run-queue latency p{self.quantile * 100:g} {without_ms:.3g} ms -> {with_ms:.3g} ms, over "
             f"{self.without_quota_s:.3g} s without and {self.with_quota_s:.3g} s with the quota "
-            f"({self.statistic:.2f} standard errors, {self.required_statistic:.2f} are more than noise)"
+            f"(difference {self.statistic:.2f} standard errors; noise stays below {self.required_statistic:.2f})"
         )
-        effect = "It is tested again" if self.helped else "It is lifted, and tried again"
+        effect = "The quota is tested again" if self.helped else "The quota is lifted, and tested again"
         at = datetime.fromtimestamp(self.expires_wall_ns // NS_PER_S, UTC)
         return f"{subject}: {numbers}. {effect} after {at:%H:%M} UTC."
 

@@ -55,9 +55,9 @@ def exhausted_reason(budget: EvictionBudget | None, node: str) -> str:
         return "the controller has granted no evictions yet"
     total, own = sum(budget.evictions.values()), budget.evictions.get(node, 0)
     if total >= budget.limit:
-        return f"the nodes of the cluster evicted {total} pods in this interval, its limit is {budget.limit}"
+        return f"the nodes of the cluster evicted {total} pods in this interval, the limit is {budget.limit}"
     if own >= budget.node_limit:
-        return f"this node evicted {own} pods in this interval, its limit is {budget.node_limit}"
+        return f"this node evicted {own} pods in this interval, the limit of a node is {budget.node_limit}"
     return ""
 
 

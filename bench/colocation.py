@@ -50,7 +50,7 @@ from demo.online import pieces_for
 from demo.workloads import allowed_cpu_count, size_for
 
 MAX_TRIES = 3
-"""Tries of a disturbed cell."""
+"""Number of measurements of a cell that other work disturbs."""
 QUIET_TIMEOUT_S = 20.0
 CELL_OVERHEAD_S, AGENT_START_S = 3.0, 6.0
 """Approximate time of a cell besides its warm-up and measured time, and of an agent's start."""

@@ -60,7 +60,7 @@ SHORT, LONG = _slot_shares(0.1, 1.2), _slot_shares(30.0, 0.8)
 
 
 class WaitGenerator:
-    """Draws waits step by step: load varies by a third within 20 s, and bursts come at random."""
+    """Draws waits step by step: load varies by 30 % within 20 s, and bursts come at random."""
 
     def __init__(self, load: OnlineLoad, rng: Random) -> None:
         self._load, self._rng = load, rng

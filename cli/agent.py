@@ -67,12 +67,12 @@ from exporters import DEFAULT_RECORDING_MIB, MIN_RECORDING_MIB
 )  # fmt: skip
 @click.option(
     "--handover", metavar="NAMESPACE/NAME",
-        help="The DaemonSet of this agent. While it will start another agent on this node, an agent that ends leaves changed "
-        "values in force for that agent instead of restoring them; see docs/install.md.",
+        help="DaemonSet that this agent belongs to. If the DaemonSet will start another agent on this node, this agent leaves "
+        "changed values in force when it ends, instead of restoring them; see docs/install.md.",
 )  # fmt: skip
 @click.option(
     "--handover-state-dir", metavar="PATH",
-        help="Path on the node of the directory that the DaemonSet mounts as --state-dir. Default: the same path.",
+        help="Path on the node that the DaemonSet mounts as --state-dir. Default: the same path as --state-dir.",
 )  # fmt: skip
 @click.option("--duration", "duration_s", type=Seconds(min=0, min_open=True), help="End after this many seconds.")
 def agent(

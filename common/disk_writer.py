@@ -34,7 +34,7 @@ INLINE_WRITER = InlineWriter()
 
 
 class DiskWriter:
-    """Runs functions one after another in a thread. The thread is a daemon: a disk that hangs does not hold up the end of
+    """Runs functions one after another in a thread. The thread is a daemon, so that a disk that hangs does not delay the end of
     the process."""
 
     def __init__(self, name: str) -> None:

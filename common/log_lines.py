@@ -10,7 +10,8 @@ import logging
 from api.text import MAX_MESSAGE_CHARS, printable
 
 TRACEBACK_INDENT = "  "
-"""Begins every line of a traceback, so that none looks like a record: the message of an exception may hold line breaks."""
+"""Prefix of every line of a traceback. The message of an exception may contain line breaks, and no line of it must look like a
+record."""
 
 
 class PrintableFormatter(logging.Formatter):

@@ -1,7 +1,7 @@
 """Space that is reserved on disk for a file that has to be written when the disk is full.
 The file has two slots that are overwritten in place, in turn, so that a kill during a write leaves the other slot intact. On
 ext4, xfs and tmpfs, overwriting blocks that have been written needs no new block. On file systems that write to new blocks
-(btrfs, ZFS, bcachefs, and any file that was copied by reflink) and on thin volumes it may: there it is an attempt only.
+(btrfs, ZFS, bcachefs, and any file that was copied by reflink) and on thin volumes an overwrite may need new blocks and fail.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ReserveFile:
         """Write every block of the file once, unless all exist or an earlier agent left content in it. Raises OSError, with
         ENOSPC unless twice the size is free; then the file is removed."""
         if self._has_blocks() or self.read() is not None:
-            return  # A file that holds originals is used as it is.
+            return  # A file that contains originals must not be overwritten.
         size = 2 * self._stride
         free = os.statvfs(self.path.parent)
         if free.f_bavail * free.f_frsize < 2 * size:

@@ -1,5 +1,5 @@
 """Counts writes of state files that are synced to disk, and the time that they take. Metrics and an alert read the counts.
-A write that is still under way is visible too: a disk that hangs completes none.
+The age of a write under way is reported too, because a disk that hangs completes no write.
 """
 
 from __future__ import annotations

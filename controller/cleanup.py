@@ -130,10 +130,10 @@ def parse_workload(text: str) -> Workload:
 
 
 async def delete_workloads(client: KubeClient, workloads: Iterable[Workload], timeout_s: float) -> list[str]:
-    """Delete the workloads and wait for their pods, which remove themselves what they wrote; return what failed, and why.
+    """Delete the workloads and wait for their pods, which restore what they wrote when they end; return what failed, and why.
 
     Pods that remain after the timeout, as on an unreachable node, are logged. Agents that are being replaced have left changed
-    values to their successors, so these have to start before they are deleted: only an agent restores what is on its node.
+    values in force, and only an agent on the node can restore them. So the function first waits until the new agents are ready.
     """
     start_s, failures, deleted = time.monotonic(), list[str](), list[Workload]()
     deadline_s = start_s + timeout_s

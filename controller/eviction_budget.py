@@ -104,7 +104,8 @@ class EvictionBudgetRenewal:
         self._last_counts = {}
 
     def _observe(self, evictions: Mapping[str, int], wall_s: float) -> None:
-        """Remember the evictions since the last reading; those of a leader's first reading have no time."""
+        """Remember the evictions since the last reading. The first reading of a new leader only sets the counts, because the
+        time of earlier evictions is unknown."""
         before, self._last_counts = self._last_counts, dict(evictions)
         new = {} if before is None else {node: count - before.get(node, 0) for node, count in evictions.items()}
         self._evictions += [NodeEviction(wall_s, node, count) for node, count in new.items() if count > 0]

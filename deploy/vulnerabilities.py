@@ -6,7 +6,7 @@ SBOM is a CycloneDX document of deploy/sbom.py. A DATABASE is a file, a director
 OSV (a JSON file of one record or of a list, or a ZIP of such files, such as OSV's all.zip of an ecosystem). Debian's
 packages are also compared with the security suite of which apt has the lists on this machine.
 
-A vulnerability without a fixed version is printed, and does not fail: nothing could be installed against it.
+A vulnerability without a fixed version is printed and does not fail, because no update could remove it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ THRESHOLD = 7.0
 MAX_DATABASE_BYTES = 1 << 30
 DOWNLOAD_TIMEOUT_S = 120
 LABELS = {"LOW": 3.9, "MODERATE": 6.9, "MEDIUM": 6.9, "HIGH": 8.9, "CRITICAL": 10.0}
-"""Greatest score of each label that a record may have in place of a vector."""
+"""Highest score of each severity label that a record may have in place of a vector."""
 Record = Mapping[str, Any]
 
 
@@ -170,7 +170,7 @@ def _python_is_older(version: str, other: str) -> bool:
     try:
         return Version(version) < Version(other)
     except InvalidVersion:
-        # Of a release before PEP 440; such a record lists its versions.
+        # A version from before PEP 440; records of such packages list the affected versions.
         return False
 
 

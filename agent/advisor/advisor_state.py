@@ -136,7 +136,7 @@ class QuotaRelease(msgspec.Struct, frozen=True, kw_only=True):
 
     ends_ns: int
     level_cores: float
-    """Quota before, which returns if latency rises."""
+    """Quota before the interval; the policy restores it if latency rises."""
 
 
 class QuotaTrialState(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,11 +149,11 @@ class QuotaTrialState(msgspec.Struct, frozen=True, kw_only=True):
     current: LatencyInterval | None = None
     """The interval that is being measured."""
     limit_is_measured: bool = False
-    """Whether the latest finished interval is one with the quota, so that one without it comes next."""
+    """Whether the latest finished interval is one with the quota; if so, the next one is without it."""
     limited_cores: float = 0.0
     """The latest quota that was measured: reclaimed pods that use less without a quota show nothing about it."""
     calm_since_ns: int | None = None
-    """Since when no online latency has called for a quota; None while one does."""
+    """Time since which no online latency has required a quota; None while some does."""
     worst_ns: float = 0.0
     """Longest quantile of one container in one cycle."""
     release: QuotaRelease | None = None

@@ -123,8 +123,8 @@ def is_pod_reclaimable(pod: Pod, config: AdvisorConfig) -> bool:
 def estimate_pod_cores(
     pod: Pod, snapshot: Snapshot, needs: Mapping[str, ContainerDemand], config: AdvisorConfig, *, reclaimable: bool
 ) -> float:
-    """Return the estimated need of an online pod, or its requests if `reclaimable` is False. A container without a
-    request counts by its estimate: a pod must not keep CPU from reclaiming that it does not request."""
+    """Return the estimated need of an online pod, or its requests if `reclaimable` is False. A container without a request
+    counts with its estimated use: a pod must not withhold CPU that it does not request from reclaiming."""
     return sum(
         estimate_container_cores(
             container,

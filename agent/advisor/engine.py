@@ -296,7 +296,8 @@ def _advise_by_canonical(
     can_grow = snapshot.pods_fresh and snapshot.can_journal
     frozen = reclaimable > before and not can_grow and bool(state.sizes)
     if frozen:
-        # Online pods that the stale list does not contain may need this CPU; without a journal it could not be taken back.
+        # A stale list may lack online pods that need this CPU. Without a journal the CPU could not be taken back from new
+        # reclaimed pods.
         cpu, reclaimable = replace(cpu, sizes=state.sizes), before
     headroom = compute_headroom(snapshot, change, config, state, CpuAllowance(need_cores=need, sizes=cpu.sizes))
     reason = max((region.reason for region in cpu.regions), key=lambda r: len(r.inputs), default=NO_ONLINE_PODS)

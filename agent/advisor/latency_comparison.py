@@ -1,7 +1,7 @@
-"""Compares the run-queue latency of intervals with and without a quota, beyond the noise. Pure.
-The compared number is the excess of an interval: how far its worst cycle was above the target. Waits of one interval depend
-on each other, because a burst delays many tasks at once. So the interval is the unit of observation, and the noise is the
-variance between intervals, but at least that of the histogram's resolution (docs/adr/0010-quota-trials.md).
+"""Compares the run-queue latency of intervals with and without a quota, and tests whether the difference exceeds the noise.
+Pure. The compared number is the excess of an interval: how far its worst cycle was above the target. Waits of one interval
+depend on each other, because a burst delays many tasks at once. So the interval is the unit of observation, and the noise is
+the variance between intervals, but at least that of the histogram's resolution (docs/adr/0010-quota-trials.md).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from api.units import NS_PER_S
 _RESOLUTION_VARIANCE = 1 / 12
 """Variance of a value that is anywhere within a slot of the histogram, which spans a factor of 2."""
 _T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
-"""One-sided 95 % quantiles of Student's t distribution with 1 to 10 degrees of freedom. Ten stand for more."""
+"""One-sided 95 % quantiles of Student's t distribution with 1 to 10 degrees of freedom. The last one is also used for more than
+10."""
 
 
 class LatencyInterval(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +51,7 @@ class LatencyComparison(msgspec.Struct, frozen=True, kw_only=True):
     error: float
     """Standard error of the difference."""
     required_statistic: float
-    """Difference in standard errors that noise alone exceeds in 5 % of such comparisons."""
+    """Value of `statistic` that noise alone exceeds in 5 % of such comparisons."""
 
     @property
     def statistic(self) -> float:
@@ -69,8 +70,8 @@ class LatencyComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_latency(intervals: Sequence[LatencyInterval], quantile: float) -> LatencyComparison | None:
-    """Compare intervals without and with the quota by Welch's t test; None with fewer than two of a kind. Intervals without
-    waits do not count."""
+    """Compare intervals without and with the quota by Welch's t test; None if one kind has fewer than two intervals. Intervals
+    without waits do not count."""
     kinds = [[i for i in intervals if i.limited is limited and any(i.slots)] for limited in (False, True)]
     if any(len(kind) < 2 for kind in kinds):
         return None

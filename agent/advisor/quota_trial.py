@@ -1,9 +1,9 @@
-"""Tests whether the CPU quota of reclaimed pods shortens the run-queue latency of online pods; lifts it if it does not.
+"""Tests whether the CPU quota of reclaimed pods shortens the run-queue latency of online pods, and lifts a quota that does not.
 The policy sets the quota at once, and the trial compares latency afterwards. Both kinds of intervals, with the quota and
-without it, begin while latency is below its target and end after five seconds or with the first cycle in which latency
-rises, so that they differ in nothing but the quota (latency_comparison.py). If latency rises in an interval without the
-quota, the policy sets it in the same cycle. A verdict holds for one set of online workloads and a limited time. Pure: the
-state is passed in and returned (agent/journal/quota_verdict_file.py saves the verdicts).
+without it, begin while latency is below its target and end after five seconds or with the first cycle in which latency rises,
+so that they differ in nothing but the quota (latency_comparison.py). If latency rises in an interval without the quota, the
+policy sets it in the same cycle. A verdict holds for one set of online workloads and a limited time. Pure: the state is passed
+in and returned (agent/journal/quota_verdict_file.py saves the verdicts).
 """
 
 from __future__ import annotations
@@ -30,30 +30,33 @@ from api.units import NS_PER_MS, NS_PER_S
 INTERVAL_NS = 5 * NS_PER_S
 """Longest interval: bursts of online work are shorter, so that intervals hardly depend on each other."""
 SETTLE_NS = 2 * NS_PER_S
-"""Time with low latency before an interval: the end of the burst that led to the quota is not evidence."""
+"""Time with low latency before an interval, so that the end of the burst that led to the quota does not count."""
 COMPARED_AFTER = (4, 8, 12, 16, 24, 32)
-"""Numbers of intervals of each kind after which they are compared. A quota that has not helped after the last one does not
-help."""
+"""Numbers of intervals of each kind after which they are compared. If the last comparison shows no help, the verdict is that
+the quota does not help."""
 MAX_INTERVALS = COMPARED_AFTER[-1]
 RELEVANT_RATIO = 0.25
-"""A quota that takes away less than this part of the excess has no relevant effect: then fewer intervals suffice."""
+"""A quota that removes less than this share of the excess has no relevant effect: if a comparison shows that, the trial ends
+early."""
 MAX_AGE_NS = 1800 * NS_PER_S
 """Age up to which intervals are compared: load changes over time."""
 MEMORY_NS = 3600 * NS_PER_S
 """Time for which a verdict holds."""
 MAX_VERDICTS = 64
 BUSY_CORES = 0.05
-"""Reclaimed pods that use less CPU do not compete with online pods."""
+"""Reclaimed pods that use fewer cores than this do not compete with online pods."""
 LIMITED_RATIO = 0.5
-"""A quota of at most this part of the reclaimable CPU is compared with no quota."""
+"""Only a quota of at most this share of the reclaimable CPU is compared with no quota. An interval with the quota counts if
+reclaimed pods use at least this share of it."""
 WORST_FACTOR = 2.0
-"""A verdict does not hold for latency above this multiple of the worst that the trial has measured."""
+"""A verdict does not hold for latency above this multiple of the highest latency that the trial has measured."""
 MAX_NAMES = 3
 QUOTA_TRIAL, QUOTA_TRIAL_ENDED, QUOTA_DID_NOT_HELP = "quota_trial", "quota_trial_ended", "quota_did_not_help"
 _CALM_RULES = frozenset(("wait_below_target", "not_calm_yet", "wait_is_own", "wait_near_by_others"))
 """Rules of the policy while no online latency calls for a quota."""
 _LATENCY_RULES = _CALM_RULES | {"wait_near_target", "wait_above_target", "wait_far_above_target", "wait_by_others"}
-"""Rules by measured latency. Under all others (latency or pods unknown, reclaiming disabled) the policy has its way."""
+"""Rules by measured latency. Under all other rules (latency or pods unknown, reclaiming disabled) the trial does not change the
+result of the policy."""
 
 
 class QuotaTrialInputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,7 +214,7 @@ def _compare(state: QuotaTrialState, config: LatencyConfig) -> tuple[LatencyComp
     limited = sum(interval.limited for interval in state.intervals)
     same = limited if state.intervals[-1].limited else len(state.intervals) - limited
     least = min(limited, len(state.intervals) - limited)
-    # A comparison after every interval would take noise for an effect sooner or later.
+    # With a comparison after every interval, noise would look like an effect sooner or later.
     if same > least or least not in COMPARED_AFTER:
         return None, False
     comparison = compare_latency(state.intervals, config.quantile)
@@ -277,8 +280,8 @@ def _lift_quota(
     *,
     always: bool = False,
 ) -> LatencyResult:
-    """Return the result without a quota by latency; the policy's own one where it sets none. `always` gives the reason in
-    any case."""
+    """Return the result with the quota of the policy lifted. If the policy sets no quota by latency, return its result
+    unchanged, unless `always`: then the result has the reason of the verdict."""
     rule = result.reason.rule
     if rule not in _LATENCY_RULES or (not always and _is_maximum(inputs) and result.action != "shrink"):
         return result

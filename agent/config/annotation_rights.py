@@ -1,7 +1,7 @@
-"""Limits what a pod may state about itself to what its namespace or priority class has a right to (`qos.rights`). Pure.
-A pod's owner writes its annotations, so an annotation is no permission. Namespace and priority class come from the
-kubelet's list or from the runtime: the API server has authorized the creation of pods there. A pod may have what it requests;
-effects on the whole node, and effects beyond its request, need a right."""
+"""Removes from a pod's annotations what its namespace and priority class have no right to (`qos.rights`). Pure. A pod's owner
+writes its annotations, so an annotation is no permission. Namespace and priority class come from the kubelet's list or from the
+runtime: the API server has authorized the creation of pods in that namespace. A pod may have what it requests; effects on the
+whole node, and effects beyond its request, need a right."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def pod_rights(config: RightsConfig, namespace: str, priority_class: str) -> Pod
 def limit_level(level: QoSLevel, request_cores: float | None, rights: PodRights) -> tuple[QoSLevel, str]:
     """Return the QoS level that the pod may have, and the problem if that is another one than stated.
 
-    `request_cores` is the CPU request of the main container. A fraction of a CPU is rounded up to a CPU for the pod
-    alone, which is more than it requests. A pod without a request is left to the allocation, which gives it no CPUs.
+    `request_cores` is the CPU request of the main container. A fraction of a CPU is rounded up to an exclusive CPU, which is
+    more than the pod requests. A pod without a request retains its level: the allocation gives it no CPUs of its own.
     """
     if level is QoSLevel.SYSTEM and Right.SYSTEM_CORES not in rights.held:
         return QoSLevel.SHARED, f"{level.value} {rights.missing(Right.SYSTEM_CORES)}; until then it is shared_cores"

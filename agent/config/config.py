@@ -50,8 +50,8 @@ class SocketsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     pod_resources: AbsolutePath = "/var/lib/katalyst/pod-resources/kubelet.sock"
     """[pod-resources-server-endpoints] Socket of `pod-resources`."""
     trusted_uids: tuple[Annotated[int, Meta(ge=0, le=(1 << 32) - 2)], ...] = ()
-    """Users besides root and the agent's own whose plugins and advisors are used, eviction and reporter plugins included. A
-    socket of another user, or in a directory that another user can write, is refused."""
+    """Users whose plugins and advisors the agent uses, eviction and reporter plugins included, besides root and its own user.
+    It refuses a socket of any other user, or in a directory that any other user can write to."""
 
     def __post_init__(self) -> None:
         if "advisor" in self.serve and self.take:

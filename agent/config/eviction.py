@@ -362,8 +362,8 @@ class EvictionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     killers: Mapping[EvictableLevel, EvictionMethodName] = {}
     """[qos-pod-killers] Eviction method by QoS level."""
     budget_lease: str = ""
-    """Lease `NAMESPACE/NAME` with the eviction budget of the cluster, which the controller renews, see docs/eviction.md.
-    Empty: no budget."""
+    """Lease `NAMESPACE/NAME` with the eviction budget of the cluster, which the controller renews, see docs/eviction.md. Empty:
+    no budget limits evictions."""
     plugin_sockets: str = ""
     """[pluginRegistrationDir] Directory of external plugins, such as `/var/lib/katalyst/plugin-socks`. Empty: none."""
     plugin_tokens_file: str = ""

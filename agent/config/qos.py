@@ -59,7 +59,7 @@ class RightsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cpuset_pool: RightHolders = RightHolders()
     """`cpuset_pool`."""
     disable_reclaim_level: RightHolders = RightHolders()
-    """`disableReclaimLevel` `NUMA`, `Socket` and `Node`; others count as `Pod`."""
+    """`disableReclaimLevel` `NUMA`, `Socket` and `Node`; without the right they count as `Pod`."""
     memory_offloading: RightHolders = RightHolders()
     """`memoryOffloading`, except to switch it off."""
     oom_priority: RightHolders = RightHolders()

@@ -179,7 +179,7 @@ class _PodEviction(msgspec.Struct):
     repeat: bool = False
     """Whether to send the request again, because the grace became shorter."""
     granted: bool = False
-    """Whether the gate allowed it: a request that is repeated counts once."""
+    """Whether the gate allowed the eviction: repeated requests count once."""
     cancel_reason: str = ""
     """Why the pod need not leave any more. A request that is under way may be answered first."""
     task: asyncio.Task[None] | None = None

@@ -1,6 +1,6 @@
 """Counts each eviction in the budget of the cluster before a pod is evicted; see api.eviction_budget.
-Without an answer no pod is evicted, except while the node runs out of memory: then waiting would cost online pods, which the
-kernel's OOM killer or the kubelet would end in their place.
+Without an answer the agent evicts no pod, unless the node runs out of memory: while the agent waited, the kernel's OOM killer
+or the kubelet would end online pods.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_TRIES = 5
 DENIAL_S = 5.0
 """Time for which a denial holds for all pods of the node, so that a wrong threshold does not load the API server."""
 RECORD_TIMEOUT_S = 2.0
-"""Time to count an eviction in an emergency, which does not wait longer."""
+"""Time limit for counting an eviction while the node runs out of memory; after it the pod is evicted without being counted."""
 EMERGENCY_MIN_BYTES, EMERGENCY_SHARE, EMERGENCY_MAX_BYTES = 200 * MIB, 0.02, 4 * GIB
 """Bounds and share of MemAvailable below which a node needs no budget. The kubelet evicts any pod from 100 MiB on
 (pkg/kubelet/apis/config/v1beta1/defaults_linux.go, memory.available), so the agent has to act earlier. No configuration object

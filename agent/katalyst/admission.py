@@ -53,7 +53,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
 def parse_admission_request(request: Any, resource: str, before: Pod | None, qos_config: QosConfig) -> AdmissionRequest:
     """Parse a ResourceRequest to the plugin of `resource`; `before` is the pod from the list or from earlier requests.
 
-    The request lacks the pod's priority class: until the pod is listed, only its namespace can give it rights. Raises
+    The request lacks the pod's priority class, so only the namespace can give the pod rights until the pod is listed. Raises
     UnusableMessage.
     """
     for field in ("pod_uid", "pod_name", "container_name"):

@@ -71,7 +71,8 @@ def build_journal_event(node: str, failed: ComponentHealth | None, at_wall_ns: i
     message = "original values can be journalled again; reclaimable resources are reported as before"
     if failed is not None:
         message = (
-            f"{failed.error}: {failed.remedy}. Until then nothing new is lent on this node, and its agent is not ready"
+            f"{failed.error}: {failed.remedy}. Until then reclaimable CPU does not grow, "
+            "and the node's agent is not ready"
         )
     return {
         **_event_frame(about, NODE_EVENT_NAMESPACE, node, at_wall_ns / NS_PER_S),

@@ -62,7 +62,7 @@ class SuccessorDaemonSetSpec(_Fields, frozen=True, kw_only=True):
 
 
 class SuccessorDaemonSet(PartialObjectMetadata, frozen=True, kw_only=True):
-    """A DaemonSet, decoded only as far as needed here."""
+    """A DaemonSet, decoded only as far as the check needs it."""
 
     spec: SuccessorDaemonSetSpec = SuccessorDaemonSetSpec()
 

@@ -1,7 +1,8 @@
 """Selects the connection to close when a port has too many. Pure.
 The client address with the most connections loses one, so that a flood from one address costs that address alone. This
-machine's own addresses, from which the kubelet probes health, have a reserved share that no other address can take. Of
-one address the connection goes that has been idle for the longest time; requests in progress are spared, but not all.
+machine's own addresses, from which the kubelet probes health, have a reserved share that no other address can take. Of an
+address's connections, the one that has been idle for the longest time is closed. Connections with a request in progress are
+closed only if the address has few idle ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Listening addresses, plain or TLS, with a bounded number of connections and replaceable certificates.
-aiohttp serves the requests and asyncio encrypts the connections. They are accepted here, because the limit has to know a
-client's address before its TLS handshake: `ConnectionTable` selects the connection to close when there are too many, and
-keeps a share for this machine, whose kubelet probes health.
-A request with a body is rejected before anything else: reading one is work that an unauthenticated client could cause.
+aiohttp serves the requests and asyncio encrypts the connections. This module accepts them, because the limit depends on the
+client's address before the TLS handshake: `ConnectionTable` selects the connection to close when there are too many, and keeps
+a share for this machine, whose kubelet probes health. A request with a body is rejected first: otherwise a client without
+authentication could make the agent read any amount of data.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class HttpListener:
             logger=_server_logger(),
             auto_decompress=False,
             lingering_time=0,
-            # A client that has gone must not keep its place in the queue of reviews.
+            # The review of a client that has disconnected must not stay in the queue.
             handler_cancellation=True,
             **limits,
         )

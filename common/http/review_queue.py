@@ -1,8 +1,8 @@
 """Orders reviews of tokens, so that a client that guesses tokens delays no other client.
-Requests that come through the API server's proxy share one address, so that fairness needs other keys: the connection,
-and the part of the token that names its account. A review waits longer the more wrong tokens its connection or its prefix
-had recently; none is refused unless too many wait, and then the one that would wait longest is. Wrong tokens are bounded
-in number per second for all clients, right ones are not. Pure, but for the clock.
+Requests that come through the API server's proxy share one address, so reviews are ordered by other keys: the connection, and
+the part of the token that names its account (the prefix). A review waits longer the more wrong tokens its connection or prefix
+sent recently. If too many reviews wait, the one that would wait longest is refused. All clients together may send a limited
+number of wrong tokens per second; valid tokens have no limit. Pure, but for the clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WRONG_TOKENS_PER_S, WRONG_TOKEN_BURST = 32.0, 64.0
 """Bound for wrong tokens of all clients. A right token waits for those before it: MAX_CONNECTIONS of common.http.listener
 with one each take two seconds, less than REVIEW_TIMEOUT_S of common.http.token_review."""
 WRONG_TOKEN_DELAY_S, MAX_DELAY_S = 0.1, 1.0
-"""Time by which a review goes back in the order for each wrong token of its connection or prefix, and its limit."""
+"""Time by which a review is delayed for each wrong token of its connection or prefix, and the maximum of this delay."""
 MEMORY_S = 60.0
 """Time for which a wrong token counts."""
 MAX_SOURCES = 1024
@@ -62,7 +62,7 @@ class ReviewQueue(Generic[K]):
     def add(self, key: K, *sources: str, is_known: bool = False) -> K | None:
         """Add a review of these sources; return the one that is dropped for it, which may be itself.
 
-        A known token, which was right before, goes first and is not paused: it is no guess.
+        A known token was valid before, so it is no guess: its review goes first and is not delayed.
         """
         delay_s = min(WRONG_TOKEN_DELAY_S * max(map(self._wrong_count, sources), default=0), MAX_DELAY_S)
         due_s = _AT_ONCE_S if is_known else self._clock() + delay_s

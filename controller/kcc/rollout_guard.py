@@ -19,10 +19,10 @@ CONDITION = "RolledOut"
 CHECK_INTERVAL_S = 5.0
 """Time between two evaluations of a rollout that is not complete."""
 MIN_EVICTIONS, MIN_SHARE, RISE_FACTOR = 3, 0.1, 2.0
-"""A rise is at least this number of evictions, this share of the nodes with the new content, and more than this multiple of the
-rate of the other nodes."""
+"""Evictions or unready agents rise if there are at least this number of evictions, at least this number per node with the new
+content, and more than this multiple of the number per other node."""
 UNREADY_S = 30.0
-"""Time for which an agent must not be ready to count: a restart takes some seconds."""
+"""Time after which an agent that is not ready counts; a restart takes some seconds."""
 
 
 class RolloutStage(StrEnum):

@@ -124,7 +124,7 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
     syncs: Mapping[str, tuple[int, float]] = {}
     """Number of synced writes of state files, and their time in seconds, by file."""
     sync_pending_s: float | None = None
-    """Age of the oldest such write that is under way; 0 without one, None if no file is written."""
+    """Age of the oldest such write that is under way; 0 if none is, None if the agent writes no files."""
     recording: RecordingState | None = None
     earlier_totals: ColocationTotals | None = None
     """Totals of colocation of the agents before this one; None if it began with none."""

@@ -264,7 +264,7 @@ def open_plain_journal(state: Path, boot_id: str) -> object:
 
 @pytest.mark.parametrize("name", ["originals.json", "slice-originals.json", "node-originals.json"])
 def test_the_journal_of_a_newer_release_is_refused_and_stays(tmp_path: Path, name: str) -> None:
-    """After a rollback: set aside as damaged, its originals would be replaced by the agent's own values."""
+    """After a rollback the journal must not be set aside as damaged: the agent's own values would become the originals."""
     content = b'{"version":2,"boot_id":"boot","entries":[{"of":"the future"}]}\n'
     (tmp_path / name).write_bytes(content)
     opened = open_originals if name == "originals.json" else open_plain_journal

@@ -1,4 +1,4 @@
-"""Parsers of text from outside raise nothing, and cost no more than their input: CPU time and memory."""
+"""Parsers of text from outside raise nothing, and their CPU time and memory grow no faster than their input."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_what_belongs_to_another_user_is_refused_unless_the_settings_name_it(nam
 
 @needs_root
 async def test_no_request_reaches_the_process_of_another_user() -> None:
-    """It would learn the pods, and its answer would be applied."""
+    """A process of another user would learn the pods, and the agent would apply its answer."""
     with directory_for_everybody() as directory, foreign_listener(directory / "a.sock"):
         directory.chmod(0o755)
         os.chown(directory / "a.sock", 0, 0)

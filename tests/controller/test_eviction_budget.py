@@ -1,4 +1,4 @@
-"""The controller renews the budget of evictions, and sees in it which nodes evict."""
+"""The controller renews the eviction budget, and reads from it which nodes evict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever builds the product or its tests is pinned by version and hash."""
+"""Every package that builds the product or its tests is pinned by version and hash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A release is signed and verified with ssh-keygen; a changed, missing, further or otherwise signed file is refused."""
+"""A release is signed and verified with ssh-keygen; changed, missing and unlisted files and other signatures are refused."""
 
 from __future__ import annotations
 

@@ -397,8 +397,8 @@ def _limit_amounts(
 
 
 def limit_to_requests(reported: Headroom, snapshot: Snapshot) -> Headroom:
-    """Return the reported headroom, at most what the reclaimed pods of the node request: no further pod fits then, and none
-    is evicted, because both resources are marked as stale."""
+    """Return the reported headroom, limited to what the reclaimed pods of the node request: no further pod fits. Both resources
+    are marked as stale, so that no pod is evicted."""
     containers = [container for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for container in pod.containers]
     requested_cores = sum(c.reclaimed_cpu_cores or c.cpu_request_cores or 0.0 for c in containers)
     requested_bytes = float(sum(c.reclaimed_memory_bytes or c.memory_request_bytes or 0 for c in containers))

@@ -1,10 +1,10 @@
-"""A journal of original values in one file, valid for one boot: originals are on disk before the first write.
-After a reboot the kernel has its own values again, so the entries of another boot are dropped. The file is replaced
-atomically. A damaged file stops the agent from using this journal, or is set aside as NAME.damaged-N and never used
-in part.
+"""A journal of original values in one file, valid for one boot: an original is on disk before its knob is first written.
 
-In an agent the file is written in a thread of its own. All entries that are waiting when it begins are saved together (group
-commit). A knob may be written once its own entry is `durable`; everything else goes on meanwhile.
+After a reboot the kernel has its own values again, so the entries of another boot are dropped. The file is replaced
+atomically. A damaged file stops the agent from using this journal, or is set aside as NAME.damaged-N and never used in part.
+
+In an agent a separate thread writes the file. Each commit saves all entries that are waiting when it begins (group commit). A
+knob may be written once its own entry is `durable`; nothing else waits.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class BootJournal(Generic[KeyT, EntryT]):
         disk: FileWriter = INLINE_WRITER,
         reserve: ReserveFile | None = None,
     ) -> None:
-        """Load the file. Raises Unavailable if it exists and cannot be read, or is that of a newer release. A damaged file
+        """Load the file. Raises Unavailable if it exists and cannot be read, or if a newer release wrote it. A damaged file
         raises Unavailable with `damage_remedy`; without a remedy it is set aside. `messages` reports what was wrong or
         outdated. While the file cannot be replaced, its content is written to `reserve`."""
         self.path = path
@@ -98,7 +98,7 @@ class BootJournal(Generic[KeyT, EntryT]):
         self.problem: Unavailable | None = None
         """Why the latest commit failed; None if it did not."""
         self.reserve_problem: Unavailable | None = None
-        """Why the reserve cannot be used, or has to be; None if neither."""
+        """Why the reserve cannot be used, or why it is in use; None if neither."""
         self.on_commit: Callable[[], object] = lambda: None
         """Called in the thread of the commit after entries that a write waits for are on disk."""
         self.before_commit: Callable[[], object] = lambda: None
@@ -156,8 +156,8 @@ class BootJournal(Generic[KeyT, EntryT]):
             raise self.problem
 
     def retry(self) -> None:
-        """Try again to write a file that could not be written. A cycle calls it, so that a disk with space again is noticed
-        also when nothing new has to be journalled."""
+        """Try again to write a file that could not be written. Each cycle calls this method, so that the journal recovers when
+        the disk has space again, even if no new entry has to be saved."""
         now_s = time.monotonic()
         if (self.problem is None and not self._uses_reserve) or now_s < self._retry_due_s:
             return
@@ -305,7 +305,7 @@ class BootJournal(Generic[KeyT, EntryT]):
     def _refuse_newer_layout(self, data: bytes) -> None:
         """Raise Unavailable for the file of a newer release, as after a rollback.
 
-        If it were set aside like a damaged one, the present values would be journalled as originals in place of its own."""
+        If such a file were set aside like a damaged one, the agent would journal the present values as originals."""
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             version = msgspec.json.decode(data, type=_Layout).version
             if version > LAYOUT_VERSION:
@@ -320,7 +320,7 @@ class BootJournal(Generic[KeyT, EntryT]):
         OSError."""
         data = self._read_file()
         if self._reserve is not None and (reserved := self._reserve.read()) is not None:
-            # The reserve counts only while the file is the one that could not be replaced.
+            # The reserve counts only while the file is still the one that could not be replaced.
             if reserved.replaces == digest_of(data):
                 self._uses_reserve = True
                 return reserved.data
@@ -372,7 +372,7 @@ class BootJournal(Generic[KeyT, EntryT]):
         try:
             self._reserve.clear()
         except OSError as error:
-            # The next load ignores it, because the file is another one by now.
+            # The next load ignores the reserve, because the file has changed since.
             self.reserve_problem = Unavailable(
                 f"{self._reserve.path} cannot be written: {error.strerror}", f"make {self._reserve.path} writable"
             )

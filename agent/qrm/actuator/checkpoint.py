@@ -56,7 +56,7 @@ class CpusetCheckpoint:
         self.messages: tuple[str, ...] = ()
         self._boot_id, self._disk = boot_id, disk
         self._submitted: CpusetState | None = None
-        """The newest state that was given to the disk, without what is not worth a write."""
+        """The newest state that was passed to the disk thread, without fields whose change alone needs no write."""
         self._newest: CpusetState | None = None
         self._waits = False
         """Whether the newest state is not written yet."""

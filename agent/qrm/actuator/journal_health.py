@@ -1,5 +1,5 @@
 """Reports whether original values can be journalled, and whether space is reserved for that on a full disk.
-While they cannot, the advisor lends and reports nothing new, and `/readyz` answers 503 (exporters/page/health.py).
+While they cannot, reclaimable CPU and the reported headroom do not grow, and `/readyz` answers 503 (exporters/page/health.py).
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class OriginalsJournal(BootJournal[KnobKey, OriginalValue]):
 
     def may_write(self, keys_by_plan: Mapping[int, Collection[KnobKey]]) -> frozenset[int]:
         """Return the plans whose knobs all have their originals on disk, so that the agent may write them now. A commit that
-        ends meanwhile counts for all plans or for none, because the kernel accepts nested cpusets in one order only."""
+        ends during the call counts for all plans or for none, because the kernel accepts nested cpusets in one order only."""
         on_disk = self.durable_entries({key for keys in keys_by_plan.values() for key in keys})
         ready = frozenset(
             plan
@@ -216,7 +216,7 @@ class OriginalsJournal(BootJournal[KnobKey, OriginalValue]):
             self.messages += (text,)
 
     def _restore(self, files: KnobWriter, keep: Collection[KnobKey]) -> tuple[Outcome, ...]:
-        # An unwritten knob still has the value of its owner, which may have changed since it was read.
+        # A knob that the agent has not written has its owner's value, which may have changed since the agent read it.
         unwritten = self._unwritten.difference(keep)
         self.by_key = {key: entry for key, entry in self.by_key.items() if key not in unwritten}
         self._unwritten -= unwritten

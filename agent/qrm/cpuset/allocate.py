@@ -424,7 +424,7 @@ def _pool_demand(
             if not isolated:
                 demand[key] = demand.get(key, 0.0) + pod_cores(pod, config)
         elif owners[pod.uid] == FALLBACK and (cores := requested_pod_cores(pod)):
-            # It runs with the shared pods, so that their pool has to hold its request too.
+            # The pod runs with the shared pods, so their pool has to hold its request too.
             demand[SHARE, NOT_NUMA_BOUND] = demand.get((SHARE, NOT_NUMA_BOUND), 0.0) + cores
     return demand
 

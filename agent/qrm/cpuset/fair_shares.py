@@ -1,9 +1,8 @@
-"""Keeps what pods request from each other: a pool of its own has at most the requests in it, and a shared pool at least
-those of its pods. Pure. The order in which pods arrive does not matter, because only their requests count.
+"""Protects the CPU requests of pods: a named pool has at most the requests of its pods, and a shared pool at least those of its
+own. Pure. The order in which pods arrive does not matter, because only their requests count.
 
 The API server and the kubelet accept pods while their requests fit on the node, so requests are what each tenant was
-granted. Whatever an annotation adds to that (whole CPUs for a fraction, a pool of its own) comes from CPUs that no pod
-requests.
+granted. What an annotation adds to the requests (whole CPUs for a fraction, a named pool) comes from CPUs that no pod requests.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ def requested_pod_cores(pod: Pod) -> float:
 
 
 def limit_own_pools(sizes: Sequence[PoolSize], requests: Mapping[PoolKey, float]) -> tuple[PoolSize, ...]:
-    """Return the sizes with each pool that pods named at no more than their requests. What it loses goes to the share
-    pool of the same NUMA node, else to reclaim."""
+    """Return the sizes with each named pool limited to the requests of its pods. The CPUs that it loses go to the share pool of
+    the same NUMA node, or to reclaim if that node has none."""
     limited: list[PoolSize] = []
     freed: dict[int, int] = {}
     for size in sizes:
@@ -84,8 +83,8 @@ def min_pool_sizes(
 def raise_to_requests(
     sized_pools: Sequence[SizedPool], min_sizes: Mapping[PoolKey, int], capacity: PoolCapacity, lendable: int
 ) -> tuple[tuple[SizedPool, ...], Mapping[PoolKey, int]]:
-    """Return the pools with at least these sizes, at the cost of pools with more than that and of reclaim, which keeps
-    the `lendable` CPUs of what is missing.
+    """Return the pools with at least these sizes. The CPUs come from pools that have more, and from reclaim, which retains up
+    to `lendable` of the missing CPUs.
 
     Also returns the sizes that cannot be met because they, rounded up to whole CPUs by pool, together exceed the CPUs.
     Then the pools are unchanged.
@@ -115,7 +114,7 @@ def raise_to_requests(
 def share_missing_cpus(
     pools: Mapping[str, frozenset[int]], min_sizes: Mapping[PoolKey, int], layout: CpuLayout, free: frozenset[int]
 ) -> dict[str, frozenset[int]]:
-    """Return the pools, those with fewer CPUs than these sizes with CPUs of other pools, out of `free`, as well."""
+    """Return the pools after those with fewer CPUs than these sizes have received CPUs of other pools that are in `free`."""
     result = dict(pools)
     for (pool, numa), cpus in sorted(min_sizes.items()):
         own = result.get(pool, NO_CPUS)

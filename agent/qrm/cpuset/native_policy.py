@@ -56,7 +56,7 @@ def allocate_native(
     rejected: dict[str, Reason] = {}
     exclusive = NO_CPUS.union(*(_exclusive_cpus_of(state, uid) for uid in state.residual)) & static.usable
     if len(static.usable - exclusive) < sum(map(requested_pod_cores, pods)):
-        # Pods that come and go must not hold CPUs that others request.
+        # A tenant that creates and deletes pods must not hold CPUs that other pods request.
         exclusive = NO_CPUS
     cpus_by_cgroup: dict[str, frozenset[int]] = {}
     for retained_first in (True, False):

@@ -30,7 +30,7 @@ from api.qos import QoSLevel
 
 EXCEEDS_FREE_REQUESTS = "dedicated_exceeds_free_requests"
 UNFULFILLED_RULES = frozenset(("numa_exclusive_not_requested", "full_cores_not_requested"))
-"""Rules of pods that have the CPUs that they request, without what their annotations add."""
+"""Rules of pods that have the CPUs that they request, but not what their annotations would add."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ class NumaAllocations:
 
     def may_dedicate(self, cpus: int, requested: float) -> bool:
         """Return whether this many CPUs can be exclusive to a pod: the rest has to hold the requests of all pods that
-        share CPUs. CPUs that only rounding adds must not take those that other dedicated pods request either."""
+        share CPUs. CPUs that only rounding adds must not come from the requests of other dedicated pods either."""
         others = self.shared_requests + (self.pending_requests if cpus > requested else 0.0)
         return max(len(self._free) - cpus, 0) >= ceil_cores(others)
 
@@ -214,7 +214,7 @@ def bind_pods(
     pods: Sequence[Pod], layout: CpuLayout, usable: frozenset[int], state: CpusetState, config: CpuPlacementConfig
 ) -> NumaBindings:
     """Bind every pod that requests it, in the order of `pods`."""
-    # Only requests keep others from NUMA nodes: pods without any must not keep dedicated pods from their CPUs.
+    # Only requests restrict other pods to NUMA nodes: pods without a request must not take the CPUs of dedicated pods.
     unbound_cores = sum(
         requested_pod_cores(pod) for pod in pods if _is_shared(pod) and not pod.enhancements.numa_binding
     )
@@ -246,8 +246,8 @@ def bind_pods(
 def _bind_in_order(
     pods: Sequence[Pod], result: NumaBindings, state: CpusetState, config: CpuPlacementConfig
 ) -> list[Pod]:
-    """Bind these pods; return those to try again. Pods that follow may need less than was kept for them: without another
-    try, the next cycle would bind more pods for the same input."""
+    """Bind these pods; return those to try again. Later pods may need less than was reserved for them. Without another try, the
+    next cycle would bind more pods for the same input."""
     allocations = result.allocations
     dedicated = [pod for pod in pods if pod.qos is QoSLevel.DEDICATED]
     allocations.pending_requests = sum(_kept_cores(pod, state) for pod in dedicated)
@@ -273,8 +273,8 @@ def _bind_in_order(
 
 
 def _kept_cores(pod: Pod, state: CpusetState) -> float:
-    """Return the cores that are kept for a dedicated pod until it is bound: its requests, or the CPUs that it has if these
-    are fewer, because its sidecars run on them."""
+    """Return the cores to reserve for a dedicated pod until it is bound: its requests, or the CPUs of its allocation if these
+    are fewer, because its sidecars run on the same CPUs."""
     own = [entry for entry in state.pod(pod.uid).values() if entry.owner_pool_name == DEDICATED]
     requested = requested_pod_cores(pod)
     return min(requested, len(frozenset[int]().union(*(entry.cpus for entry in own)))) if own else requested

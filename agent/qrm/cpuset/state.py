@@ -157,8 +157,8 @@ def with_numa_bindings(pods: Iterable[Pod], state: CpusetState) -> tuple[Pod, ..
 
 def pods_as_allocated(pods: Iterable[Pod], state: CpusetState) -> tuple[Pod, ...]:
     """Return the pods as they were allocated, not as they request it. Rejected dedicated pods count as shared, online
-    pods without a binding as unbound, and pods that own no NUMA node as not exclusive: CPU reserved for their request
-    would stay idle."""
+    pods without a binding as unbound, and pods that own no NUMA node as not exclusive. Otherwise CPU reserved for what they
+    requested would stay idle."""
     return tuple(_pod_as_allocated(pod, tuple(state.pod(pod.uid).values())) for pod in pods)
 
 

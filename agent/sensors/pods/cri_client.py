@@ -22,7 +22,8 @@ MAX_STATUS_REQUESTS = 128
 MAX_CONCURRENT_REQUESTS = 8
 MAX_INFO_CHARS = 4 << 20
 MAX_INFO_CHARS_PER_POLL = 16 << 20
-"""Characters of the OCI specifications decoded in one poll, which hold the environment that a pod chose."""
+"""Maximum characters of OCI specifications that one poll decodes. They contain the environment, whose size the pod's owner
+chooses."""
 _SERVICE = wire.DESCRIPTOR.services_by_name["RuntimeService"]
 
 

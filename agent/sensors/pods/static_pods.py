@@ -132,7 +132,7 @@ def _parse_pods_file(document: object, context: PodParsingContext) -> tuple[Pod,
 
 
 def _pods(raws: Sequence[RawPod], paths: Sequence[PodFieldPaths], context: PodParsingContext) -> tuple[Pod, ...]:
-    # The operator writes the file, so it is no tenant's statement about itself.
+    # The operator writes the file, not a tenant, so its pods have every right.
     context = msgspec.structs.replace(context, rights=ALL_RIGHTS)
     pods = []
     for raw, place in zip(raws, paths, strict=True):

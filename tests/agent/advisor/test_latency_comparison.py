@@ -1,4 +1,4 @@
-"""The statistic of quota trials: what is an effect, what is noise, and what is too little."""
+"""The statistic of quota trials distinguishes effects from noise, and returns nothing with too few intervals."""
 
 from __future__ import annotations
 

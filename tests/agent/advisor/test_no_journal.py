@@ -1,4 +1,4 @@
-"""While original values cannot be journalled, nothing new is lent or reported, and what is lent can still shrink."""
+"""While original values cannot be journalled, reclaimable CPU and the reported headroom do not grow, and can still shrink."""
 
 from __future__ import annotations
 

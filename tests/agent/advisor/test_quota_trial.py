@@ -37,7 +37,7 @@ def verdict_of(node: QuotaTrialNode) -> QuotaVerdict:
 
 
 def lifted_node() -> QuotaTrialNode:
-    """A node right after the verdict that its quota does not help."""
+    """A node immediately after the verdict that the quota does not help."""
     node = QuotaTrialNode(own_bursts, CONFIG)
     node.run_until(DID_NOT_HELP)
     return node
@@ -190,7 +190,7 @@ def test_disabled_reclaiming_is_stronger_than_a_verdict() -> None:
 
 
 def test_a_quota_that_is_not_in_force_is_not_tested() -> None:
-    """Its file cannot be written: reclaimed pods use all CPUs whatever the policy decides."""
+    """The file of the quota cannot be written: reclaimed pods use all CPUs whatever the policy decides."""
     node = QuotaTrialNode(own_bursts, CONFIG)
     node.use_cores = lambda _cores: CPUS - 0.5
     cycles = node.run(400)

@@ -55,7 +55,7 @@ NODE_PROFILE = {PROFILE_KEY: '{"disableReclaimLevel": "Node"}'}
 
 
 def test_a_pod_of_10m_cannot_disable_reclaiming_on_the_node() -> None:
-    """`disableReclaimLevel: Node` on a pod of 10m reduced what 64 CPUs lend from 39 cores to 3.2."""
+    """`disableReclaimLevel: Node` on a pod of 10m reduced the reclaimable CPU of a node of 64 CPUs from 39 cores to 3.2."""
     topology = machine(2, 2, 1, 16, 1)
     pod = listed(NODE_PROFILE)
     assert pod.profile.disable_reclaim_level == "Pod"

@@ -57,10 +57,12 @@ async def test_one_node_takes_half_of_the_budget_and_all_nodes_together_all() ->
     server = server_with(5)
     first = await refusals(server, "n1", 4)
     assert first[:3] == ["", "", ""]
-    assert first[3] == ("the eviction budget of the cluster: this node evicted 3 pods in this interval, its limit is 3")
+    assert first[3] == (
+        "the eviction budget of the cluster: this node evicted 3 pods in this interval, the limit of a node is 3"
+    )
     second = await refusals(server, "n2", 3)
     assert second[:2] == ["", ""]
-    assert second[2].endswith("the nodes of the cluster evicted 5 pods in this interval, its limit is 5")
+    assert second[2].endswith("the nodes of the cluster evicted 5 pods in this interval, the limit is 5")
     assert evictions(server) == {"n1": 3, "n2": 2}
 
 
@@ -168,7 +170,7 @@ async def test_a_pod_waits_for_the_budget_and_leaves_when_memory_runs_out() -> N
             assert evictor.stuck == frozenset(), "no other pod is evicted in its place"
             problem = evictor.problem()
             assert problem is not None
-            assert "evicted 1 pods in this interval, its limit is 1" in problem.reason
+            assert "evicted 1 pods in this interval, the limit " in problem.reason
             budget.publish(cycle_with(GIB))
             assert method.evicted == ["a"]
             budget.publish(cycle_with(100 * MIB))

@@ -1,4 +1,4 @@
-"""Plugins of every kind that another user serves are refused with the reason, and their answers have no effect."""
+"""The agent refuses plugins of every kind that another user serves, reports the reason, and applies none of their answers."""
 
 from __future__ import annotations
 

@@ -475,6 +475,6 @@ async def test_the_node_has_an_event_when_originals_cannot_be_journalled_and_whe
         "Warning", "OriginalsNotJournalled", "Normal", "OriginalsJournalled",
     )  # fmt: skip
     assert first["message"] == (
-        "No space left on device: free space. Until then nothing new is lent on this node, and its agent is not ready"
+        "No space left on device: free space. Until then reclaimable CPU does not grow, and the node's agent is not ready"
     )
     assert first["metadata"]["namespace"] == "default"

@@ -1,4 +1,5 @@
-"""Which connection is closed when there are too many: floods of one address, of many, and of busy clients."""
+"""The connection to close when there are too many: floods from one address, from many, and of clients with requests in
+progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of token reviews beside clients that guess tokens, by a clock of the test."""
+"""The order of token reviews while other clients guess tokens, with a clock that the test sets."""
 
 from __future__ import annotations
 

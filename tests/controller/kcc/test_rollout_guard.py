@@ -1,4 +1,5 @@
-"""Guarded rollouts: canaries first, a pause when evictions or unready agents rise, and the ways on."""
+"""Guarded rollouts: canaries get content first, a rise of evictions or unready agents pauses the rollout, and a change of the
+object ends the pause."""
 
 from __future__ import annotations
 

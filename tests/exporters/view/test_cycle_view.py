@@ -369,5 +369,5 @@ def test_the_verdict_on_the_cpu_quota_is_one_text_for_page_and_terminal() -> Non
     advice = msgspec.structs.replace(finished.advice, quota_verdict=quota_verdict())
     assert build_view(msgspec.structs.replace(finished, advice=advice)).quota_trial == (
         "The CPU quota of reclaimed pods helped default/web: run-queue latency p99 41 ms -> 6 ms, over 20 s without and 25 s "
-        "with the quota (4.12 standard errors, 1.94 are more than noise). It is tested again after 23:13 UTC."
+        "with the quota (difference 4.12 standard errors; noise stays below 1.94). The quota is tested again after 23:13 UTC."
     )

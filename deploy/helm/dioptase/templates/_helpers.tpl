@@ -30,8 +30,8 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ include "dioptase.name" .root }}-{{ .component }}.{{ .root.Release.Namespace }}.svc
 {{- end -}}
 
-{{/* Subresource of nodes for reading pods. Kubelets before 1.33 (KEP-2862) check only `proxy`, which allows commands in any pod, so that
-     it is never selected without a choice. */}}
+{{/* Subresource of nodes for reading pods. Kubelets before 1.33 (KEP-2862) check only `proxy`, which allows commands in any pod: the chart
+     grants it only if the operator chooses it. */}}
 {{- define "dioptase.kubeletRight" -}}
 {{- if .Values.agent.kubelet.right -}}{{ .Values.agent.kubelet.right }}
 {{- else if semverCompare ">=1.33.0-0" .Capabilities.KubeVersion.Version -}}pods
@@ -40,7 +40,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 {{- end -}}
 
-{{/* Hosts of the agent's --listen: the node's own addresses, and loopback for the kubelet's probes, which 0.0.0.0 includes. */}}
+{{/* Hosts of the agent's --listen: the node's own addresses, and loopback for the kubelet's probes unless 0.0.0.0 includes it. */}}
 {{- define "dioptase.listen" -}}
 {{ .Values.agent.listen | default "$(NODE_ADDRESSES)" }}{{ if ne .Values.agent.listen "0.0.0.0" }},127.0.0.1{{ end }}
 {{- end -}}
@@ -107,7 +107,8 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- else if and (eq (include "dioptase.act" .) "on") (or $eviction.plugins $eviction.pluginSockets) -}}true{{- end -}}
 {{- end -}}
 
-{{/* Whether agents list disruption budgets: plugins at sockets receive them, also in a dry run, and one built-in plugin can rank by them. */}}
+{{/* Whether agents list disruption budgets. Plugins at sockets receive these budgets, also in a dry run, and one built-in plugin can rank
+     pods by them. */}}
 {{- define "dioptase.budgets" -}}
 {{- $eviction := dig "eviction" dict (include "dioptase.effectiveSettings" . | fromYaml) -}}
 {{- if eq (toString .Values.agent.evictions) "true" -}}true

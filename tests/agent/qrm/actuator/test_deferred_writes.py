@@ -1,4 +1,4 @@
-"""Settings of disks, OOM scores and slices of threads wait for their own original on a slow disk, and for no other."""
+"""On a slow disk, each write of disk settings, OOM scores and thread slices waits for its own original and for no other."""
 
 from __future__ import annotations
 

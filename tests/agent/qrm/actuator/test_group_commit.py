@@ -1,4 +1,4 @@
-"""Writes of new knobs wait until their originals are on disk, together and alone: everything else goes on meanwhile."""
+"""Writes of new knobs wait until their originals, which are saved together, are on disk; nothing else waits."""
 
 from __future__ import annotations
 

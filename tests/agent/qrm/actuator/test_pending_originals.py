@@ -207,7 +207,8 @@ def test_a_container_created_after_the_last_cycle_is_in_the_journal_before_its_r
 def test_a_limit_of_memory_and_swap_that_the_runtime_coupled_is_restored_too(
     stage: Stage, both: str | None, restored: str | None
 ) -> None:
-    """The runtime sets it to the memory limit from NRI, and the kernel refuses a memory limit above it."""
+    """The runtime sets the limit of memory and swap to the memory limit from NRI, and the kernel refuses a memory limit above
+    it."""
     stage.pending.add(BATCH, {Knob.MEMORY_MAX: "max"}, 1.0)
     stage.create(memory_limit_in_bytes=str(64 << 20))
     memsw = stage.tree.file(BATCH, "memory.memsw.limit_in_bytes")

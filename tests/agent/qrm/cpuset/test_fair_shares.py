@@ -1,4 +1,5 @@
-"""What annotations may take beyond requests: each case took most of a node of 64 CPUs from pods that requested it."""
+"""Limits of what annotations may take beyond requests. Without them, each case took most of a node of 64 CPUs from pods that
+requested it."""
 
 from __future__ import annotations
 
@@ -134,7 +135,7 @@ def test_pods_that_come_and_go_hold_no_cpus_that_others_request() -> None:
 
 
 def test_pods_without_requests_keep_no_dedicated_pod_from_its_cpus() -> None:
-    """Each counted as four CPUs: sixteen of them, bound or not, left no NUMA node with room for a dedicated pod."""
+    """When each pod without a request counted as four CPUs, sixteen of them left no NUMA node with room for a dedicated pod."""
     for idle in (tuple(pod(f"idle-{n}") for n in range(16)), tuple(bound(f"idle-{n}", 0.0) for n in range(16))):
         placement, _ = arrive((*idle, dedicated("db", 8.0)))
         assert placement.rejected == {}

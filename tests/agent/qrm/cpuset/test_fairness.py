@@ -1,5 +1,5 @@
-"""Fairness between random tenants on random nodes: none has more CPUs to itself than it requests, none has less to share
-than it requests, in whatever order pods come, go and change, and whatever pool sizes an advisor gives.
+"""Fairness between random tenants on random nodes: no pod has more exclusive CPUs than it requests, and pods that share have at
+least their requests, in whatever order pods are created, deleted and changed, and whatever pool sizes an advisor gives.
 
 `DIOPTASE_RANDOM_NODES` is the number of nodes; `make test-all` tries 10,000.
 """

@@ -110,7 +110,7 @@ def test_an_invalid_cgroups_path_is_rejected(reported: str) -> None:
 
 
 def test_a_slice_name_that_is_too_long_has_no_path() -> None:
-    """The path has the square of its length: 2 MB for a name of 2,000 dashes."""
+    """The path grows with the square of the name's length: a name of 2,000 dashes has a path of 2 MB."""
     assert len(parse_cgroups_path(f"{'a-' * 124}a.slice:a:b")) == 16_510
     with pytest.raises(ValueError, match="is not a slice name"):
         parse_cgroups_path(f"{'a-' * 2000}a.slice:a:b")
