@@ -150,8 +150,8 @@ async def test_another_process_at_the_same_path_is_checked_again(tmp_path: Path)
 
 
 async def test_without_a_check_nothing_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who moved a directory of their own to and fro below /tmp answered a third of the calls: it was missing at the check,
-    and in place when gRPC connected."""
+    """A process that moved a directory of its own to and fro below /tmp answered a third of the calls: it was missing at the
+    check, and in place when gRPC connected."""
     received: list[object] = []
 
     async def remove(request: object, _words: object) -> svc.RemovePodResponse:

@@ -527,7 +527,7 @@ def _granted_requests(
 ) -> ResourceRequirements:
     """Return the requests of a container, none above what the kubelet has granted.
 
-    Who may resize a pod in place can write any request into its spec, where it stays while the kubelet refuses it.
+    An owner that may resize a pod in place can write any request into its spec. It stays there while the kubelet refuses it.
     """
     requests = dict(container.ask.requests)
     for resource in (CPU, MEMORY):

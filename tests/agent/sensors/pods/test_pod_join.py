@@ -390,7 +390,7 @@ SMALL = {"requests": {"cpu": "10m", "memory": "1Mi"}}
 def test_a_resize_that_the_kubelet_has_not_granted_requests_nothing(
     cgroups: Cgroups, status: dict[str, Any], container_status: dict[str, Any], cores: float
 ) -> None:
-    """A pod of 10m that asked for 1000 CPUs in place ended all lending and took the CPUs of dedicated pods."""
+    """A pod of 10m with a resize in place to 1000 CPUs ended all lending and took the CPUs of dedicated pods."""
     cgroups.make("uid-web", "web-main")
     web = pod("web", containers=[container("main", resources={"requests": {"cpu": "1000"}})])
     web["metadata"]["generation"] = 2
