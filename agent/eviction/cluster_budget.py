@@ -70,7 +70,7 @@ class ClusterEvictionBudget:
         """Return why no pod may be evicted now; None if one may, which is counted."""
         if not self._emergency:
             denial = await self._denial_of_next()
-            # The emergency may have begun while the API server was asked.
+            # The emergency may begin during the request to the API server.
             if not self._emergency:
                 return denial
             if denial is None:

@@ -191,7 +191,7 @@ async def test_memory_runs_out_while_the_api_server_refuses_the_lease() -> None:
         assert await budget.refusal() is not None
 
 
-async def test_memory_runs_out_while_the_api_server_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_runs_out_during_the_request_to_the_api_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """The eviction of the cycle that finds the emergency is requested before the cycle is published."""
     server = server_with(0)
     async with server.client() as client:
