@@ -73,7 +73,8 @@ class OutputGuardGroup(SuggestingGroup):
             click.echo(f"dioptase: {message}", err=True)
             sys.exit(1)
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            if sys.platform != "win32":
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -91,7 +92,7 @@ class LazyGroup(OutputGuardGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        if cmd_name == "agent":
+        if cmd_name == "agent" and sys.platform != "win32":
             # Its import takes a second, on a loaded node several. SIGTERM waits until agent.__main__ handles it, because an
             # agent that ends must not leave the values of its predecessor changed.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

@@ -249,8 +249,7 @@ class AgentWebServer:
             if not authorization and request.path in HEALTH_PATHS:
                 return False
             # All paths that are not served share one review: a client could make up any number of them.
-            is_missing = isinstance(request.match_info.http_exception, web.HTTPNotFound)
-            path = INDEX_PATH if is_missing else request.path
+            path = request.path if request.match_info.http_exception is None else INDEX_PATH
             if refusal := await self._tokens.refusal(authorization, path, connection_of(request)):
                 raise HttpRefused(*refusal)
             return True

@@ -166,11 +166,11 @@ async def test_concurrent_requests_of_a_browser_are_all_answered(each_file: bool
 
 
 async def test_requests_of_closed_connections_are_dropped() -> None:
-    cluster = Reviewing(0.3)
+    cluster = Reviewing(1.0)
     async with open_page(cluster) as url:
         place = urlsplit(url)
         running = asyncio.create_task(get(url, "/api/v1/view"))
-        await until_async(lambda: cluster.reviews)
+        await until_async(lambda: cluster.reviews[-1].endswith("view"))
         for name in ("history", "decisions", "evictions"):
             _, writer = await asyncio.open_connection(place.hostname, place.port)
             writer.write(f"GET /api/v1/{name} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
