@@ -175,13 +175,21 @@ def test_pods_of_the_release_may_be_system_cores(policy: Server) -> None:
     assert "system_cores needs the right systemCores" in message(policy, TRUSTED, a_pod("agent", "system_cores"))
 
 
+HIDDEN = "with a backslash needs all rights of namespace"
+
+
 @pytest.mark.parametrize(
-    "text", [r'{"oom\u005fpriority": "300"}', r'{"\u006fom_priority": "300"}', r'{"oom_priority": "\u00330\u0030"}']
+    ("text", "refusal"),
+    [
+        (r'{"oom\u005fpriority": "300"}', HIDDEN),
+        (r'{"\u006fom_priority": "300"}', HIDDEN),
+        (r'{"oom_priority": "\u00330\u0030"}', "oom_priority needs the right oomPriority"),
+    ],
 )
-def test_an_escape_hides_nothing(policy: Server, text: str) -> None:
+def test_an_escape_hides_nothing(policy: Server, text: str, refusal: str) -> None:
     pod = annotated(**{MEMORY_KEY: text})
     assert missing_rights(agent_problems(pod, TENANT)) == {"oomPriority"}
-    assert "with a backslash needs all rights of namespace" in message(policy, TENANT, pod)
+    assert refusal in message(policy, TENANT, pod)
 
 
 def test_the_policy_refuses_what_agents_ignore_and_nothing_else(policy: Server) -> None:
