@@ -377,8 +377,9 @@ def _allocate_pools(
     reclaim_cpus = config.reclaim_reserve(len(layout.order), len(layout.numa))
     reserve = spread_over_numa(reclaim_cpus, tuple(layout.numa))
     assignable_sizes = tuple(sorted(sizes, key=lambda size: (size.pool, size.numa)))
-    # The pool of an offline NUMA node moves to the other nodes; dedicated pods have their CPUs already.
-    dedicated_names = {f"{DEDICATED}-{pod.key}" for pod in pods if owners[pod.uid] == DEDICATED}
+    # The pool of an offline NUMA node moves to the other nodes. Dedicated pods have their CPUs already, or run with the shared
+    # pods, whose pool has their requests.
+    dedicated_names = {f"{DEDICATED}-{pod.key}" for pod in pods if pod.qos is QoSLevel.DEDICATED}
     assignable_sizes = tuple(
         size if size.numa in layout.numa else msgspec.structs.replace(size, numa=NOT_NUMA_BOUND)
         for size in assignable_sizes
