@@ -403,8 +403,8 @@ def test_where_cgroups_are_read_only_decisions_run_dry(
     assert checks["cgroup writes"]["remedy"].endswith("until then decisions run dry")
 
 
-@pytest.mark.parametrize(("pods", "limit_mib"), [(2, 68), (200, 71)])
-def test_two_hundred_cgroups_fit_into_68_mib_and_little_more_when_all_are_pods(
+@pytest.mark.parametrize(("pods", "limit_mib"), [(2, 71), (200, 75)])
+def test_two_hundred_cgroups_fit_into_71_mib_and_little_more_when_all_are_pods(
     hierarchy: Hierarchy,
     groups: tuple[TestCgroup, TestCgroup],
     options: list[str],
