@@ -46,7 +46,7 @@ class StateWriters:
     def open_journals(
         self, directory: Path | None, stack: AsyncExitStack, *, evicting: bool
     ) -> tuple[DecisionJournal, EvictionJournal | None]:
-        """Open the journals of decisions and, if `evicting`, of evictions; without a directory they are kept in memory
+        """Open the journals of decisions and, if `evicting`, of evictions; without a directory they stay in memory
         only."""
         decisions = DecisionJournal(None if directory is None else directory / "decisions.jsonl", disk=self.records)
         evictions = None

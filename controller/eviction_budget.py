@@ -18,10 +18,9 @@ from controller.settings import EvictionBudgetConfig
 from kube.client import KubeClient
 from kube.errors import ApiError, ApiUnreachable
 from kube.informer import Informer
-from kube.objects import PartialObjectMetadata, ResourceType
+from kube.objects import LEASE_METADATA
 
 log = logging.getLogger(__name__)
-LEASES = ResourceType("coordination.k8s.io", "v1", "leases", "Lease", PartialObjectMetadata, namespaced=True)
 POLL_INTERVAL_S = 5.0
 RETAINED_S = 600.0
 """Time for which evictions are remembered; a rollout is evaluated over less."""
@@ -72,7 +71,7 @@ class EvictionBudgetRenewal:
         Raises ApiUnreachable, and ApiError, also for a conflict with an agent: the next call tries again."""
         limit = budget_limit(self._config.per_minute, self._config.node_share, len(self._nodes.store))
         try:
-            lease = await self._client.get(LEASES, self._key)
+            lease = await self._client.get(LEASE_METADATA, self._key)
         except ApiError as error:
             if not error.missing:
                 raise
@@ -91,16 +90,20 @@ class EvictionBudgetRenewal:
         evictions = {} if budget is None or renews else budget.evictions
         body = _annotation(EvictionBudget(limit=limit, evictions=evictions))
         body["metadata"]["resourceVersion"] = lease.metadata.resource_version
-        await self._client.merge_patch(LEASES, self._key, body)
+        await self._client.merge_patch(LEASE_METADATA, self._key, body)
         self._last_counts = dict(evictions)
         if renews:
             self._renew_at_s = now_s + INTERVAL_S
 
     async def _create(self, limit: int) -> None:
         namespace, _, name = self._key.rpartition("/")
-        body = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, **_annotation(EvictionBudget(limit=limit))}
+        body = {
+            "apiVersion": LEASE_METADATA.api_version,
+            "kind": LEASE_METADATA.kind,
+            **_annotation(EvictionBudget(limit=limit)),
+        }
         body["metadata"]["name"] = name
-        await self._client.create(LEASES, body, namespace)
+        await self._client.create(LEASE_METADATA, body, namespace)
         self._last_counts = {}
 
     def _observe(self, evictions: Mapping[str, int], wall_s: float) -> None:

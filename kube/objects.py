@@ -136,6 +136,10 @@ class ResourceType(msgspec.Struct, Generic[T], frozen=True):
         return f"{self.collection(namespace)}/{_path_segment(name, 'name')}{tail}"
 
 
+LEASE_METADATA = ResourceType("coordination.k8s.io", "v1", "leases", "Lease", PartialObjectMetadata, namespaced=True)
+"""Leases without their spec, for annotations of a Lease."""
+
+
 def key_of(metadata: NamedMetadata) -> str:
     """Key of an object: `namespace/name`, or the name alone without a namespace."""
     return f"{metadata.namespace}/{metadata.name}" if metadata.namespace else metadata.name or ""

@@ -18,10 +18,9 @@ from api.snapshot import NodeSample
 from api.units import GIB, MIB
 from kube.client import KubeClient
 from kube.errors import ApiError, ApiUnreachable
-from kube.objects import PartialObjectMetadata, ResourceType
+from kube.objects import LEASE_METADATA
 
 log = logging.getLogger(__name__)
-LEASES = ResourceType("coordination.k8s.io", "v1", "leases", "Lease", PartialObjectMetadata, namespaced=True)
 MAX_TRIES = 5
 """Attempts of a compare-and-swap that loses against other agents."""
 DENIAL_S = 5.0
@@ -104,7 +103,7 @@ class ClusterEvictionBudget:
     async def _take(self, *, forced: bool) -> str:
         """Count an eviction of this node; return why it is not allowed. Raises ApiError and ApiUnreachable."""
         for tries_left in range(MAX_TRIES - 1, -1, -1):
-            lease = await self._client.get(LEASES, self._lease)
+            lease = await self._client.get(LEASE_METADATA, self._lease)
             budget = parse_budget(lease.metadata.annotations)
             reason = exhausted_reason(budget, self._node)
             if budget is None or (reason and not forced):
@@ -113,7 +112,7 @@ class ClusterEvictionBudget:
             version = lease.metadata.resource_version
             body = {"metadata": {"resourceVersion": version, "annotations": {BUDGET_ANNOTATION: text}}}
             try:
-                await self._client.merge_patch(LEASES, self._lease, body)
+                await self._client.merge_patch(LEASE_METADATA, self._lease, body)
             except ApiError as error:
                 if not error.conflict or tries_left == 0:
                     raise
