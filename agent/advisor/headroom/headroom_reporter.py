@@ -390,9 +390,8 @@ def _limit_amounts(
     parts = dict(by_numa)
     if maximum_by_numa:  # a removed NUMA node has no capacity
         parts = {numa: min(value, maximum_by_numa.get(numa, 0.0)) for numa, value in by_numa.items()}
-    over = sum(parts.values()) / maximum if maximum > 0 else 0.0
-    if over > 1:
-        parts = {numa: value / over for numa, value in parts.items()}
+    if (before := sum(parts.values())) > maximum:
+        parts = {numa: value * maximum / before for numa, value in parts.items()}
     return round(sum(parts.values()), _DIGITS), parts
 
 
@@ -402,8 +401,8 @@ def limit_to_requests(reported: Headroom, snapshot: Snapshot) -> Headroom:
     containers = [container for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for container in pod.containers]
     requested_cores = sum(c.reclaimed_cpu_cores or c.cpu_request_cores or 0.0 for c in containers)
     requested_bytes = float(sum(c.reclaimed_memory_bytes or c.memory_request_bytes or 0 for c in containers))
-    cores, cores_by_numa = _scale_down(reported.cores, reported.cores_by_numa, requested_cores)
-    memory, memory_by_numa = _scale_down(reported.memory_bytes, reported.memory_by_numa, requested_bytes)
+    cores, cores_by_numa = _limit_amounts(reported.cores, reported.cores_by_numa, requested_cores, {})
+    memory, memory_by_numa = _limit_amounts(reported.memory_bytes, reported.memory_by_numa, requested_bytes, {})
     text = "Original values cannot be journalled, so only what the present reclaimed pods request is reported."
     return replace(
         reported,
@@ -414,14 +413,6 @@ def limit_to_requests(reported: Headroom, snapshot: Snapshot) -> Headroom:
         stale=("cpu", "memory"),
         reason=replace(reported.reason, rule="journal_unavailable", text=f"{reported.reason.text} {text}"),
     )
-
-
-def _scale_down(
-    total: float | None, by_numa: Mapping[int, float], maximum: float
-) -> tuple[float | None, Mapping[int, float]]:
-    if total is None or total <= maximum:
-        return total, by_numa
-    return maximum, {numa: round(value * maximum / total, _DIGITS) for numa, value in by_numa.items()}
 
 
 def _zero_headroom(capacity: NodeCapacity) -> Headroom:
