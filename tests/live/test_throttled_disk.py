@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from agent.qrm.actuator.originals import FILE_NAME, decode_journal
 from agent.sensors.cgroup.hierarchy import Hierarchy
-from tests.builders.waiting import until
+from tests.builders.waiting import PATIENCE_S, until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 from tests.live.agent_process import Agent, write_pods
 
@@ -98,12 +99,19 @@ def disk(tmp_path: Path) -> Iterator[ThrottledDisk]:
     subprocess.run(["umount", "--lazy", ram], check=True)
 
 
-@pytest.fixture
-def pods(disk: ThrottledDisk, tmp_path: Path) -> Iterator[ThreePods]:
+@contextmanager
+def three_pods(directory: Path, state: Path) -> Iterator[ThreePods]:
+    """Create the cgroups of the pods, for an agent with this state directory."""
     hierarchy = require_writable_cgroups()
     with ExitStack() as stack:
         groups = {name: stack.enter_context(cgroup(hierarchy, f"slow-{name}")) for name in ("web", "batch", "late")}
-        yield ThreePods(groups, tmp_path, disk.mount / "state")
+        yield ThreePods(groups, directory, state)
+
+
+@pytest.fixture
+def pods(disk: ThrottledDisk, tmp_path: Path) -> Iterator[ThreePods]:
+    with three_pods(tmp_path, disk.mount / "state") as created:
+        yield created
 
 
 def sequence(agent: Agent) -> int:
@@ -119,14 +127,21 @@ def pending_s(agent: Agent) -> float:
     return float(line.removeprefix(name))
 
 
-@pytest.mark.parametrize("writes_per_s", [20, 1])
-def test_cycles_health_and_restores_do_not_wait_for_a_sync(
-    disk: ThrottledDisk, pods: ThreePods, writes_per_s: int
+def check_nothing_waits_for_a_sync(
+    pods: ThreePods,
+    slow_down: Callable[[], None],
+    speed_up: Callable[[], None],
+    *,
+    stalls: bool,
+    ends_stall: bool,
+    patience_s: float = PATIENCE_S,
 ) -> None:
+    """Replace a pod while the disk is slow: the new knob waits for its original. If the sync `stalls`, cycles and the restore
+    of the pod that ended do not; with `ends_stall` the disk is fast again before the new knob is written."""
     with Agent(*pods.options("web", "batch")) as agent:
         until(lambda: pods.changed() == {"web", "batch"}, lambda: f"both pods are limited: {agent.log}")
         until(lambda: pods.journalled() == {"web", "batch"} and pending_s(agent) == 0, "the disk is idle")
-        disk.limit(writes_per_s)
+        slow_down()
         pods.options("web", "late")
         first = sequence(agent)
 
@@ -137,18 +152,34 @@ def test_cycles_health_and_restores_do_not_wait_for_a_sync(
             sequence(agent)
             return "late" in changed
 
-        if writes_per_s == 1:
+        if stalls:
             until(lambda: "batch" not in pods.changed(), "the pod that ended has its CPUs back")
             assert "batch" in pods.journalled(), "nothing waited for the disk"
             until(lambda: written() or sequence(agent) >= first + CYCLES, "cycles finish during the sync")
             assert "late" not in pods.changed()
             assert pending_s(agent) > 0
-        until(written, lambda: f"the new pod is limited: {agent.log}", 60)
-        disk.limit(0)
+            if ends_stall:
+                speed_up()
+        until(written, lambda: f"the new pod is limited: {agent.log}", patience_s)
+        speed_up()
         assert agent.end() == 0
         assert "Traceback" not in agent.log
     assert pods.cpus() == pods.own
     assert pods.journalled() == set()
+
+
+@pytest.mark.parametrize("writes_per_s", [20, 1])
+def test_cycles_health_and_restores_do_not_wait_for_a_sync(
+    disk: ThrottledDisk, pods: ThreePods, writes_per_s: int
+) -> None:
+    check_nothing_waits_for_a_sync(
+        pods,
+        partial(disk.limit, writes_per_s),
+        partial(disk.limit, 0),
+        stalls=writes_per_s == 1,
+        ends_stall=False,
+        patience_s=60,
+    )
 
 
 def test_an_agent_starts_without_waiting_for_a_sync(disk: ThrottledDisk, pods: ThreePods) -> None:

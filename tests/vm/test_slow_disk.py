@@ -6,16 +6,22 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from api.units import MIB
 from tests.builders.waiting import until
-from tests.kernel.real_cgroups import cgroup, require_writable_cgroups
 from tests.live.agent_process import DIOPTASE, Agent
-from tests.live.test_throttled_disk import CYCLES, ThreePods, pending_s, sequence
+from tests.live.test_throttled_disk import (
+    CYCLES,
+    ThreePods,
+    check_nothing_waits_for_a_sync,
+    pending_s,
+    sequence,
+    three_pods,
+)
 
 pytestmark = pytest.mark.vm_disk
 
@@ -70,43 +76,17 @@ def disk(tmp_path: Path) -> Iterator[DelayedDisk]:
 
 @pytest.fixture
 def pods(disk: DelayedDisk, tmp_path: Path) -> Iterator[ThreePods]:
-    hierarchy = require_writable_cgroups()
-    with ExitStack() as stack:
-        groups = {name: stack.enter_context(cgroup(hierarchy, f"slow-{name}")) for name in ("web", "batch", "late")}
-        yield ThreePods(groups, tmp_path, disk.mount / "state")
+    with three_pods(tmp_path, disk.mount / "state") as created:
+        yield created
 
 
 @pytest.mark.parametrize("latency_s", LATENCIES_S)
 def test_cycles_health_and_restores_do_not_wait_for_a_delayed_sync(
     disk: DelayedDisk, pods: ThreePods, latency_s: float
 ) -> None:
-    with Agent(*pods.options("web", "batch")) as agent:
-        until(lambda: pods.changed() == {"web", "batch"}, lambda: f"both pods are limited: {agent.log}")
-        until(lambda: pods.journalled() == {"web", "batch"} and pending_s(agent) == 0, "the disk is idle")
-        disk.delay(latency_s)
-        pods.options("web", "late")
-        first = sequence(agent)
-
-        def written() -> bool:
-            changed = pods.changed()
-            # The knob is read before the journal.
-            assert "late" not in changed or "late" in pods.journalled()
-            sequence(agent)
-            return "late" in changed
-
-        if latency_s >= 4:
-            until(lambda: "batch" not in pods.changed(), "the pod that ended has its CPUs back")
-            assert "batch" in pods.journalled(), "nothing waited for the disk"
-            until(lambda: written() or sequence(agent) >= first + CYCLES, "cycles finish during the sync")
-            assert "late" not in pods.changed()
-            assert pending_s(agent) > 0
-            disk.delay(0)
-        until(written, lambda: f"the new pod is limited: {agent.log}")
-        disk.delay(0)
-        assert agent.end() == 0
-        assert "Traceback" not in agent.log
-    assert pods.cpus() == pods.own
-    assert pods.journalled() == set()
+    check_nothing_waits_for_a_sync(
+        pods, partial(disk.delay, latency_s), partial(disk.delay, 0), stalls=latency_s >= 4, ends_stall=True
+    )
 
 
 def test_an_agent_starts_without_waiting_for_a_delayed_sync(disk: DelayedDisk, pods: ThreePods) -> None:
