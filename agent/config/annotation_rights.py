@@ -69,21 +69,23 @@ def pod_rights(config: RightsConfig, namespace: str, priority_class: str) -> Pod
     return PodRights(namespace, priority_class, frozenset(held))
 
 
-def limit_level(level: QoSLevel, request_cores: float | None, rights: PodRights) -> tuple[QoSLevel, str]:
+def limit_level(level: QoSLevel, request_cores: float | None, rights: PodRights) -> tuple[QoSLevel, tuple[str, ...]]:
     """Return the QoS level that the pod may have, and the problem if that is another one than stated.
 
     `request_cores` is the CPU request of the main container. A fraction of a CPU is rounded up to an exclusive CPU, which is
     more than the pod requests. A pod without a request retains its level: the allocation gives it no CPUs of its own.
     """
     if level is QoSLevel.SYSTEM and Right.SYSTEM_CORES not in rights.held:
-        return QoSLevel.SHARED, f"{level.value} {rights.missing(Right.SYSTEM_CORES)}; until then it is shared_cores"
+        problem = f"QoS level: {level.value} {rights.missing(Right.SYSTEM_CORES)}; until then it is shared_cores"
+        return QoSLevel.SHARED, (problem,)
     is_fraction = request_cores is not None and request_cores % 1 > 0
     if level is QoSLevel.DEDICATED and is_fraction and Right.DEDICATED_CORES not in rights.held:
-        return QoSLevel.SHARED, (
-            f"{level.value} with a request of {request_cores:g} CPUs {rights.missing(Right.DEDICATED_CORES)}, "
+        problem = (
+            f"QoS level: {level.value} with a request of {request_cores:g} CPUs {rights.missing(Right.DEDICATED_CORES)}, "
             "or request whole CPUs; until then it is shared_cores"
         )
-    return level, ""
+        return QoSLevel.SHARED, (problem,)
+    return level, ()
 
 
 def limit_profile(profile: ServiceProfile, rights: PodRights) -> tuple[ServiceProfile, tuple[str, ...]]:

@@ -68,7 +68,7 @@ def parse_admission_request(request: Any, resource: str, before: Pod | None, qos
     priority_class = "" if before is None else before.priority_class
     rights = pod_rights(qos_config.rights, request.pod_namespace, priority_class)
     main_request = amount if resource == CPU and request.container_type != plugin.SIDECAR else None
-    qos, level_problem = limit_level(qos, main_request, rights)
+    qos, level_problems = limit_level(qos, main_request, rights)
     enhancements, problems = parse_enhancements(annotations, qos, dialect, None, rights.withheld_enhancements())
     bound_numa, unbound = parse_numa_bind_result(annotations, dialect)
     hint = tuple(sorted({int(node) for node in request.hint.nodes if node < 1024}))
@@ -88,7 +88,7 @@ def parse_admission_request(request: Any, resource: str, before: Pod | None, qos
         priority_class=priority_class,
         enhancements=enhancements,
         bound_numa=hint if enhancements.numa_binding and hint else bound_numa,
-        problems=(*((f"QoS level: {level_problem}",) if level_problem else ()), *problems, *unbound),
+        problems=(*level_problems, *problems, *unbound),
     )
     return AdmissionRequest(pod, container, resource, amount, hint if enhancements.numa_binding else ())
 

@@ -145,10 +145,7 @@ class KubeletContainerStatus(msgspec.Struct, frozen=True):
         if not self.allocated and self.resources is None:
             return None
         requests = self.allocated or (self.resources.requests if self.resources is not None else None) or {}
-        try:
-            return convert_quantity(requests.get(resource, 0))
-        except ValueError:
-            return Decimal(0)
+        return _quantity_or_zero(requests, resource)
 
 
 class KubeletPodCondition(msgspec.Struct, frozen=True):
@@ -314,7 +311,7 @@ def qos_class(pod: KubeletPod) -> str:
     return GUARANTEED if guaranteed else BURSTABLE
 
 
-def _positive_resources(amounts: KubernetesResources | None) -> tuple[dict[str, object], dict[str, object]]:
+def _positive_resources(amounts: KubernetesResources | None) -> tuple[dict[str, Decimal], dict[str, Decimal]]:
     listed = amounts or KubernetesResources()
     requests, limits = (
         {name: value for name in (CPU, MEMORY) if (value := _quantity_or_zero(entries or {}, name))}
@@ -323,11 +320,11 @@ def _positive_resources(amounts: KubernetesResources | None) -> tuple[dict[str, 
     return requests, limits
 
 
-def _quantity_or_zero(entries: Mapping[str, object], name: str) -> object:
+def _quantity_or_zero(entries: Mapping[str, object], name: str) -> Decimal:
     try:
         return convert_quantity(entries.get(name, 0))
     except ValueError:
-        return 0
+        return Decimal(0)
 
 
 @cache

@@ -152,8 +152,7 @@ def assemble_pod(
     rights = pod_rights(context.rights, namespace, raw.priority_class)
     qos = stated or translation.level or QoSLevel.SHARED
     containers, container_problems = _build_containers(listed, qos, translation, annotations, pod_resources)
-    qos, level_problem = limit_level(qos, _main_request_cores(containers), rights)
-    level_problems = (f"QoS level: {level_problem}",) if level_problem else ()
+    qos, level_problems = limit_level(qos, _main_request_cores(containers), rights)
     dialect = msgspec.structs.replace(context.dialect, defaults={**context.dialect.defaults, **translation.words})
     enhancements, problems = parse_enhancements(
         annotations, qos, dialect, context.numa_nodes, rights.withheld_enhancements()
