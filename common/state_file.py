@@ -45,6 +45,26 @@ def quarantine_file(path: Path, reason: str) -> Path:
         ) from None
 
 
+def set_aside(path: Path, damage: StateFileDamaged, consequence: str, unsaved: str) -> tuple[str, Path | None]:
+    """Rename a damaged file; return the warning, and the path of the file to write: None if the damaged one stays there.
+
+    `consequence` states what starts from nothing, and `unsaved` what is not saved while the damaged file stays.
+    """
+    text = f"{consequence}: {path} is damaged: {damage}."
+    try:
+        return f"{text} It was renamed to {quarantine_file(path, str(damage))}.", path
+    except Unavailable as failure:
+        return f"{text} {unsaved}: {failure.reason}: {failure.remedy}.", None
+
+
+def write_failure(what: str, path: Path, error: OSError) -> Unavailable:
+    """Return why a file of the state directory cannot be written, with the remedy; `what` is the sentence up to the path."""
+    return Unavailable(
+        f"{what} {path}: {error.strerror}",
+        f"free space in {path.parent} and make it writable, or choose another with --state-dir",
+    )
+
+
 def _rename_to_quarantine(path: Path) -> Path:
     names = {damaged.name for damaged in list_quarantined(path)}
     number = next(n for n in range(1, len(names) + 2) if f"{path.name}.damaged-{n}" not in names)

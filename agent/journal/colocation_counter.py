@@ -21,7 +21,7 @@ from api.rates import Rates, online_runq_latency, sum_runq_latencies
 from api.snapshot import RunqLatency, reclaimed_containers
 from common.disk_writer import INLINE_WRITER, FileWriter
 from common.files import read_small_file
-from common.state_file import StateFileDamaged, decode_state, encode_state, quarantine_file, replace_file
+from common.state_file import StateFileDamaged, decode_state, encode_state, replace_file, set_aside, write_failure
 
 BUSY_CORES = 0.05
 """Reclaimed pods of a node count as busy if they use at least this CPU together. Paused pods use less."""
@@ -85,12 +85,9 @@ class ColocationCounter:
         except OSError as error:
             self.messages = (f"Totals of colocation start at zero: {self.path} cannot be read: {error.strerror}.",)
         except StateFileDamaged as error:
-            text = f"Totals of colocation start at zero: {self.path} is damaged: {error}."
-            try:
-                self.messages = (f"{text} It was renamed to {quarantine_file(self.path, str(error))}.",)
-            except Unavailable as failure:
-                self.messages = (f"{text} They are not saved: {failure.reason}: {failure.remedy}.",)
-                self.path = None
+            consequence, unsaved = "Totals of colocation start at zero", "They are not saved"
+            message, self.path = set_aside(self.path, error, consequence, unsaved)
+            self.messages = (message,)
         return None
 
     def _save(self) -> None:
@@ -102,10 +99,7 @@ class ColocationCounter:
         try:
             replace_file(path, encode_state(SavedTotals(totals=totals)))
         except OSError as error:
-            self.failure = Unavailable(
-                f"the totals of colocation cannot be written to {path}: {error.strerror}",
-                f"free space in {path.parent} and make it writable, or set another directory with --state-dir",
-            )
+            self.failure = write_failure("the totals of colocation cannot be written to", path, error)
             return
         self._saved, self.failure = totals, None
 

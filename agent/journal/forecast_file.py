@@ -16,7 +16,7 @@ from api.interfaces import Unavailable
 from api.units import NS_PER_S
 from common.disk_writer import INLINE_WRITER, FileWriter
 from common.files import read_small_file
-from common.state_file import StateFileDamaged, decode_state, encode_state, quarantine_file, replace_file
+from common.state_file import StateFileDamaged, decode_state, encode_state, quarantine_file, replace_file, write_failure
 
 VERSION = 1
 """Version of the file, including the inputs of the regression."""
@@ -111,10 +111,7 @@ class ForecastFile:
         try:
             replace_file(self.path, encode_state(saved))
         except OSError as error:
-            self._failure = Unavailable(
-                f"the history of forecasts cannot be written to {self.path}: {error.strerror}",
-                f"free space in {self.path.parent} and make it writable, or set another directory with --state-dir",
-            )
+            self._failure = write_failure("the history of forecasts cannot be written to", self.path, error)
             return
         self._written, self._failure = saved, None
 

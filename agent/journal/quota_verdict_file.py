@@ -17,7 +17,7 @@ from api.advice import QuotaVerdict
 from api.interfaces import Unavailable
 from common.disk_writer import INLINE_WRITER, FileWriter
 from common.files import read_small_file
-from common.state_file import StateFileDamaged, decode_state, encode_state, quarantine_file, replace_file
+from common.state_file import StateFileDamaged, decode_state, encode_state, replace_file, set_aside, write_failure
 
 VERSION = 1
 FILE_NAME = "quota_verdicts"
@@ -70,7 +70,9 @@ class QuotaVerdictFile:
             )
             return ()
         except StateFileDamaged as error:
-            self._set_aside(self._path, error)
+            consequence, unsaved = "Every CPU quota is tried again", "Verdicts are not saved"
+            message, self._path = set_aside(self._path, error, consequence, unsaved)
+            self.messages = (message,)
             return ()
         if saved.kernel == self._kernel:
             self._written = tuple(
@@ -79,14 +81,6 @@ class QuotaVerdictFile:
                 if 0 < verdict.expires_wall_ns - verdict.wall_time_ns <= MEMORY_NS
             )
         return self._written
-
-    def _set_aside(self, path: Path, error: StateFileDamaged) -> None:
-        text = f"Every CPU quota is tried again: {path} is damaged: {error}."
-        try:
-            self.messages = (f"{text} It was renamed to {quarantine_file(path, str(error))}.",)
-        except Unavailable as failure:
-            self.messages = (f"{text} Verdicts are not saved: {failure.reason}: {failure.remedy}.",)
-            self._path = None
 
     def save(self, verdicts: tuple[QuotaVerdict, ...]) -> None:
         """Have the verdicts written if they changed. Raises Unavailable after a failed write, until one succeeds."""
@@ -105,9 +99,6 @@ class QuotaVerdictFile:
             replace_file(path, encode_state(SavedQuotaVerdicts(kernel=self._kernel, verdicts=verdicts)))
         except OSError as error:
             self._retry_at_s = self._clock() + RETRY_S
-            self._failure = Unavailable(
-                f"the verdicts of quota trials cannot be written to {path}: {error.strerror}",
-                f"free space in {path.parent} and make it writable, or set another directory with --state-dir",
-            )
+            self._failure = write_failure("the verdicts of quota trials cannot be written to", path, error)
             return
         self._written, self._retry_at_s, self._failure = verdicts, None, None

@@ -114,10 +114,10 @@ EXCLUSIVE: dict[int, list[dict[str, tuple[str, str]]]] = {
         {"db": ("0-3", "0-1"), "web": ("4-5", "2-3"), "batch": ("0,2,6-7", "0-3"), "api": NOBODYS, "other": NOBODYS},
         {
             "db": ("0-3", "0-1"),
-            "web": ("7", "3"),
-            "batch": ("0,2,5-6", "0-3"),
+            "web": ("6", "3"),
+            "batch": ("0,2,5,7", "0-3"),
             "api": ("4", "2"),
-            "other": ("4,7", "2-3"),
+            "other": ("4,6", "2-3"),
         },
         {"db": INHERITED[4], "web": ("1,7", "0-3"), "batch": ("0,2-6", "0-3"), "api": NOBODYS, "other": NOBODYS},
     ],

@@ -24,7 +24,7 @@ from api.text import quote
 from common.disk_writer import INLINE_WRITER, FileWriter
 from common.files import read_small_file
 from common.reserve_file import ReserveFile, digest_of
-from common.state_file import StateFileDamaged, quarantine_file, replace_file, sync_directory
+from common.state_file import StateFileDamaged, quarantine_file, replace_file, sync_directory, write_failure
 
 MAX_FILE_BYTES = 64 << 20
 """A thousand times what 200 managed cgroups need."""
@@ -344,10 +344,7 @@ class BootJournal(Generic[KeyT, EntryT]):
                 self.path.unlink(missing_ok=True)
                 sync_directory(self.path.parent)
         except OSError as error:
-            failure = Unavailable(
-                f"original values cannot be journalled in {self.path}: {error.strerror}",
-                f"free space in {self.path.parent} and make it writable, or choose another with --state-dir",
-            )
+            failure = write_failure("original values cannot be journalled in", self.path, error)
             if data is None or not self._write_to_reserve(data, failure):
                 raise failure from None
             return False

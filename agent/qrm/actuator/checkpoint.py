@@ -15,7 +15,7 @@ from api.interfaces import Unavailable
 from common import state_file
 from common.disk_writer import INLINE_WRITER, FileWriter
 from common.files import read_small_file
-from common.state_file import StateFileDamaged, quarantine_file, replace_file
+from common.state_file import StateFileDamaged, quarantine_file, replace_file, write_failure
 
 VERSION = 1
 FILE_NAME = "cpu_plugin_state"
@@ -109,10 +109,7 @@ class CpusetCheckpoint:
         try:
             replace_file(self.path, encode_state(state, self._boot_id))
         except OSError as error:
-            self._failure = Unavailable(
-                f"the CPU state cannot be written to {self.path}: {error.strerror}",
-                f"free space in {self.path.parent} and make it writable, or choose another with --state-dir",
-            )
+            self._failure = write_failure("the CPU state cannot be written to", self.path, error)
         else:
             self._failure = None
 
