@@ -19,6 +19,7 @@ BENCHMARKS = (
     "predictors",
     "day",
     "soak",
+    "churn",
     "fuzz",
 )
 COMMANDS = {"colocation_flat": ("bench.colocation", "--layout", "flat")}

@@ -190,7 +190,7 @@ def test_a_failed_test_on_another_version_runs_again_on_the_same(stages: ModuleT
 def test_the_gate_has_two_lanes_and_test_all_has_every_stage(stages: ModuleType) -> None:
     gate = {lane: [n for n, s in stages.STAGES.items() if not s.on_request and s.lane == lane] for lane in (0, 1, 2)}
     assert gate == {
-        0: ["format", "types", "contracts", "unit", "kernel", "prometheus", "browser", "vm-host", "vm-disk"],
+        0: ["format", "types", "contracts", "unit", "kernel", "prometheus", "browser", "vm-host"],
         1: ["vm-6.1", "vm-four", "vm-systemd", "cluster"],
         2: ["live"],
     }
@@ -231,6 +231,14 @@ sys.exit({status})
 """
 
 
+def autogroup_nice(pid: int) -> int | None:
+    """Return the nice value of the autogroup of a process, or None on a kernel without autogroups."""
+    try:
+        return int(Path(f"/proc/{pid}/autogroup").read_text().split()[-1])
+    except (FileNotFoundError, IndexError):
+        return None
+
+
 def start_build(stages: ModuleType, folder: Path, done: str, status: int = 0) -> tuple[Any, int]:
     """A background build, and the process that it started."""
     stages.ROOT = folder
@@ -247,6 +255,7 @@ def test_what_is_done_ahead_gives_way_until_it_is_waited_for(
     """Then it has its share, with all that it has started, and what it said is shown."""
     ahead, child = start_build(stages, tmp_path, "os.sched_getscheduler(child.pid) == os.SCHED_OTHER", status)
     assert os.sched_getscheduler(child) == os.SCHED_IDLE
+    assert autogroup_nice(child) in (19, None)
     stages.STAGES["one"] = stages.Stage("a build", [stages.BUILD])
     # It ends only once its child has been given its share.
     result = stages.run_stage("one", ahead)

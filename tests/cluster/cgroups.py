@@ -17,6 +17,15 @@ ROOT = Path("/sys/fs/cgroup")
 USUAL = "kubepods"
 _FILLED = ("cpuset.cpus", "cpuset.mems")
 """Files of version 1 that a new cgroup needs before it accepts a process."""
+KNOBS = ("cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.idle", "cpu.weight", "cpu.max", "cpuset.cpus")
+
+
+def knobs_of_pods(cgroup_root: str) -> dict[str, str]:
+    """Return the knobs of every cgroup of the pods of a node, by path."""
+    tops = [ROOT / controller / cgroup_root.strip("/") / USUAL for controller in ("cpu", "cpuset", "")]
+    return {
+        str(path): path.read_text() for top in tops if top.exists() for name in KNOBS for path in top.glob(f"**/{name}")
+    }
 
 
 def prepare(names: Names, node: str, root: Path = ROOT) -> str:

@@ -23,6 +23,7 @@ from agent.config.profiles import PROFILES
 from tests.cluster import audit
 from tests.cluster.audit import AuditedRequest
 from tests.cluster.binaries import Missing
+from tests.cluster.cgroups import knobs_of_pods
 from tests.cluster.cluster import Cluster, Failed
 from tests.cluster.daemons import Late, wait
 from tests.cluster.image_and_chart import CHART, IMAGE, ROOT, TAG, helm, image_archive
@@ -35,8 +36,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.versions]
 NAMESPACE, RELEASE = "dioptase-system", "dioptase"
 AGENT, CONTROLLER = f"{RELEASE}-agent", f"{RELEASE}-controller"
 CONFIG, NODE = "config.katalyst.kubewharf.io", "node.katalyst.kubewharf.io"
-CGROUPS = Path("/sys/fs/cgroup")
-KNOBS = ("cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.idle", "cpu.weight", "cpu.max", "cpuset.cpus")
 # Bits of CAP_PERFMON and CAP_BPF: include/uapi/linux/capability.h.
 CAPABILITIES = 1 << 38 | 1 << 39
 RARE = {
@@ -92,7 +91,7 @@ class Installed(NamedTuple):
             self.cluster.kubectl("--namespace", NAMESPACE, "rollout", "status", "--timeout=120s", what)
 
     def knobs(self) -> dict[str, str]:
-        return knobs(self.cluster)
+        return knobs_of_pods(self.cluster.nodes[0].cgroup_root)
 
     def token(self, account: str) -> str:
         return self.cluster.kubectl("--namespace", self.workspace, "create", "token", account).strip()
@@ -124,15 +123,6 @@ class Installed(NamedTuple):
             name: float(value)
             for name, value in re.findall(r'^dioptase_source_up\{source="([^"]+)".*\} (\S+)', text, re.M)
         }
-
-
-def knobs(cluster: Cluster) -> dict[str, str]:
-    """Return the knobs of every cgroup of the node's pods."""
-    below = cluster.nodes[0].cgroup_root.strip("/")
-    tops = [CGROUPS / controller / below / "kubepods" for controller in ("cpu", "cpuset", "")]
-    return {
-        str(path): path.read_text() for top in tops if top.exists() for name in KNOBS for path in top.glob(f"**/{name}")
-    }
 
 
 def running(server: Server, namespace: str, name: str) -> bool:
@@ -177,7 +167,7 @@ def installed(own_cluster: Cluster, server: Server) -> Iterator[Installed]:
         },
         "metrics": {"scrapers": [{"name": "scraper", "namespace": "installed"}]},
     }
-    item = Installed(own_cluster, server, "installed", state, knobs(own_cluster))
+    item = Installed(own_cluster, server, "installed", state, knobs_of_pods(own_cluster.nodes[0].cgroup_root))
     item.values.write_text(json.dumps(values))
     server.ask("POST", "/api/v1/namespaces/installed/serviceaccounts", {"metadata": {"name": "scraper"}})
     item.upgrade()

@@ -1,0 +1,53 @@
+"""Response times of a small service that runs in the cgroups of an online pod."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tests.cluster.pods import Pod
+
+PERIOD_MS, WORK_MS = 10, 1
+SERVICE = f"""
+import array, sys, time
+due = time.monotonic()
+while True:
+    due += {PERIOD_MS} / 1000
+    time.sleep(max(0.0, due - time.monotonic()))
+    worked = time.thread_time()
+    while time.thread_time() - worked < {WORK_MS} / 1000:
+        pass
+    array.array("d", (due, (time.monotonic() - due) * 1000)).tofile(sys.stdout.buffer)
+    sys.stdout.buffer.flush()
+"""
+"""A request falls due every PERIOD_MS and takes WORK_MS of CPU time; it waits if the one before it has not ended. Each writes
+the time at which it was due, in s, and its response time in ms."""
+
+
+class ResponseTimes:
+    """The service; `close` ends it."""
+
+    def __init__(self, pod: Pod, file: Path) -> None:
+        self._file = file
+        with file.open("wb") as output:
+            self._process = subprocess.Popen([sys.executable, "-c", SERVICE], stdout=output)
+        for controller in ("cpu", "cpuset", "memory"):
+            (container,) = pod.cgroups(controller)[1:]
+            (container / "cgroup.procs").write_text(str(self._process.pid))
+
+    def between(self, begin_s: float, end_s: float) -> Sequence[float]:
+        """Return the response times in ms of the requests that fell due in this interval of the monotonic clock."""
+        values = array("d")
+        data = self._file.read_bytes()
+        values.frombytes(data[: len(data) // 16 * 16])
+        pairs = np.frombuffer(values, dtype=float).reshape(-1, 2)
+        return [float(value) for value in pairs[(pairs[:, 0] >= begin_s) & (pairs[:, 0] < end_s), 1]]
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
