@@ -424,8 +424,8 @@ def _unfulfilled_enhancement(
         listed = ",".join(map(str, nodes))
         return Reason(
             rule="numa_exclusive_not_requested",
-            text=f"{pod.key} requests {count} CPUs and numa_exclusive, and NUMA node {listed} has {cpus} CPUs; it has "
-            f"{count} CPUs of its own and shares the node. Request all CPUs of the node.",
+            text=f"{pod.key} sets numa_exclusive on NUMA nodes {listed}, which have {cpus} CPUs, and requests {count}. It gets "
+            f"{count} exclusive, and other pods run on the rest. Request all {cpus} CPUs to have the nodes alone.",
             threshold=cpus,
             inputs={"request_cores": count, "numa": listed},
         )

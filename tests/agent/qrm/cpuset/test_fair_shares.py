@@ -78,8 +78,8 @@ def test_without_other_pods_an_exclusive_pod_has_its_request_and_the_reason_says
     assert len(placement.cpus["/greedy-0"]) == 1
     assert placement.rejected["default/greedy-0"].rule == "numa_exclusive_not_requested"
     assert placement.rejected["default/greedy-0"].text == (
-        "default/greedy-0 requests 1 CPUs and numa_exclusive, and NUMA node 0,1,2 has 48 CPUs; it has 1 CPUs of its own "
-        "and shares the node. Request all CPUs of the node."
+        "default/greedy-0 sets numa_exclusive on NUMA nodes 0,1,2, which have 48 CPUs, and requests 1. It gets 1 exclusive, "
+        "and other pods run on the rest. Request all 48 CPUs to have the nodes alone."
     )
     (as_allocated,) = pods_as_allocated(greedy(1, 1.0, numa_exclusive=True), state)
     assert not as_allocated.enhancements.numa_exclusive, "the advisor counts its nodes as shared too"
