@@ -119,7 +119,7 @@ EXCLUSIVE: dict[int, list[dict[str, tuple[str, str]]]] = {
             "api": ("4", "2"),
             "other": ("4,6", "2-3"),
         },
-        {"db": INHERITED[4], "web": ("1,7", "0-3"), "batch": ("0,2-6", "0-3"), "api": NOBODYS, "other": NOBODYS},
+        {"db": INHERITED[4], "web": ("1,6", "0-3"), "batch": ("0,2-5,7", "0-3"), "api": NOBODYS, "other": NOBODYS},
     ],
 }
 """With db, which has half of the nodes for itself, web and batch; with api, bound to one node, and with another one that asks
