@@ -320,6 +320,9 @@ def measure(rounds: int, seed: int) -> ChurnRun:
 def _measure_on(cluster: Cluster, disk: NodeDisk, rounds: int, seed: int) -> ChurnRun:
     requests = {"requests": {"cpu": "500m", "memory": "64Mi"}}
     web = run(cluster, WORK, "web", "shared_cores", resources=requests)
+    # The kubelet writes a class's weight by its requests once a minute (pkg/kubelet/cm/qos_container_manager_linux.go).
+    shares = web.cgroups()[0].parent / "cpu.shares"
+    wait("the weight of the class", lambda: shares.read_text() == "512\n", 120)
     before = knobs_of_pods(cluster.nodes[0].cgroup_root)
     churn, chart, times = PodChurn(cluster, seed), Chart(cluster), ResponseTimes(web, cluster.names.run / "times")
     recorder = Recorder(churn, times)
@@ -368,11 +371,12 @@ def markdown(result: ChurnRun) -> str:
     out = [
         "## Churn",
         "",
-        f"{result.machine}. `python -m bench.churn`: a stock kubelet",
-        "1.33 and containerd 2, the chart with its defaults, two batch pods that take all CPU they get, and an online service",
-        f"({WORK_MS} ms of CPU every {PERIOD_MS} ms). {result.rounds} rounds of disturbances, with pods of random kinds",
-        f"and wrong annotations. {result.evictions} pods were evicted; {result.restarts} processes of agent or",
-        f"controller ended by themselves; {len(result.left)} values were left after the uninstallation.",
+        f"{result.machine}.",
+        "`python -m bench.churn`: a stock kubelet 1.33 and containerd 2, the chart with its defaults, two batch pods that take all",
+        f"CPU they get, and an online service ({WORK_MS} ms of CPU every {PERIOD_MS} ms). {result.rounds} rounds of disturbances, with",
+        "pods of random kinds and wrong annotations.",
+        f"{result.evictions} pods were evicted, {result.restarts} processes of agent or controller ended by themselves,",
+        f"{len(result.left)} values were left after the uninstallation.",
         "",
     ]
     heads = ("phase", "s", "pods created", "requests", "p50 ms", "p99 ms", "max ms")

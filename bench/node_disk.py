@@ -27,7 +27,7 @@ class NodeDisk:
         subprocess.run(["mke2fs", "-q", "-F", "-t", "ext4", self._image], check=True)
         node.run("mount", "-o", "loop", self._image, mount)
         node.run("chmod", "700", mount)
-        device = node.run("findmnt", "--noheadings", "--output", "SOURCE", mount).split()[0]
+        device = node.run("findmnt", "--noheadings", "--output", "SOURCE", mount).split()[-1]  # of several, the topmost
         self._number = (Path("/sys/class/block") / Path(device).name / "dev").read_text().strip()
 
     @contextmanager

@@ -36,8 +36,9 @@ class ResponseTimes:
         self._file = file
         with file.open("wb") as output:
             self._process = subprocess.Popen([sys.executable, "-c", SERVICE], stdout=output)
+        name = pod.read()["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
         for controller in ("cpu", "cpuset", "memory"):
-            (container,) = pod.cgroups(controller)[1:]
+            (container,) = (path for path in pod.cgroups(controller) if path.name == name)
             (container / "cgroup.procs").write_text(str(self._process.pid))
 
     def between(self, begin_s: float, end_s: float) -> Sequence[float]:
