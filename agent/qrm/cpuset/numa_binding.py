@@ -6,9 +6,11 @@ cannot be bound is rejected with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+
+import msgspec
 
 from agent.config.qrm import CpuPlacementConfig
 from agent.qrm.cpuset.fair_shares import ceil_cores, requested_pod_cores
@@ -228,7 +230,7 @@ def bind_pods(
             pending_requests=sum(requested_pod_cores(pod) for pod in pods if pod.qos is QoSLevel.DEDICATED),
         )
     )
-    _retain_residual_pods(result.allocations, pods, state)
+    _retain_residual_pods(result.allocations, state)
     claimants = [
         pod for pod in pods if pod.qos is QoSLevel.DEDICATED or (_is_shared(pod) and pod.enhancements.numa_binding)
     ]
@@ -302,24 +304,55 @@ def _online_pool_cpus(state: CpusetState) -> frozenset[int]:
     return frozenset[int]().union(*map(state.pool, pools))
 
 
-def _retain_residual_pods(allocations: NumaAllocations, pods: Iterable[Pod], state: CpusetState) -> None:
-    """Keep the allocations of pods that are not listed any more until they expire, as far as no listed pod requests
-    their CPUs: otherwise a tenant could hold a node by creating and deleting pods."""
-    listed = {pod.uid for pod in pods}
-    spare = len(allocations.free) - allocations.shared_requests - allocations.pending_requests
-    for uid in sorted(state.residual.keys() - listed):
-        for name, entry in sorted(state.pod(uid).items()):
+def forget_requested_pods(
+    state: CpusetState, pods: Sequence[Pod], layout: CpuLayout, usable: frozenset[int]
+) -> CpusetState:
+    """Return the state without the residual pods whose CPUs listed pods request: otherwise a tenant could hold a node by
+    creating and deleting pods. A pod that is forgotten gets no CPUs back, so no CPU is exclusive and in a pool at once."""
+    spare = len(usable) - sum(
+        requested_pod_cores(pod) for pod in pods if pod.qos is QoSLevel.DEDICATED or _is_shared(pod)
+    )
+    forgotten: set[str] = set()
+    for uid in sorted(state.residual):
+        entries = _retained_entries(state, uid, layout).values()
+        exclusive = (entry.cpus & usable for entry in entries if entry.owner_pool_name == DEDICATED)
+        cores = len(frozenset[int]().union(*exclusive))
+        cores += sum(entry.request_quantity for entry in entries if entry.owner_pool_name != DEDICATED)
+        if cores and round(cores - spare, 6) > 0:
+            forgotten.add(uid)
+        else:
+            spare -= cores
+    if not forgotten:
+        return state
+    return msgspec.structs.replace(
+        state,
+        residual={uid: since_ns for uid, since_ns in state.residual.items() if uid not in forgotten},
+        pod_entries={uid: entry for uid, entry in state.pod_entries.items() if uid not in forgotten},
+    )
+
+
+def _retained_entries(state: CpusetState, uid: str, layout: CpuLayout) -> Mapping[str, CpusetEntry]:
+    """Return the entries of a residual pod that retain CPUs or a NUMA node, by container name, sorted."""
+    return {
+        name: entry
+        for name, entry in sorted(state.pod(uid).items())
+        if entry.owner_pool_name == DEDICATED
+        or (
+            entry.owner_pool_name != RECLAIM
+            and entry.container_type != "SIDECAR"
+            and any(node in layout.numa for node in entry.bound_numa)
+        )
+    }
+
+
+def _retain_residual_pods(allocations: NumaAllocations, state: CpusetState) -> None:
+    """Keep the allocations of pods that are not listed any more until they expire or are forgotten."""
+    for uid in sorted(state.residual):
+        for name, entry in _retained_entries(state, uid, allocations.layout).items():
             nodes = tuple(node for node in entry.bound_numa if node in allocations.layout.numa)
-            is_dedicated = entry.owner_pool_name == DEDICATED
-            is_bound = bool(nodes) and entry.owner_pool_name != RECLAIM and entry.container_type != "SIDECAR"
-            if not is_dedicated and not is_bound:
-                continue
-            spare -= len(entry.cpus & allocations.free) if is_dedicated else entry.request_quantity
-            if spare < 0:
-                return
             if entry.exclusive and nodes:
                 allocations.own_nodes(uid, nodes)
-            elif is_dedicated:
+            elif entry.owner_pool_name == DEDICATED:
                 allocations.assign(f"{uid}/{name}", entry.cpus & allocations.free)
                 allocations.bound.update(nodes)
             else:

@@ -11,7 +11,7 @@ import pytest
 from agent.config.qrm import CpuPlacementConfig
 from agent.qrm.cpuset.fair_shares import ceil_cores, limit_own_pools
 from agent.qrm.cpuset.state import CpusetAllocation, CpusetState, pods_as_allocated
-from api.cpu import Topology
+from api.cpu import Topology, format_cpu_list
 from api.pod import Container, Pod
 from api.qos import Enhancements, QoSLevel
 from tests.agent.qrm.cpuset.builders import bound, counts, cpus, dedicated, machine, pod, run, size
@@ -132,6 +132,49 @@ def test_pods_that_come_and_go_hold_no_cpus_that_others_request() -> None:
         _, state = run((), churning, NODE, state, NO_RAMP_UP, at_s=float(number))
     placement, state = run((), BIG, NODE, state, NO_RAMP_UP, at_s=9.0)
     assert counts(placement)["share"] >= 60
+
+
+@pytest.mark.parametrize(
+    ("requested", "exclusive"),
+    [
+        (8.0, "0-7"),  # With the 8 CPUs of the deleted pod, these are all.
+        (8.5, ""),
+        (10.5, ""),
+    ],
+)
+def test_cpus_of_a_deleted_pod_are_exclusive_only_while_no_pod_requests_them(requested: float, exclusive: str) -> None:
+    """The state counted CPUs as exclusive to a deleted pod that the share pool had, or that an advisor lent to reclaim."""
+    topology = machine(1, 1, 1, 16, 1)
+    web = pod("web", cores=requested)
+    _, state = run((), (dedicated("db", 7.5),), topology, config=NO_RAMP_UP)
+    for at_s, sizes in enumerate(((), (size("share", 0),), ()), 1):
+        placement, state = run(sizes, (web,), topology, state, NO_RAMP_UP, at_s=at_s)
+        assert format_cpu_list(state.exclusive_cpus()) == exclusive
+        assert state.machine_state[0].allocated_cpuset == exclusive
+        assert counts(placement)["share"] == (1 if sizes else ceil_cores(requested))
+    # A forgotten pod takes no CPUs back when they are free again.
+    placement, state = run((), (), topology, state, NO_RAMP_UP, at_s=4.0)
+    assert format_cpu_list(state.exclusive_cpus()) == exclusive
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        # Two pools shared the two CPUs that reclaim and the pool of the NUMA node left, and reclaim had none of them.
+        ((pod("web", cores=0.001),), {"own-0": 1, "share": 1, "share-NUMA0": 1, "reclaim": 1}),
+        # A dedicated pod that cannot have CPUs of its own runs with the shared pods: the named pool had 2 CPUs.
+        ((pod("db", QoSLevel.DEDICATED, 0.001),), {"own-0": 1, "share": 1, "share-NUMA0": 1, "reclaim": 1}),
+        # Four pools on three CPUs: the unbound ones share two of them.
+        (
+            (pod("web", cores=0.001), pod("flink", cores=0.001, wants=Enhancements(cpuset_pool="flink"))),
+            {"own-0": 2, "flink": 2, "share": 2, "share-NUMA0": 1, "reclaim": 1},
+        ),
+    ],
+    ids=["shared", "rejected", "four-pools"],
+)
+def test_pools_are_disjoint_while_there_is_a_cpu_for_each(pods: tuple[Pod, ...], expected: dict[str, int]) -> None:
+    placement, _ = run((), (bound("near", 0.0), *pods, *own_pools(1)), machine(1, 1, 1, 3, 1), config=NO_RAMP_UP)
+    assert {name: count for name, count in counts(placement).items() if name != "fallback"} == expected
 
 
 def test_pods_without_requests_keep_no_dedicated_pod_from_its_cpus() -> None:
