@@ -316,7 +316,7 @@ def forget_requested_pods(
     for uid in sorted(state.residual):
         entries = _retained_entries(state, uid, layout).values()
         exclusive = (entry.cpus & usable for entry in entries if entry.owner_pool_name == DEDICATED)
-        cores = len(frozenset[int]().union(*exclusive))
+        cores: float = len(frozenset[int]().union(*exclusive))
         cores += sum(entry.request_quantity for entry in entries if entry.owner_pool_name != DEDICATED)
         if cores and round(cores - spare, 6) > 0:
             forgotten.add(uid)
