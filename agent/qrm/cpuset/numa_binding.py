@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import floor
 
 import msgspec
 
@@ -97,6 +98,16 @@ class NumaAllocations:
         for node in nodes:
             self.requested[node] = self.requested.get(node, 0.0) + cores / len(nodes)
         self.bound.update(nodes)
+
+    def selectable(self, nodes: Collection[int], retained: frozenset[int]) -> frozenset[int]:
+        """Return the free CPUs of these nodes that a container may have to itself: on each node, those that bound shared pods
+        do not request, because these pods run on no other node. `retained` are CPUs that it has already."""
+        result = retained & self.layout.on(nodes) & self._free
+        for node in nodes:
+            here = self.layout.on([node]) & self._free
+            spare = max(len(here) - ceil_cores(self.requested.get(node, 0.0)), 0)
+            result |= select_cpus(self.layout, spare, here, retained, self.used)
+        return result
 
     def available(self, *, alone: bool, first: bool = False) -> Mapping[int, float]:
         """Return the cores of each node that a pod can be bound to; `alone` excludes nodes with other bound pods. A
@@ -437,14 +448,19 @@ def _dedicated_nodes(
         is_apart = not allocations.bound.intersection(retained)
         return retained, enhancements.numa_exclusive and is_apart and allocations.covers(count, retained)
     if enhancements.numa_exclusive:
-        alone = allocations.available(alone=True, first=bool(entries))
+        alone = _whole_cpus(allocations.available(alone=True, first=bool(entries)))
         with suppress(NoTopologyHint):
             hints = topology_hints(request, alone, allocations.free, layout)
             if covered := [hint for hint in hints if allocations.covers(count, hint.nodes)]:
                 return select_hint(covered, alone, layout, config).nodes, True
-    available = allocations.available(alone=not enhancements.numa_share, first=bool(entries))
+    available = _whole_cpus(allocations.available(alone=not enhancements.numa_share, first=bool(entries)))
     hints = topology_hints(request, available, allocations.free, layout)
     return select_hint(hints, available, layout, config).nodes, False
+
+
+def _whole_cpus(cores: Mapping[int, float]) -> Mapping[int, float]:
+    """Return the whole CPUs of each node: fractions left on two nodes make no CPU."""
+    return {node: float(floor(round(available, 6))) for node, available in cores.items()}
 
 
 def _unfulfilled_enhancement(
@@ -512,7 +528,7 @@ def _retained_nodes(
             bound if here and (len(here) >= count or len(here) >= len(_best_other_cpus(allocations, bound))) else None
         )
     alone = pod.enhancements.numa_exclusive or not pod.enhancements.numa_share
-    available = allocations.available(alone=alone)
+    available = _whole_cpus(allocations.available(alone=alone))
     return bound if sum(available[node] for node in bound) >= count else None
 
 
@@ -530,8 +546,10 @@ def _select_container_cpus(
     entries: Mapping[str, CpusetEntry],
     allocations: NumaAllocations,
 ) -> frozenset[int]:
-    here = allocations.layout.on(nodes) & allocations.free
     retained = entries[name].cpus if name in entries else frozenset[int]()
+    here = allocations.selectable(nodes, retained)
+    if len(here) < count:
+        here = allocations.layout.on(nodes) & allocations.free
     even = pod.enhancements.distribute_evenly and not retained
     cpus = (
         select_evenly(allocations.layout, count, here, nodes)

@@ -158,6 +158,33 @@ def test_cpus_of_a_deleted_pod_are_exclusive_only_while_no_pod_requests_them(req
 
 
 @pytest.mark.parametrize(
+    ("bound_cores", "dedicated_cores", "expected"),
+    [
+        # The dedicated pod took 3 CPUs of node 0 and left 17 to pods that request 18 there and run on no other node.
+        ((18.0, 0.0), 3.0, (0, 3)),
+        ((18.0, 10.0), 12.0, (2, 10)),
+        ((0.001, 0.0), 39.0, (19, 20)),
+        # 1.5 + 18.5 CPUs are left, but only 1 + 18 whole ones: the pod runs with the shared pods.
+        ((18.5, 1.5), 20.0, (0, 0)),
+        ((18.5, 1.5), 19.0, (1, 18)),
+    ],
+)
+def test_a_dedicated_pod_on_two_numa_nodes_leaves_the_pods_bound_to_each_their_requests(
+    bound_cores: tuple[float, float], dedicated_cores: float, expected: tuple[int, int]
+) -> None:
+    topology = machine(1, 2, 1, 20, 1)
+    near = tuple(bound(f"near-{numa}", cores, numa_ids=(numa,)) for numa, cores in enumerate(bound_cores) if cores)
+    db = dedicated("db", dedicated_cores, numa_share=True, numa_ids=(0, 1))
+    for order in permutations((*near, db)):
+        placement, state = arrive(order, topology)
+        for each in near:
+            assert len(placement.cpus[f"/{each.name}"]) >= (each.containers[0].cpu_request_cores or 0.0)
+        if order[-1] is db:
+            own = state.exclusive_cpus()
+            assert tuple(len(own.intersection(range(20 * numa, 20 * numa + 20))) for numa in (0, 1)) == expected
+
+
+@pytest.mark.parametrize(
     ("pods", "expected"),
     [
         # Two pools shared the two CPUs that reclaim and the pool of the NUMA node left, and reclaim had none of them.
