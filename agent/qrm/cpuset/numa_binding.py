@@ -60,6 +60,8 @@ class NumaAllocations:
     """Cores that pods without dedicated CPUs request, bound or not."""
     pending_requests: float = 0.0
     """Cores that dedicated pods request that are not bound yet."""
+    retrying: bool = False
+    """Whether postponed pods are bound: shared pods bound before them may request the CPUs that these pods had."""
 
     def __post_init__(self) -> None:
         self._free = self.usable
@@ -101,8 +103,9 @@ class NumaAllocations:
 
     def selectable(self, nodes: Collection[int], retained: frozenset[int]) -> frozenset[int]:
         """Return the free CPUs of these nodes that a container may have to itself: on each node, those that bound shared pods
-        do not request, because these pods run on no other node. `retained` are CPUs that it has already."""
-        result = retained & self.layout.on(nodes) & self._free
+        do not request, because these pods run on no other node. `retained` are CPUs that it has already; it keeps them
+        although pods that grew in place request them."""
+        result = frozenset[int]() if self.retrying else retained & self.layout.on(nodes) & self._free
         for node in nodes:
             here = self.layout.on([node]) & self._free
             spare = max(len(here) - ceil_cores(self.requested.get(node, 0.0)), 0)
@@ -249,6 +252,7 @@ def bind_pods(
     waiting = sorted(claimants, key=lambda pod: not _has_own_cpus(pod, state, usable))
     while waiting:
         waiting = _bind_in_order(waiting, result, state, config)
+        result.allocations.retrying = True
     if config.enable_reclaim_numa_binding:
         nodes, rejected = bind_reclaimed(pods, layout, state, config)
         result.nodes |= nodes
@@ -523,6 +527,8 @@ def _retained_nodes(
     if not bound or not set(bound) <= set(allocations.layout.numa) or allocations.closed.intersection(bound):
         return None
     here = allocations.layout.on(bound) & allocations.free
+    if entries and allocations.retrying and len(allocations.selectable(bound, frozenset())) < count:
+        return None
     if entries:
         return (
             bound if here and (len(here) >= count or len(here) >= len(_best_other_cpus(allocations, bound))) else None

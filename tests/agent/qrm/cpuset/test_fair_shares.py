@@ -184,6 +184,24 @@ def test_a_dedicated_pod_on_two_numa_nodes_leaves_the_pods_bound_to_each_their_r
             assert tuple(len(own.intersection(range(20 * numa, 20 * numa + 20))) for numa in (0, 1)) == expected
 
 
+def test_a_postponed_dedicated_pod_leaves_a_pod_bound_before_it_the_requests_on_that_node() -> None:
+    """23.501 of 24 CPUs are requested, so `small` gets a whole CPU only after `db`, whose sidecar needs none of the 4 CPUs that
+    it requests. By then `near` is bound to the node of `small` and requests all of it: it had 2 of 3 CPUs."""
+    sidecar = Container(name="s", cgroup="/db-s", cpu_request_cores=4.0, sidecar=True)
+    db = dedicated("db", 1.5)
+    db = msgspec.structs.replace(db, containers=(*db.containers, sidecar))
+    near = bound("near", 3.0, numa_ids=(0,))
+    topology = machine(1, 8, 1, 3, 1)
+    placement, state = arrive((dedicated("small", 0.001), pod("web", cores=15.0), near, db), topology)
+    assert cpus(placement)["/near"] == "0-2"
+    assert {name: len(placement.cpus[f"/{name}"]) for name in ("small", "db", "web")} == {
+        "small": 1,
+        "db": 2,
+        "web": 15,
+    }
+    assert len(state.exclusive_cpus()) == 3
+
+
 @pytest.mark.parametrize(
     ("pods", "expected"),
     [
