@@ -1,4 +1,12 @@
-"""What every test may use: golden files, refreshed with `pytest --update-golden` and then read by a person in the diff."""
+"""What every test may use: golden files, refreshed with `pytest --update-golden` and then read by a person in the diff, and the
+examples of property tests.
+
+Property tests try the same examples in each run: the gate must not fail by chance, and a failure must repeat. Their
+examples change with the source of the test only. Fresh ones find what these miss: with `DIOPTASE_FRESH_EXAMPLES=1`, as in
+`tests/run properties`, the examples are random, there are ten times as many where the test sets no number, and
+`--hypothesis-seed` applies. A failing example is saved in .hypothesis and tried first by the next such run; to have it in the
+gate, make a table test of it.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +17,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# How long an example takes is the machine's affair: a busy one fails nothing.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
+# How long an example takes depends on the machine: a busy one fails nothing.
+settings.register_profile("repeated", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile(
+    "fresh", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=1000, print_blob=True
+)
+settings.load_profile("fresh" if os.environ.get("DIOPTASE_FRESH_EXAMPLES") else "repeated")
 GOLDEN = Path(__file__).parent / "golden"
 
 # Under nohup or in the background of a shell, programs under test would inherit that these are ignored, and respect it.

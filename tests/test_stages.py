@@ -13,6 +13,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.cluster.binaries import DEFAULT_MINOR, VERSIONS
 from tests.cluster.daemons import started, wait
@@ -162,6 +164,30 @@ def test_other_versions_of_kubernetes_are_built_and_tested_on_request(stages: Mo
         assert [command[:2] for command in stage.commands] == [["env", f"DIOPTASE_KUBERNETES={minor}"]] * 2
         assert stage.commands[1][-1] == "cluster and versions and not long"
         assert stage.on_request
+
+
+def test_property_tests_try_fresh_examples_on_request_only(stages: ModuleType) -> None:
+    """A gate that tries random examples fails by chance, and the failure does not repeat."""
+    fresh = [name for name, stage in stages.STAGES.items() if "DIOPTASE_FRESH_EXAMPLES=1" in stage.commands[-1]]
+    assert fresh == ["properties"]
+    assert stages.STAGES["properties"].on_request
+    assert stages.STAGES["properties"].commands[-1][-1].startswith("hypothesis and not (kernel or ")
+
+    def tried(profile: str) -> list[int]:
+        values: list[int] = []
+
+        @settings(settings.get_profile(profile), database=None, max_examples=50)
+        @given(st.integers())
+        def collect(value: int) -> None:
+            values.append(value)
+
+        collect()
+        return values
+
+    assert tried("repeated") == tried("repeated")
+    assert tried("fresh") != tried("fresh")
+    is_fresh = bool(os.environ.get("DIOPTASE_FRESH_EXAMPLES"))
+    assert settings().derandomize is not is_fresh
 
 
 ONCE = """#!{python}

@@ -31,7 +31,7 @@ from agent.qrm.cpuset.fair_shares import (
     share_missing_cpus,
 )
 from agent.qrm.cpuset.native_policy import allocate_native
-from agent.qrm.cpuset.numa_binding import NumaBindings, bind_pods, pod_cores
+from agent.qrm.cpuset.numa_binding import NumaBindings, bind_pods, forget_requested_pods, pod_cores
 from agent.qrm.cpuset.select_cpus import NO_CPUS
 from agent.qrm.cpuset.state import (
     DEDICATED,
@@ -277,6 +277,8 @@ def _prepare(
     state = _expire_residual_pods(state, pods, config, now_ns)
     layout = layout_of(topology)
     static = reserve_cpus(layout, config, state.pool(RESERVE), state.exclusive_cpus())
+    if config.policy == DYNAMIC_POLICY:
+        state = forget_requested_pods(state, pods, layout, static.usable)
     return sorted(pods, key=lambda pod: _binding_order(pod, state)), state, layout, static
 
 

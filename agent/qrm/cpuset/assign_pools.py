@@ -87,12 +87,18 @@ def fit_pool_sizes(sizes: Sequence[PoolSize], capacity: PoolCapacity) -> tuple[S
     CPU in each scope where it has a size; its own sizes are not scaled, because it gets what is left."""
     sized_pools: list[SizedPool] = []
     left = capacity.total
+    reclaim_left = 0
     for node, available in capacity.bound.items():
         here = [size for size in sizes if size.numa == node]
         fitted, reclaim_cpus = _fit_scope(here, available)
         sized_pools += fitted
-        left -= reclaim_cpus + (0 if any(pool.shared for pool in fitted) else sum(pool.cpus for pool in fitted))
-    sized_pools += _fit_scope([size for size in sizes if size.numa not in capacity.bound], max(left, 0))[0]
+        left -= 0 if any(pool.shared for pool in fitted) else sum(pool.cpus for pool in fitted)
+        reclaim_left += reclaim_cpus
+    unbound = [size for size in sizes if size.numa not in capacity.bound]
+    # On bound nodes too, reclaim yields where an unbound pool would have no CPU: the unbound pools would share what is left.
+    unbound_pools = len({(size.pool, size.numa) for size in unbound if size.pool != RECLAIM})
+    reclaim_left = min(reclaim_left, max(left - unbound_pools, 0))
+    sized_pools += _fit_scope(unbound, max(left - reclaim_left, 0))[0]
     sized_pools += [
         SizedPool(size.pool, size.numa, size.cpus) for size in sizes if size.pool == RECLAIM and size.cpus > 0
     ]

@@ -6,9 +6,12 @@ cannot be bound is rejected with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import floor
+
+import msgspec
 
 from agent.config.qrm import CpuPlacementConfig
 from agent.qrm.cpuset.fair_shares import ceil_cores, requested_pod_cores
@@ -57,6 +60,8 @@ class NumaAllocations:
     """Cores that pods without dedicated CPUs request, bound or not."""
     pending_requests: float = 0.0
     """Cores that dedicated pods request that are not bound yet."""
+    retrying: bool = False
+    """Whether postponed pods are bound: shared pods bound before them may request the CPUs that these pods had."""
 
     def __post_init__(self) -> None:
         self._free = self.usable
@@ -95,6 +100,17 @@ class NumaAllocations:
         for node in nodes:
             self.requested[node] = self.requested.get(node, 0.0) + cores / len(nodes)
         self.bound.update(nodes)
+
+    def selectable(self, nodes: Collection[int], retained: frozenset[int]) -> frozenset[int]:
+        """Return the free CPUs of these nodes that a container may have to itself: on each node, those that bound shared pods
+        do not request, because these pods run on no other node. `retained` are CPUs that it has already; it keeps them
+        although pods that grew in place request them."""
+        result = frozenset[int]() if self.retrying else retained & self.layout.on(nodes) & self._free
+        for node in nodes:
+            here = self.layout.on([node]) & self._free
+            spare = max(len(here) - ceil_cores(self.requested.get(node, 0.0)), 0)
+            result |= select_cpus(self.layout, spare, here, retained, self.used)
+        return result
 
     def available(self, *, alone: bool, first: bool = False) -> Mapping[int, float]:
         """Return the cores of each node that a pod can be bound to; `alone` excludes nodes with other bound pods. A
@@ -228,7 +244,7 @@ def bind_pods(
             pending_requests=sum(requested_pod_cores(pod) for pod in pods if pod.qos is QoSLevel.DEDICATED),
         )
     )
-    _retain_residual_pods(result.allocations, pods, state)
+    _retain_residual_pods(result.allocations, state)
     claimants = [
         pod for pod in pods if pod.qos is QoSLevel.DEDICATED or (_is_shared(pod) and pod.enhancements.numa_binding)
     ]
@@ -236,6 +252,7 @@ def bind_pods(
     waiting = sorted(claimants, key=lambda pod: not _has_own_cpus(pod, state, usable))
     while waiting:
         waiting = _bind_in_order(waiting, result, state, config)
+        result.allocations.retrying = True
     if config.enable_reclaim_numa_binding:
         nodes, rejected = bind_reclaimed(pods, layout, state, config)
         result.nodes |= nodes
@@ -302,24 +319,55 @@ def _online_pool_cpus(state: CpusetState) -> frozenset[int]:
     return frozenset[int]().union(*map(state.pool, pools))
 
 
-def _retain_residual_pods(allocations: NumaAllocations, pods: Iterable[Pod], state: CpusetState) -> None:
-    """Keep the allocations of pods that are not listed any more until they expire, as far as no listed pod requests
-    their CPUs: otherwise a tenant could hold a node by creating and deleting pods."""
-    listed = {pod.uid for pod in pods}
-    spare = len(allocations.free) - allocations.shared_requests - allocations.pending_requests
-    for uid in sorted(state.residual.keys() - listed):
-        for name, entry in sorted(state.pod(uid).items()):
+def forget_requested_pods(
+    state: CpusetState, pods: Sequence[Pod], layout: CpuLayout, usable: frozenset[int]
+) -> CpusetState:
+    """Return the state without the residual pods whose CPUs listed pods request: otherwise a tenant could hold a node by
+    creating and deleting pods. A pod that is forgotten gets no CPUs back, so no CPU is exclusive and in a pool at once."""
+    spare = len(usable) - sum(
+        requested_pod_cores(pod) for pod in pods if pod.qos is QoSLevel.DEDICATED or _is_shared(pod)
+    )
+    forgotten: set[str] = set()
+    for uid in sorted(state.residual):
+        entries = _retained_entries(state, uid, layout).values()
+        exclusive = (entry.cpus & usable for entry in entries if entry.owner_pool_name == DEDICATED)
+        cores: float = len(frozenset[int]().union(*exclusive))
+        cores += sum(entry.request_quantity for entry in entries if entry.owner_pool_name != DEDICATED)
+        if cores and round(cores - spare, 6) > 0:
+            forgotten.add(uid)
+        else:
+            spare -= cores
+    if not forgotten:
+        return state
+    return msgspec.structs.replace(
+        state,
+        residual={uid: since_ns for uid, since_ns in state.residual.items() if uid not in forgotten},
+        pod_entries={uid: entry for uid, entry in state.pod_entries.items() if uid not in forgotten},
+    )
+
+
+def _retained_entries(state: CpusetState, uid: str, layout: CpuLayout) -> Mapping[str, CpusetEntry]:
+    """Return the entries of a residual pod that retain CPUs or a NUMA node, by container name, sorted."""
+    return {
+        name: entry
+        for name, entry in sorted(state.pod(uid).items())
+        if entry.owner_pool_name == DEDICATED
+        or (
+            entry.owner_pool_name != RECLAIM
+            and entry.container_type != "SIDECAR"
+            and any(node in layout.numa for node in entry.bound_numa)
+        )
+    }
+
+
+def _retain_residual_pods(allocations: NumaAllocations, state: CpusetState) -> None:
+    """Keep the allocations of pods that are not listed any more until they expire or are forgotten."""
+    for uid in sorted(state.residual):
+        for name, entry in _retained_entries(state, uid, allocations.layout).items():
             nodes = tuple(node for node in entry.bound_numa if node in allocations.layout.numa)
-            is_dedicated = entry.owner_pool_name == DEDICATED
-            is_bound = bool(nodes) and entry.owner_pool_name != RECLAIM and entry.container_type != "SIDECAR"
-            if not is_dedicated and not is_bound:
-                continue
-            spare -= len(entry.cpus & allocations.free) if is_dedicated else entry.request_quantity
-            if spare < 0:
-                return
             if entry.exclusive and nodes:
                 allocations.own_nodes(uid, nodes)
-            elif is_dedicated:
+            elif entry.owner_pool_name == DEDICATED:
                 allocations.assign(f"{uid}/{name}", entry.cpus & allocations.free)
                 allocations.bound.update(nodes)
             else:
@@ -404,14 +452,19 @@ def _dedicated_nodes(
         is_apart = not allocations.bound.intersection(retained)
         return retained, enhancements.numa_exclusive and is_apart and allocations.covers(count, retained)
     if enhancements.numa_exclusive:
-        alone = allocations.available(alone=True, first=bool(entries))
+        alone = _whole_cpus(allocations.available(alone=True, first=bool(entries)))
         with suppress(NoTopologyHint):
             hints = topology_hints(request, alone, allocations.free, layout)
             if covered := [hint for hint in hints if allocations.covers(count, hint.nodes)]:
                 return select_hint(covered, alone, layout, config).nodes, True
-    available = allocations.available(alone=not enhancements.numa_share, first=bool(entries))
+    available = _whole_cpus(allocations.available(alone=not enhancements.numa_share, first=bool(entries)))
     hints = topology_hints(request, available, allocations.free, layout)
     return select_hint(hints, available, layout, config).nodes, False
+
+
+def _whole_cpus(cores: Mapping[int, float]) -> Mapping[int, float]:
+    """Return the whole CPUs of each node: fractions left on two nodes make no CPU."""
+    return {node: float(floor(round(available, 6))) for node, available in cores.items()}
 
 
 def _unfulfilled_enhancement(
@@ -474,12 +527,14 @@ def _retained_nodes(
     if not bound or not set(bound) <= set(allocations.layout.numa) or allocations.closed.intersection(bound):
         return None
     here = allocations.layout.on(bound) & allocations.free
+    if entries and allocations.retrying and len(allocations.selectable(bound, frozenset())) < count:
+        return None
     if entries:
         return (
             bound if here and (len(here) >= count or len(here) >= len(_best_other_cpus(allocations, bound))) else None
         )
     alone = pod.enhancements.numa_exclusive or not pod.enhancements.numa_share
-    available = allocations.available(alone=alone)
+    available = _whole_cpus(allocations.available(alone=alone))
     return bound if sum(available[node] for node in bound) >= count else None
 
 
@@ -497,8 +552,10 @@ def _select_container_cpus(
     entries: Mapping[str, CpusetEntry],
     allocations: NumaAllocations,
 ) -> frozenset[int]:
-    here = allocations.layout.on(nodes) & allocations.free
     retained = entries[name].cpus if name in entries else frozenset[int]()
+    here = allocations.selectable(nodes, retained)
+    if len(here) < count:
+        here = allocations.layout.on(nodes) & allocations.free
     even = pod.enhancements.distribute_evenly and not retained
     cpus = (
         select_evenly(allocations.layout, count, here, nodes)

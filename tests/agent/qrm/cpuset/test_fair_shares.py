@@ -11,7 +11,7 @@ import pytest
 from agent.config.qrm import CpuPlacementConfig
 from agent.qrm.cpuset.fair_shares import ceil_cores, limit_own_pools
 from agent.qrm.cpuset.state import CpusetAllocation, CpusetState, pods_as_allocated
-from api.cpu import Topology
+from api.cpu import Topology, format_cpu_list
 from api.pod import Container, Pod
 from api.qos import Enhancements, QoSLevel
 from tests.agent.qrm.cpuset.builders import bound, counts, cpus, dedicated, machine, pod, run, size
@@ -132,6 +132,94 @@ def test_pods_that_come_and_go_hold_no_cpus_that_others_request() -> None:
         _, state = run((), churning, NODE, state, NO_RAMP_UP, at_s=float(number))
     placement, state = run((), BIG, NODE, state, NO_RAMP_UP, at_s=9.0)
     assert counts(placement)["share"] >= 60
+
+
+@pytest.mark.parametrize(
+    ("requested", "exclusive"),
+    [
+        (8.0, "0-7"),  # With the 8 CPUs of the deleted pod, these are all.
+        (8.5, ""),
+        (10.5, ""),
+    ],
+)
+def test_cpus_of_a_deleted_pod_are_exclusive_only_while_no_pod_requests_them(requested: float, exclusive: str) -> None:
+    """The state counted CPUs as exclusive to a deleted pod that the share pool had, or that an advisor lent to reclaim."""
+    topology = machine(1, 1, 1, 16, 1)
+    web = pod("web", cores=requested)
+    _, state = run((), (dedicated("db", 7.5),), topology, config=NO_RAMP_UP)
+    for at_s, sizes in enumerate(((), (size("share", 0),), ()), 1):
+        placement, state = run(sizes, (web,), topology, state, NO_RAMP_UP, at_s=at_s)
+        assert format_cpu_list(state.exclusive_cpus()) == exclusive
+        assert state.machine_state[0].allocated_cpuset == exclusive
+        assert counts(placement)["share"] == (1 if sizes else ceil_cores(requested))
+    # A forgotten pod takes no CPUs back when they are free again.
+    placement, state = run((), (), topology, state, NO_RAMP_UP, at_s=4.0)
+    assert format_cpu_list(state.exclusive_cpus()) == exclusive
+
+
+@pytest.mark.parametrize(
+    ("bound_cores", "dedicated_cores", "expected"),
+    [
+        # The dedicated pod took 3 CPUs of node 0 and left 17 to pods that request 18 there and run on no other node.
+        ((18.0, 0.0), 3.0, (0, 3)),
+        ((18.0, 10.0), 12.0, (2, 10)),
+        ((0.001, 0.0), 39.0, (19, 20)),
+        # 1.5 + 18.5 CPUs are left, but only 1 + 18 whole ones: the pod runs with the shared pods.
+        ((18.5, 1.5), 20.0, (0, 0)),
+        ((18.5, 1.5), 19.0, (1, 18)),
+    ],
+)
+def test_a_dedicated_pod_on_two_numa_nodes_leaves_the_pods_bound_to_each_their_requests(
+    bound_cores: tuple[float, float], dedicated_cores: float, expected: tuple[int, int]
+) -> None:
+    topology = machine(1, 2, 1, 20, 1)
+    near = tuple(bound(f"near-{numa}", cores, numa_ids=(numa,)) for numa, cores in enumerate(bound_cores) if cores)
+    db = dedicated("db", dedicated_cores, numa_share=True, numa_ids=(0, 1))
+    for order in permutations((*near, db)):
+        placement, state = arrive(order, topology)
+        for each in near:
+            assert len(placement.cpus[f"/{each.name}"]) >= (each.containers[0].cpu_request_cores or 0.0)
+        if order[-1] is db:
+            own = state.exclusive_cpus()
+            assert tuple(len(own.intersection(range(20 * numa, 20 * numa + 20))) for numa in (0, 1)) == expected
+
+
+def test_a_postponed_dedicated_pod_leaves_a_pod_bound_before_it_the_requests_on_that_node() -> None:
+    """23.501 of 24 CPUs are requested, so `small` gets a whole CPU only after `db`, whose sidecar needs none of the 4 CPUs that
+    it requests. By then `near` is bound to the node of `small` and requests all of it: it had 2 of 3 CPUs."""
+    sidecar = Container(name="s", cgroup="/db-s", cpu_request_cores=4.0, sidecar=True)
+    db = dedicated("db", 1.5)
+    db = msgspec.structs.replace(db, containers=(*db.containers, sidecar))
+    near = bound("near", 3.0, numa_ids=(0,))
+    topology = machine(1, 8, 1, 3, 1)
+    placement, state = arrive((dedicated("small", 0.001), pod("web", cores=15.0), near, db), topology)
+    assert cpus(placement)["/near"] == "0-2"
+    assert {name: len(placement.cpus[f"/{name}"]) for name in ("small", "db", "web")} == {
+        "small": 1,
+        "db": 2,
+        "web": 15,
+    }
+    assert len(state.exclusive_cpus()) == 3
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        # Two pools shared the two CPUs that reclaim and the pool of the NUMA node left, and reclaim had none of them.
+        ((pod("web", cores=0.001),), {"own-0": 1, "share": 1, "share-NUMA0": 1, "reclaim": 1}),
+        # A dedicated pod that cannot have CPUs of its own runs with the shared pods: the named pool had 2 CPUs.
+        ((pod("db", QoSLevel.DEDICATED, 0.001),), {"own-0": 1, "share": 1, "share-NUMA0": 1, "reclaim": 1}),
+        # Four pools on three CPUs: the unbound ones share two of them.
+        (
+            (pod("web", cores=0.001), pod("flink", cores=0.001, wants=Enhancements(cpuset_pool="flink"))),
+            {"own-0": 2, "flink": 2, "share": 2, "share-NUMA0": 1, "reclaim": 1},
+        ),
+    ],
+    ids=["shared", "rejected", "four-pools"],
+)
+def test_pools_are_disjoint_while_there_is_a_cpu_for_each(pods: tuple[Pod, ...], expected: dict[str, int]) -> None:
+    placement, _ = run((), (bound("near", 0.0), *pods, *own_pools(1)), machine(1, 1, 1, 3, 1), config=NO_RAMP_UP)
+    assert {name: count for name, count in counts(placement).items() if name != "fallback"} == expected
 
 
 def test_pods_without_requests_keep_no_dedicated_pod_from_its_cpus() -> None:

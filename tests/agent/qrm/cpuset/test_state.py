@@ -90,6 +90,23 @@ def test_reclaim_yields_all_but_one_cpu() -> None:
 
 
 @pytest.mark.parametrize(
+    ("near", "unbound", "expected"),
+    [
+        (1, {"share": 3}, {"near": 1, "share": 2}),  # Reclaim has the fourth CPU while each pool has one.
+        (3, {"share": 2}, {"near": 3, "share": 1}),
+        (2, {"share": 2, "own": 1}, {"near": 2, "share": 1, "own": 1}),
+        (2, {"share": 2, "own": 1, "more": 1}, {"near": 2, "share": 2, "own": 2, "more": 2}),  # Three share two CPUs.
+    ],
+)
+def test_reclaim_yields_its_cpu_of_a_bound_node_to_an_unbound_pool_without_one(
+    near: int, unbound: dict[str, int], expected: dict[str, int]
+) -> None:
+    sizes = (size("near", near, 0), size("reclaim", 1, 0), *(size(name, cpus) for name, cpus in unbound.items()))
+    sized_pools = fit_pool_sizes(sizes, PoolCapacity(bound={0: 4}, unbound=0))
+    assert {pool.pool: pool.cpus for pool in sized_pools if pool.pool != "reclaim"} == expected
+
+
+@pytest.mark.parametrize(
     ("cpu_count", "nodes", "least", "expected"),
     [(16, 2, 4, 2), (16, 2, 16, 8), (16, 8, 4, 1), (16, 2, None, 2), (8, 2, None, 1), (2, 1, None, 1), (1, 1, None, 1)],
 )
