@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from bench.machine import (
     bench_parser,
@@ -199,7 +199,7 @@ class Chart:
         helm(self._cluster, "--namespace", SYSTEM, *words)
 
 
-class Recorder:
+class PhaseRecorder:
     """Intervals of the phases, and the pods created in them."""
 
     def __init__(self, churn: PodChurn, times: ResponseTimes) -> None:
@@ -219,14 +219,14 @@ class Recorder:
 
     def _result(self, name: str, intervals: Sequence[tuple[float, float, int]]) -> PhaseTimes:
         values = [ms for begin_s, end_s, _ in intervals for ms in self._times.between(begin_s, end_s)]
-        p50, p99 = np.percentile(values, (50, 99))
+        percentiles = quantiles(values, n=100)
         return PhaseTimes(
             name=name,
             seconds=sum(end_s - begin_s for begin_s, end_s, _ in intervals),
             pods=sum(pods for *_, pods in intervals),
             requests=len(values),
-            p50_ms=float(p50),
-            p99_ms=float(p99),
+            p50_ms=percentiles[49],
+            p99_ms=percentiles[98],
             max_ms=max(values),
         )
 
@@ -237,7 +237,9 @@ class DisturbedRounds:
     Processes are killed and replaced after the last round only, because a new process hides growth.
     """
 
-    def __init__(self, cluster: Cluster, chart: Chart, disk: NodeDisk, churn: PodChurn, recorder: Recorder) -> None:
+    def __init__(
+        self, cluster: Cluster, chart: Chart, disk: NodeDisk, churn: PodChurn, recorder: PhaseRecorder
+    ) -> None:
         self._cluster, self._chart, self._disk = cluster, chart, disk
         self._churn, self._recorder = churn, recorder
         self.sizes: dict[str, list[ProcessSize]] = {}
@@ -325,7 +327,7 @@ def _measure_on(cluster: Cluster, disk: NodeDisk, rounds: int, seed: int) -> Chu
     wait("the weight of the class", lambda: shares.read_text() == "512\n", 120)
     before = knobs_of_pods(cluster.nodes[0].cgroup_root)
     churn, chart, times = PodChurn(cluster, seed), Chart(cluster), ResponseTimes(web, cluster.names.run / "times")
-    recorder = Recorder(churn, times)
+    recorder = PhaseRecorder(churn, times)
     try:
         with recorder.phase(ALONE):
             time.sleep(PHASE_S)

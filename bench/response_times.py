@@ -8,8 +8,6 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from tests.cluster.pods import Pod
 
 PERIOD_MS, WORK_MS = 10, 1
@@ -46,8 +44,7 @@ class ResponseTimes:
         values = array("d")
         data = self._file.read_bytes()
         values.frombytes(data[: len(data) // 16 * 16])
-        pairs = np.frombuffer(values, dtype=float).reshape(-1, 2)
-        return [float(value) for value in pairs[(pairs[:, 0] >= begin_s) & (pairs[:, 0] < end_s), 1]]
+        return [ms for due_s, ms in zip(values[::2], values[1::2], strict=True) if begin_s <= due_s < end_s]
 
     def close(self) -> None:
         self._process.kill()

@@ -93,11 +93,10 @@ def check_fair(
         with_rejected = cores + (requests.get(FALLBACK, 0.0) if pool == "share" else 0.0)
         # What an advisor lends returns on demand; what another online pool has does not.
         is_advised = any(size.pool != "reclaim" for size in sizes)
-        lendable = (
-            usable
-            - state.exclusive_cpus()
-            - set().union(*(held for name, held in cpus.items() if name not in ("reclaim", FALLBACK)))
-        )
+        # A pool without requests, such as that of a NUMA node whose pods request nothing, shares what it has.
+        idle = {"reclaim", FALLBACK, *(name for name, requested in requests.items() if not requested)}
+        held_by_requests = set().union(*(held for name, held in cpus.items() if name not in idle))
+        lendable = usable - state.exclusive_cpus() - held_by_requests
         # Only a wrong advisor sizes a pool without pods. It has one CPU, because no pool is empty.
         without_pods = [name for name in cpus if is_named_pool(name) and name not in (*requests, FALLBACK)]
         spare = (len(lendable) if is_advised else 0) + sum(pools[name] for name in without_pods)
