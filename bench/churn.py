@@ -118,10 +118,10 @@ class PodChurn:
             self._cluster.server.ask("POST", PODS, self._pod(name))
             self._alive.append(name)
             self.created += 1
-            annotations = {"metadata": {"annotations": self._annotations()}}
-            self._cluster.server.ask("PATCH", f"{PODS}/{self._random.choice(self._alive)}", annotations, MERGE)
             if len(self._alive) > MOST_PODS:
                 self._delete(self._alive.pop(0))
+            annotations = {"metadata": {"annotations": self._annotations()}}
+            self._cluster.server.ask("PATCH", f"{PODS}/{self._random.choice(self._alive)}", annotations, MERGE)
 
     def end(self) -> None:
         """Delete what is left."""
@@ -363,7 +363,11 @@ def _left(cluster: Cluster, chart: Chart, batch: Sequence[Pod], before: Mapping[
     chart.uninstall()
     wait("one pod", lambda: len(cluster.server.ask("GET", PODS)["items"]) == 1, 120)
     after = knobs_of_pods(cluster.nodes[0].cgroup_root)
-    changed = [f"{path} {text.strip()!r}" for path, text in before.items() if after.get(path, text) != text]
+    changed = [
+        f"{path}: {after[path].strip()}, before {text.strip()}"
+        for path, text in before.items()
+        if after.get(path, text) != text
+    ]
     names = cluster.nodes[0].run("ls", STATE).split()
     return (*changed, *(f"{STATE}/{name}" for name in names if name in ("originals.json", "handover.json")))
 
