@@ -82,9 +82,9 @@ def annotation_changes(
     if config is None:
         # Without the annotation with the configuration's name, an administrator wrote the ratios.
         return {key: None for key in OWN_KEYS if key in current} if CONFIG_KEY in current else {}
-    wanted = node_annotations(config, current, recommended)
-    changes: dict[str, str | None] = {key: text for key, text in wanted.items() if current.get(key) != text}
-    return changes | {key: None for key in OWN_KEYS if key in current and key not in wanted}
+    desired = node_annotations(config, current, recommended)
+    changes: dict[str, str | None] = {key: text for key, text in desired.items() if current.get(key) != text}
+    return changes | {key: None for key in OWN_KEYS if key in current and key not in desired}
 
 
 def node_annotations(config: Noc, node: Mapping[str, str], recommended: Mapping[str, str]) -> dict[str, str]:
@@ -115,8 +115,8 @@ def config_warnings(config: Noc, in_force: Mapping[str, Noc]) -> list[ObjectWarn
     for resource, text in sorted(config.spec.resource_overcommit_ratio.items()):
         field = f"spec.resourceOvercommitRatio.{resource}"
         if resource not in OVERCOMMIT_KEYS:
-            known = " and ".join(OVERCOMMIT_KEYS)
-            warnings.append(f"{quote(field, 120)} has no effect: only {known} can be overcommitted; remove it")
+            supported = " and ".join(OVERCOMMIT_KEYS)
+            warnings.append(f"{quote(field, 120)} has no effect: only {supported} can be overcommitted; remove it")
         elif parse_ratio(text) is None:
             warnings.append(
                 f"{field}: {quote(text, 60)} counts as 1, so that the nodes are not overcommitted; write a number of at least 1"
