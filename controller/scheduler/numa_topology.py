@@ -319,7 +319,7 @@ def _place_pod(
 
 def _place(state: ZoneState, request: _Request, rules: TopologyRules, policy: TopologyPolicy) -> _Placement:
     """Place one request. Sets with equally many zones are tried together: 8 zones have 70 sets of four, but 255 in all."""
-    needed = _needed_zones(state, request, policy)
+    needed, usable = _needed_zones(state, request, policy), request.idle.sum(axis=1)
     nodes, zone_count = state.zones.shape
     result = _Placement(np.zeros(nodes, np.bool_), np.zeros((nodes, zone_count), np.bool_), np.zeros(nodes, np.int64))
     totals = (
@@ -332,7 +332,8 @@ def _place(state: ZoneState, request: _Request, rules: TopologyRules, policy: To
         chosen = needed == count
         if policy is TopologyPolicy.BEST_EFFORT:
             chosen = (needed > 0) & (needed <= count) & ~result.fits
-        rows = np.flatnonzero(chosen)
+        # Of exclusive pods, most nodes of a busy cluster are left out here.
+        rows = np.flatnonzero(chosen & (usable >= count))
         if len(rows):
             _place_in_sets(state, request, rules, rows, count, result)
     if totals is not None:
