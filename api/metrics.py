@@ -530,5 +530,7 @@ CONTROLLER_METRICS: tuple[Metric, ...] = (
     Metric("dioptase_lifecycle_evictions_total", "counter", "",
            "Evictions of reclaimed pods from nodes without an agent: evicted, gone, budget (blocked by a "
            "disruption budget), refused, dry-run.", ("result",)),
+    Metric("dioptase_overcommit_matched_nodes", "gauge", "",
+           "Nodes to which a NodeOvercommitConfig applies; 0 if a newer one has the same pool.", ("object",)),
 )  # fmt: skip
 CONTROLLER_METRICS_BY_NAME = {metric.name: metric for metric in CONTROLLER_METRICS}

@@ -17,6 +17,7 @@ BENCHMARKS = (
     "colocation",
     "colocation_flat",
     "predictors",
+    "scheduler_plugins",
     "day",
     "soak",
     "churn",

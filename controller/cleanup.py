@@ -15,10 +15,12 @@ import msgspec
 
 from api.eviction import NODE_TAINTS_ANNOTATION, TAINT_PREFIX, recorded_taints
 from api.katalyst.kinds import CONFIG_COLUMNS, KATALYST_KINDS, KatalystKind
+from api.overcommit import CONFIG_KEY
 from api.text import quote
 from controller.kcc import ownership, targets
 from controller.kinds import CNRS, KCCS, NODE_GROUP, NODES, ControllerNode
 from controller.lifecycle.health_policy import is_own_taint
+from controller.overcommit.node_ratios import OWN_KEYS
 from controller.reconcile import ignore_missing
 from controller.settings import Leftover
 from kube.client import KubeClient, ObjectList, RequestBody
@@ -89,8 +91,9 @@ def cnr_steps(cnr: ReportedCnr) -> list[PatchStep]:
 
 
 def node_steps(node: ControllerNode) -> list[PatchStep]:
-    """Return patches that remove recorded taints and extended resources from a Node."""
-    return [patch for steps in NODE_STEPS.values() for patch in steps(node)]
+    """Return patches that remove recorded taints, extended resources and overcommit ratios from a Node."""
+    # Ratios last: the taints' patch requires the version that was read.
+    return [*(patch for steps in NODE_STEPS.values() for patch in steps(node)), *_ratio_steps(node)]
 
 
 def _taint_steps(node: ControllerNode) -> list[PatchStep]:
@@ -105,6 +108,14 @@ def _taint_steps(node: ControllerNode) -> list[PatchStep]:
 def _resource_steps(node: ControllerNode) -> list[PatchStep]:
     removed = dict.fromkeys(node.reclaimed_resources)
     return [({"status": {"capacity": removed, "allocatable": removed}}, "status")] if removed else []
+
+
+def _ratio_steps(node: ControllerNode) -> list[PatchStep]:
+    # Without this annotation, an administrator or a stock Katalyst controller wrote the ratios.
+    if CONFIG_KEY not in node.metadata.annotations:
+        return []
+    removed = {key: None for key in OWN_KEYS if key in node.metadata.annotations}
+    return [({"metadata": {"annotations": removed}}, "")]
 
 
 NODE_STEPS: Mapping[Leftover, Callable[[ControllerNode], list[PatchStep]]] = {

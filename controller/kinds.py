@@ -15,6 +15,7 @@ from kube.objects import PartialObjectMetadata, ResourceType, TaintedObject, Uns
 RECLAIMED_RESOURCES = (RECLAIMED_CPU, RECLAIMED_MEMORY)
 """Extended resources that the agent reports on its Node."""
 NODE_GROUP, CONFIG_GROUP = "node.katalyst.kubewharf.io", "config.katalyst.kubewharf.io"
+OVERCOMMIT_GROUP = "overcommit.katalyst.kubewharf.io"
 
 
 class _KindStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -118,11 +119,28 @@ class Kcc(PartialObjectMetadata, frozen=True, kw_only=True):
     status: KccStatus = KccStatus()
 
 
+class NocSpec(_KindStruct, frozen=True, kw_only=True):
+    node_overcommit_selector_val: str = ""
+    resource_overcommit_ratio: Mapping[str, str] = {}
+
+
+class NocStatus(_KindStruct, frozen=True, kw_only=True):
+    matched_node_list: tuple[str, ...] = ()
+
+
+class Noc(PartialObjectMetadata, frozen=True, kw_only=True):
+    """NodeOvercommitConfig: ratios of the nodes of one pool."""
+
+    spec: NocSpec = NocSpec()
+    status: NocStatus = NocStatus()
+
+
 NODES = ResourceType("", "v1", "nodes", "Node", ControllerNode)
 PODS = ResourceType("", "v1", "pods", "Pod", ControllerPod, namespaced=True)
 CNRS = ResourceType(NODE_GROUP, "v1alpha1", "customnoderesources", "CustomNodeResource", TaintedObject)
 CNCS = ResourceType(CONFIG_GROUP, "v1alpha1", "customnodeconfigs", "CustomNodeConfig", Cnc)
 KCCS = ResourceType(CONFIG_GROUP, "v1alpha1", "katalystcustomconfigs", "KatalystCustomConfig", Kcc, namespaced=True)
+NOCS = ResourceType(OVERCOMMIT_GROUP, "v1alpha1", "nodeovercommitconfigs", "NodeOvercommitConfig", Noc)
 
 
 def target_resource_type(gvr: GroupVersionResource, key: str = "a/b") -> ResourceType[UnstructuredObject]:

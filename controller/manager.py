@@ -12,13 +12,15 @@ from controller.eviction_budget import EvictionBudgetRenewal
 from controller.kcc.reconciler import CONTROLLER_NAME as KCC
 from controller.kcc.reconciler import KccController
 from controller.kcc.rollout_guard import RolloutGuard
-from controller.kinds import CNCS, CNRS, KCCS, NODES
+from controller.kinds import CNCS, CNRS, KCCS, NOCS, NODES
 from controller.lifecycle.agent_health import MAX_WATCH_S, AgentHealth
 from controller.lifecycle.leftovers import LeftoverRemoval
 from controller.lifecycle.mirroring import LabelMirroring
 from controller.lifecycle.node_objects import CONTROLLER_NAME as LIFECYCLE
 from controller.lifecycle.node_objects import NodeObjects
 from controller.metrics import ControllerExposition
+from controller.overcommit.node_overcommit import CONTROLLER_NAME as OVERCOMMIT
+from controller.overcommit.node_overcommit import OvercommitController
 from controller.reconcile import MetricValues
 from controller.settings import ControllerConfig
 from kube.client import KubeClient
@@ -53,8 +55,10 @@ class ControllerManager:
             self._budget.on_eviction = self._kcc.wake
             self._run_functions.append(self._kcc.run)
             queues[KCC] = self._kcc.queue
+        cnrs: Informer[Any] = Informer(client, CNRS, max_s=MAX_WATCH_S)
+        if LIFECYCLE in config.controllers or OVERCOMMIT in config.controllers:
+            self._watch(cnrs)
         if LIFECYCLE in config.controllers:
-            cnrs = self._watch(Informer(client, CNRS, max_s=MAX_WATCH_S))
             objects = NodeObjects(client, nodes, {LabelMirroring.MERGED: cnrs, LabelMirroring.REPLACED: cncs}, metrics)
             self._run_functions.append(objects.run)
             queues[LIFECYCLE] = objects.queue
@@ -64,6 +68,10 @@ class ControllerManager:
                 self._health = AgentHealth(client, nodes, cnrs, config.health, metrics)
                 self._run_functions.append(self._health.run)
                 self._informers.extend(self._health.pods)
+        if OVERCOMMIT in config.controllers:
+            overcommit = OvercommitController(client, nodes, cnrs, self._watch(Informer(client, NOCS)), metrics)
+            self._run_functions.append(overcommit.run)
+            queues[OVERCOMMIT] = overcommit.queue
         exposition.watch(self, queues)
 
     def __iter__(self) -> Iterator[Informer[Any]]:

@@ -96,7 +96,7 @@ class EvictionBudgetConfig(_ControllerSettings, frozen=True, kw_only=True):
 class ControllerConfig(_ControllerSettings, frozen=True, kw_only=True):
     """Content of the settings file."""
 
-    controllers: tuple[Literal["kcc", "lifecycle"], ...] = ("kcc", "lifecycle")
+    controllers: tuple[Literal["kcc", "lifecycle", "overcommit"], ...] = ("kcc", "lifecycle")
     """Enabled controllers."""
     lease: str = "dioptase-controller"
     """Name of the Lease for leader election among replicas, in the namespace of the controller."""

@@ -26,16 +26,13 @@ from agent.config.advisor import OvercommitConfig
 from agent.config.config import AgentConfig
 from api.advice import NodeAdvice, OvercommitAdvice, PowerAction
 from api.knobs import Reason
+from api.overcommit import CPU_RATIO_KEY, MEMORY_RATIO_KEY
 from api.pod import Pod
 from api.qos import QoSLevel
 from api.quantity import format_bytes, format_cores
 from api.rates import Rates
 from api.snapshot import CgroupSample, Snapshot
 from api.units import NS_PER_S
-
-ANNOTATION_PREFIX = "katalyst.kubewharf.io/"
-CPU_RATIO_KEY = f"{ANNOTATION_PREFIX}cpu_overcommit_ratio"
-MEMORY_RATIO_KEY = f"{ANNOTATION_PREFIX}memory_overcommit_ratio"
 
 
 class PodLoad(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from agent.advisor.node_advice import CPU_RATIO_KEY, MEMORY_RATIO_KEY
 from agent.advisor.power_capping import check_power_annotations, power_annotation_keys
 from agent.config.config import AgentConfig
 from agent.dynamic_config.follow import describe_stale_watch
 from api.interfaces import Unavailable
+from api.overcommit import CPU_RATIO_KEY, MEMORY_RATIO_KEY
 from kube.client import KubeClient, ListScope
 from kube.informer import Informer
 from kube.objects import PartialObjectMetadata, ResourceType

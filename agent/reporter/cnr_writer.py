@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from agent.advisor.node_advice import CPU_RATIO_KEY, MEMORY_RATIO_KEY
 from agent.reporter.cnr import TaintIdentity, build_cnr_report, taint_identity
 from agent.reporter.cnr_inputs import NO_CNR_INPUTS, CnrInputs
 from agent.reporter.cnr_merge import MergedCnr, merge_plugin_fields
@@ -22,6 +21,7 @@ from api.eviction import TAINT_PREFIX
 from api.interfaces import Unavailable
 from api.katalyst.cnr import QosTaint
 from api.node_resources import ReportedField
+from api.overcommit import CPU_RATIO_KEY, MEMORY_RATIO_KEY
 from common.backoff import Backoff, TokenBucket
 from kube.client import KubeClient
 from kube.errors import ApiError, FieldConflict

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agent.advisor.node_advice import ANNOTATION_PREFIX, CPU_RATIO_KEY, MEMORY_RATIO_KEY
 from api.advice import OvercommitAdvice
 from api.decision import Cycle
+from api.overcommit import CPU_MANAGER_KEY, CPU_RATIO_KEY, GUARANTEED_CPUS_KEY, MEMORY_MANAGER_KEY, MEMORY_RATIO_KEY
 from api.pod import Pod
 from api.snapshot import KubeletManagers
 
@@ -30,10 +30,10 @@ def _annotations(advice: OvercommitAdvice, managers: KubeletManagers | None, pod
     return {
         CPU_RATIO_KEY: f"{advice.cpu_ratio:.2f}",
         MEMORY_RATIO_KEY: f"{advice.memory_ratio:.2f}",
-        f"{ANNOTATION_PREFIX}overcommit_cpu_manager": STATIC_MANAGER if static_cpus else NO_MANAGER,
+        CPU_MANAGER_KEY: STATIC_MANAGER if static_cpus else NO_MANAGER,
         # The kubelet's own names, as its scheduler plugin compares them: `Static` and `None`.
-        f"{ANNOTATION_PREFIX}overcommit_memory_manager": (STATIC_MANAGER if static_memory else NO_MANAGER).capitalize(),
-        f"{ANNOTATION_PREFIX}guaranteed_cpus": str(sum(map(guaranteed_cpus, pods)) if static_cpus else 0),
+        MEMORY_MANAGER_KEY: (STATIC_MANAGER if static_memory else NO_MANAGER).capitalize(),
+        GUARANTEED_CPUS_KEY: str(sum(map(guaranteed_cpus, pods)) if static_cpus else 0),
     }
 
 

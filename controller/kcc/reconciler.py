@@ -12,17 +12,17 @@ from typing import Any
 
 import msgspec
 
-from api.katalyst.kinds import KATALYST_KINDS
 from common.backoff import TokenBucket
 from controller.kcc import ownership
 from controller.kcc.rollout_guard import RolloutGuard
 from controller.kcc.rollout_plan import ConfigEntry, RolloutInputs, RolloutPlan, plan_rollout, with_entry
 from controller.kinds import CNCS, KCCS, Cnc, GroupVersionResource, Kcc, target_resource_type
+from controller.object_events import ObjectWarning, write_warning
 from controller.reconcile import MetricValues, ignore_missing, reconcile_queue, run_all
 from kube.client import KubeClient, RequestBody
 from kube.errors import ApiError, ApiUnreachable
 from kube.informer import Informer
-from kube.objects import PartialObjectMetadata, ResourceType, UnstructuredObject, format_timestamp
+from kube.objects import UnstructuredObject
 from kube.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -37,9 +37,6 @@ ROLLOUT_STEP_S = 5.0
 UNOWNED_GRACE_S = 300.0
 """Time without an owner after which a kind is removed from the nodes; its KCC may just be reinstalled."""
 SYNC_RETRY_S, MISSING_KIND_RETRY_S = 1.0, 30.0
-EVENTS = ResourceType("", "v1", "events", "Event", PartialObjectMetadata, namespaced=True)
-EVENT_SOURCE, MAX_EVENT_CHARS = "dioptase-controller", 1024
-_KIND_NAMES = {kind.plural: kind.kind for kind in KATALYST_KINDS}
 
 
 class KccController:
@@ -176,46 +173,15 @@ class KccController:
         await run_all(step() for step in steps)
         for key, message in plan.paused.items():
             log.warning("%s %s: %s", gvr.name, key, message)
-            await self._report_pause(gvr, inputs.objects[key], message)
+            # Its condition has the message too.
+            warning = ObjectWarning("RolloutPaused", "Pause", message)
+            await write_warning(self._client, target_resource_type(gvr, key), inputs.objects[key].metadata, warning)
         for key in plan.expired:
             log.info("%s %s: deleted, because its lastDuration is over", gvr.name, key)
         uids = {key: inputs.objects[key].metadata.uid for key in plan.expired}
         await run_all(
             ignore_missing(self._client.delete(target_resource_type(gvr, key), key, uid)) for key, uid in uids.items()
         )
-
-    async def _report_pause(self, gvr: GroupVersionResource, paused: UnstructuredObject, message: str) -> None:
-        """Create an Event on the object. Its condition has the message too, so a refusal is only logged."""
-        metadata = paused.metadata
-        namespace = metadata.namespace or "default"
-        at_s = time.time()
-        event = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"generateName": f"{metadata.name[:200]}.", "namespace": namespace},
-            "involvedObject": {
-                "apiVersion": f"{gvr.group}/{gvr.version}",
-                "kind": _KIND_NAMES.get(gvr.resource, gvr.resource),
-                "namespace": metadata.namespace,
-                "name": metadata.name,
-                "uid": metadata.uid,
-            },
-            "reason": "RolloutPaused",
-            "message": message[:MAX_EVENT_CHARS],
-            "type": "Warning",
-            "action": "Pause",
-            "count": 1,
-            "firstTimestamp": format_timestamp(at_s),
-            "lastTimestamp": format_timestamp(at_s),
-            "eventTime": format_timestamp(at_s, micro=True),
-            "source": {"component": EVENT_SOURCE},
-            "reportingComponent": EVENT_SOURCE,
-            "reportingInstance": EVENT_SOURCE,
-        }
-        try:
-            await self._client.create(EVENTS, event, namespace)
-        except (ApiError, ApiUnreachable) as error:
-            log.warning("%s %s: the event of its pause cannot be written: %s", gvr.name, metadata.name, error)
 
     async def _write_finalizers(self, gvr: GroupVersionResource, inputs: RolloutInputs, plan: RolloutPlan) -> None:
         versions = {key: inputs.objects[key].metadata.resource_version for key in plan.finalizers}

@@ -32,6 +32,8 @@ CONFIGURATIONS = [
     "transparentmemoryoffloadingconfigurations",
 ]  # fmt: skip
 OTHERS = "tests.example.org/kept"
+RATIOS = {"dioptase.io/overcommit-config": "batch", "katalyst.kubewharf.io/cpu_overcommit_ratio": "2"}
+ORIGINAL = {"katalyst.kubewharf.io/original_allocatable_cpu": "8"}
 
 
 class Withdrawing(Account):
@@ -86,7 +88,8 @@ def test_nothing_stays_but_the_objects(
     pods = f"/api/v1/namespaces/{workspace}/pods"
     wait("both run", lambda: [item["status"]["phase"] for item in server.ask("GET", pods)["items"]] == ["Running"] * 2)
     amounts = {"cpu": "8", MILLICPU: "4000"}
-    metadata = {"name": "withdrawn", "annotations": {"dioptase.io/node-taints": f"{PRESSURE['key']}:NoSchedule"}}
+    annotations = {"dioptase.io/node-taints": f"{PRESSURE['key']}:NoSchedule", **RATIOS, **ORIGINAL}
+    metadata = {"name": "withdrawn", "annotations": annotations}
     server.ask("POST", "/api/v1/nodes", {"metadata": metadata, "spec": {"taints": [FOREIGN_TAINT, PRESSURE]}})
     server.ask("PATCH", f"{NODE}/status", {"status": {"capacity": amounts, "allocatable": amounts}}, MERGE)
     server.ask("POST", CNRS, {
@@ -111,6 +114,10 @@ def test_nothing_stays_but_the_objects(
             assert is_deleted(server, f"{apps}/{kind}s/{kind}")
         assert "theirs" in taints(server, NODE)
         assert PRESSURE["key"] not in taints(server, NODE)
+        assert (
+            server.ask("GET", NODE)["metadata"]["annotations"].keys().isdisjoint(annotations.keys() - ORIGINAL.keys())
+        )
+        assert server.ask("GET", NODE)["metadata"]["annotations"].items() >= ORIGINAL.items()
         for part in ("capacity", "allocatable"):
             assert server.ask("GET", NODE)["status"][part] == {"cpu": "8"}
         assert taints(server, CNR) == []

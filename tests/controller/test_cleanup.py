@@ -94,6 +94,22 @@ def test_steps_of_a_node() -> None:
     assert node_steps(ControllerNode(metadata=META, status=ControllerNodeStatus(capacity={"cpu": "8"}))) == []
 
 
+def test_overcommit_ratios_of_the_controller_are_removed_and_others_stay() -> None:
+    ratios = {
+        "katalyst.kubewharf.io/cpu_overcommit_ratio": "2",
+        "katalyst.kubewharf.io/overcommit_capacity_cpu": "16",
+        "katalyst.kubewharf.io/original_capacity_cpu": "8",
+    }
+    record = {"dioptase.io/overcommit-config": "batch"}
+    by_hand = ControllerNode(metadata=KubeMetadata(name="n1", annotations=ratios))
+    own = ControllerNode(metadata=KubeMetadata(name="n1", annotations=ratios | record))
+    assert node_steps(by_hand) == []
+    ((patch, subresource),) = node_steps(own)
+    assert subresource == ""
+    assert isinstance(patch, dict)
+    assert patch["metadata"]["annotations"] == dict.fromkeys([*record, *list(ratios)[:2]])
+
+
 def test_every_configuration_kind_is_cleaned_up() -> None:
     group = "config.katalyst.kubewharf.io"
     kinds = {kind.plural for kind in KATALYST_KINDS if kind.group == group and kind.plural != "customnodeconfigs"}

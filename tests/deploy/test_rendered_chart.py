@@ -195,6 +195,20 @@ def test_single_settings_override_the_profile(render: Any, values: Manifest, *, 
         assert config.eviction.plugins == ()
 
 
+OVERCOMMIT_RIGHTS = {
+    ("nodeovercommitconfigs", "list"), ("nodeovercommitconfigs", "watch"), ("nodeovercommitconfigs/status", "patch")
+}  # fmt: skip
+
+
+@needs_helm
+def test_the_rights_to_overcommit_come_with_the_controller_that_does(render: Any) -> None:
+    controllers = ["kcc", "lifecycle", "overcommit"]
+    without, rendered = render(), render(controller={"settings": {"controllers": controllers}})
+    assert rendered.controller.controllers == tuple(controllers)
+    assert rendered.rights("controller") - without.rights("controller") == OVERCOMMIT_RIGHTS | {("nodes", "patch")}
+    assert "overcommit" not in without.controller.controllers
+
+
 @needs_helm
 @pytest.mark.parametrize(
     ("values", "evicts", "lists"),

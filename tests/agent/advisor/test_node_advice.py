@@ -6,14 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.advisor.node_advice import (
-    CPU_RATIO_KEY,
-    MEMORY_RATIO_KEY,
-    PodLoad,
-    compute_overcommit,
-    overcommit_ratio,
-)
+from agent.advisor.node_advice import PodLoad, compute_overcommit, overcommit_ratio
 from agent.config.advisor import OvercommitConfig
+from api.overcommit import CPU_RATIO_KEY, MEMORY_RATIO_KEY
 from api.units import GIB
 
 CONFIG = OvercommitConfig()

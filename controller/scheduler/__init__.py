@@ -1,0 +1,1 @@
+"""Plugins, state and HTTP extender of the scheduler."""
