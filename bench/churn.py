@@ -45,8 +45,10 @@ SYSTEM, WORK = "dioptase-system", "churn"
 PODS = f"/api/v1/namespaces/{WORK}/pods"
 STATE = "/var/lib/dioptase"
 BURN = "while :; do :; done"
-MOST_GROWTH_MIB, MOST_GROWTH_FDS = 6.0, 16
+MOST_GROWTH_MIB, MOST_GROWTH_FDS = 6.0, 32
 """Limits of growth from the end of the first round to the end of the last; new pods need some memory for their history."""
+MIB_PER_CGROUP, FDS_PER_CGROUP = 0.2, 24
+"""Growth that is allowed for each cgroup that this machine has more."""
 MOST_PODS = 8
 """Pods that come and go, alive at once."""
 OUTAGE_WRITES_PER_S = 1
@@ -72,6 +74,8 @@ class ProcessSize(msgspec.Struct, frozen=True, kw_only=True):
 
     rss_mib: float
     descriptors: int
+    cgroups: int
+    """Cgroups of this machine, also those of others: the agent watches all of them."""
 
 
 class ChurnRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,9 +100,10 @@ class ChurnRun(msgspec.Struct, frozen=True, kw_only=True):
         if self.restarts:
             results.append(f"{self.restarts} processes were restarted")
         for name, (first, *_, last) in ((name, sizes) for name, sizes in self.sizes.items() if len(sizes) > 1):
-            if last.rss_mib - first.rss_mib > MOST_GROWTH_MIB:
+            more = max(last.cgroups - first.cgroups, 0)
+            if last.rss_mib - first.rss_mib > MOST_GROWTH_MIB + more * MIB_PER_CGROUP:
                 results.append(f"{name}: memory grew by {last.rss_mib - first.rss_mib:.1f} MiB")
-            if last.descriptors - first.descriptors > MOST_GROWTH_FDS:
+            if last.descriptors - first.descriptors > MOST_GROWTH_FDS + more * FDS_PER_CGROUP:
                 results.append(f"{name}: {last.descriptors - first.descriptors} more descriptors are open")
         return results
 
@@ -296,7 +301,8 @@ class DisturbedRounds:
 
 def _size(pid: int) -> ProcessSize:
     descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    return ProcessSize(rss_mib=memory_kib_of(pid) / 1024, descriptors=descriptors)
+    cgroups = sum(1 for _ in Path("/sys/fs/cgroup/cpu").glob("**/"))
+    return ProcessSize(rss_mib=memory_kib_of(pid) / 1024, descriptors=descriptors, cgroups=cgroups)
 
 
 def measure(rounds: int, seed: int) -> ChurnRun:
@@ -400,10 +406,14 @@ def markdown(result: ChurnRun) -> str:
     ]
     out += [*markdown_table(heads, rows), ""]
     sizes = [
-        (name, *(f"{size.rss_mib:.1f} MiB, {size.descriptors}" for size in (each[0], each[-1])))
+        (name, *(f"{size.rss_mib:.1f} MiB, {size.descriptors}, {size.cgroups}" for size in (each[0], each[-1])))
         for name, each in result.sizes.items()
     ]
-    heads_of_sizes = ("process", "memory and descriptors after the first round", f"after round {result.rounds}")
+    heads_of_sizes = (
+        "process",
+        "memory, descriptors, cgroups of the machine: after the first round",
+        f"after round {result.rounds}",
+    )
     return "\n".join([*out, *markdown_table(heads_of_sizes, sizes), ""])
 
 
