@@ -26,7 +26,7 @@ while True:
         pass
 """
 """A thread that wakes up some hundred times a second."""
-SETTINGS = "advisor: {latency: {targetWaitMs: 20, leastBlameRatio: 0}}\n"
+SETTINGS = "advisor: {latency: {targetWaitMs: 40, leastBlameRatio: 0}}\n"
 BURNERS, TRIAL_S = 3, 240
 METRIC = "dioptase_quota_trial_runq_wait_seconds"
 MAX_SHARES = 262_144
