@@ -530,5 +530,12 @@ CONTROLLER_METRICS: tuple[Metric, ...] = (
     Metric("dioptase_lifecycle_evictions_total", "counter", "",
            "Evictions of reclaimed pods from nodes without an agent: evicted, gone, budget (blocked by a "
            "disruption budget), refused, dry-run.", ("result",)),
+    Metric("dioptase_webhook_reviews_total", "counter", "",
+           "Reviews of the webhooks by result: unchanged, changed, rejected, or failed, after which the API server "
+           "applies the failure policy.", ("webhook", "result")),
+    Metric("dioptase_webhook_invalid_profiles", "gauge", "",
+           "1 for each colocation profile that has no effect because it is invalid.", ("kind", "object")),
+    Metric("dioptase_webhook_certificate_expiry_timestamp_seconds", "gauge", "seconds",
+           "End of the served certificate in seconds since the epoch."),
 )  # fmt: skip
 CONTROLLER_METRICS_BY_NAME = {metric.name: metric for metric in CONTROLLER_METRICS}

@@ -1,0 +1,121 @@
+"""The chart's webhooks on a cluster without pods of the controller: its objects, and replicas that the API server reaches
+through the Service as it reaches pods."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.image_and_chart import CHART, helm
+from tests.cluster.names import CONTROL
+from tests.cluster.programs import Controller
+from tests.cluster.server import Refused
+from tests.cluster.service_accounts import Account
+
+RELEASE = "dioptase"
+NAME = f"{RELEASE}-webhooks"
+WEBHOOK_PORT = 9500
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+CONFIGURATIONS = (
+    f"{ADMISSION}/mutatingwebhookconfigurations/{NAME}",
+    f"{ADMISSION}/validatingwebhookconfigurations/{NAME}",
+)
+
+
+class WebhookInstallation:
+    """The chart's objects of the webhooks in one namespace, and replicas of the controller that serve them."""
+
+    def __init__(self, cluster: Cluster, namespace: str, folder: Path, values: Sequence[str] = ()) -> None:
+        self.cluster, self.namespace, self._folder = cluster, namespace, folder
+        chosen = [word for value in ("webhooks.enabled=true", *values) for word in ("--set", value)]
+        templates = [f"--show-only=templates/{name}.yaml" for name in ("webhooks", "controller-rbac")]
+        created = helm(cluster, "template", RELEASE, CHART, "--namespace", namespace, *chosen, *templates)
+        self._objects = [msgspec.yaml.decode(text) for text in created.split("\n---\n") if text.strip()]
+        self.settings: dict[str, Any] = {}
+        self.replicas: list[Controller] = []
+        self._account: Account | None = None
+
+    def begin(self, replicas: int = 1) -> None:
+        """Create the objects and start the replicas."""
+        server = self.cluster.server
+        if server.refusal("GET", f"/api/v1/namespaces/{self.namespace}"):
+            server.ask("POST", "/api/v1/namespaces", {"metadata": {"name": self.namespace}})
+        for item in self._objects:
+            if item["kind"] == "Service":
+                # Controllers of the cluster would replace the addresses below by those of pods.
+                item["spec"].pop("selector")
+        listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": self._objects})
+        self.cluster.kubectl("apply", "--server-side", "--force-conflicts", "--validate=false", "-f", "-", text=listed)
+        self._account = Account(self.cluster, f"{RELEASE}-controller", self.namespace, self._folder)
+        ports = [WEBHOOK_PORT + number for number in range(1, replicas + 1)]
+        self._route(ports)
+        names = {"service": NAME, "configuration": NAME, "secret": NAME}
+        for number, port in enumerate(ports, 11):
+            served = [webhook["clientConfig"]["service"]["path"].lstrip("/") for webhook in self._webhooks()]
+            settings = {"controllers": [], "webhooks": {"serve": served, "port": port, **names, **self.settings}}
+            self.replicas.append(Controller(self.cluster, self._account, self._folder, number, settings))
+        for replica in self.replicas:
+            replica.begin()
+
+    def end(self) -> None:
+        """Stop the replicas and remove everything that belongs to the whole cluster."""
+        for replica in self.replicas:
+            if replica.pid:
+                replica.end()
+        for path in CONFIGURATIONS:
+            self.cluster.server.refusal("DELETE", path)
+        if self._account is not None:
+            self._account.forget()
+        self.cluster.server.refusal("DELETE", f"/api/v1/namespaces/{self.namespace}")
+
+    def published(self) -> bool:
+        """Return whether every webhook has the bundle of the Secret."""
+        bundle = self.secret().get("ca.crt")
+        return bool(bundle) and self.bundles() == {bundle}
+
+    def secret(self) -> Mapping[str, str]:
+        """Return the data of the Secret with the certificate, in base64."""
+        path = f"/api/v1/namespaces/{self.namespace}/secrets/{NAME}"
+        return dict(self.cluster.server.ask("GET", path).get("data") or {})
+
+    def bundles(self) -> set[str]:
+        """Return every `caBundle` of the webhook configurations."""
+        bundles = set()
+        for path in CONFIGURATIONS:
+            try:
+                configuration = self.cluster.server.ask("GET", path)
+            except Refused:
+                continue
+            bundles |= {webhook["clientConfig"].get("caBundle", "") for webhook in configuration["webhooks"]}
+        return bundles
+
+    def _webhooks(self) -> list[Any]:
+        return [webhook for item in self._objects for webhook in item.get("webhooks", ())]
+
+    def _route(self, ports: Sequence[int]) -> None:
+        """Give the Service the addresses of the replicas. API servers before 1.33 read Endpoints, later ones EndpointSlices."""
+        address = self.cluster.names.address(CONTROL)
+        named = [{"name": "webhooks", "port": port, "protocol": "TCP"} for port in ports]
+        subsets = [{"addresses": [{"ip": address}], "ports": [port]} for port in named]
+        slices: list[Any] = [
+            {
+                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+                "metadata": {
+                    "name": f"{NAME}-{number}", "namespace": self.namespace,
+                    "labels": {"kubernetes.io/service-name": NAME},
+                },
+                "endpoints": [{"addresses": [address], "conditions": {"ready": True}}], "ports": [port],
+            }
+            for number, port in enumerate(named)
+        ]  # fmt: skip
+        endpoints = {
+            "apiVersion": "v1", "kind": "Endpoints", "metadata": {"name": NAME, "namespace": self.namespace},
+            "subsets": subsets,
+        }  # fmt: skip
+        listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": [endpoints, *slices]})
+        self.cluster.kubectl("apply", "--server-side", "--force-conflicts", "--validate=false", "-f", "-", text=listed)
