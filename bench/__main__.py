@@ -18,6 +18,7 @@ BENCHMARKS = (
     "colocation_flat",
     "predictors",
     "day",
+    "webhook_latency",
     "soak",
     "fuzz",
 )

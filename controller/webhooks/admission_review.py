@@ -35,7 +35,7 @@ class AdmissionUser(_ReviewStruct, frozen=True, kw_only=True):
     username: str = ""
 
 
-class AdmissionRequest(_ReviewStruct, frozen=True, kw_only=True):
+class ReviewRequest(_ReviewStruct, frozen=True, kw_only=True):
     """Request to the API server that a webhook reviews. Objects stay encoded until a webhook decodes what it reads."""
 
     uid: str
@@ -53,7 +53,7 @@ class AdmissionRequest(_ReviewStruct, frozen=True, kw_only=True):
 class _AdmissionReview(_ReviewStruct, frozen=True, kw_only=True):
     api_version: str
     kind: str
-    request: AdmissionRequest
+    request: ReviewRequest
 
 
 class PatchOperation(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -84,7 +84,7 @@ class InvalidReview(ValueError):
     """Body that is not an AdmissionReview of a supported version, or whose object does not have the fields of its kind."""
 
 
-def decode_review(body: bytes) -> AdmissionRequest:
+def decode_review(body: bytes) -> ReviewRequest:
     """Decode the body of a request. Raises InvalidReview."""
     review = _decode(body, _AdmissionReview)
     if (review.api_version, review.kind) != (REVIEW_VERSION, REVIEW_KIND):
@@ -107,7 +107,7 @@ def _decode(body: bytes, kind: type[T]) -> T:
         raise InvalidReview(f"the review cannot be decoded: {printable(str(error), 200)}") from None
 
 
-def encode_review(request: AdmissionRequest, result: ReviewResult) -> bytes:
+def encode_review(request: ReviewRequest, result: ReviewResult) -> bytes:
     """Encode the response to a request."""
     response: dict[str, Any] = {"uid": request.uid, "allowed": not result.problems}
     if result.problems:

@@ -17,7 +17,7 @@ from controller.kcc.ownership import spec_problem
 from controller.kcc.targets import InvalidTarget, parse_target
 from controller.kinds import KCCS, Kcc
 from controller.label_selectors import parse_selector
-from controller.webhooks.admission_review import AdmissionRequest, ReviewResult, decode_admitted
+from controller.webhooks.admission_review import ReviewRequest, ReviewResult, decode_admitted
 from controller.webhooks.colocation_profiles import parse_profile
 from kube.objects import UnstructuredObject
 
@@ -33,7 +33,7 @@ ConfigChecker = Callable[[str, Mapping[str, Any]], ConfigFindings]
 """Function from a resource name, such as adminqosconfigurations, and the object to what the agents find in it."""
 
 
-def validate_config(request: AdmissionRequest, check: ConfigChecker) -> ReviewResult:
+def validate_config(request: ReviewRequest, check: ConfigChecker) -> ReviewResult:
     """Return the problems of an object. Raises InvalidReview if it is no object of the API.
 
     An update that leaves the spec as it is, such as that of a finalizer, is accepted, also for an invalid object.

@@ -16,8 +16,8 @@ import msgspec
 from api.overcommit import OVERCOMMIT_KEYS, OvercommitKeys, effective_ratio, overcommit_cpu, overcommit_memory
 from api.quantity import convert_quantity
 from controller.webhooks.admission_review import (
-    AdmissionRequest,
     PatchOperation,
+    ReviewRequest,
     ReviewResult,
     decode_admitted,
     patch_mapping,
@@ -58,7 +58,7 @@ class _AmountKeys(msgspec.Struct, frozen=True):
     overcommit: str
 
 
-def mutate_node_status(request: AdmissionRequest) -> ReviewResult:
+def mutate_node_status(request: ReviewRequest) -> ReviewResult:
     """Return the patch of a Node's status and annotations. Raises InvalidReview if an object is no Node."""
     new, old = decode_admitted(request.object, AdmittedNode), _old_node(request)
     annotations, amounts = dict(new.annotations), new.amounts
@@ -103,7 +103,7 @@ def _amount_keys(keys: OvercommitKeys) -> dict[str, _AmountKeys]:
     }
 
 
-def _old_node(request: AdmissionRequest) -> AdmittedNode:
+def _old_node(request: ReviewRequest) -> AdmittedNode:
     is_create = bytes(request.old_object) == b"null"
     return AdmittedNode() if is_create else decode_admitted(request.old_object, AdmittedNode)
 

@@ -9,8 +9,8 @@ import msgspec
 from api.colocation_profile import APPLIED_KEY, DRAW_KEY
 from api.qos import QOS_LEVEL_KEY, QoSLevel, explicit_qos_level
 from controller.webhooks.admission_review import (
-    AdmissionRequest,
     PatchOperation,
+    ReviewRequest,
     ReviewResult,
     decode_admitted,
     patch_mapping,
@@ -37,7 +37,7 @@ class AppliedProfiles(msgspec.Struct, frozen=True):
 
 
 def mutate_pod(
-    request: AdmissionRequest, profiles: Iterable[PodProfile], namespace_labels: Mapping[str, str]
+    request: ReviewRequest, profiles: Iterable[PodProfile], namespace_labels: Mapping[str, str]
 ) -> ReviewResult:
     """Return the patch of a pod. Raises InvalidReview if the object is no pod.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from api.annotations import INEFFECTIVE_MARKS, parse_enhancements, parse_service_profile
 from api.colocation_profile import APPLIED_KEY
 from api.qos import QOS_LEVEL_KEY, QoSLevel, explicit_qos_level
-from controller.webhooks.admission_review import AdmissionRequest, ReviewResult, decode_admitted
+from controller.webhooks.admission_review import ReviewRequest, ReviewResult, decode_admitted
 from controller.webhooks.admitted_pod import MIRROR_KEY, AdmittedPod
 from controller.webhooks.reclaimed_requests import MOVED_RESOURCES, native_requests
 
 
-def validate_pod(request: AdmissionRequest) -> ReviewResult:
+def validate_pod(request: ReviewRequest) -> ReviewResult:
     """Return the problems of a pod, each with its field and the remedy, and warnings about annotations without effect.
 
     Raises InvalidReview if the object is no pod. Names of annotations are Katalyst's: agents with a mapping of their own

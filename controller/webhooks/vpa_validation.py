@@ -10,13 +10,13 @@ from typing import Any
 
 from api.quantity import convert_quantity
 from api.text import quote
-from controller.webhooks.admission_review import AdmissionRequest, ReviewResult, decode_admitted
+from controller.webhooks.admission_review import ReviewRequest, ReviewResult, decode_admitted
 from kube.objects import UnstructuredObject
 
 RESOURCES = ("cpu", "memory")
 
 
-def validate_vpa(request: AdmissionRequest, others: Iterable[UnstructuredObject]) -> ReviewResult:
+def validate_vpa(request: ReviewRequest, others: Iterable[UnstructuredObject]) -> ReviewResult:
     """Return the problems of an autoscaler; `others` are those of all namespaces. Raises InvalidReview if it is no object."""
     vpa = decode_admitted(request.object, UnstructuredObject)
     if vpa.metadata.deletion_timestamp is not None:

@@ -13,8 +13,8 @@ from aiohttp import web
 from common.throttled_log import ThrottledLog
 from controller.reconcile import MetricValues
 from controller.webhooks.admission_review import (
-    AdmissionRequest,
     InvalidReview,
+    ReviewRequest,
     ReviewResult,
     decode_review,
     encode_review,
@@ -33,7 +33,7 @@ KEEPALIVE_S = 120.0
 """Longer than the 90 s of the API server's client (net/http, IdleConnTimeout), so that the client closes first and no review is
 sent to a closed connection."""
 BODY_TIMEOUT_S = 5.0
-ReviewFunction = Callable[[AdmissionRequest], ReviewResult]
+ReviewFunction = Callable[[ReviewRequest], ReviewResult]
 
 
 class ReviewsNotReady(Exception):

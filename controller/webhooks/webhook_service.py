@@ -13,7 +13,7 @@ from typing import Any
 from api.colocation_profile import COLOCATION_PROFILE_KIND, PROFILE_GROUP, PROFILE_VERSION, ColocationProfile
 from common.http.listener import HttpListener
 from controller.reconcile import MetricValues
-from controller.webhooks.admission_review import AdmissionRequest, ReviewResult
+from controller.webhooks.admission_review import ReviewRequest, ReviewResult
 from controller.webhooks.certificate_sync import CertificateSync
 from controller.webhooks.colocation_profiles import PodProfile, parse_koordinator_profile, parse_profile
 from controller.webhooks.config_validation import ConfigChecker, validate_config
@@ -127,7 +127,7 @@ class WebhookService:
             metrics=self._metrics,
         )
 
-        def review(request: AdmissionRequest) -> ReviewResult:
+        def review(request: ReviewRequest) -> ReviewResult:
             self._require_lists()
             namespace = namespaces.store.get(request.namespace)
             return mutate_pod(request, profiles.profiles, namespace.metadata.labels if namespace else {})
@@ -137,7 +137,7 @@ class WebhookService:
     def _vpa_validation(self, client: KubeClient) -> ReviewFunction:
         vpas = self._watch(Informer(client, VPAS))
 
-        def review(request: AdmissionRequest) -> ReviewResult:
+        def review(request: ReviewRequest) -> ReviewResult:
             self._require_lists()
             return validate_vpa(request, vpas.store.values())
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from controller.webhooks.admission_review import AdmissionRequest, PatchOperation, decode_review
+from controller.webhooks.admission_review import PatchOperation, ReviewRequest, decode_review
 
 REVIEW_UID = "705ab4f5-6393-11e8-b7cc-42010a800002"
 
@@ -32,7 +32,7 @@ def review_body(
     return json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
 
 
-def a_review(object_: object, **options: Any) -> AdmissionRequest:
+def a_review(object_: object, **options: Any) -> ReviewRequest:
     return decode_review(review_body(object_, **options))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from common.http.listener import HttpListener
 from controller.reconcile import MetricValues
-from controller.webhooks.admission_review import AdmissionRequest, ReviewResult
+from controller.webhooks.admission_review import ReviewRequest, ReviewResult
 from controller.webhooks.pod_mutation import mutate_pod
 from controller.webhooks.pod_validation import validate_pod
 from controller.webhooks.webhook_server import (
@@ -31,11 +31,11 @@ POD = {
 }
 
 
-def fail(_request: AdmissionRequest) -> ReviewResult:
+def fail(_request: ReviewRequest) -> ReviewResult:
     raise RuntimeError("a bug")
 
 
-def wait_for_lists(_request: AdmissionRequest) -> ReviewResult:
+def wait_for_lists(_request: ReviewRequest) -> ReviewResult:
     raise ReviewsNotReady("not listed yet: namespaces.v1")
 
 
