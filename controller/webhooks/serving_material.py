@@ -97,10 +97,10 @@ def _authority_period(block: str) -> ValidityPeriod | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         context.load_verify_locations(cadata=block)
+        listed = context.get_ca_certs()
+        return _period(listed[0]) if listed else None
     except (ssl.SSLError, ValueError):
         return None
-    listed = context.get_ca_certs()
-    return _period(listed[0]) if listed else None
 
 
 def _peer_certificate(material: ServingMaterial, trusted: str, name: str) -> Mapping[str, Any]:

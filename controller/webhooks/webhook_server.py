@@ -46,6 +46,9 @@ class WebhookApplication:
     def __init__(self, webhooks: Mapping[str, ReviewFunction], metrics: MetricValues) -> None:
         self._webhooks, self._metrics = webhooks, metrics
         self._buffered_bytes = 0
+        self.is_draining = False
+        """Whether to close each connection after its next response: API servers keep connections to an address that the Service
+        no longer has."""
         self._throttled_log = ThrottledLog(log)
 
     def build(self) -> web.Application:
@@ -67,6 +70,12 @@ class WebhookApplication:
         return ""
 
     async def _answer(self, request: web.Request) -> web.Response:
+        response = await self._answer_review(request)
+        if self.is_draining:
+            response.force_close()
+        return response
+
+    async def _answer_review(self, request: web.Request) -> web.Response:
         name = request.match_info["webhook"]
         review = self._webhooks.get(name)
         if review is None:

@@ -81,9 +81,9 @@ class WebhookService:
         if "vpa-validation" in settings.serve:
             webhooks["vpa-validation"] = self._vpa_validation(client)
         webhooks = {name: webhooks[name] for name in settings.serve}
-        application = WebhookApplication(webhooks, metrics)
+        self._application = WebhookApplication(webhooks, metrics)
         self._listener = HttpListener(
-            application.build(), application.body_problem, MAX_CONNECTIONS, keepalive_timeout=KEEPALIVE_S
+            self._application.build(), self._application.body_problem, MAX_CONNECTIONS, keepalive_timeout=KEEPALIVE_S
         )
         self._listens = False
         self._certificates = CertificateSync(client, settings, namespace, self._serve)
@@ -100,6 +100,7 @@ class WebhookService:
                     group.create_task(informer.run())
                 group.create_task(self._certificates.run())
         finally:
+            self._application.is_draining = True
             if self._listens:
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.sleep(LINGER_S)

@@ -8,6 +8,7 @@ import json
 import ssl
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,10 +18,9 @@ from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from api.qos import CPU_KEY, QOS_LEVEL_KEY
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
-from tests.cluster.names import CONTROL
 from tests.cluster.objects import a_pod
 from tests.cluster.server import MERGE, Refused, Server
-from tests.cluster.webhooks import CONFIGURATIONS, NAME, WEBHOOK_PORT, WebhookInstallation
+from tests.cluster.webhooks import CONFIGURATIONS, NAME, WebhookInstallation
 
 pytestmark = [pytest.mark.cluster, pytest.mark.versions]
 NATIVE = {"requests": {"cpu": "1500m", "memory": "64Mi"}, "limits": {"cpu": "2", "memory": "128Mi"}}
@@ -37,7 +37,7 @@ def installation(
 ) -> Iterator[WebhookInstallation]:
     created = WebhookInstallation(own_cluster, "test-webhooks", tmp_path_factory.mktemp("webhooks"))
     try:
-        created.begin()
+        created.begin(replicas=2)
         wait("the certificate of the webhooks", created.published, 60)
         yield created
     finally:
@@ -249,6 +249,11 @@ def test_a_lost_certificate_is_replaced(installation: WebhookInstallation, serve
     wait("webhooks that answer", lambda: is_moved(server, room), 60)
 
 
+def serves(address: tuple[str, int], certificate: str) -> bool:
+    """Return whether a replica serves this certificate, in PEM, to new connections."""
+    return ssl.get_server_certificate(address).strip() == certificate.strip()
+
+
 class PodLoad:
     """Creates reclaimed pods one after another, as a dry run, and counts those that the webhook did not change."""
 
@@ -280,7 +285,6 @@ def test_a_certificate_is_rotated_without_a_lost_request(
     """Without the authority's key, the next certificate needs a new authority: both steps of a rotation, under load."""
     before = installation.secret()
     path = f"/api/v1/namespaces/{installation.namespace}/secrets/{NAME}"
-    address = (installation.cluster.names.address(CONTROL), WEBHOOK_PORT + 1)
     with PodLoad(server, room) as load:
         server.ask("PATCH", path, {"data": {"ca.key": ""}}, MERGE)
         wait("a second authority", lambda: installation.secret()["ca.crt"] != before["ca.crt"], 60)
@@ -290,19 +294,39 @@ def test_a_certificate_is_rotated_without_a_lost_request(
         wait("the bundle of both", installation.published, 60)
         wait("a new certificate", lambda: installation.secret()["tls.crt"] != before["tls.crt"], 120)
         renewed = base64.b64decode(installation.secret()["tls.crt"]).decode()
-        wait("the new certificate served", lambda: ssl.get_server_certificate(address).strip() == renewed.strip(), 120)
+        for address in installation.addresses:
+            wait("the new certificate served", partial(serves, address, renewed), 120)
         wait("requests with it", lambda count=load.changed: load.changed > count + 5, 60)  # type: ignore[misc]
     assert load.failures == []
     assert load.changed > 20
 
 
+def test_a_replica_ends_without_a_lost_request(installation: WebhookInstallation, server: Server, room: str) -> None:
+    """As in a rolling update: the address leaves the Service when the process receives SIGTERM."""
+    first, _ = installation.replicas
+    ports = [port for _, port in installation.addresses]
+    try:
+        with PodLoad(server, room) as load:
+            wait("requests", lambda: load.changed > 5, 60)
+            installation.route(ports[1:])
+            first.end()
+            before = load.changed
+            wait("requests to the other replica", lambda: load.changed > before + 5, 60)
+        assert load.failures == []
+    finally:
+        first.again()
+        first.ready()
+        installation.route(ports)
+
+
 def test_pods_start_without_webhooks(installation: WebhookInstallation, server: Server, room: str) -> None:
-    (replica,) = installation.replicas
-    replica.end()
+    for replica in installation.replicas:
+        replica.end()
     try:
         pod = created_pod(server, room, a_pod("batch", "reclaimed_cores", resources=NATIVE))
         assert pod["spec"]["containers"][0]["resources"] == NATIVE
     finally:
-        replica.again()
-        replica.ready()
+        for replica in installation.replicas:
+            replica.again()
+            replica.ready()
     wait("webhooks that answer", lambda: is_moved(server, room), 60)

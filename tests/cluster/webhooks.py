@@ -38,6 +38,7 @@ class WebhookInstallation:
         self._objects = [msgspec.yaml.decode(text) for text in created.split("\n---\n") if text.strip()]
         self.settings: dict[str, Any] = {}
         self.replicas: list[Controller] = []
+        self.addresses: list[tuple[str, int]] = []
         self._account: Account | None = None
 
     def begin(self, replicas: int = 1) -> None:
@@ -49,12 +50,12 @@ class WebhookInstallation:
             if item["kind"] == "Service":
                 # Controllers of the cluster would replace the addresses below by those of pods.
                 item["spec"].pop("selector")
-        listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": self._objects})
-        self.cluster.kubectl("apply", "--server-side", "--force-conflicts", "--validate=false", "-f", "-", text=listed)
+        self._apply(self._objects)
         self._account = Account(self.cluster, f"{RELEASE}-controller", self.namespace, self._folder)
         ports = [WEBHOOK_PORT + number for number in range(1, replicas + 1)]
-        self._route(ports)
+        self.route(ports)
         names = {"service": NAME, "configuration": NAME, "secret": NAME}
+        self.addresses = [(self.cluster.names.address(CONTROL), port) for port in ports]
         for number, port in enumerate(ports, 11):
             served = [webhook["clientConfig"]["service"]["path"].lstrip("/") for webhook in self._webhooks()]
             settings = {"controllers": [], "webhooks": {"serve": served, "port": port, **names, **self.settings}}
@@ -97,25 +98,33 @@ class WebhookInstallation:
     def _webhooks(self) -> list[Any]:
         return [webhook for item in self._objects for webhook in item.get("webhooks", ())]
 
-    def _route(self, ports: Sequence[int]) -> None:
-        """Give the Service the addresses of the replicas. API servers before 1.33 read Endpoints, later ones EndpointSlices."""
+    def route(self, ports: Sequence[int]) -> None:
+        """Give the Service the addresses of the replicas at these ports, and no others. API servers before 1.33 read Endpoints,
+        later ones EndpointSlices."""
         address = self.cluster.names.address(CONTROL)
         named = [{"name": "webhooks", "port": port, "protocol": "TCP"} for port in ports]
-        subsets = [{"addresses": [{"ip": address}], "ports": [port]} for port in named]
         slices: list[Any] = [
             {
                 "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
                 "metadata": {
-                    "name": f"{NAME}-{number}", "namespace": self.namespace,
+                    "name": f"{NAME}-{port['port']}", "namespace": self.namespace,
                     "labels": {"kubernetes.io/service-name": NAME},
                 },
                 "endpoints": [{"addresses": [address], "conditions": {"ready": True}}], "ports": [port],
             }
-            for number, port in enumerate(named)
+            for port in named
         ]  # fmt: skip
         endpoints = {
             "apiVersion": "v1", "kind": "Endpoints", "metadata": {"name": NAME, "namespace": self.namespace},
-            "subsets": subsets,
+            "subsets": [{"addresses": [{"ip": address}], "ports": [port]} for port in named],
         }  # fmt: skip
-        listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": [endpoints, *slices]})
-        self.cluster.kubectl("apply", "--server-side", "--force-conflicts", "--validate=false", "-f", "-", text=listed)
+        path = f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices"
+        for item in self.cluster.server.ask("GET", path)["items"]:
+            if item["metadata"]["name"] not in [each["metadata"]["name"] for each in slices]:
+                self.cluster.server.ask("DELETE", f"{path}/{item['metadata']['name']}")
+        self._apply([endpoints, *slices])
+
+    def _apply(self, objects: Sequence[Any]) -> None:
+        listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
+        words = ("apply", "--server-side", "--force-conflicts", "--validate=false", "-f", "-")
+        self.cluster.kubectl(*words, text=listed)

@@ -43,12 +43,16 @@ METRICS = MetricValues()
 
 
 @pytest.fixture
-async def session() -> AsyncIterator[aiohttp.ClientSession]:
+def application() -> WebhookApplication:
     webhooks = {
         "pod-mutation": lambda request: mutate_pod(request, (), {}), "pod-validation": validate_pod, "bug": fail,
         "early": wait_for_lists,
     }  # fmt: skip
-    application = WebhookApplication(webhooks, METRICS)
+    return WebhookApplication(webhooks, METRICS)
+
+
+@pytest.fixture
+async def session(application: WebhookApplication) -> AsyncIterator[aiohttp.ClientSession]:
     listener = HttpListener(
         application.build(), application.body_problem, MAX_CONNECTIONS, keepalive_timeout=KEEPALIVE_S
     )
@@ -116,3 +120,13 @@ async def test_results_are_counted(session: aiohttp.ClientSession) -> None:
     assert {key: count for key, count in counted.items() if count} == {
         ("pod-mutation", "changed"): 1, ("pod-validation", "rejected"): 1, ("bug", "failed"): 1,
     }  # fmt: skip
+
+
+async def test_connections_end_with_their_next_response_while_a_replica_ends(
+    application: WebhookApplication, session: aiohttp.ClientSession
+) -> None:
+    ended = []
+    for application.is_draining in (False, True):
+        async with session.post("/pod-mutation", data=review_body(POD)) as answer:
+            ended.append((answer.status, answer.headers.get("Connection")))
+    assert ended == [(200, None), (200, "close")]
