@@ -10,7 +10,7 @@ import signal
 import socket
 import ssl
 import uuid
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,12 +79,18 @@ async def _run(options: ControllerOptions, config: ControllerConfig) -> None:
         replica = Replica(client, config, metrics, exposition, f"{access.namespace}/{config.lease}")
         tokens = TokenReviewer(partial(review_token, client)) if config.token_review else None
         authorize = None if tokens is None else tokens.refusal
-        await _serve(options, HttpListener(build_application(exposition, replica.unsynced, authorize)), stack)
-        parts = [replica.run()]
+        parts = [replica.run]
+        unready = [replica.unsynced]
         if config.webhooks.serve:
             webhooks = WebhookService(client, config.webhooks, access.namespace, options.hosts, metrics, check_config)
             exposition.watch_always(webhooks)
-            parts.append(webhooks.run())
+            parts.append(webhooks.run)
+            # A Service must not send reviews to a replica whose port is still closed.
+            unready.append(webhooks.unready)
+        application = build_application(
+            exposition, lambda: next(filter(None, (why() for why in unready)), ""), authorize
+        )
+        await _serve(options, HttpListener(application), stack)
         working = asyncio.create_task(_run_together(parts))
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, working.cancel)
@@ -103,10 +109,10 @@ def check_config(resource: str, body: Mapping[str, Any]) -> ConfigFindings:
         return ConfigFindings(problem=str(error))
 
 
-async def _run_together(parts: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def _run_together(parts: Iterable[Callable[[], Coroutine[Any, Any, None]]]) -> None:
     async with asyncio.TaskGroup() as group:
         for part in parts:
-            group.create_task(part)
+            group.create_task(part())
 
 
 async def _serve(options: ControllerOptions, listener: HttpListener, stack: contextlib.AsyncExitStack) -> None:

@@ -92,6 +92,12 @@ class WebhookService:
         yield from self._informers
         yield from self._certificates
 
+    def unready(self) -> str:
+        """Why reviews would not be answered: the port is closed, or objects are not listed yet. Empty if they would."""
+        if not self._listens:
+            return "webhooks: no certificate is served yet"
+        return self._missing_lists()
+
     async def run(self) -> None:
         """Serve until cancelled, and for LINGER_S longer."""
         try:
@@ -145,8 +151,12 @@ class WebhookService:
         return review
 
     def _require_lists(self) -> None:
-        if missing := [each.resource.gvr for each in self._informers if not each.synced.is_set()]:
-            raise ReviewsNotReady(f"not listed yet: {', '.join(missing)}")
+        if missing := self._missing_lists():
+            raise ReviewsNotReady(missing)
+
+    def _missing_lists(self) -> str:
+        missing = [each.resource.gvr for each in self._informers if not each.synced.is_set()]
+        return f"not listed yet: {', '.join(missing)}" if missing else ""
 
 
 class PodProfiles:

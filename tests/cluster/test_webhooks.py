@@ -16,6 +16,7 @@ import pytest
 from api.colocation_profile import APPLIED_KEY
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from api.qos import CPU_KEY, QOS_LEVEL_KEY
+from controller.webhooks.openssl import create_authority, create_certificate
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.objects import a_pod
@@ -330,3 +331,29 @@ def test_pods_start_without_webhooks(installation: WebhookInstallation, server: 
             replica.again()
             replica.ready()
     wait("webhooks that answer", lambda: is_moved(server, room), 60)
+
+
+async def test_a_certificate_of_another_program_is_served_as_it_is(
+    installation: WebhookInstallation, server: Server, room: str
+) -> None:
+    """As of cert-manager, whose Secret has no key of the authority."""
+    authority = await create_authority("another program", 30)
+    pair = await create_certificate(authority, [f"{NAME}.{installation.namespace}.svc"], 30)
+    for replica in installation.replicas:
+        replica.end()
+    texts = {"ca.crt": authority.certificate, "tls.crt": pair.certificate, "tls.key": pair.key}
+    data = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()} | {"ca.key": None}
+    path = f"/api/v1/namespaces/{installation.namespace}/secrets/{NAME}"
+    server.ask("PATCH", path, {"data": data}, MERGE)
+    reader = installation.replica(21, installation.addresses[0][1], certManager=True)
+    try:
+        reader.begin()
+        wait("the bundle of the other program", installation.published, 60)
+        wait("webhooks that answer", lambda: is_moved(server, room), 60)
+        assert installation.secret() == {key: text for key, text in data.items() if text}
+        assert serves(installation.addresses[0], pair.certificate)
+    finally:
+        reader.end()
+        for replica in installation.replicas:
+            replica.again()
+            replica.ready()

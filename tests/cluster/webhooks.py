@@ -30,13 +30,13 @@ CONFIGURATIONS = (
 class WebhookInstallation:
     """The chart's objects of the webhooks in one namespace, and replicas of the controller that serve them."""
 
-    def __init__(self, cluster: Cluster, namespace: str, folder: Path, values: Sequence[str] = ()) -> None:
+    def __init__(self, cluster: Cluster, namespace: str, folder: Path) -> None:
         self.cluster, self.namespace, self._folder = cluster, namespace, folder
-        chosen = [word for value in ("webhooks.enabled=true", *values) for word in ("--set", value)]
         templates = [f"--show-only=templates/{name}.yaml" for name in ("webhooks", "controller-rbac")]
-        created = helm(cluster, "template", RELEASE, CHART, "--namespace", namespace, *chosen, *templates)
+        created = helm(
+            cluster, "template", RELEASE, CHART, "--namespace", namespace, "--set", "webhooks.enabled=true", *templates
+        )
         self._objects = [msgspec.yaml.decode(text) for text in created.split("\n---\n") if text.strip()]
-        self.settings: dict[str, Any] = {}
         self.replicas: list[Controller] = []
         self.addresses: list[tuple[str, int]] = []
         self._account: Account | None = None
@@ -54,14 +54,18 @@ class WebhookInstallation:
         self._account = Account(self.cluster, f"{RELEASE}-controller", self.namespace, self._folder)
         ports = [WEBHOOK_PORT + number for number in range(1, replicas + 1)]
         self.route(ports)
-        names = {"service": NAME, "configuration": NAME, "secret": NAME}
         self.addresses = [(self.cluster.names.address(CONTROL), port) for port in ports]
-        for number, port in enumerate(ports, 11):
-            served = [webhook["clientConfig"]["service"]["path"].lstrip("/") for webhook in self._webhooks()]
-            settings = {"controllers": [], "webhooks": {"serve": served, "port": port, **names, **self.settings}}
-            self.replicas.append(Controller(self.cluster, self._account, self._folder, number, settings))
+        self.replicas = [self.replica(number, port) for number, port in enumerate(ports, 11)]
         for replica in self.replicas:
             replica.begin()
+
+    def replica(self, number: int, port: int, **more: Any) -> Controller:
+        """Return a replica that serves the chart's webhooks at a port; `more` are further settings of the webhooks."""
+        assert self._account is not None
+        served = [webhook["clientConfig"]["service"]["path"].lstrip("/") for webhook in self._webhooks()]
+        names = {"service": NAME, "configuration": NAME, "secret": NAME}
+        settings = {"controllers": [], "webhooks": {"serve": served, "port": port, **names, **more}}
+        return Controller(self.cluster, self._account, self._folder, number, settings)
 
     def end(self) -> None:
         """Stop the replicas and remove everything that belongs to the whole cluster."""
