@@ -298,7 +298,7 @@ def test_a_certificate_is_rotated_without_a_lost_request(
         for address in installation.addresses:
             wait("the new certificate served", partial(serves, address, renewed), 120)
         wait("requests with it", lambda count=load.changed: load.changed > count + 5, 60)  # type: ignore[misc]
-    assert load.failures == []
+    assert load.failures == [], installation.failures()
     assert load.changed > 20
 
 
@@ -313,7 +313,7 @@ def test_a_replica_ends_without_a_lost_request(installation: WebhookInstallation
             first.end()
             before = load.changed
             wait("requests to the other replica", lambda: load.changed > before + 5, 60)
-        assert load.failures == []
+        assert load.failures == [], installation.failures()
     finally:
         first.again()
         first.ready()

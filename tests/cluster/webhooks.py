@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tests.cluster.cluster import Cluster
+from tests.cluster.control_plane import API_SERVER
 from tests.cluster.image_and_chart import CHART, helm
 from tests.cluster.names import CONTROL
 from tests.cluster.programs import Controller
@@ -50,6 +51,9 @@ class WebhookInstallation:
             if item["kind"] == "Service":
                 # Controllers of the cluster would replace the addresses below by those of pods.
                 item["spec"].pop("selector")
+            for webhook in item.get("webhooks", ()):
+                # A busy machine must not look like a lost review: the tests are about certificates and replicas.
+                webhook["timeoutSeconds"] = 30
         self._apply(self._objects)
         self._account = Account(self.cluster, f"{RELEASE}-controller", self.namespace, self._folder)
         ports = [WEBHOOK_PORT + number for number in range(1, replicas + 1)]
@@ -82,6 +86,11 @@ class WebhookInstallation:
         """Return whether every webhook has the bundle of the Secret."""
         bundle = self.secret().get("ca.crt")
         return bool(bundle) and self.bundles() == {bundle}
+
+    def failures(self) -> str:
+        """Return what the API server logged about reviews that failed."""
+        log = self.cluster.daemons.log(API_SERVER).read_text(errors="replace")
+        return "\n".join(line for line in log.splitlines() if "failed calling webhook" in line.lower())[-3000:]
 
     def secret(self) -> Mapping[str, str]:
         """Return the data of the Secret with the certificate, in base64."""
