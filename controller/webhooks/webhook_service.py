@@ -165,17 +165,22 @@ class PodProfiles:
     def __init__(self, *kinds: tuple[Informer[Any], Callable[[Any], PodProfile]], metrics: MetricValues) -> None:
         self._kinds, self._metrics = kinds, metrics
         self.profiles: tuple[PodProfile, ...] = ()
+        self._problems: dict[tuple[str, str], str] = {}
         for informer, _ in kinds:
-            informer.listen(lambda _change: self._parse())
+            informer.listen(lambda _change: self.parse())
 
-    def _parse(self) -> None:
-        profiles, problems = [], []
+    def parse(self) -> None:
+        """Parse all profiles; those that are invalid have no effect, and are logged once."""
+        profiles: list[PodProfile] = []
+        problems: dict[tuple[str, str], str] = {}
         for informer, parse in self._kinds:
             for key, object_ in informer.store.items():
                 try:
                     profiles.append(parse(object_))
                 except ValueError as error:
-                    problems.append(((informer.resource.kind, key), 1.0))
-                    log.warning("%s %s has no effect: %s", informer.resource.kind, key, error)
-        self.profiles = tuple(profiles)
-        self._metrics.set(INVALID_PROFILES_METRIC, problems)
+                    problems[informer.resource.kind, key] = str(error)
+        for (kind, key), problem in problems.items():
+            if self._problems.get((kind, key)) != problem:
+                log.warning("%s %s has no effect: %s", kind, key, problem)
+        self.profiles, self._problems = tuple(profiles), problems
+        self._metrics.set(INVALID_PROFILES_METRIC, [(each, 1.0) for each in problems])
