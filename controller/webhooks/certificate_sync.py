@@ -100,6 +100,7 @@ class CertificateSync:
             self._changed.clear()
             try:
                 await self._sync(time.time())
+                self._throttled_log.clear()
             except (ApiError, ApiUnreachable) as error:
                 if not (isinstance(error, ApiError) and error.conflict):
                     self._throttled_log.warn(f"certificate of the webhooks: {error}")
@@ -125,7 +126,8 @@ class CertificateSync:
             await self._take(step, secret, now_s)
             return
         # Clients have to trust the authority before its certificate is served.
-        await self._publish()
+        if not await self._publish(secret):
+            return
         if self._material != self._served and is_served(self._facts, now_s, serves=self._serves_trusted()):
             await self._serve(serving_context(self._material))
             self._served = self._material
@@ -147,8 +149,15 @@ class CertificateSync:
                 if bundles - {self._material.ca_bundle}:
                     yield informer.resource, key, configuration
 
-    async def _publish(self) -> None:
-        for resource, key, configuration in list(self._outdated()):
+    async def _publish(self, secret: CertificateSecret) -> bool:
+        """Write the bundle to the configurations that have another one. Returns False if the Secret has changed meanwhile."""
+        outdated = list(self._outdated())
+        if outdated:
+            # A replica whose watch is late must not put an earlier bundle back.
+            newest = (await self._client.list(SECRETS, self._secrets.scope)).objects.get(self._key)
+            if newest is None or newest.metadata.resource_version != secret.metadata.resource_version:
+                return False
+        for resource, key, configuration in outdated:
             webhooks = [
                 {**webhook, "clientConfig": {**webhook.get("clientConfig", {}), "caBundle": self._material.ca_bundle}}
                 for webhook in configuration.webhooks or ()
@@ -156,6 +165,7 @@ class CertificateSync:
             version = {"resourceVersion": configuration.metadata.resource_version}
             await self._client.merge_patch(resource, key, {"metadata": version, "webhooks": webhooks})
             log.info("%s %s: wrote caBundle", resource.kind, key)
+        return True
 
     async def _take(self, step: CertificateStep, secret: CertificateSecret, now_s: float) -> None:
         material = await self._renewed(step, now_s)
