@@ -68,8 +68,8 @@ class HttpListener:
         max_connections: int = MAX_CONNECTIONS,
         **limits: Any,
     ) -> None:
-        """`body_problem` returns why a request may not have a body, empty if it may; without it no request may. The application's
-        `client_max_size` limits its size. `limits` are aiohttp's other limits for a request."""
+        """`body_problem` returns why a request may not have a body, empty if it may; without it no request may. The
+        application's `client_max_size` limits its size. `limits` are aiohttp's other limits for a request."""
         self._max_connections = max_connections
         self._body_problem = body_problem or _no_bodies
         self._runner = web.AppRunner(
