@@ -33,6 +33,9 @@ MAX_ANNOTATION_CHARS = 16 << 10
 MAX_ENTRIES = 64
 """Entries of the JSON object of an annotation; Katalyst documents 17 enhancements."""
 MAX_ERROR_CHARS = 200
+INEFFECTIVE_MARKS = ("has no effect", "is no enhancement of it", "belongs in", "numa_binding: is missing")
+"""Parts of the problems of enhancements that change nothing or count as meant; all other problems are of values that cannot be
+applied as written."""
 _DEFAULT_MAPPING = AnnotationMapping()
 _NOTHING_WITHHELD: Mapping[str, str] = {}
 _ALL_LEVELS = tuple(QoSLevel)

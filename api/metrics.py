@@ -532,5 +532,12 @@ CONTROLLER_METRICS: tuple[Metric, ...] = (
            "disruption budget), refused, dry-run.", ("result",)),
     Metric("dioptase_overcommit_matched_nodes", "gauge", "",
            "Nodes to which a NodeOvercommitConfig applies; 0 if a newer one has the same pool.", ("object",)),
+    Metric("dioptase_webhook_reviews_total", "counter", "",
+           "Reviews of the webhooks by result: unchanged, changed, rejected, or failed, after which the API server "
+           "applies the failure policy.", ("webhook", "result")),
+    Metric("dioptase_webhook_invalid_profiles", "gauge", "",
+           "1 for each colocation profile that has no effect because it is invalid.", ("kind", "object")),
+    Metric("dioptase_webhook_certificate_expiry_timestamp_seconds", "gauge", "seconds",
+           "End of the served certificate in seconds since the epoch."),
 )  # fmt: skip
 CONTROLLER_METRICS_BY_NAME = {metric.name: metric for metric in CONTROLLER_METRICS}

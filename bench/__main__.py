@@ -19,6 +19,7 @@ BENCHMARKS = (
     "predictors",
     "scheduler_plugins",
     "day",
+    "webhook_latency",
     "soak",
     "churn",
     "fuzz",

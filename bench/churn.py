@@ -328,9 +328,7 @@ def measure(rounds: int, seed: int) -> ChurnRun:
 def _measure_on(cluster: Cluster, disk: NodeDisk, rounds: int, seed: int) -> ChurnRun:
     requests = {"requests": {"cpu": "500m", "memory": "64Mi"}}
     web = run(cluster, WORK, "web", "shared_cores", resources=requests)
-    # The kubelet writes a class's weight by its requests once a minute (pkg/kubelet/cm/qos_container_manager_linux.go).
-    shares = web.cgroups()[0].parent / "cpu.shares"
-    wait("the weight of the class", lambda: shares.read_text() == "512\n", 120)
+    _await_class_weight(web)
     before = knobs_of_pods(cluster.nodes[0].cgroup_root)
     churn, chart, times = PodChurn(cluster, seed), Chart(cluster), ResponseTimes(web, cluster.names.run / "times")
     recorder = PhaseRecorder(churn, times)
@@ -347,7 +345,7 @@ def _measure_on(cluster: Cluster, disk: NodeDisk, rounds: int, seed: int) -> Chu
         disturbed = DisturbedRounds(cluster, chart, disk, churn, recorder)
         disturbed.run(rounds)
         churn.end()
-        left = _left(cluster, chart, batch, before)
+        left = _left(cluster, chart, batch, before, web)
     finally:
         times.close()
     account = f"{SYSTEM}/dioptase-agent"
@@ -362,12 +360,22 @@ def _measure_on(cluster: Cluster, disk: NodeDisk, rounds: int, seed: int) -> Chu
     )
 
 
-def _left(cluster: Cluster, chart: Chart, batch: Sequence[Pod], before: Mapping[str, str]) -> tuple[str, ...]:
+def _await_class_weight(web: Pod) -> None:
+    """Wait until the class has the weight of its only pod.
+
+    The kubelet writes it by the requests in the class once a minute (pkg/kubelet/cm/qos_container_manager_linux.go).
+    """
+    shares = web.cgroups()[0].parent / "cpu.shares"
+    wait("the weight of the class", lambda: shares.read_text() == "512\n", 120)
+
+
+def _left(cluster: Cluster, chart: Chart, batch: Sequence[Pod], before: Mapping[str, str], web: Pod) -> tuple[str, ...]:
     """End everything, and return what differs from the time before the installation."""
     for pod in batch:
         cluster.server.ask("DELETE", pod.path, {"gracePeriodSeconds": 0})
     chart.uninstall()
     wait("one pod", lambda: len(cluster.server.ask("GET", PODS)["items"]) == 1, 120)
+    _await_class_weight(web)
     after = knobs_of_pods(cluster.nodes[0].cgroup_root)
     changed = [
         f"{path}: {after[path].strip()}, before {text.strip()}"

@@ -32,11 +32,13 @@ class ResponseTimes:
 
     def __init__(self, pod: Pod, file: Path) -> None:
         self._file = file
+        name = pod.read()["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
+        containers = [
+            path for controller in ("cpu", "cpuset", "memory") for path in pod.cgroups(controller) if path.name == name
+        ]
         with file.open("wb") as output:
             self._process = subprocess.Popen([sys.executable, "-c", SERVICE], stdout=output)
-        name = pod.read()["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
-        for controller in ("cpu", "cpuset", "memory"):
-            (container,) = (path for path in pod.cgroups(controller) if path.name == name)
+        for container in containers:
             (container / "cgroup.procs").write_text(str(self._process.pid))
 
     def between(self, begin_s: float, end_s: float) -> Sequence[float]:

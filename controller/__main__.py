@@ -10,11 +10,14 @@ import signal
 import socket
 import ssl
 import uuid
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from agent.dynamic_config.translate import CONFIG_KINDS, DynamicConfigRefused, translate_object
 from api import VERSION
 from api.interfaces import Unavailable
 from common.http.listener import HttpListener
@@ -27,6 +30,8 @@ from controller.manager import ControllerManager
 from controller.metrics import ControllerExposition
 from controller.reconcile import MetricValues
 from controller.settings import ControllerConfig, parse_settings
+from controller.webhooks.config_validation import ConfigFindings
+from controller.webhooks.webhook_service import WebhookService
 from kube.access_review import review_token
 from kube.client import KubeClient
 from kube.kubeconfig import load_access
@@ -74,12 +79,40 @@ async def _run(options: ControllerOptions, config: ControllerConfig) -> None:
         replica = Replica(client, config, metrics, exposition, f"{access.namespace}/{config.lease}")
         tokens = TokenReviewer(partial(review_token, client)) if config.token_review else None
         authorize = None if tokens is None else tokens.refusal
-        await _serve(options, HttpListener(build_application(exposition, replica.unsynced, authorize)), stack)
-        working = asyncio.create_task(replica.run())
+        parts = [replica.run]
+        unready = [replica.unsynced]
+        if config.webhooks.serve:
+            webhooks = WebhookService(client, config.webhooks, access.namespace, options.hosts, metrics, check_config)
+            exposition.watch_always(webhooks)
+            parts.append(webhooks.run)
+            # A Service must not send reviews to a replica whose port is still closed.
+            unready.append(webhooks.unready)
+        application = build_application(
+            exposition, lambda: next(filter(None, (why() for why in unready)), ""), authorize
+        )
+        await _serve(options, HttpListener(application), stack)
+        working = asyncio.create_task(_run_together(parts))
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, working.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await working
+
+
+def check_config(resource: str, body: Mapping[str, Any]) -> ConfigFindings:
+    """Return what the agents find in a configuration object, by the parser that they apply it with."""
+    kind = CONFIG_KINDS.get(resource)
+    if kind is None:
+        return ConfigFindings()
+    try:
+        return ConfigFindings(ineffective=translate_object(kind, body).unused)
+    except DynamicConfigRefused as error:
+        return ConfigFindings(problem=str(error))
+
+
+async def _run_together(parts: Iterable[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for part in parts:
+            group.create_task(part())
 
 
 async def _serve(options: ControllerOptions, listener: HttpListener, stack: contextlib.AsyncExitStack) -> None:

@@ -23,6 +23,7 @@ class ControllerExposition(Collector):
     def __init__(self, metrics: MetricValues, client: KubeClient) -> None:
         self._metrics, self._client = metrics, client
         self._informers: Iterable[Informer[Any]] = ()
+        self._permanent: Iterable[Informer[Any]] = ()
         self._queues: Mapping[str, WorkQueue[Any]] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -31,6 +32,10 @@ class ControllerExposition(Collector):
     def watch(self, informers: Iterable[Informer[Any]], queues: Mapping[str, WorkQueue[Any]]) -> None:
         """Export these informers and queues from now on; they change with leadership."""
         self._informers, self._queues = informers, queues
+
+    def watch_always(self, informers: Iterable[Informer[Any]]) -> None:
+        """Export these informers too, whether this replica leads or not."""
+        self._permanent = informers
 
     def render(self, accept: str, now_s: float) -> tuple[bytes, str]:
         """Return body and content type; `now_s` is monotonic. Call it on the event loop, where the values change."""
@@ -55,7 +60,7 @@ class ControllerExposition(Collector):
         values: dict[str, list[tuple[LabelValues, float]]] = {name: [] for name in _INFORMER_METRICS}
         # Several informers may watch one resource with different selectors; their values are added.
         informers_by_gvr: dict[str, list[Informer[Any]]] = {}
-        for informer in self._informers:
+        for informer in (*self._informers, *self._permanent):
             informers_by_gvr.setdefault(informer.resource.gvr, []).append(informer)
         for gvr, informers in informers_by_gvr.items():
             ages = [age for informer in informers if (age := informer.age_s(now_s)) is not None]

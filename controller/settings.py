@@ -13,6 +13,7 @@ from msgspec import Meta
 from api.text import quote
 from controller.kcc.targets import InvalidTarget, canary_cutoff
 from controller.label_selectors import parse_selector
+from controller.webhooks.webhook_settings import WebhookSettings
 
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 DEFAULT_AGENT_SELECTORS = {"dioptase-agent": "app.kubernetes.io/name=dioptase,app.kubernetes.io/component=agent"}
@@ -108,6 +109,7 @@ class ControllerConfig(_ControllerSettings, frozen=True, kw_only=True):
     health: HealthConfig = HealthConfig()
     rollout: RolloutConfig = RolloutConfig()
     eviction_budget: EvictionBudgetConfig = EvictionBudgetConfig()
+    webhooks: WebhookSettings = WebhookSettings()
 
 
 ErrorDescriber = Callable[[msgspec.ValidationError, object, type[ControllerConfig]], str]

@@ -14,23 +14,28 @@ from pathlib import Path
 
 import msgspec
 
+import api.colocation_profile
 import api.katalyst
 from agent.config.profiles import PROFILES
+from api.colocation_profile import COLOCATION_PROFILE_KIND
 from api.katalyst.crd_schema import FieldDocs, crd_manifest
 from api.katalyst.kinds import KATALYST_KINDS, KatalystKind
 from api.katalyst.meta import KatalystStruct
 from deploy import chart
 
 DEPLOY_DIR = Path(__file__).parent
+DEFINED_KINDS = (*KATALYST_KINDS, COLOCATION_PROFILE_KIND)
+"""Kinds with a definition in deploy/crds: Katalyst's and ours."""
 PROFILES_HEADER = "# Generated from agent/config/profiles.py by `python -m deploy.build`.\n"
 CRD_HEADER = "# Generated from api/katalyst by `python -m deploy.build`.\n"
 
 
 def collect_field_docs() -> FieldDocs:
-    """Docstrings of all fields of the types in api/katalyst."""
+    """Docstrings of all fields of the types in api/katalyst and of our own kinds."""
     docs: dict[tuple[type, str], str] = {}
-    for module in pkgutil.iter_modules(api.katalyst.__path__, "api.katalyst."):
-        loaded = importlib.import_module(module.name)
+    modules = [module.name for module in pkgutil.iter_modules(api.katalyst.__path__, "api.katalyst.")]
+    for name in (*modules, api.colocation_profile.__name__):
+        loaded = importlib.import_module(name)
         for node in ast.parse(inspect.getsource(loaded)).body:
             cls = getattr(loaded, node.name) if isinstance(node, ast.ClassDef) else None
             if isinstance(node, ast.ClassDef) and isinstance(cls, type) and issubclass(cls, KatalystStruct):
@@ -81,7 +86,7 @@ def write_chart_files() -> None:
 
 if __name__ == "__main__":
     docs = collect_field_docs()
-    for kind in KATALYST_KINDS:
+    for kind in DEFINED_KINDS:
         crd_path(kind).write_text(crd_text(kind, docs))
     write_chart_files()
     values = (chart.CHART_DIR / "values.yaml").read_text()

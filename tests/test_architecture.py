@@ -16,6 +16,7 @@ from api.metrics import AGENT_METRICS_BY_NAME, CONTROLLER_METRICS, CONTROLLER_ME
 from bench.__main__ import BENCHMARKS, COMMANDS
 from cli.agent import agent
 from controller.settings import ControllerConfig, EvictionBudgetConfig, HealthConfig, RolloutConfig
+from controller.webhooks.webhook_settings import WebhookSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
@@ -143,7 +144,12 @@ def test_every_metric_of_the_controller_is_documented() -> None:
 
 def test_every_setting_of_the_controller_is_documented() -> None:
     text = (ROOT / "docs/controller.md").read_text()
-    sections = {"health": HealthConfig, "rollout": RolloutConfig, "evictionBudget": EvictionBudgetConfig}
+    sections = {
+        "health": HealthConfig,
+        "rollout": RolloutConfig,
+        "evictionBudget": EvictionBudgetConfig,
+        "webhooks": WebhookSettings,
+    }
     names = [each.encode_name for each in fields(ControllerConfig) if each.encode_name not in sections]
     for name in (*names, *(f"{key}.{each.encode_name}" for key, kind in sections.items() for each in fields(kind))):
         assert f"| `{name}` |" in text, f"docs/controller.md does not explain {name}"

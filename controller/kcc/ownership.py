@@ -47,7 +47,7 @@ def resolve_owners(kccs: Mapping[str, Kcc], targets: Callable[[GroupVersionResou
     by_age = sorted(kccs.items(), key=lambda item: (item[1].metadata.creation_timestamp or "", item[0]))
     for key, kcc in by_age:
         gvr = kcc.spec.target_type
-        if problem := _spec_problem(kcc):
+        if problem := spec_problem(kcc):
             reasons[key] = problem
         elif gvr in owners:
             reasons[key] = ("TargetTypeOverlap", f"{gvr.name} belongs to {owners[gvr]}; delete one of the two")
@@ -91,7 +91,8 @@ def planned_finalizers(kcc: Kcc, remaining: int) -> tuple[str, ...] | None:
     return None if after == before else after
 
 
-def _spec_problem(kcc: Kcc) -> tuple[str, str] | None:
+def spec_problem(kcc: Kcc) -> tuple[str, str] | None:
+    """Return reason and message of what is wrong with a KCC by itself; None if it is valid."""
     counts = Counter(allowed.priority for allowed in kcc.spec.node_label_selector_allowed_key_list)
     if duplicates := sorted(priority for priority, count in counts.items() if count > 1):
         return "PrioritySelectorKeyInvalid", f"duplicated priority: {duplicates}"

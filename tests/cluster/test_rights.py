@@ -32,7 +32,7 @@ METHODS = {
     "update": "PUT",
     "delete": "DELETE",
 }
-NAMESPACED = ("leases", "events", "pods", "pods/eviction", "daemonsets")
+NAMESPACED = ("leases", "events", "pods", "pods/eviction", "daemonsets", "secrets")
 
 
 def rules(server: Server, path: str) -> set[AuditedRequest]:
@@ -55,36 +55,37 @@ def granted_by(rules: Iterable[Mapping[str, Sequence[str]]]) -> set[AuditedReque
 def rights(own_cluster: Cluster, definitions: Server) -> Iterator[Mapping[str, set[AuditedRequest]]]:
     """Return the rights of the chart's roles by component."""
     templates = [f"--show-only=templates/{name}-rbac.yaml" for name in ("agent", "controller")]
-    created = helm(
-        own_cluster,
-        "template",
-        f"{RELEASE}-dioptase",
-        CHART,
-        "--namespace",
-        NAMESPACE,
-        *templates,
-    )
+    words = (CHART, "--namespace", NAMESPACE, *templates)
+    created = helm(own_cluster, "template", f"{RELEASE}-dioptase", *words)
+    with_webhooks = helm(own_cluster, "template", f"{RELEASE}-dioptase", *words, "--set", "webhooks.enabled=true")
+    roles = [item for item in map(msgspec.yaml.decode, with_webhooks.split("\n---\n")) if "rules" in item]
     definitions.ask("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     own_cluster.kubectl("apply", "-f", "-", text=created)
     root, name = f"/apis/{RBAC}/v1", f"{RELEASE}-dioptase"
+    controller = rules(definitions, f"{root}/clusterroles/{name}-controller") | rules(
+        definitions, f"{root}/namespaces/{NAMESPACE}/roles/{name}-controller"
+    )
     yield {
         "agent": rules(definitions, f"{root}/clusterroles/{name}-agent")
         | rules(definitions, f"{root}/namespaces/{NAMESPACE}/roles/{name}-agent"),
-        "controller": rules(definitions, f"{root}/clusterroles/{name}-controller")
-        | rules(definitions, f"{root}/namespaces/{NAMESPACE}/roles/{name}-controller"),
+        "controller": controller,
+        "webhooks": granted_by(
+            rule for role in roles if role["metadata"]["name"].endswith("-controller") for rule in role["rules"]
+        )
+        - controller,
     }
     own_cluster.kubectl("delete", "-f", "-", text=created)
     definitions.ask("DELETE", f"/api/v1/namespaces/{NAMESPACE}")
 
 
-@pytest.mark.parametrize("component", ["agent", "controller"])
+@pytest.mark.parametrize("component", ["agent", "controller", "webhooks"])
 def test_without_any_one_of_its_rights_the_request_is_refused(
     own_cluster: Cluster, definitions: Server, rights: Mapping[str, set[AuditedRequest]], component: str
 ) -> None:
     """For each right: an account with all other rights, and the request that needs it."""
     expected = sorted(rights[component])
     # At kubelets before 1.33 one right, nodes/proxy, includes the other two.
-    assert len(expected) == {"agent": 23 if MINOR >= "1.33" else 22, "controller": 69}[component]
+    assert len(expected) == {"agent": 23 if MINOR >= "1.33" else 22, "controller": 69, "webhooks": 17}[component]
     users = {missing: f"less-{component}-{number}" for number, missing in enumerate(expected)}
     items = [part for missing, user in users.items() for part in role_of(user, component, set(expected) - {missing})]
     own_cluster.kubectl("create", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
@@ -276,6 +277,7 @@ EVERYTHING = {
 }
 EVERYTHING |= {
     "profile": "katalyst",
+    "webhooks": {"enabled": True},
     "image": {"digest": f"sha256:{'0' * 64}"},
     "malachite": {"enabled": True},
     "otlp": {"endpoint": "http://otel:4317", "headersSecret": {"name": "otel"}},
@@ -300,7 +302,7 @@ NOTHING = {
 }
 
 
-@pytest.mark.parametrize(("values", "kinds"), [(EVERYTHING, 19), (NOTHING, 10)], ids=["everything", "nothing"])
+@pytest.mark.parametrize(("values", "kinds"), [(EVERYTHING, 21), (NOTHING, 10)], ids=["everything", "nothing"])
 def test_whatever_is_chosen_is_taken_by_the_api_server(
     own_cluster: Cluster, namespace: str, tmp_path: Path, values: object, kinds: int
 ) -> None:

@@ -463,6 +463,14 @@ def test_an_image_by_digest_is_used_by_every_pod(render: Any) -> None:
             ("What the token of an agent allows",),
             "Root on its own node",
         ),
+        (
+            ("webhooks.enabled=true", "webhooks.vpaValidation=false"),
+            (
+                "(pod-mutation, pod-validation, node-overcommit, config-validation)",
+                "request reclaimed resources in place",
+            ),
+            "vpa-validation",
+        ),
         (("agent.kubelet.right=proxy",), ("WARNING: commands in any pod of any node, by nodes/proxy",), "nodes/pods"),
     ],
 )

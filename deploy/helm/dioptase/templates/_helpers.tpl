@@ -145,7 +145,45 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if not (include "dioptase.evictions" .) -}}{{- $leftovers = append $leftovers "eviction-taints" -}}{{- end -}}
 {{- $budget := dict "lease" (last (splitList "/" (include "dioptase.budgetLease" .))) -}}
 {{- $settings := dict "leftovers" $leftovers "tokenReview" .Values.tokenReview "lease" (printf "%s-controller" (include "dioptase.name" .)) "health" $health "evictionBudget" $budget -}}
+{{- if include "dioptase.webhooks" . -}}
+{{- $_ := set $settings "webhooks" (dict "serve" (include "dioptase.webhooks" . | fromYamlArray) "port" (int .Values.webhooks.port) "service" (include "dioptase.webhooksName" .) "configuration" (include "dioptase.webhooksName" .) "secret" (include "dioptase.webhooksSecret" .) "certManager" (not (empty .Values.webhooks.certManager.secretName))) -}}
+{{- end -}}
 {{ mergeOverwrite $settings (deepCopy .Values.controller.settings) | toYaml }}
+{{- end -}}
+
+{{/* Webhooks that the controller serves, as a list; empty if none. */}}
+{{- define "dioptase.webhooks" -}}
+{{- if and .Values.controller.enabled .Values.webhooks.enabled -}}
+{{- $served := list -}}
+{{- range list (list "podMutation" "pod-mutation") (list "podValidation" "pod-validation") (list "nodeOvercommit" "node-overcommit") (list "configValidation" "config-validation") (list "vpaValidation" "vpa-validation") -}}
+{{- if index $.Values.webhooks (first .) -}}{{- $served = append $served (last .) -}}{{- end -}}
+{{- end -}}
+{{- if $served -}}{{ $served | toYaml }}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "dioptase.webhooksName" -}}
+{{ include "dioptase.name" . }}-webhooks
+{{- end -}}
+
+{{- define "dioptase.webhooksSecret" -}}
+{{ .Values.webhooks.certManager.secretName | default (include "dioptase.webhooksName" .) }}
+{{- end -}}
+
+{{/* What all webhooks have in common: dict "root" "path". The controller writes caBundle. Ignore: without a replica pods start and
+     kubelets report, and agents and controller check again what they apply. */}}
+{{- define "dioptase.webhookClient" -}}
+clientConfig:
+  service: {name: {{ include "dioptase.webhooksName" .root }}, namespace: {{ .root.Release.Namespace }}, path: /{{ .path }}, port: 443}
+admissionReviewVersions: [v1]
+sideEffects: None
+failurePolicy: Ignore
+{{- end -}}
+
+{{/* Pods of the cluster and of this release must start without the webhooks. */}}
+{{- define "dioptase.webhookNamespaces" -}}
+matchExpressions:
+  - {key: kubernetes.io/metadata.name, operator: NotIn, values: [kube-system, {{ .Release.Namespace }}]}
 {{- end -}}
 
 {{/* Web configuration of agent and controller. */}}
