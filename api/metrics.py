@@ -530,5 +530,16 @@ CONTROLLER_METRICS: tuple[Metric, ...] = (
     Metric("dioptase_lifecycle_evictions_total", "counter", "",
            "Evictions of reclaimed pods from nodes without an agent: evicted, gone, budget (blocked by a "
            "disruption budget), refused, dry-run.", ("result",)),
+    Metric("dioptase_scheduler_requests_total", "counter", "",
+           "Requests of kube-scheduler to the extender by result: done, error (with the reason in the response) or "
+           "invalid.", ("verb", "result")),
+    Metric("dioptase_scheduler_request_seconds_total", "counter", "seconds",
+           "Time spent on requests of kube-scheduler.", ("verb",)),
+    Metric("dioptase_scheduler_pending_pods", "gauge", "", "Pods that the extender rejected on every node."),
+    Metric("dioptase_scheduler_assumed_pods", "gauge", "",
+           "Pods whose binding is under way, or not confirmed by the API server yet."),
+    Metric("dioptase_scheduler_nodes", "gauge", "", "Nodes in the extender's state."),
+    Metric("dioptase_scheduler_problems", "gauge", "",
+           "Objects with a value that the extender cannot read; its log names them."),
 )  # fmt: skip
 CONTROLLER_METRICS_BY_NAME = {metric.name: metric for metric in CONTROLLER_METRICS}

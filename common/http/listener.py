@@ -1,8 +1,8 @@
 """Listening addresses, plain or TLS, with a bounded number of connections and replaceable certificates.
 aiohttp serves the requests and asyncio encrypts the connections. This module accepts them, because the limit depends on the
 client's address before the TLS handshake: `ConnectionTable` selects the connection to close when there are too many, and keeps
-a share for this machine, whose kubelet probes health. A request with a body is rejected first: otherwise a client without
-authentication could make the agent read any amount of data.
+a share for this machine, whose kubelet probes health. A request with a body is rejected first, unless its path and client may
+send one: otherwise a client without authentication could make the agent read any amount of data.
 """
 
 from __future__ import annotations
@@ -61,8 +61,17 @@ RequestHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 class HttpListener:
     """Sockets of one port on one or several hosts, with their connections and the application that serves them."""
 
-    def __init__(self, app: web.Application, **limits: Any) -> None:
-        """`limits` are aiohttp's limits for a request."""
+    def __init__(
+        self,
+        app: web.Application,
+        body_problem: Callable[[web.BaseRequest], str] | None = None,
+        max_connections: int = MAX_CONNECTIONS,
+        **limits: Any,
+    ) -> None:
+        """`body_problem` returns why a request may not have a body, empty if it may; without it no request may. The
+        application's `client_max_size` limits its size. `limits` are aiohttp's other limits for a request."""
+        self._max_connections = max_connections
+        self._body_problem = body_problem or _no_bodies
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -77,7 +86,7 @@ class HttpListener:
         )
         self._listening: list[socket.socket] = []
         self._tls: ssl.SSLContext | None = None
-        self._table = ConnectionTable[web.RequestHandler](MAX_CONNECTIONS, RESERVED_CONNECTIONS)
+        self._table = ConnectionTable[web.RequestHandler](max_connections, RESERVED_CONNECTIONS)
         self._setups: dict[web.RequestHandler, asyncio.Task[None]] = {}
         """Tasks that set connections up, by the handler of their requests."""
         self._accepted: dict[web.RequestHandler, socket.socket] = {}
@@ -207,8 +216,8 @@ class HttpListener:
     async def _answer(self, handler: RequestHandler, request: web.BaseRequest) -> web.StreamResponse:
         if request.transport is not None:
             request.transport.set_write_buffer_limits(MAX_WRITE_BUFFER_BYTES)
-        if request.body_exists:
-            response = web.Response(status=413, text="requests with a body are not supported\n")
+        if request.body_exists and (problem := self._body_problem(request)):
+            response = web.Response(status=413, text=f"{problem}\n")
         elif hdrs.EXPECT in request.headers:  # aiohttp's own response repeats the header, which need not be text
             response = web.Response(status=417, text="the Expect header is not supported: no request has a body\n")
         else:
@@ -242,9 +251,13 @@ class HttpListener:
             self._next_log_s = now + EVICTION_LOG_INTERVAL_S
             log.warning(
                 "more than %d connections to one port: closed those idle for the longest time, %d so far",
-                MAX_CONNECTIONS,
+                self._max_connections,
                 self._closed_count,
             )
+
+
+def _no_bodies(_request: web.BaseRequest) -> str:
+    return "requests with a body are not supported"
 
 
 def connection_of(request: web.BaseRequest) -> str:

@@ -1,0 +1,1 @@
+"""Scheduler extender: places pods by what the agents of the nodes report, as an HTTP extender of a stock kube-scheduler."""

@@ -1,0 +1,152 @@
+"""Composition of the scheduler extender: options, API client, informers, plugins, verbs and background tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from api import VERSION
+from common.http.listener import HttpListener
+from common.http.token_review import TokenReviewer
+from common.validation import describe_validation_error
+from common.yaml_guard import check_yaml
+from controller.endpoints import build_application
+from controller.metrics import ControllerExposition
+from controller.reconcile import MetricValues
+from controller.scheduler.binding import PodBinder
+from controller.scheduler.cluster_state import ClusterState
+from controller.scheduler.extender import Extender
+from controller.scheduler.extender_endpoints import MAX_BODY_BYTES, ExtenderEndpoints, body_problem
+from controller.scheduler.pending_pods import PendingPods
+from controller.scheduler.plugin_chain import PluginChain
+from controller.scheduler.resource_fit import BalancedAllocation, ResourceFit
+from controller.scheduler.scheduler_kinds import (
+    SCHEDULER_CNRS,
+    SCHEDULER_NODES,
+    SCHEDULER_PODS,
+    SchedulerCnr,
+    SchedulerNode,
+)
+from controller.scheduler.scheduler_settings import SchedulerConfig, parse_scheduler_settings
+from controller.scheduler.scheduling_pod import ScheduledPod
+from controller.serving import load_settings_file, serve_with_tls
+from kube.access_review import review_token
+from kube.client import KubeClient
+from kube.informer import Informer
+from kube.kubeconfig import load_access
+from kube.watch import ObjectChange
+
+log = logging.getLogger("dioptase.scheduler")
+MAX_EXTENDER_CONNECTIONS = 1024
+"""kube-scheduler opens one connection for each of the bindings that it has under way."""
+
+
+class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Command-line options."""
+
+    hosts: tuple[str, ...]
+    port: int
+    config: Path | None = None
+    web_config: Path | None = None
+
+
+def run_scheduler(options: SchedulerOptions) -> None:
+    """Run until a signal. Raises ValueError for invalid settings, and Unavailable, before anything is served."""
+    config = SchedulerConfig() if options.config is None else load_settings_file(options.config, _parse_settings)
+    asyncio.run(_run(options, config))
+
+
+def _parse_settings(text: str) -> SchedulerConfig:
+    return parse_scheduler_settings(text, check_yaml, describe_validation_error)
+
+
+def build_chain(config: SchedulerConfig) -> PluginChain:
+    """Return the plugins in their order. Add another plugin here."""
+    return PluginChain((ResourceFit(config.fit), BalancedAllocation(config.fit)))
+
+
+class SchedulerCache:
+    """Informers of Nodes, CustomNodeResources and Pods, which keep the state of the cluster up to date."""
+
+    def __init__(self, client: KubeClient, state: ClusterState) -> None:
+        self.state = state
+        self.nodes: Informer[SchedulerNode] = Informer(client, SCHEDULER_NODES)
+        self.cnrs: Informer[SchedulerCnr] = Informer(client, SCHEDULER_CNRS)
+        self.pods: Informer[ScheduledPod] = Informer(client, SCHEDULER_PODS)
+        self.informers = (self.nodes, self.cnrs, self.pods)
+        self.nodes.listen(lambda change: state.apply_node(change.key, change.new))
+        self.cnrs.listen(lambda change: state.apply_cnr(change.key, change.new))
+        self.pods.listen(self._on_pod)
+
+    def unsynced(self) -> str:
+        """Return the resources that have not been listed yet; empty if all have."""
+        names = [informer.resource.gvr for informer in self.informers if not informer.synced.is_set()]
+        return f"not listed yet: {', '.join(names)}" if names else ""
+
+    def _on_pod(self, change: ObjectChange[ScheduledPod]) -> None:
+        # Pods of the first list have run for a while; their usage is in the reports.
+        placed_at_s = time.time() if self.pods.synced.is_set() else None
+        self.state.apply_pod(change.old, change.new, placed_at_s)
+
+
+async def _run(options: SchedulerOptions, config: SchedulerConfig) -> None:
+    metrics = MetricValues()
+    async with contextlib.AsyncExitStack() as stack:
+        access = load_access(os.environ, check_yaml)
+        client = await stack.enter_async_context(KubeClient(access, f"dioptase-scheduler/{VERSION}"))
+        state, chain = ClusterState(), build_chain(config)
+        cache = SchedulerCache(client, state)
+        pending = PendingPods(client, cache.pods, state, chain, time.time)
+        watch_for_room(cache, pending)
+        binder = PodBinder(client, cache.pods, state, chain, time.time)
+        exposition = ControllerExposition(metrics, client)
+        exposition.watch(cache.informers, {})
+        tokens = TokenReviewer(partial(review_token, client)) if config.token_review else None
+        app = build_application(
+            exposition, cache.unsynced, None if tokens is None else tokens.refusal, max_body_bytes=MAX_BODY_BYTES
+        )
+        ExtenderEndpoints(Extender(state, chain), binder, pending, cache.unsynced, metrics).add_to(app)
+        listener = HttpListener(app, body_problem, MAX_EXTENDER_CONNECTIONS)
+        await serve_with_tls(listener, options.hosts, options.port, options.web_config, stack)
+        working = asyncio.create_task(_work(cache, pending, binder))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, working.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
+
+
+def watch_for_room(cache: SchedulerCache, pending: PendingPods) -> None:
+    """Have pending pods evaluated when a CustomNodeResource changes or a pod leaves its node."""
+    cache.cnrs.listen(lambda change: pending.record_room(change.key))
+
+    def on_pod(change: ObjectChange[ScheduledPod]) -> None:
+        old, new = change.old, change.new
+        if old is not None and old.holds_resources and (new is None or not new.holds_resources):
+            pending.record_room(old.spec.node_name)
+
+    cache.pods.listen(on_pod)
+
+
+async def _work(cache: SchedulerCache, pending: PendingPods, binder: PodBinder) -> None:
+    """Run until cancelled, or until one of the tasks raises because of a bug, which ends the process."""
+
+    async def adopt_pending() -> None:
+        for informer in cache.informers:
+            await informer.synced.wait()
+        log.info("%d nodes, %d pods with a node", len(cache.state.nodes), cache.state.pod_count)
+        pending.adopt_pending()
+
+    async with asyncio.TaskGroup() as group:
+        for informer in cache.informers:
+            group.create_task(informer.run())
+        group.create_task(adopt_pending())
+        group.create_task(pending.run())
+        group.create_task(binder.run())
