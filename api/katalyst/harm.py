@@ -7,6 +7,6 @@ from __future__ import annotations
 RUNQ_LATENCY_P99 = "dioptase.io/runq_latency_p99"
 """Run-queue latency in seconds that 99 % of the waits of online pods did not exceed, such as `2500u`."""
 CPU_PRESSURE = "dioptase.io/cpu_pressure"
-"""Share of time in which some task of the node waited for a CPU (PSI, some avg10), 0 to 1."""
+"""Share of time in which some task of the node waited for a CPU (PSI, some avg60), 0 to 1."""
 MEMORY_PRESSURE = "dioptase.io/memory_pressure"
-"""Share of time in which some task of the node waited for memory (PSI, some avg10), 0 to 1."""
+"""Share of time in which some task of the node waited for memory (PSI, some avg60), 0 to 1."""

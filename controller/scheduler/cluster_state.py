@@ -4,6 +4,7 @@ The API server's data are the truth: an assumption only bridges the time until a
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from controller.scheduler.harm_indicators import parse_harm
-from controller.scheduler.node_arrays import NodeArrays
+from controller.scheduler.node_arrays import HARM_INDICATORS, NodeArrays
 from controller.scheduler.scheduler_kinds import SchedulerCnr, SchedulerNode
 from controller.scheduler.scheduling_pod import (
     CPU,
@@ -29,6 +30,10 @@ from kube.objects import parse_timestamp
 
 LOAD_RAMP_S = 30.0
 """Time until the usage of a new pod is measured: its image is pulled and its containers start. Until then it is estimated."""
+HARM_HALF_LIFE_S = 60.0
+"""Time after which an indicator of harm in a report counts half. One report is about one second of run-queue latency."""
+MAX_REPORTS = 20
+"""Reports of a node of which the percentile of usage is computed."""
 MAX_PROBLEMS = 100
 
 
@@ -55,12 +60,14 @@ class ClusterState:
     """All nodes with the pods that they have. Every method is synchronous, so that on one event loop each is atomic: this is
     the lock under which a binding checks and assumes."""
 
-    def __init__(self, load_factors: tuple[float, float] = (0.85, 0.70)) -> None:
-        """`load_factors` are the shares of requested CPU and memory that a new pod is estimated to use."""
+    def __init__(self, load_factors: tuple[float, float] = (0.85, 0.70), percentile: float = 95) -> None:
+        """`load_factors` are the shares of requested CPU and memory that a new pod is estimated to use; `percentile` is that of
+        the usage in the latest reports."""
         self.nodes = NodeArrays()
         self.problems: dict[str, str] = {}
         """Why an object is not counted as it is written, by its kind, name and field."""
-        self._load_factors = np.array(load_factors)
+        self._load_factors, self._percentile = np.array(load_factors), percentile
+        self._reports: dict[int, deque[list[float]]] = {}
         self._charges: dict[str, PodCharge] = {}
         self._assumed: dict[tuple[str, str], Assumption] = {}
         self._reclaimed_uids: dict[int, set[str]] = {}
@@ -219,24 +226,39 @@ class ClusterState:
         self.nodes.unmeasured[row] = total * self._load_factors
 
     def _set_report(self, row: int, reported_at_s: float, usage: Mapping[str, Any] | None) -> None:
-        nodes = self.nodes
-        nodes.reported_at_s[row], nodes.usage[row], nodes.harm[row] = reported_at_s, np.nan, np.nan
-        if usage is not None:
-            field = f"customnoderesource {nodes.names[row]}: status.nodeMetricStatus.nodeMetric.genericUsage"
-            amounts = self._amounts(field, usage, (CPU, MEMORY), 1000)
-            nodes.usage[row] = [
-                amount if key in usage else np.nan for key, amount in zip((CPU, MEMORY), amounts, strict=True)
-            ]
-            try:
-                nodes.harm[row] = parse_harm(usage)
-            except ValueError as error:
-                self._note(field, str(error))
+        nodes, previous_at_s = self.nodes, self.nodes.reported_at_s[row]
+        nodes.reported_at_s[row] = reported_at_s
+        if usage is None:
+            nodes.usage[row], nodes.usage_percentile[row], nodes.harm[row] = np.nan, np.nan, np.nan
+            self._reports.pop(row, None)
+        elif reported_at_s != previous_at_s or row not in self._reports:
+            # A write of another field repeats the latest report, which counts once.
+            self._apply_usage(row, usage, reported_at_s - previous_at_s)
         self._estimate(row)
+
+    def _apply_usage(self, row: int, usage: Mapping[str, Any], since_s: float) -> None:
+        nodes = self.nodes
+        field = f"customnoderesource {nodes.names[row]}: status.nodeMetricStatus.nodeMetric.genericUsage"
+        amounts = self._amounts(field, usage, (CPU, MEMORY), 1000)
+        values = [amount if key in usage else np.nan for key, amount in zip((CPU, MEMORY), amounts, strict=True)]
+        reports = self._reports.setdefault(row, deque(maxlen=MAX_REPORTS))
+        reports.append(values)
+        nodes.usage[row] = values
+        nodes.usage_percentile[row] = np.percentile(reports, self._percentile, axis=0)
+        try:
+            latest = np.array(parse_harm(usage))
+        except ValueError as error:
+            self._note(field, str(error))
+            latest = np.full(len(HARM_INDICATORS), np.nan)
+        old = nodes.harm[row]
+        share = 1 - 0.5 ** (max(since_s, 0.0) / HARM_HALF_LIFE_S) if since_s < np.inf else 1.0
+        nodes.harm[row] = np.where(np.isnan(old), latest, old + (latest - old) * share)
 
     def _remove_if_unused(self, row: int) -> None:
         if not (self.nodes.has_node[row] or self.nodes.has_cnr[row] or self._pod_counts.get(row)):
             self._pod_counts.pop(row, None)
             self._recent.pop(row, None)
+            self._reports.pop(row, None)
             self.nodes.remove_row(row)
 
     def _amounts(self, field: str, listed: Mapping[str, Any], keys: tuple[str, str], scale: int) -> Amounts:

@@ -26,7 +26,7 @@ _ZERO_COLUMNS = {
 }
 """Columns that are 0 for a row that no node uses, with their type and width; width 0 is one number."""
 HARM_INDICATORS = ("runq_latency_p99_s", "cpu_pressure", "memory_pressure")
-_UNKNOWN_COLUMNS = {"usage": 2, "reported_at_s": 0, "harm": len(HARM_INDICATORS)}
+_UNKNOWN_COLUMNS = {"usage": 2, "usage_percentile": 2, "reported_at_s": 0, "harm": len(HARM_INDICATORS)}
 """Columns of float64 that are NaN until a report has them."""
 
 
@@ -48,12 +48,14 @@ class NodeArrays:
     """Requests of cpu and memory of pods with this node, (rows, 2)."""
     usage: FloatArray
     """Measured usage of the node in millicores and bytes; NaN if it is not reported, (rows, 2)."""
+    usage_percentile: FloatArray
+    """Percentile of the usage in the latest reports; NaN without reports, (rows, 2)."""
     reported_at_s: FloatArray
     """Time of the measurement, in seconds since the epoch; NaN if there is none, (rows,)."""
     unmeasured: FloatArray
     """Estimated load of pods that started after the measurement or shortly before it, (rows, 2)."""
     harm: FloatArray
-    """HARM_INDICATORS as the agent reports them; NaN if it does not, (rows, 3)."""
+    """HARM_INDICATORS as the agent reports them, smoothed; NaN if it does not, (rows, 3)."""
     has_node: BoolArray
     has_cnr: BoolArray
     taint_set: NDArray[np.int32]

@@ -25,8 +25,11 @@ from controller.scheduler.binding import PodBinder
 from controller.scheduler.cluster_state import ClusterState
 from controller.scheduler.extender import Extender
 from controller.scheduler.extender_endpoints import MAX_BODY_BYTES, ExtenderEndpoints, body_problem
+from controller.scheduler.harm_score import HarmScore
+from controller.scheduler.load_aware import LoadAware
 from controller.scheduler.pending_pods import PendingPods
 from controller.scheduler.plugin_chain import PluginChain
+from controller.scheduler.qos_taints import QosTaints
 from controller.scheduler.resource_fit import BalancedAllocation, ResourceFit
 from controller.scheduler.scheduler_kinds import (
     SCHEDULER_CNRS,
@@ -70,7 +73,14 @@ def _parse_settings(text: str) -> SchedulerConfig:
 
 def build_chain(config: SchedulerConfig) -> PluginChain:
     """Return the plugins in their order. Add another plugin here."""
-    return PluginChain((ResourceFit(config.fit), BalancedAllocation(config.fit)))
+    plugins = (
+        QosTaints(),
+        ResourceFit(config.fit),
+        BalancedAllocation(config.fit),
+        LoadAware(config.load),
+        HarmScore(config.harm),
+    )
+    return PluginChain(plugins)
 
 
 class SchedulerCache:
@@ -102,7 +112,8 @@ async def _run(options: SchedulerOptions, config: SchedulerConfig) -> None:
     async with contextlib.AsyncExitStack() as stack:
         access = load_access(os.environ, check_yaml)
         client = await stack.enter_async_context(KubeClient(access, f"dioptase-scheduler/{VERSION}"))
-        state, chain = ClusterState(), build_chain(config)
+        factors = (config.load.cpu_factor / 100, config.load.memory_factor / 100)
+        state, chain = ClusterState(factors, config.load.percentile), build_chain(config)
         cache = SchedulerCache(client, state)
         pending = PendingPods(client, cache.pods, state, chain, time.time)
         watch_for_room(cache, pending)

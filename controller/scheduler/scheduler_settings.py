@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from controller.scheduler.harm_score import HarmSettings
+from controller.scheduler.load_aware import LoadSettings
 from controller.scheduler.resource_fit import FitSettings
 
 
@@ -15,6 +17,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     token_review: bool = False
     """Serve metrics and explanations only to clients whose bearer token the API server allows to get their path."""
     fit: FitSettings = FitSettings()
+    load: LoadSettings = LoadSettings()
+    harm: HarmSettings = HarmSettings()
 
 
 SchedulerErrorDescriber = Callable[[msgspec.ValidationError, object, type[SchedulerConfig]], str]

@@ -1,0 +1,95 @@
+"""A stock kube-scheduler with the extender beside it, with the configuration and the rights that the chart renders."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from deploy import chart
+from tests.cluster.binaries import compiled_program, obtain
+from tests.cluster.cluster import Cluster
+from tests.cluster.daemons import PATIENCE
+from tests.cluster.names import CONTROL
+from tests.cluster.programs import Program, as_account
+from tests.cluster.service_accounts import Account
+
+EXTENDER_PORT = 9317
+SCHEDULER_NAME = "katalyst-scheduler"
+RBAC_KINDS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+NAMESPACE = "dioptase-scheduler-tests"
+
+
+def rendered_manifests(**values: str) -> list[dict[str, Any]]:
+    """Return what helm makes of the scheduler's templates. Raises CalledProcessError."""
+    words = [f"--set={name.replace('__', '.')}={value}" for name, value in values.items()]
+    command = [
+        str(compiled_program("helm")), "template", "dioptase", str(chart.CHART_DIR), "--namespace", NAMESPACE,
+        "--kube-version", chart.KUBE_VERSION, "--set=scheduler.enabled=true", "--set=tls.enabled=false",
+        "--set=tokenReview=false", "--show-only=templates/scheduler.yaml", "--show-only=templates/scheduler-rbac.yaml",
+        *words,
+    ]  # fmt: skip
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return [item for item in map(msgspec.yaml.decode, text.split("\n---\n")) if item]
+
+
+class ExtendedScheduler:
+    """kube-scheduler and extender in the network namespace of the control plane, as in one pod."""
+
+    def __init__(self, cluster: Cluster, folder: Path, settings: Mapping[str, Any] | None = None) -> None:
+        self._cluster = cluster
+        cluster.programs.update(obtain())
+        manifests = rendered_manifests()
+        self._grant(manifests)
+        account = Account(cluster, "dioptase-scheduler", NAMESPACE, folder, bound=True)
+        self.extender = Extender(cluster, account, folder, settings or {})
+        (data,) = (item["data"] for item in manifests if item["kind"] == "ConfigMap")
+        config = msgspec.yaml.decode(data["kube-scheduler.yaml"])
+        config["clientConnection"] = {"kubeconfig": str(account.kubeconfig)}
+        self._config = folder / "kube-scheduler.json"
+        self._config.write_text(json.dumps(config))
+
+    def begin(self) -> None:
+        """Start both and wait until the extender is ready."""
+        self.extender.begin()
+        space = self._cluster.names.space(CONTROL)
+        program = self._cluster.programs["kube-scheduler"]
+        words = (program, f"--config={self._config}", "--bind-address=127.0.0.1", "--secure-port=0", "--v=3")
+        self._cluster.daemons.start(SCHEDULER_NAME, space, words)
+
+    def end(self) -> None:
+        """Stop both, if they run."""
+        for name in (SCHEDULER_NAME, self.extender.name):
+            if self._cluster.daemons.pid(name) is not None:
+                self._cluster.daemons.end(name)
+
+    def _grant(self, manifests: list[dict[str, Any]]) -> None:
+        self._cluster.kubectl("create", "namespace", NAMESPACE)
+        listed = [item for item in manifests if item["kind"] in RBAC_KINDS]
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": listed})
+        self._cluster.kubectl("apply", "-f", "-", text=text)
+
+
+class Extender(Program):
+    """The extender as a daemon."""
+
+    def __init__(self, cluster: Cluster, account: Account, folder: Path, settings: Mapping[str, Any]) -> None:
+        address = cluster.names.address(CONTROL)
+        super().__init__(cluster, "extender", f"http://{address}:{EXTENDER_PORT}")
+        config = folder / "extender.json"
+        config.write_text(json.dumps(settings))
+        self._space = cluster.names.space(CONTROL)
+        self._words = (*as_account(account), "scheduler", "--listen", f"127.0.0.1,{address}:{EXTENDER_PORT}",
+                       "--config", str(config))  # fmt: skip
+
+    def begin(self) -> None:
+        """Start it and wait until everything is listed."""
+        self._daemons.start(self.name, self._space, self._words)
+        self.ready()
+
+    def ready(self) -> None:
+        self.wait("the extender", lambda: self.text("/readyz"), 60 * PATIENCE)
