@@ -57,14 +57,18 @@ class PodBinder:
         """Read back pods whose binding the watch has not confirmed, until cancelled."""
         while True:
             await asyncio.sleep(RESOLVE_INTERVAL_S)
-            now_s = self._clock()
-            for (uid, node), assumption in list(self._state.assumptions.items()):
-                # A clock that was set back must not keep an assumption for ever.
-                if (uid, node) not in self._in_flight and abs(now_s - assumption.since_s) >= RESOLVE_AFTER_S:
-                    try:
-                        await self._resolve(assumption.charge.key, uid, node)
-                    except (ApiError, ApiUnreachable) as error:
-                        log.warning("%s: cannot read whether it is bound to %s: %s", assumption.charge.key, node, error)
+            await self.resolve_old_assumptions()
+
+    async def resolve_old_assumptions(self) -> None:
+        """Replace each assumption older than RESOLVE_AFTER_S by what the API server has."""
+        now_s = self._clock()
+        for (uid, node), assumption in list(self._state.assumptions.items()):
+            # A clock that was set back must not keep an assumption for ever.
+            if (uid, node) not in self._in_flight and abs(now_s - assumption.since_s) >= RESOLVE_AFTER_S:
+                try:
+                    await self._resolve(assumption.charge.key, uid, node)
+                except (ApiError, ApiUnreachable) as error:
+                    log.warning("%s: cannot read whether it is bound to %s: %s", assumption.charge.key, node, error)
 
     async def _bind(self, args: ExtenderBindingArgs) -> str:
         key, uid, node = f"{args.pod_namespace}/{args.pod_name}", args.pod_uid, args.node

@@ -45,16 +45,14 @@ class Extender:
         known = rows >= 0
         outcome = self.chain.filter(pod, self.state.nodes, rows, now_s)
         passes = outcome.passes & known
-        failed: dict[str, str] = {}
-        unresolvable: dict[str, str] = {}
-        for index in np.flatnonzero(~passes):
-            if not known[index]:
-                unresolvable[names[index]] = UNKNOWN_NODE
-                continue
-            reason = self.chain.reason(outcome, index)
-            (failed if reason.preemptible else unresolvable)[names[index]] = reason.message
-        passing = names if not failed and not unresolvable else [names[index] for index in np.flatnonzero(passes)]
-        return ExtenderFilterResult(node_names=passing, failed_nodes=failed, failed_and_unresolvable_nodes=unresolvable)
+        # All are final for this attempt: kube-scheduler's own plugins accepted these nodes, so that its preemption would
+        # select no victim there, and report an error for each (preemption.go, DryRunPreemption).
+        rejected = {
+            names[index]: self.chain.reason(outcome, index).message if known[index] else UNKNOWN_NODE
+            for index in np.flatnonzero(~passes).tolist()
+        }
+        passing = [names[index] for index in np.flatnonzero(passes).tolist()] if rejected else names
+        return ExtenderFilterResult(node_names=passing, failed_and_unresolvable_nodes=rejected)
 
     def prioritize(self, args: ExtenderArgs, now_s: float) -> list[HostPriority]:
         """Return the score of each node, 0 to 10. An invalid request scores nothing; its filter has the reason."""
@@ -74,8 +72,10 @@ class Extender:
     def preempt(self, args: ExtenderPreemptionArgs, now_s: float) -> ExtenderPreemptionResult:
         """Return the nodes on which removing pods of lower priority makes room, with those pods.
 
-        kube-scheduler does not count reclaimed resources, so the victims that it selects may be too few or too many. Without
-        this verb it would remove pods although the pod fits nowhere.
+        kube-scheduler does not count reclaimed resources, so the victims that it selects for other resources may be too few.
+        Without this verb it would remove them although the pod does not fit even then. A node on which its own plugins need no
+        victim is no candidate for it (pkg/scheduler/framework/preemption/preemption.go, DryRunPreemption): for reclaimed
+        resources alone a stock kube-scheduler never preempts.
         """
         try:
             pod = parse_scheduling_pod(args.pod)

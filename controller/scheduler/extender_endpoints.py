@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
 
-from common.http.request_guard import is_loopback
-from controller.endpoints import RESPONSE_HEADERS
+from common.http.request_guard import HttpProblem, is_loopback
+from controller.endpoints import RESPONSE_HEADERS, Authorizer, unauthorized
 from controller.reconcile import MetricValues
 from controller.scheduler.binding import PodBinder
+from controller.scheduler.explanation import MAX_EXPLAINED_NODES, explain_placement
 from controller.scheduler.extender import Extender
 from controller.scheduler.extender_messages import (
     ExtenderArgs,
@@ -22,12 +23,25 @@ from controller.scheduler.extender_messages import (
     ExtenderPreemptionArgs,
 )
 from controller.scheduler.pending_pods import PendingPods
+from controller.scheduler.scheduling_pod import ScheduledPod
+from kube.informer import Informer
 
 VERBS = ("filter", "prioritize", "bind", "preempt")
 MAX_BODY_BYTES = 8 << 20
 """A pod has at most 1.5 MiB (etcd), and 50,000 names of nodes at most 253 letters each, in practice 40."""
 REQUESTS_METRIC, SECONDS_METRIC = "dioptase_scheduler_requests_total", "dioptase_scheduler_request_seconds_total"
 ArgsT = TypeVar("ArgsT")
+JSON_HEADERS = {**RESPONSE_HEADERS, "Content-Type": "application/json"}
+
+
+class ClusterCache(Protocol):
+    """What the endpoints read of the informers."""
+
+    @property
+    def pods(self) -> Informer[ScheduledPod]: ...
+    def unsynced(self) -> str:
+        """Return the resources that have not been listed yet: until then nothing can be evaluated."""
+        ...
 
 
 def body_problem(request: web.BaseRequest) -> str:
@@ -60,26 +74,41 @@ class ExtenderEndpoints:
         extender: Extender,
         binder: PodBinder,
         pending: PendingPods,
-        unsynced: Callable[[], str],
+        cache: ClusterCache,
         metrics: MetricValues,
+        authorize: Authorizer | None = None,
     ) -> None:
-        """`unsynced` returns the resources that are not listed yet: until then nothing can be evaluated."""
-        self._extender, self._binder, self._pending, self._unsynced = extender, binder, pending, unsynced
-        self._metrics = metrics
+        """`authorize` checks requests for explanations."""
+        self._extender, self._binder, self._pending, self._cache = extender, binder, pending, cache
+        self._metrics, self._authorize = metrics, authorize
         self._encoder = msgspec.json.Encoder()
 
     def add_to(self, app: web.Application) -> None:
         """Add the verbs to an application."""
         handlers = (self._filter, self._prioritize, self._bind, self._preempt)
         app.add_routes([web.post(f"/{verb}", handler) for verb, handler in zip(VERBS, handlers, strict=True)])
+        app.add_routes([web.get("/explain", self._explain)])
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        if (refusal := await unauthorized(request, self._authorize)) is not None:
+            return refusal
+        if missing := self._cache.unsynced():
+            return _problem_response(503, f"the extender is starting: {missing}", "try again in a few seconds")
+        key = request.query.get("pod", "")
+        pod = self._cache.pods.store.get(key)
+        if pod is None:
+            return _problem_response(404, f"there is no pod {key[:300]!r}", "name it as NAMESPACE/NAME")
+        state, chain = self._extender.state, self._extender.chain
+        explanation = explain_placement(state, chain, pod, time.time(), MAX_EXPLAINED_NODES)
+        return web.Response(body=self._encoder.encode(explanation), headers=JSON_HEADERS)
 
     async def _filter(self, request: web.Request) -> web.Response:
         async def answer(args: ExtenderArgs) -> object:
-            if missing := self._unsynced():
+            if missing := self._cache.unsynced():
                 return ExtenderFilterResult(error=f"the extender is starting: {missing}")
             result = self._extender.filter(args, time.time())
             if not result.error:
-                names = [*result.failed_nodes, *result.failed_and_unresolvable_nodes]
+                names = list(result.failed_and_unresolvable_nodes)
                 rows = [] if result.node_names else self._extender.state.nodes.rows_of(names).tolist()
                 self._pending.record_result(args.pod, rows, is_rejected=not result.node_names)
             return result
@@ -94,7 +123,7 @@ class ExtenderEndpoints:
 
     async def _bind(self, request: web.Request) -> web.Response:
         async def answer(args: ExtenderBindingArgs) -> object:
-            missing = self._unsynced()
+            missing = self._cache.unsynced()
             error = f"the extender is starting: {missing}" if missing else await self._binder.bind(args)
             return ExtenderBindingResult(error=error)
 
@@ -120,9 +149,12 @@ class ExtenderEndpoints:
         failed = bool(getattr(result, "error", ""))
         self._metrics.count(REQUESTS_METRIC, verb, "error" if failed else "done")
         self._metrics.add(SECONDS_METRIC, time.perf_counter() - began_s, verb)
-        headers = {**RESPONSE_HEADERS, "Content-Type": "application/json"}
-        return web.Response(body=self._encoder.encode(result), headers=headers)
+        return web.Response(body=self._encoder.encode(result), headers=JSON_HEADERS)
 
     def _refusal(self, verb: str, status: int, problem: str) -> web.Response:
         self._metrics.count(REQUESTS_METRIC, verb, "invalid")
         return web.Response(status=status, text=f"{problem}\n", headers=RESPONSE_HEADERS)
+
+
+def _problem_response(status: int, error: str, remedy: str) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(HttpProblem(error, remedy)), headers=JSON_HEADERS)

@@ -22,17 +22,15 @@ class ExtenderArgs(_Message, frozen=True, kw_only=True):
 
     pod: ScheduledPod
     node_names: list[str] | None = None
-    nodes: msgspec.Raw | None = None
-    """Node objects, from a kube-scheduler whose configuration lacks `nodeCacheCapable`."""
+    """None from a kube-scheduler whose configuration lacks `nodeCacheCapable`: it sends Node objects."""
 
 
 class ExtenderFilterResult(_Message, frozen=True, kw_only=True):
     """Response of the verb filter. The reasons of rejected nodes appear in the pod's events, counted by text."""
 
     node_names: list[str] = []
-    failed_nodes: Mapping[str, str] = {}
     failed_and_unresolvable_nodes: Mapping[str, str] = {}
-    """Rejected nodes on which preemption would change nothing."""
+    """Rejected nodes on which preemption would change nothing, with the reason."""
     error: str = ""
 
 

@@ -66,7 +66,7 @@ class HarmScore:
         added = np.where(
             nodes.native_allocatable[rows, CPU_COLUMN] > 0, nodes.unmeasured[rows, CPU_COLUMN] / capacity, 0
         )
-        return np.clip(scores - added * 100, 0, 100)
+        return np.asarray(np.clip(scores - added * 100, 0, 100), np.float64)
 
     def describe(self, pod: SchedulingPod, nodes: NodeArrays, row: int, now_s: float) -> str:  # noqa: ARG002
         """Return the indicators, and the age of the report."""

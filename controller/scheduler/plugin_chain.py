@@ -92,4 +92,5 @@ class PluginChain:
 
     def reason(self, outcome: FilterOutcome, index: int) -> RejectionReason:
         """Return why a candidate was rejected, by its position among the rows."""
-        return self.plugins[outcome.plugins[index]].reasons[outcome.reasons[index] - 1]
+        plugin = self.plugins[int(outcome.plugins[index])]
+        return plugin.reasons[int(outcome.reasons[index]) - 1]

@@ -146,8 +146,8 @@ def _ratio_score(shape: Sequence[ShapePoint], weights: IntArray, capacity: IntAr
     # Katalyst leaves resources with score 0 out of the weights (requested_to_capacity_ratio.go).
     counted = np.where(scores > 0, weights, 0)
     total = counted.sum(axis=1)
-    mean = (scores * counted).sum(axis=1) / np.maximum(total, 1)
-    return np.floor(mean + 0.5)
+    mean: FloatArray = (scores * counted).sum(axis=1) / np.maximum(total, 1)
+    return np.asarray(np.floor(mean + 0.5), np.float64)
 
 
 def _piecewise_linear(shape: Sequence[ShapePoint], utilization: IntArray) -> IntArray:

@@ -95,11 +95,22 @@ class SchedulerCache:
         self.nodes.listen(lambda change: state.apply_node(change.key, change.new))
         self.cnrs.listen(lambda change: state.apply_cnr(change.key, change.new))
         self.pods.listen(self._on_pod)
+        self._logged: set[str] = set()
+        for informer in self.informers:
+            informer.listen(self._log_problems)
 
     def unsynced(self) -> str:
         """Return the resources that have not been listed yet; empty if all have."""
         names = [informer.resource.gvr for informer in self.informers if not informer.synced.is_set()]
         return f"not listed yet: {', '.join(names)}" if names else ""
+
+    def _log_problems(self, _change: object) -> None:
+        """Log each problem once until it is solved."""
+        problems = self.state.problems
+        if problems.keys() != self._logged:
+            for field in problems.keys() - self._logged:
+                log.warning("%s: %s", field, problems[field])
+            self._logged = set(problems)
 
     def _on_pod(self, change: ObjectChange[ScheduledPod]) -> None:
         # Pods of the first list have run for a while; their usage is in the reports.
@@ -118,13 +129,18 @@ async def _run(options: SchedulerOptions, config: SchedulerConfig) -> None:
         pending = PendingPods(client, cache.pods, state, chain, time.time)
         watch_for_room(cache, pending)
         binder = PodBinder(client, cache.pods, state, chain, time.time)
-        exposition = ControllerExposition(metrics, client)
+
+        def set_gauges() -> None:
+            gauges = {"nodes": len(state.nodes), "pending_pods": len(pending), "assumed_pods": len(state.assumptions)}
+            for name, value in (*gauges.items(), ("problems", len(state.problems))):
+                metrics.set(f"dioptase_scheduler_{name}", [((), value)])
+
+        exposition = ControllerExposition(metrics, client, set_gauges)
         exposition.watch(cache.informers, {})
         tokens = TokenReviewer(partial(review_token, client)) if config.token_review else None
-        app = build_application(
-            exposition, cache.unsynced, None if tokens is None else tokens.refusal, max_body_bytes=MAX_BODY_BYTES
-        )
-        ExtenderEndpoints(Extender(state, chain), binder, pending, cache.unsynced, metrics).add_to(app)
+        authorize = None if tokens is None else tokens.refusal
+        app = build_application(exposition, cache.unsynced, authorize, MAX_BODY_BYTES)
+        ExtenderEndpoints(Extender(state, chain), binder, pending, cache, metrics, authorize).add_to(app)
         listener = HttpListener(app, body_problem, MAX_EXTENDER_CONNECTIONS)
         await serve_with_tls(listener, options.hosts, options.port, options.web_config, stack)
         working = asyncio.create_task(_work(cache, pending, binder))

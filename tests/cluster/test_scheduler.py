@@ -96,12 +96,19 @@ def requested_by_node(server: Server) -> Counter[str]:
     return total
 
 
-def test_a_pod_is_bound_where_the_cnr_offers_enough(definitions: Server, nodes: dict[str, int]) -> None:
+def test_a_pod_is_bound_where_the_cnr_offers_enough_and_else_its_explanation_has_the_numbers(
+    definitions: Server, nodes: dict[str, int], scheduler: ExtendedScheduler
+) -> None:
     create(definitions, "large", 12_000)
     wait("the only node that offers 12 cores", lambda: node_of(definitions, "large") == "plenty", 120)
     create(definitions, "second", 12_000)
     expected = f"2 Insufficient {RECLAIMED_CPU}"
     wait("the reason why no node fits", lambda: expected in message_of(definitions, "second"), 120)
+    explanation = scheduler.extender.ask(f"/explain?pod={NAMESPACE}/second")
+    assert explanation["fitting"] == 0
+    plenty = next(item for item in explanation["nodes"] if item["node"] == "plenty")
+    (fit,) = (item for item in plenty["verdicts"] if item["plugin"] == "QoSAwareNodeResourcesFit")
+    assert fit["numbers"].startswith("reclaimed_millicpu: requests 12000, 8000 of 20000 are free")
     definitions.ask("DELETE", f"{PODS}/large", {"gracePeriodSeconds": 0})
     wait("the second, once the first is gone", lambda: node_of(definitions, "second") == "plenty", 30)
 
@@ -174,31 +181,3 @@ def test_a_taint_of_the_cnr_keeps_reclaimed_pods_away(definitions: Server, nodes
     wait("it is rejected", lambda: "taint for the pod's QoS level" in message_of(definitions, "batch"), 120)
     definitions.ask("PATCH", f"{CNRS}/scarce", {"spec": {"taints": []}}, MERGE)
     wait("it is bound", lambda: node_of(definitions, "batch") == "scarce", 60)
-
-
-def test_a_pod_with_a_higher_priority_takes_the_place_of_just_enough_others(
-    definitions: Server, nodes: dict[str, int]
-) -> None:
-    """kube-scheduler does not count reclaimed resources: without the extender it would remove pods in vain, or none."""
-    for name, value in (("low", 1), ("high", 1000)):
-        body = {"metadata": {"name": f"test-{name}"}, "value": value}
-        refused = definitions.refusal("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", body)
-        assert refused is None or refused.status == 409
-    for number in range(5):
-        create(definitions, f"low{number}", 5_000, priorityClassName="test-low")
-    wait("both nodes are full", lambda: requested_by_node(definitions) == nodes, 120)
-    create(definitions, "huge", 30_000, priorityClassName="test-high")
-    wait("it is rejected", lambda: f"Insufficient {RECLAIMED_CPU}" in message_of(definitions, "huge"), 120)
-    create(definitions, "high", 10_000, priorityClassName="test-high")
-
-    def finish_removal() -> bool:
-        # There is no kubelet that ends a pod's processes.
-        for item in definitions.ask("GET", PODS)["items"]:
-            if "deletionTimestamp" in item["metadata"]:
-                definitions.refusal("DELETE", f"{PODS}/{item['metadata']['name']}", {"gracePeriodSeconds": 0})
-        return node_of(definitions, "high") == "plenty"
-
-    wait("two of the small pods make room", finish_removal, 120)
-    left = [item["metadata"]["name"] for item in definitions.ask("GET", PODS)["items"]]
-    assert len([name for name in left if name.startswith("low")]) == 3
-    assert requested_by_node(definitions) == {**nodes, "": 30_000}
