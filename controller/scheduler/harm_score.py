@@ -30,8 +30,9 @@ class HarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Share of time in which some task waited for a CPU."""
     memory_pressure: Share = 0.1
     """Share of time in which some task waited for memory."""
-    half_life_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0
-    """Age of a report at which it counts half; the score then is half way to that of an unknown node."""
+    half_life_s: Annotated[float, Meta(ge=1, le=86_400)] = 120.0
+    """Age of a report at which it counts half; the score then is half way to that of an unknown node. Agents report usage once
+    a minute."""
     weight: PluginWeight = 2.0
     """Weight of this score among the scores of all plugins; 0 leaves it out."""
 

@@ -110,7 +110,7 @@ def test_load_scores_the_free_share_with_pods_that_the_report_lacks() -> None:
 
 
 def harm_scores(state: ClusterState, now_s: float, *names: str) -> list[float]:
-    scores = HarmScore(HarmSettings()).score(batch(), state.nodes, rows(state, *names), now_s)
+    scores = HarmScore(HarmSettings(half_life_s=60)).score(batch(), state.nodes, rows(state, *names), now_s)
     assert scores is not None
     return [round(float(score), 2) for score in scores]
 
