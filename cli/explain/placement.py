@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from urllib.parse import quote as quote_url
+from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -13,6 +14,7 @@ from api.placement import NodePlacement, PlacementExplanation
 from api.quantity import format_count
 from api.text import printable
 from cli.client import AgentClient
+from common.http.request_guard import is_loopback
 
 DEFAULT_NAMESPACE = "default"
 
@@ -22,7 +24,10 @@ def explain_pod_placement(target: str | None, url: str, *, as_json: bool) -> int
     if target is None:
         raise click.UsageError("--scheduler needs a pod, as NAMESPACE/NAME")
     key = target if "/" in target else f"{DEFAULT_NAMESPACE}/{target}"
-    body = AgentClient(url, timeout_s=10).read(f"/explain?pod={quote_url(key, safe='')}")
+    # The chart's certificate has the name of its Service, and on loopback only programs of this machine can answer.
+    host = urlsplit(url).hostname or ""
+    verify = host != "localhost" and not is_loopback(host)
+    body = AgentClient(url, timeout_s=10, verify=verify).read(f"/explain?pod={quote_url(key, safe='')}")
     if as_json:
         click.echo(body.decode())
         return 0

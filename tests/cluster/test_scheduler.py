@@ -181,3 +181,19 @@ def test_a_taint_of_the_cnr_keeps_reclaimed_pods_away(definitions: Server, nodes
     wait("it is rejected", lambda: "taint for the pod's QoS level" in message_of(definitions, "batch"), 120)
     definitions.ask("PATCH", f"{CNRS}/scarce", {"spec": {"taints": []}}, MERGE)
     wait("it is bound", lambda: node_of(definitions, "batch") == "scarce", 60)
+
+
+def test_an_api_server_killed_with_its_history_gone_loses_no_pod_and_fills_no_node_twice(
+    definitions: Server, nodes: dict[str, int], own_cluster: Cluster, scheduler: ExtendedScheduler
+) -> None:
+    for number in range(20):
+        create(definitions, f"before{number}", 500)
+    wait("they are bound", lambda: not requested_by_node(definitions)[""], 120)
+    # Watches that would resume get 410 Gone, and everything is listed again.
+    own_cluster.compact()
+    own_cluster.restart_server()
+    for number in range(40):
+        create(definitions, f"after{number}", 500)
+    wait("both nodes are full", lambda: requested_by_node(definitions) == {**nodes, "": 5_000}, 300)
+    time.sleep(2)
+    assert requested_by_node(definitions) == {**nodes, "": 5_000}

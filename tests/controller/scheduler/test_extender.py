@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from api.placement import PlacementExplanation
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
@@ -159,6 +160,41 @@ async def test_other_paths_accept_no_body() -> None:
             413,
             "/metrics: requests with a body are not supported; the verbs are filter, prioritize, bind, preempt\n",
         )
+
+
+class Connection:
+    """A connection of a client with this address, and with this certificate if it is not None."""
+
+    def __init__(self, address: str, certificate: dict[str, str] | None) -> None:
+        self.address, self.certificate = address, certificate
+
+    def get_extra_info(self, name: str) -> object:
+        if name == "peername":
+            return (self.address, 40_000)
+        return None if self.certificate is None else self
+
+    def getpeercert(self) -> dict[str, str]:
+        assert self.certificate is not None
+        return self.certificate
+
+
+@pytest.mark.parametrize(
+    ("path", "address", "certificate", "is_allowed"),
+    [
+        ("/bind", "127.0.0.1", None, True),
+        ("/bind", "::1", {}, True),
+        ("/bind", "10.0.0.1", None, False),
+        ("/bind", "10.0.0.1", {}, False),
+        ("/bind", "10.0.0.1", {"subject": "kube-scheduler"}, True),
+        ("/explain", "127.0.0.1", None, False),
+    ],
+    ids=["same pod", "same pod, TLS", "plain", "TLS without certificate", "verified", "no verb"],
+)
+def test_only_the_same_pod_and_clients_with_a_verified_certificate_may_send_verbs(
+    path: str, address: str, certificate: dict[str, str] | None, is_allowed: bool
+) -> None:
+    request = make_mocked_request("POST", path, transport=Connection(address, certificate))
+    assert (body_problem(request) == "") is is_allowed
 
 
 async def test_an_explanation_has_every_node_with_the_numbers_of_every_plugin() -> None:
