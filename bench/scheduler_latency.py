@@ -5,6 +5,7 @@ Objects are JSON as the API server sends them, decoded and applied by the extend
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -159,6 +160,8 @@ def main() -> None:
     options = parser.parse_args()
     state = ClusterState()
     names, stored, start_s = fill(state, options.nodes, options.pods)
+    gc.collect()
+    gc.freeze()  # as the process does after the first lists
     extender = Extender(state, build_chain(SchedulerConfig()))
     amounts = {RECLAIMED_CPU: "1k", RECLAIMED_MEMORY: "512Mi"}
     annotations = {"katalyst.kubewharf.io/qos_level": "reclaimed_cores"}

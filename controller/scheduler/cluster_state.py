@@ -67,6 +67,8 @@ class ClusterState:
         self.problems: dict[str, str] = {}
         """Why an object is not counted as it is written, by its kind, name and field."""
         self._load_factors, self._percentile = np.array(load_factors), percentile
+        self.namespace_requests: dict[str, Amounts] = {}
+        """Reclaimed resources that the pods of each namespace request, assumed pods included."""
         self._reports: dict[int, deque[list[float]]] = {}
         self._charges: dict[str, PodCharge] = {}
         self._assumed: dict[tuple[str, str], Assumption] = {}
@@ -197,6 +199,7 @@ class ClusterState:
         nodes.requested[row] += charge.reclaimed
         nodes.requested_nonzero[row] += charge.reclaimed_nonzero
         nodes.native_requested[row] += charge.native
+        self._count_namespace(charge, 1)
         self._pod_counts[row] = self._pod_counts.get(row, 0) + 1
         if since_s is not None:
             self._recent.setdefault(row, {})[uid] = (since_s, charge.load_basis)
@@ -209,10 +212,22 @@ class ClusterState:
         nodes.requested[row] -= charge.reclaimed
         nodes.requested_nonzero[row] -= charge.reclaimed_nonzero
         nodes.native_requested[row] -= charge.native
+        self._count_namespace(charge, -1)
         self._pod_counts[row] -= 1
         if (recent := self._recent.get(row)) is not None and recent.pop(uid, None) is not None:
             self._estimate(row)
         self._remove_if_unused(row)
+
+    def _count_namespace(self, charge: PodCharge, sign: int) -> None:
+        if charge.reclaimed == (0, 0):
+            return
+        namespace = charge.key.partition("/")[0]
+        cpu, memory = self.namespace_requests.get(namespace, Amounts())
+        total = Amounts(cpu + sign * charge.reclaimed.millicpu, memory + sign * charge.reclaimed.memory)
+        if total == (0, 0):
+            self.namespace_requests.pop(namespace, None)
+        else:
+            self.namespace_requests[namespace] = total
 
     def _estimate(self, row: int) -> None:
         """Compute the load of pods that the latest report cannot contain."""

@@ -67,7 +67,7 @@ class Extender:
         scores = self.chain.score(pod, self.state.nodes, rows, now_s)
         scores[rows < 0] = 0
         rounded = np.rint(scores * (MAX_EXTENDER_SCORE / 100)).astype(np.int64).tolist()
-        return [HostPriority(host=name, score=score) for name, score in zip(names, rounded, strict=True)]
+        return list(map(HostPriority, names, rounded))
 
     def preempt(self, args: ExtenderPreemptionArgs, now_s: float) -> ExtenderPreemptionResult:
         """Return the nodes on which removing pods of lower priority makes room, with those pods.

@@ -34,8 +34,8 @@ class ExtenderFilterResult(_Message, frozen=True, kw_only=True):
     error: str = ""
 
 
-class HostPriority(_Message, frozen=True, kw_only=True):
-    """Score of one node, 0 to 10."""
+class HostPriority(msgspec.Struct, frozen=True, rename="pascal", gc=False):
+    """Score of one node, 0 to 10. Without keywords, because a response has thousands of them."""
 
     host: str
     score: int

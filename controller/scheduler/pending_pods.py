@@ -88,6 +88,12 @@ class PendingPods:
             self._rows.add(row)
             self._changed.set()
 
+    def record_room_everywhere(self) -> None:
+        """Evaluate the pending pods on all nodes soon: a quota changed, or a namespace uses less of it."""
+        if self._rejected:
+            self._rows.update(range(len(self._state.nodes.names)))
+            self._changed.set()
+
     async def run(self) -> None:
         """Update pods for which there is room now, until cancelled."""
         while True:

@@ -75,6 +75,21 @@ class SchedulerCnr(_SchedulerStruct, frozen=True, kw_only=True):
     status: SchedulerCnrStatus | None = None
 
 
+class ElasticQuotaSpec(_SchedulerStruct, frozen=True, kw_only=True):
+    min: Mapping[str, Any] | None = None
+    max: Mapping[str, Any] | None = None
+
+
+class ElasticQuota(_SchedulerStruct, frozen=True, kw_only=True):
+    """Quota of a namespace."""
+
+    metadata: VersionedName = VersionedName()
+    spec: ElasticQuotaSpec = ElasticQuotaSpec()
+
+
+ELASTIC_QUOTAS = ResourceType(
+    "scheduling.sigs.k8s.io", "v1alpha1", "elasticquotas", "ElasticQuota", ElasticQuota, namespaced=True
+)
 SCHEDULER_NODES = ResourceType("", "v1", "nodes", "Node", SchedulerNode)
 SCHEDULER_CNRS = ResourceType(NODE_GROUP, "v1alpha1", "customnoderesources", "CustomNodeResource", SchedulerCnr)
 SCHEDULER_PODS = ResourceType("", "v1", "pods", "Pod", ScheduledPod, namespaced=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -23,6 +25,7 @@ from controller.metrics import ControllerExposition
 from controller.reconcile import MetricValues
 from controller.scheduler.binding import PodBinder
 from controller.scheduler.cluster_state import ClusterState
+from controller.scheduler.elastic_quota import ElasticQuotas
 from controller.scheduler.extender import Extender
 from controller.scheduler.extender_endpoints import MAX_BODY_BYTES, ExtenderEndpoints, body_problem
 from controller.scheduler.harm_score import HarmScore
@@ -32,9 +35,11 @@ from controller.scheduler.plugin_chain import PluginChain
 from controller.scheduler.qos_taints import QosTaints
 from controller.scheduler.resource_fit import BalancedAllocation, ResourceFit
 from controller.scheduler.scheduler_kinds import (
+    ELASTIC_QUOTAS,
     SCHEDULER_CNRS,
     SCHEDULER_NODES,
     SCHEDULER_PODS,
+    ElasticQuota,
     SchedulerCnr,
     SchedulerNode,
 )
@@ -71,9 +76,10 @@ def _parse_settings(text: str) -> SchedulerConfig:
     return parse_scheduler_settings(text, check_yaml, describe_validation_error)
 
 
-def build_chain(config: SchedulerConfig) -> PluginChain:
+def build_chain(config: SchedulerConfig, quotas: ElasticQuotas | None = None) -> PluginChain:
     """Return the plugins in their order. Add another plugin here."""
     plugins = (
+        *(() if quotas is None else (quotas,)),
         QosTaints(),
         ResourceFit(config.fit),
         BalancedAllocation(config.fit),
@@ -86,12 +92,16 @@ def build_chain(config: SchedulerConfig) -> PluginChain:
 class SchedulerCache:
     """Informers of Nodes, CustomNodeResources and Pods, which keep the state of the cluster up to date."""
 
-    def __init__(self, client: KubeClient, state: ClusterState) -> None:
-        self.state = state
+    def __init__(self, client: KubeClient, state: ClusterState, quotas: ElasticQuotas | None = None) -> None:
+        self.state, self._quotas = state, quotas
         self.nodes: Informer[SchedulerNode] = Informer(client, SCHEDULER_NODES)
         self.cnrs: Informer[SchedulerCnr] = Informer(client, SCHEDULER_CNRS)
         self.pods: Informer[ScheduledPod] = Informer(client, SCHEDULER_PODS)
-        self.informers = (self.nodes, self.cnrs, self.pods)
+        self.quotas: Informer[ElasticQuota] = Informer(client, ELASTIC_QUOTAS)
+        self.informers: tuple[Informer[Any], ...] = (self.nodes, self.cnrs, self.pods)
+        if quotas is not None:
+            self.informers = (*self.informers, self.quotas)
+            self.quotas.listen(lambda change: quotas.apply(change.key, change.new))
         self.nodes.listen(lambda change: state.apply_node(change.key, change.new))
         self.cnrs.listen(lambda change: state.apply_cnr(change.key, change.new))
         self.pods.listen(self._on_pod)
@@ -104,9 +114,14 @@ class SchedulerCache:
         names = [informer.resource.gvr for informer in self.informers if not informer.synced.is_set()]
         return f"not listed yet: {', '.join(names)}" if names else ""
 
+    def problems(self) -> dict[str, str]:
+        """Return why an object does not count as it is written, by its kind, name and field."""
+        quotas = {} if self._quotas is None else self._quotas.problems
+        return self.state.problems | {f"elasticquota {key}": text for key, text in quotas.items()}
+
     def _log_problems(self, _change: object) -> None:
         """Log each problem once until it is solved."""
-        problems = self.state.problems
+        problems = self.problems()
         if problems.keys() != self._logged:
             for field in problems.keys() - self._logged:
                 log.warning("%s: %s", field, problems[field])
@@ -124,15 +139,16 @@ async def _run(options: SchedulerOptions, config: SchedulerConfig) -> None:
         access = load_access(os.environ, check_yaml)
         client = await stack.enter_async_context(KubeClient(access, f"dioptase-scheduler/{VERSION}"))
         factors = (config.load.cpu_factor / 100, config.load.memory_factor / 100)
-        state, chain = ClusterState(factors, config.load.percentile), build_chain(config)
-        cache = SchedulerCache(client, state)
+        state = ClusterState(factors, config.load.percentile)
+        quotas = ElasticQuotas(state.namespace_requests) if config.elastic_quota else None
+        chain, cache = build_chain(config, quotas), SchedulerCache(client, state, quotas)
         pending = PendingPods(client, cache.pods, state, chain, time.time)
         watch_for_room(cache, pending)
         binder = PodBinder(client, cache.pods, state, chain, time.time)
 
         def set_gauges() -> None:
             gauges = {"nodes": len(state.nodes), "pending_pods": len(pending), "assumed_pods": len(state.assumptions)}
-            for name, value in (*gauges.items(), ("problems", len(state.problems))):
+            for name, value in (*gauges.items(), ("problems", len(cache.problems()))):
                 metrics.set(f"dioptase_scheduler_{name}", [((), value)])
 
         exposition = ControllerExposition(metrics, client, set_gauges)
@@ -153,11 +169,14 @@ async def _run(options: SchedulerOptions, config: SchedulerConfig) -> None:
 def watch_for_room(cache: SchedulerCache, pending: PendingPods) -> None:
     """Have pending pods evaluated when a CustomNodeResource changes or a pod leaves its node."""
     cache.cnrs.listen(lambda change: pending.record_room(change.key))
+    cache.quotas.listen(lambda _change: pending.record_room_everywhere())
 
     def on_pod(change: ObjectChange[ScheduledPod]) -> None:
         old, new = change.old, change.new
         if old is not None and old.holds_resources and (new is None or not new.holds_resources):
             pending.record_room(old.spec.node_name)
+            if cache.quotas in cache.informers:
+                pending.record_room_everywhere()
 
     cache.pods.listen(on_pod)
 
@@ -169,6 +188,9 @@ async def _work(cache: SchedulerCache, pending: PendingPods, binder: PodBinder) 
         for informer in cache.informers:
             await informer.synced.wait()
         log.info("%d nodes, %d pods with a node", len(cache.state.nodes), cache.state.pod_count)
+        # Full collections would visit every listed pod again and again, and delay a request for as long.
+        gc.collect()
+        gc.freeze()
         pending.adopt_pending()
 
     async with asyncio.TaskGroup() as group:

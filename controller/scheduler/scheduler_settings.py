@@ -16,6 +16,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     token_review: bool = False
     """Serve metrics and explanations only to clients whose bearer token the API server allows to get their path."""
+    elastic_quota: bool = False
+    """Apply ElasticQuotas (scheduling.sigs.k8s.io) to reclaimed resources; install their CustomResourceDefinition first."""
     fit: FitSettings = FitSettings()
     load: LoadSettings = LoadSettings()
     harm: HarmSettings = HarmSettings()
