@@ -41,6 +41,8 @@ class PlacementExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the pod is being bound to a node."""
     problem: str = ""
     """Why the pod cannot be evaluated."""
+    gang: str = ""
+    """State of the pod's gang as a sentence; empty without one."""
     node_count: int = 0
     fitting: int = 0
     rejections: Mapping[str, int] = {}

@@ -46,6 +46,8 @@ def placement_lines(explanation: PlacementExplanation) -> Iterator[str]:
     if explanation.assumed:
         where = "is being bound"
     yield f"{explanation.pod} ({explanation.level}) {where}."
+    if explanation.gang:
+        yield f"{explanation.gang}."
     if explanation.problem:
         yield f"It cannot be placed: {explanation.problem}"
         return

@@ -97,10 +97,10 @@ class ClusterState:
     def apply_node(self, name: str, node: SchedulerNode | None) -> None:
         """Apply a new version of a Node, or its deletion."""
         if node is None:
-            if (known := self.nodes.row(name)) is not None:
-                self.nodes.has_node[known] = False
-                self.nodes.native_allocatable[known] = 0
-                self._remove_if_unused(known)
+            if (row := self.nodes.row(name)) is not None:
+                self.nodes.has_node[row] = False
+                self.nodes.native_allocatable[row] = 0
+                self._remove_if_unused(row)
             return
         row = self.nodes.add_row(name)
         self.nodes.has_node[row] = True
@@ -116,12 +116,12 @@ class ClusterState:
         """
         nodes = self.nodes
         if cnr is None:
-            if (known := nodes.row(name)) is not None:
-                nodes.has_cnr[known] = False
-                nodes.allocatable[known] = 0
-                nodes.set_taints(known, ())
-                self._set_report(known, np.nan, None)
-                self._remove_if_unused(known)
+            if (row := nodes.row(name)) is not None:
+                nodes.has_cnr[row] = False
+                nodes.allocatable[row] = 0
+                nodes.set_taints(row, ())
+                self._set_report(row, np.nan, None)
+                self._remove_if_unused(row)
             return
         row = nodes.add_row(name)
         nodes.has_cnr[row] = True

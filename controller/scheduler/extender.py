@@ -17,6 +17,7 @@ from controller.scheduler.extender_messages import (
     MetaPod,
     MetaVictims,
 )
+from controller.scheduler.gangs import GangRejection, Gangs
 from controller.scheduler.plugin_chain import PluginChain
 from controller.scheduler.scheduling_pod import Amounts, SchedulingPod, parse_scheduling_pod
 
@@ -29,26 +30,35 @@ class Extender:
     """Evaluates pods on the state of the cluster."""
 
     def __init__(self, state: ClusterState, chain: PluginChain) -> None:
-        self.state, self.chain = state, chain
+        self.state, self.chain, self.gangs = state, chain, Gangs(state, chain)
+        self.planned_keys: list[str] = []
+        """Other pods of its gang that the latest filter request has planned: kube-scheduler has to try them now."""
 
     def filter(self, args: ExtenderArgs, now_s: float) -> ExtenderFilterResult:
         """Return the nodes that pass every plugin, and the reason of each other one."""
-        names = _names(args)
+        names, self.planned_keys = _names(args), []
         if isinstance(names, str):
             return ExtenderFilterResult(error=names)
+        rows = self.state.nodes.rows_of(names)
         try:
             pod = parse_scheduling_pod(args.pod)
+            gang = self.gangs.choose_node(args.pod, names, rows, now_s)
         except ValueError as error:
             # Not an error of the protocol: the pod waits with this text in its events until it is corrected.
             return ExtenderFilterResult(failed_and_unresolvable_nodes=dict.fromkeys(names, str(error)))
-        rows = self.state.nodes.rows_of(names)
-        known = rows >= 0
+        if isinstance(gang, GangRejection):
+            return ExtenderFilterResult(failed_and_unresolvable_nodes=dict.fromkeys(names, gang.message))
+        if gang is not None:
+            node, self.planned_keys = gang
+            others = dict.fromkeys((name for name in names if name != node), f"planned with its gang on {node}")
+            return ExtenderFilterResult(node_names=[node], failed_and_unresolvable_nodes=others)
+        is_listed = rows >= 0
         outcome = self.chain.filter(pod, self.state.nodes, rows, now_s)
-        passes = outcome.passes & known
+        passes = outcome.passes & is_listed
         # All are final for this attempt: kube-scheduler's own plugins accepted these nodes, so that its preemption would
         # select no victim there, and report an error for each (preemption.go, DryRunPreemption).
         rejected = {
-            names[index]: self.chain.reason(outcome, index).message if known[index] else UNKNOWN_NODE
+            names[index]: self.chain.reason(outcome, index).message if is_listed[index] else UNKNOWN_NODE
             for index in np.flatnonzero(~passes).tolist()
         }
         passing = [names[index] for index in np.flatnonzero(passes).tolist()] if rejected else names

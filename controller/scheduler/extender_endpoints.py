@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 import msgspec
 from aiohttp import web
 
+from api.text import quote
 from common.http.listener import connection_of
 from common.http.request_guard import HttpProblem, is_loopback
 from controller.endpoints import RESPONSE_HEADERS, Authorizer, unauthorized
@@ -100,9 +101,10 @@ class ExtenderEndpoints:
         key = request.query.get("pod", "")
         pod = self._cache.pods.store.get(key)
         if pod is None:
-            return _problem_response(404, f"there is no pod {key[:300]!r}", "name it as NAMESPACE/NAME")
+            return _problem_response(404, f"there is no pod {quote(key)}", "name it as NAMESPACE/NAME")
         state, chain = self._extender.state, self._extender.chain
         explanation = explain_placement(state, chain, pod, time.time(), MAX_EXPLAINED_NODES)
+        explanation = msgspec.structs.replace(explanation, gang=self._extender.gangs.describe(pod))
         return web.Response(body=self._encoder.encode(explanation), headers=JSON_HEADERS)
 
     async def _filter(self, request: web.Request) -> web.Response:
@@ -114,6 +116,7 @@ class ExtenderEndpoints:
                 names = list(result.failed_and_unresolvable_nodes)
                 rows = [] if result.node_names else self._extender.state.nodes.rows_of(names).tolist()
                 self._pending.record_result(args.pod, rows, is_rejected=not result.node_names)
+                self._pending.retry_now(self._extender.planned_keys)
             return result
 
         return await self._respond(request, "filter", ExtenderArgs, answer)

@@ -57,12 +57,12 @@ class HarmScore:
         CPU that pods since the report are estimated to use counts as harm, so that a burst of pods does not go to one node.
         """
         shares = nodes.harm[rows] / self._limits
-        known = ~np.isnan(shares).all(axis=1)
+        is_reported = ~np.isnan(shares).all(axis=1)
         harm = np.where(np.isnan(shares), 0.0, shares).max(axis=1, initial=0.0)
         capacity = np.maximum(nodes.native_allocatable[rows, CPU_COLUMN], 1)
         measured = np.clip(1 - harm, 0, 1) * 100
         age_s = np.maximum(now_s - nodes.reported_at_s[rows], 0)
-        trust = np.where(known & ~np.isnan(age_s), 0.5 ** (age_s / self._settings.half_life_s), 0.0)
+        trust = np.where(is_reported & ~np.isnan(age_s), 0.5 ** (age_s / self._settings.half_life_s), 0.0)
         scores = NEUTRAL_SCORE + (measured - NEUTRAL_SCORE) * trust
         added = np.where(
             nodes.native_allocatable[rows, CPU_COLUMN] > 0, nodes.unmeasured[rows, CPU_COLUMN] / capacity, 0

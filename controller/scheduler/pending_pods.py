@@ -58,6 +58,7 @@ class PendingPods:
         self._updated_at_s: dict[str, float] = {}
         self._rows: set[int] = set()
         """Rows of nodes that changed since the last evaluation."""
+        self._forced: set[str] = set()
         self._changed = asyncio.Event()
         pods.listen(self._on_pod)
 
@@ -82,6 +83,12 @@ class PendingPods:
         self._rows.update(range(len(self._state.nodes.names)))
         self._changed.set()
 
+    def retry_now(self, keys: Iterable[str]) -> None:
+        """Have kube-scheduler try these pods, because their gang was planned."""
+        if fresh := [key for key in keys if key in self._rejected]:
+            self._forced.update(fresh)
+            self._changed.set()
+
     def record_room(self, node: str) -> None:
         """Evaluate the pending pods soon: the CustomNodeResource of a node changed, or a pod left it."""
         if self._rejected and (row := self._state.nodes.row(node)) is not None:
@@ -99,7 +106,9 @@ class PendingPods:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            for key, uid in self.fitting_pods(self._clock()):
+            forced, self._forced = self._forced, set()
+            due = {key: self._rejected[key].uid for key in sorted(forced) if key in self._rejected}
+            for key, uid in (due | dict(self.fitting_pods(self._clock()))).items():
                 await self._update(key, uid)
             await asyncio.sleep(RETRY_INTERVAL_S)
 
@@ -111,7 +120,7 @@ class PendingPods:
         nodes, changed = self._state.nodes, sorted(self._rows)
         self._rows.clear()
         rows = np.array(changed, np.intp)
-        taken = np.zeros((len(rows), 2), np.int64)
+        reserved = np.zeros((len(rows), 2), np.int64)
         passes_by_shape: dict[SchedulingPod, BoolArray] = {}
         results: list[tuple[str, str]] = []
         for key, pod, rejected in self._parsed():
@@ -123,13 +132,13 @@ class PendingPods:
             if rejected.candidates is not None:
                 fits &= np.fromiter((row in rejected.candidates for row in changed), np.bool_, len(changed))
             if pod.reclaimed != (0, 0):
-                free = nodes.allocatable[rows] - nodes.requested[rows] - taken
+                free = nodes.allocatable[rows] - nodes.requested[rows] - reserved
                 fits &= (np.asarray(pod.reclaimed) <= free).all(axis=1)
             if not fits.any():
                 continue
             index = int(np.flatnonzero(fits)[0])
             if is_due and len(results) < MAX_RETRIES:
-                taken[index] += pod.reclaimed
+                reserved[index] += pod.reclaimed
                 results.append((key, pod.uid))
             else:
                 self._rows.add(changed[index])

@@ -54,7 +54,7 @@ from kube.watch import ObjectChange
 
 log = logging.getLogger("dioptase.scheduler")
 MAX_EXTENDER_CONNECTIONS = 1024
-"""kube-scheduler opens one connection for each of the bindings that it has under way."""
+"""A kube-scheduler opens one connection for each of the bindings that it has under way."""
 
 
 class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,7 +156,9 @@ async def _run(options: SchedulerOptions, config: SchedulerConfig) -> None:
         tokens = TokenReviewer(partial(review_token, client)) if config.token_review else None
         authorize = None if tokens is None else tokens.refusal
         app = build_application(exposition, cache.unsynced, authorize, MAX_BODY_BYTES)
-        ExtenderEndpoints(Extender(state, chain), binder, pending, cache, metrics, authorize).add_to(app)
+        extender = Extender(state, chain)
+        cache.pods.listen(lambda change: extender.gangs.apply(change.key, change.old, change.new))
+        ExtenderEndpoints(extender, binder, pending, cache, metrics, authorize).add_to(app)
         listener = HttpListener(app, body_problem, MAX_EXTENDER_CONNECTIONS)
         await serve_with_tls(listener, options.hosts, options.port, options.web_config, stack)
         working = asyncio.create_task(_work(cache, pending, binder))

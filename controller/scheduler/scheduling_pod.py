@@ -14,11 +14,16 @@ import msgspec
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from api.qos import QOS_LEVEL_KEY, QoSLevel
 from api.quantity import convert_quantity
+from api.text import quote
 
 CPU, MEMORY = "cpu", "memory"
 DEFAULT_MILLICPU, DEFAULT_MEMORY_BYTES = 100, 200 << 20
 """Amounts that scoring assumes for a container that requests nothing, so that such pods spread (kube-scheduler,
 pkg/scheduler/util/pod_resources.go; Katalyst, pkg/scheduler/util/extend.go)."""
+GANG_NAME_KEY, GANG_MIN_KEY = (
+    "gang.scheduling.koordinator.sh/name",
+    "gang.scheduling.koordinator.sh/min-available",
+)
 FINISHED_PHASES = frozenset(("Succeeded", "Failed"))
 
 
@@ -26,10 +31,12 @@ class _PodStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     pass
 
 
-class PodAnnotations(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class PodAnnotations(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Annotations that the scheduler reads; all others are dropped while decoding."""
 
     qos_level: str = msgspec.field(default="", name=QOS_LEVEL_KEY)
+    gang_name: str = msgspec.field(default="", name=GANG_NAME_KEY)
+    gang_min: str = msgspec.field(default="", name=GANG_MIN_KEY)
 
 
 class ScheduledPodMetadata(_PodStruct, frozen=True, kw_only=True, gc=False):
@@ -93,7 +100,11 @@ class ScheduledPod(_PodStruct, frozen=True, kw_only=True, gc=False):
     @property
     def holds_resources(self) -> bool:
         """Whether its node's resources are in use by it: it has a node, and its containers have not ended for good."""
-        return bool(self.spec.node_name) and self.status.phase not in FINISHED_PHASES
+        return bool(self.spec.node_name) and not self.has_ended
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status.phase in FINISHED_PHASES
 
 
 class Amounts(NamedTuple):
@@ -171,7 +182,7 @@ def qos_level(pod: ScheduledPod) -> QoSLevel:
         return QoSLevel(text)
     except ValueError:
         raise ValueError(
-            f"annotation {QOS_LEVEL_KEY}: {text[:60]!r} is not a QoS level; use one of {', '.join(QoSLevel)}"
+            f"annotation {QOS_LEVEL_KEY}: {quote(text)} is not a QoS level; use one of {', '.join(QoSLevel)}"
         ) from None
 
 
@@ -211,10 +222,10 @@ def _total(containers: Iterable[Amounts], inits: Iterable[tuple[Amounts, bool]],
     """
     sidecars, largest_init = Amounts(), Amounts()
     for amounts, is_sidecar in inits:
-        beside = _sum((sidecars, amounts))
-        largest_init = _max(largest_init, beside)
+        running = _sum((sidecars, amounts))
+        largest_init = _max(largest_init, running)
         if is_sidecar:
-            sidecars = beside
+            sidecars = running
     return _sum((_max(_sum((*containers, sidecars)), largest_init), overhead))
 
 
@@ -223,8 +234,8 @@ def _sum(amounts: Iterable[Amounts]) -> Amounts:
     return Amounts(sum(each.millicpu for each in listed), sum(each.memory for each in listed))
 
 
-def _max(one: Amounts, other: Amounts) -> Amounts:
-    return Amounts(max(one.millicpu, other.millicpu), max(one.memory, other.memory))
+def _max(first: Amounts, second: Amounts) -> Amounts:
+    return Amounts(max(first.millicpu, second.millicpu), max(first.memory, second.memory))
 
 
 def _milli_or_units(where: str, name: str, value: str | float | None, scale: int) -> int:

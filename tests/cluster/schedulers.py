@@ -38,7 +38,7 @@ def rendered_manifests(**values: str) -> list[dict[str, Any]]:
 
 
 class ExtendedScheduler:
-    """kube-scheduler and extender in the network namespace of the control plane, as in one pod."""
+    """A kube-scheduler and the extender in the network namespace of the control plane, as in one pod."""
 
     def __init__(self, cluster: Cluster, folder: Path, settings: Mapping[str, Any] | None = None) -> None:
         self._cluster = cluster

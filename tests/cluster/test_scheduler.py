@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -68,12 +68,13 @@ def offer(server: Server, node: str, millicpu: int) -> None:
     server.ask("PATCH", f"{CNRS}/{node}/status", {"status": status}, MERGE)
 
 
-def create(server: Server, name: str, millicpu: int, **spec: Any) -> None:
+def create(server: Server, name: str, millicpu: int, annotations: Mapping[str, str] | None = None, **spec: Any) -> None:
     amounts = {RECLAIMED_CPU: str(millicpu), RECLAIMED_MEMORY: str(GIB // 4)}
     container = {"name": "main", "image": "none", "resources": {"requests": amounts, "limits": amounts}}
     # These nodes have no heartbeats.
     fixed = {"tolerations": [{"operator": "Exists"}], "automountServiceAccountToken": False}
-    metadata = {"name": name, "annotations": {"katalyst.kubewharf.io/qos_level": "reclaimed_cores"}}
+    level = {"katalyst.kubewharf.io/qos_level": "reclaimed_cores"}
+    metadata = {"name": name, "annotations": {**level, **(annotations or {})}}
     body = {"metadata": metadata, "spec": {"containers": [container], "schedulerName": SCHEDULER_NAME, **fixed, **spec}}
     server.ask("POST", PODS, body)
 
@@ -114,7 +115,7 @@ def test_a_pod_is_bound_where_the_cnr_offers_enough_and_else_its_explanation_has
 
 
 def test_a_pending_pod_is_tried_again_when_its_resource_appears(definitions: Server, nodes: dict[str, int]) -> None:
-    """kube-scheduler itself would wait five minutes: it does not watch CustomNodeResources."""
+    """By itself kube-scheduler would wait five minutes: it does not watch CustomNodeResources."""
     create(definitions, "waiting", 30_000)
     wait("it is rejected", lambda: f"Insufficient {RECLAIMED_CPU}" in message_of(definitions, "waiting"), 120)
     time.sleep(3)
@@ -197,3 +198,18 @@ def test_an_api_server_killed_with_its_history_gone_loses_no_pod_and_fills_no_no
     wait("both nodes are full", lambda: requested_by_node(definitions) == {**nodes, "": 5_000}, 300)
     time.sleep(2)
     assert requested_by_node(definitions) == {**nodes, "": 5_000}
+
+
+def test_a_gang_gets_all_its_nodes_or_none(definitions: Server, nodes: dict[str, int]) -> None:
+    prefix = "gang.scheduling.koordinator.sh"
+    gang = {f"{prefix}/name": "job", f"{prefix}/min-available": "4"}
+    for number in range(4):
+        create(definitions, f"job{number}", 6_000, gang)
+    expected = "only 3 of 4 pods that have to start together fit"
+    wait("it is rejected", lambda: any(expected in message_of(definitions, f"job{number}") for number in range(4)), 120)
+    assert requested_by_node(definitions) == {"": 24_000}
+    create(definitions, "other", 20_000)
+    wait("nothing is held for the gang", lambda: node_of(definitions, "other") == "plenty", 60)
+    definitions.ask("DELETE", f"{PODS}/other", {"gracePeriodSeconds": 0})
+    offer(definitions, "scarce", 6_000)
+    wait("all of it", lambda: requested_by_node(definitions) == {"plenty": 18_000, "scarce": 6_000}, 60)
