@@ -24,6 +24,8 @@ RESOLVE_AFTER_S = 75.0
 """Age of an assumption from which its pod is read back. Longer than the API server works on a request (--request-timeout,
 60 s): before that, a binding whose response was lost may still take effect."""
 RESOLVE_INTERVAL_S = 5.0
+MAX_FINISH_S = 5.0
+"""Time for bindings under way when the process ends; kubelets wait 30 s."""
 
 
 class PodBinder:
@@ -52,6 +54,11 @@ class PodBinder:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
+
+    async def finish(self) -> None:
+        """Wait for the bindings that are under way, so that kube-scheduler receives their results before the process ends."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=MAX_FINISH_S)
 
     async def run(self) -> None:
         """Read back pods whose binding the watch has not confirmed, until cancelled."""

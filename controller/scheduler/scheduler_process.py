@@ -166,6 +166,7 @@ async def _run(options: SchedulerOptions, config: SchedulerConfig) -> None:
             asyncio.get_running_loop().add_signal_handler(number, working.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await working
+        await binder.finish()
 
 
 def watch_for_room(cache: SchedulerCache, pending: PendingPods) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import ssl
 import subprocess
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,14 +26,12 @@ RBAC_KINDS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "Ro
 NAMESPACE = "dioptase-scheduler-tests"
 
 
-def rendered_manifests(**values: str) -> list[dict[str, Any]]:
+def rendered_manifests() -> list[dict[str, Any]]:
     """Return what helm makes of the scheduler's templates. Raises CalledProcessError."""
-    words = [f"--set={name.replace('__', '.')}={value}" for name, value in values.items()]
     command = [
         str(compiled_program("helm")), "template", "dioptase", str(chart.CHART_DIR), "--namespace", NAMESPACE,
-        "--kube-version", chart.KUBE_VERSION, "--set=scheduler.enabled=true", "--set=tls.enabled=false",
+        "--kube-version", chart.KUBE_VERSION, "--set=scheduler.enabled=true", "--set=tls.secretName=any",
         "--set=tokenReview=false", "--show-only=templates/scheduler.yaml", "--show-only=templates/scheduler-rbac.yaml",
-        *words,
     ]  # fmt: skip
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return [item for item in map(msgspec.yaml.decode, text.split("\n---\n")) if item]
@@ -79,12 +79,22 @@ class Extender(Program):
 
     def __init__(self, cluster: Cluster, account: Account, folder: Path, settings: Mapping[str, Any]) -> None:
         address = cluster.names.address(CONTROL)
-        super().__init__(cluster, "extender", f"http://{address}:{EXTENDER_PORT}")
-        config = folder / "extender.json"
+        super().__init__(cluster, "extender", f"https://{address}:{EXTENDER_PORT}")
+        config, web = folder / "extender.json", folder / "web.json"
         config.write_text(json.dumps(settings))
+        authority = cluster.control.authority
+        self._context = ssl.create_default_context(cafile=str(authority.certificate("ca")))
+        self._context.check_hostname = False  # any certificate of the cluster's authority serves here
+        files = {"cert_file": str(authority.certificate("apiserver")), "key_file": str(authority.key("apiserver"))}
+        web.write_text(json.dumps({"tls_server_config": files}))
         self._space = cluster.names.space(CONTROL)
         self._words = (*as_account(account), "scheduler", "--listen", f"127.0.0.1,{address}:{EXTENDER_PORT}",
-                       "--config", str(config))  # fmt: skip
+                       "--config", str(config), "--web-config", str(web))  # fmt: skip
+
+    def text(self, path: str, body: bytes | None = None) -> str:
+        """Return the response at a path, to a POST if there is a body. Raises OSError without one."""
+        with urllib.request.urlopen(self.url + path, body, timeout=10 * PATIENCE, context=self._context) as answer:
+            return str(answer.read().decode())
 
     def begin(self) -> None:
         """Start it and wait until everything is listed."""

@@ -3,11 +3,13 @@ is counted from the API server's own data. The nodes are objects without kubelet
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
@@ -213,3 +215,14 @@ def test_a_gang_gets_all_its_nodes_or_none(definitions: Server, nodes: dict[str,
     definitions.ask("DELETE", f"{PODS}/other", {"gracePeriodSeconds": 0})
     offer(definitions, "scarce", 6_000)
     wait("all of it", lambda: requested_by_node(definitions) == {"plenty": 18_000, "scarce": 6_000}, 60)
+
+
+def test_a_client_outside_of_the_pod_can_bind_nothing_without_a_certificate(
+    definitions: Server, nodes: dict[str, int], scheduler: ExtendedScheduler
+) -> None:
+    create(definitions, "huge", 90_000)
+    body = {"PodName": "huge", "PodNamespace": NAMESPACE, "PodUID": "any", "Node": "plenty"}
+    with pytest.raises(HTTPError, match="413") as caught:
+        scheduler.extender.text("/bind", json.dumps(body).encode())
+    with caught.value as answer:
+        assert answer.read().decode().startswith("verbs need a client certificate")

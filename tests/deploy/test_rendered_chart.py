@@ -593,6 +593,8 @@ def test_the_scheduler_is_rendered_only_if_enabled_with_settings_that_the_extend
     assert not [each for each in Rendered({}, tmp_path).manifests if each["metadata"]["name"].endswith("-scheduler")]
     values = {"scheduler": {"enabled": True, "settings": {"fit": {"strategy": "MostAllocated"}}, "port": 9400}}
     rendered = Rendered(values, tmp_path)
+    agent = msgspec.yaml.decode(rendered.find("ConfigMap", "agent")["data"]["agent.yaml"])
+    assert agent["report"]["nodeMetrics"] is True, "load and harm"
     data = rendered.find("ConfigMap", "scheduler")["data"]
     settings = parse_scheduler_settings(data["scheduler.yaml"], check_yaml, describe_validation_error)
     assert (settings.token_review, settings.fit.strategy) == (True, "MostAllocated")

@@ -72,9 +72,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $kubelet := dict -}}
 {{- if .Values.agent.kubelet.caFile -}}{{- $_ := set $kubelet "caFile" "/etc/dioptase/kubelet.crt" -}}{{- end -}}
 {{- $settings := dict "kubelet" $kubelet "exporters" (dict "tokenReview" .Values.tokenReview "metricProfile" .Values.metrics.profile) -}}
-{{- if kindIs "bool" .Values.agent.extendedResources -}}
-{{- $_ := set $settings "report" (dict "extendedResources" .Values.agent.extendedResources) -}}
-{{- end -}}
+{{- $report := dict -}}
+{{- if kindIs "bool" .Values.agent.extendedResources -}}{{- $_ := set $report "extendedResources" .Values.agent.extendedResources -}}{{- end -}}
+{{- /* Load and harm, by which the scheduler prefers nodes. */ -}}
+{{- if .Values.scheduler.enabled -}}{{- $_ := set $report "nodeMetrics" true -}}{{- end -}}
+{{- if $report -}}{{- $_ := set $settings "report" $report -}}{{- end -}}
 {{- $eviction := dict -}}
 {{- if eq (toString .Values.agent.evictions) "false" -}}{{- $_ := set $eviction "plugins" list -}}{{- end -}}
 {{- /* Without the controller nothing renews the budget, and agents would evict no pod. */ -}}
