@@ -26,7 +26,7 @@ from api.katalyst.cnr import (
     QosTaint,
     ZoneResources,
 )
-from api.katalyst.harm import CPU_PRESSURE, MEMORY_PRESSURE, RUNQ_LATENCY_P99
+from api.katalyst.harm import CPU_PRESSURE, MEMORY_PRESSURE, RECLAIMED_INTERFERENCE, RUNQ_LATENCY_P99
 from api.katalyst.meta import ResourceList
 from api.node_resources import HardwareInventory, NetworkInterfaceCard
 from api.pod import Pod
@@ -122,6 +122,8 @@ def _harm_quantities(cycle: Cycle) -> ResourceList:
     if waits and (slots := sum_runq_latencies(waits).slots) is not None:
         # No wait at all is the best that can be reported.
         amounts[RUNQ_LATENCY_P99] = f"{int((quantile_ns(slots, 0.99) or 0.0) / 1000)}u"
+    if cycle.rates is not None and cycle.interference_ns is not None:
+        amounts[RECLAIMED_INTERFERENCE] = f"{1000 * cycle.interference_ns // cycle.rates.node.interval_ns}m"
     for name, pressure in ((CPU_PRESSURE, node.cpu_pressure), (MEMORY_PRESSURE, node.memory_pressure)):
         if pressure is not None:
             percent = pressure.some_avg10 if pressure.some_avg60 is None else pressure.some_avg60

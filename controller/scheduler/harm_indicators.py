@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from api.katalyst.harm import CPU_PRESSURE, MEMORY_PRESSURE, RUNQ_LATENCY_P99
+from api.katalyst.harm import CPU_PRESSURE, MEMORY_PRESSURE, RECLAIMED_INTERFERENCE, RUNQ_LATENCY_P99
 from api.quantity import convert_quantity
 
-_KEYS = (RUNQ_LATENCY_P99, CPU_PRESSURE, MEMORY_PRESSURE)
+_KEYS = (RUNQ_LATENCY_P99, CPU_PRESSURE, MEMORY_PRESSURE, RECLAIMED_INTERFERENCE)
 """In the order of HARM_INDICATORS of node_arrays."""
 
 

@@ -30,6 +30,8 @@ class HarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Share of time in which some task waited for a CPU."""
     memory_pressure: Share = 0.1
     """Share of time in which some task waited for memory."""
+    interference: Annotated[float, Meta(gt=0, le=1000)] = 0.5
+    """Seconds per second for which online tasks waited for reclaimed pods."""
     half_life_s: Annotated[float, Meta(ge=1, le=86_400)] = 120.0
     """Age of a report at which it counts half; the score then is half way to that of an unknown node. Agents report usage once
     a minute."""
@@ -45,7 +47,9 @@ class HarmScore:
 
     def __init__(self, settings: HarmSettings) -> None:
         self._settings, self.weight = settings, settings.weight
-        self._limits = np.array((settings.runq_latency_ms / 1000, settings.cpu_pressure, settings.memory_pressure))
+        self._limits = np.array(
+            (settings.runq_latency_ms / 1000, settings.cpu_pressure, settings.memory_pressure, settings.interference)
+        )
 
     def filter(self, pod: SchedulingPod, nodes: NodeArrays, rows: Rows, now_s: float) -> ReasonNumbers | None:  # noqa: ARG002
         """Pass every node: agents take resources back where harm is done."""

@@ -25,7 +25,7 @@ _ZERO_COLUMNS = {
     "taint_set": (np.int32, 0),
 }
 """Columns that are 0 for a row that no node uses, with their type and width; width 0 is one number."""
-HARM_INDICATORS = ("runq_latency_p99_s", "cpu_pressure", "memory_pressure")
+HARM_INDICATORS = ("runq_latency_p99_s", "cpu_pressure", "memory_pressure", "reclaimed_interference")
 _UNKNOWN_COLUMNS = {"usage": 2, "usage_percentile": 2, "reported_at_s": 0, "harm": len(HARM_INDICATORS)}
 """Columns of float64 that are NaN until a report has them."""
 
@@ -55,7 +55,7 @@ class NodeArrays:
     unmeasured: FloatArray
     """Estimated load of pods that started after the measurement or shortly before it, (rows, 2)."""
     harm: FloatArray
-    """HARM_INDICATORS as the agent reports them, smoothed; NaN if it does not, (rows, 3)."""
+    """HARM_INDICATORS as the agent reports them, smoothed; NaN if it does not, (rows, 4)."""
     has_node: BoolArray
     has_cnr: BoolArray
     taint_set: NDArray[np.int32]

@@ -119,14 +119,14 @@ def test_harm_prefers_nodes_whose_online_pods_wait_least_and_decays_as_the_repor
     latency, pressure = "dioptase.io/runq_latency_p99", "dioptase.io/cpu_pressure"
     state = reported(
         calm={latency: "1m", pressure: "20m"}, slow={latency: "8m", pressure: "20m"}, harmed={latency: "40m"},
-        pressed={pressure: "300m"}, silent=None,
+        pressed={pressure: "300m"}, disturbed={"dioptase.io/reclaimed_interference": "100m"}, silent=None,
     )  # fmt: skip
-    names = ("calm", "slow", "harmed", "pressed", "silent")
-    # 1 ms of 10, 8 of 10, 40 of 10, 0.3 of 0.4
-    assert harm_scores(state, NOW_S, *names) == [90, 20, 0, 25, 50]
-    assert harm_scores(state, NOW_S + 60, *names) == [70, 35, 25, 37.5, 50]
-    assert harm_scores(state, NOW_S + 3600, *names) == [50, 50, 50, 50, 50]
-    assert harm_scores(state, NOW_S - 3600, *names) == [90, 20, 0, 25, 50], (
+    names = ("calm", "slow", "harmed", "pressed", "disturbed", "silent")
+    # 1 ms of 10, 8 of 10, 40 of 10, 0.3 of 0.4, 0.1 of 0.5
+    assert harm_scores(state, NOW_S, *names) == [90, 20, 0, 25, 80, 50]
+    assert harm_scores(state, NOW_S + 60, *names) == [70, 35, 25, 37.5, 65, 50]
+    assert harm_scores(state, NOW_S + 3600, *names) == [50, 50, 50, 50, 50, 50]
+    assert harm_scores(state, NOW_S - 3600, *names) == [90, 20, 0, 25, 80, 50], (
         "a clock that was set back trusts the report"
     )
     # 2 cores of 10 that no report contains yet: 17 %
