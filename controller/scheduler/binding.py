@@ -38,8 +38,10 @@ class PodBinder:
         state: ClusterState,
         chain: PluginChain,
         clock: Callable[[], float],
+        on_room: Callable[[str], None] = lambda _node: None,
     ) -> None:
-        """`clock` returns seconds since the epoch."""
+        """`clock` returns seconds since the epoch; `on_room` is called with a node on which an assumption ended."""
+        self._on_room = on_room
         self._client, self._pods, self._state, self._chain, self._clock = client, pods, state, chain, clock
         self._tasks: set[asyncio.Task[str]] = set()
         self._in_flight: set[tuple[str, str]] = set()
@@ -90,7 +92,7 @@ class PodBinder:
         try:
             await self._client.bind(SCHEDULER_PODS, key, uid, node)
         except ApiError as error:
-            self._state.release(uid, node)
+            self._release(uid, node)
             return f"binding {key} to {node}: {error}"
         except ApiUnreachable as error:
             return await self._after_unknown_result(key, uid, node, str(error))
@@ -151,10 +153,14 @@ class PodBinder:
         except ApiError as error:
             if not error.missing:
                 raise
-            self._state.release(uid, node)
+            self._release(uid, node)
             return
         if pod.metadata.uid == uid and pod.spec.node_name == node:
             # The listener of the informer ends the assumption. A pod that the watch has not delivered at all stays assumed.
             self._pods.record_write(pod)
         else:
-            self._state.release(uid, node)
+            self._release(uid, node)
+
+    def _release(self, uid: str, node: str) -> None:
+        self._state.release(uid, node)
+        self._on_room(node)

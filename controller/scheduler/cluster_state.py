@@ -26,7 +26,7 @@ from controller.scheduler.scheduling_pod import (
     amounts_of,
     parse_scheduling_pod,
 )
-from kube.objects import parse_timestamp
+from kube.objects import key_of, parse_timestamp
 
 LOAD_RAMP_S = 30.0
 """Time until the usage of a new pod is measured: its image is pulled and its containers start. Until then it is estimated."""
@@ -65,7 +65,9 @@ class ClusterState:
         the usage in the latest reports."""
         self.nodes = NodeArrays()
         self.problems: dict[str, str] = {}
-        """Why an object is not counted as it is written, by its kind, name and field."""
+        """Why an object is not counted as it is written, by its kind and name: the field, and what is wrong with it."""
+        self.problem_changes = 0
+        """Number of changes of `problems`, so that a reader need not compare them."""
         self._load_factors, self._percentile = np.array(load_factors), percentile
         self.namespace_requests: dict[str, Amounts] = {}
         """Reclaimed resources that the pods of each namespace request, assumed pods included."""
@@ -96,6 +98,8 @@ class ClusterState:
 
     def apply_node(self, name: str, node: SchedulerNode | None) -> None:
         """Apply a new version of a Node, or its deletion."""
+        subject = f"node {name}"
+        self._clear_problem(subject)
         if node is None:
             if (row := self.nodes.row(name)) is not None:
                 self.nodes.has_node[row] = False
@@ -104,9 +108,8 @@ class ClusterState:
             return
         row = self.nodes.add_row(name)
         self.nodes.has_node[row] = True
-        self.nodes.native_allocatable[row] = self._amounts(
-            f"node {name}: status.allocatable", node.status.allocatable, (CPU, MEMORY), 1000
-        )
+        listed = node.status.allocatable
+        self.nodes.native_allocatable[row] = self._amounts(subject, "status.allocatable", listed, (CPU, MEMORY))
 
     def apply_cnr(self, name: str, cnr: SchedulerCnr | None) -> None:
         """Apply a new version of a CustomNodeResource, or its deletion.
@@ -114,7 +117,8 @@ class ClusterState:
         After a deletion its pods still count. Katalyst (pkg/scheduler/cache/cache.go, RemoveCNR) drops them with the record, so
         that a CustomNodeResource that is created again is filled twice.
         """
-        nodes = self.nodes
+        nodes, subject = self.nodes, f"customnoderesource {name}"
+        self._clear_problem(subject)
         if cnr is None:
             if (row := nodes.row(name)) is not None:
                 nodes.has_cnr[row] = False
@@ -127,9 +131,9 @@ class ClusterState:
         nodes.has_cnr[row] = True
         status = cnr.status
         allocatable = None if status is None or status.resources is None else status.resources.allocatable
-        names, of = (RECLAIMED_CPU, RECLAIMED_MEMORY), f"customnoderesource {name}"
+        keys = (RECLAIMED_CPU, RECLAIMED_MEMORY)
         # Without a list nothing is offered: an agent in a dry run leaves it out (agent/reporter/cnr.py).
-        nodes.allocatable[row] = self._amounts(f"{of}: status.resources.allocatable", allocatable or {}, names, 1)
+        nodes.allocatable[row] = self._amounts(subject, "status.resources.allocatable", allocatable or {}, keys)
         nodes.set_taints(row, () if cnr.spec is None else cnr.spec.taints or ())
         metrics = None if status is None else status.node_metric_status
         reported_at_s = np.nan
@@ -137,12 +141,14 @@ class ClusterState:
             try:
                 reported_at_s = parse_timestamp(metrics.update_time)
             except ValueError as error:
-                self._note(f"{of}: status.nodeMetricStatus.updateTime", str(error))
+                self._note(subject, f"status.nodeMetricStatus.updateTime: {error}")
         usage = None if metrics is None or metrics.node_metric is None else metrics.node_metric.generic_usage
         self._set_report(row, reported_at_s, usage)
 
     def apply_pod(self, old: ScheduledPod | None, new: ScheduledPod | None, placed_at_s: float | None) -> None:
         """Apply a change of a pod. `placed_at_s` is the time at which it got its node, None if that was long ago."""
+        if self.problems and (changed := new or old) is not None:
+            self._clear_problem(f"pod {key_of(changed.metadata)}")
         if old is not None and (new is None or new.metadata.uid != old.metadata.uid):
             self._settle(old.metadata.uid)
             self._discharge(old.metadata.uid)
@@ -253,8 +259,8 @@ class ClusterState:
 
     def _apply_usage(self, row: int, usage: Mapping[str, Any], since_s: float) -> None:
         nodes = self.nodes
-        field = f"customnoderesource {nodes.names[row]}: status.nodeMetricStatus.nodeMetric.genericUsage"
-        amounts = self._amounts(field, usage, (CPU, MEMORY), 1000)
+        subject, field = f"customnoderesource {nodes.names[row]}", "status.nodeMetricStatus.nodeMetric.genericUsage"
+        amounts = self._amounts(subject, field, usage, (CPU, MEMORY))
         values = [amount if key in usage else np.nan for key, amount in zip((CPU, MEMORY), amounts, strict=True)]
         reports = self._reports.setdefault(row, deque(maxlen=MAX_REPORTS))
         reports.append(values)
@@ -263,7 +269,7 @@ class ClusterState:
         try:
             latest = np.array(parse_harm(usage))
         except ValueError as error:
-            self._note(field, str(error))
+            self._note(subject, f"{field}: {error}")
             latest = np.full(len(HARM_INDICATORS), np.nan)
         old = nodes.harm[row]
         share = 1 - 0.5 ** (max(since_s, 0.0) / HARM_HALF_LIFE_S) if since_s < np.inf else 1.0
@@ -276,27 +282,30 @@ class ClusterState:
             self._reports.pop(row, None)
             self.nodes.remove_row(row)
 
-    def _amounts(self, field: str, listed: Mapping[str, Any], keys: tuple[str, str], scale: int) -> Amounts:
-        """Return both amounts; 0 for an invalid list, which offers nothing."""
+    def _amounts(self, subject: str, field: str, listed: Mapping[str, Any], keys: tuple[str, str]) -> Amounts:
+        """Return both amounts; 0 for an invalid list, which offers nothing. `cpu` is in cores, reclaimed CPU in thousandths."""
         try:
-            amounts = amounts_of(listed, *keys, scale)
+            return amounts_of(listed, *keys, 1000 if keys[0] == CPU else 1)
         except (ValueError, TypeError) as error:
-            self._note(field, str(error))
+            self._note(subject, f"{field}: {error}")
             return Amounts()
-        self.problems.pop(field, None)
-        return amounts
 
     def _parse(self, pod: ScheduledPod) -> SchedulingPod:
         try:
             return parse_scheduling_pod(pod)
         except ValueError as error:
             # An unknown QoS level must not hide what the pod takes; its quantities come from the API server and are valid.
-            self._note(f"pod {pod.metadata.namespace}/{pod.metadata.name}", str(error))
+            self._note(f"pod {key_of(pod.metadata)}", str(error))
             return parse_scheduling_pod(without_level(pod))
 
-    def _note(self, field: str, problem: str) -> None:
-        if field in self.problems or len(self.problems) < MAX_PROBLEMS:
-            self.problems[field] = problem
+    def _note(self, subject: str, problem: str) -> None:
+        if subject in self.problems or len(self.problems) < MAX_PROBLEMS:
+            self.problems[subject] = problem
+            self.problem_changes += 1
+
+    def _clear_problem(self, subject: str) -> None:
+        if self.problems.pop(subject, None) is not None:
+            self.problem_changes += 1
 
 
 def charge_of(pod: SchedulingPod, node: str) -> PodCharge:

@@ -50,11 +50,14 @@ class ElasticQuotas:
         self._by_namespace: dict[str, NamespaceQuota] = {}
         self.problems: dict[str, str] = {}
         """Why a quota does not count, by its key."""
+        self.problem_changes = 0
+        """Number of changes of `problems`, or more."""
 
     def apply(self, key: str, quota: ElasticQuota | None) -> None:
         """Apply a new version of a quota, or its deletion. Of several in a namespace the first by name counts."""
         self._objects.pop(key, None)
         self.problems.pop(key, None)
+        self.problem_changes += 1
         if quota is not None:
             self._objects[key] = quota
         namespace = key.partition("/")[0]

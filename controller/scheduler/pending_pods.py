@@ -121,11 +121,12 @@ class PendingPods:
         self._rows.clear()
         rows = np.array(changed, np.intp)
         reserved = np.zeros((len(rows), 2), np.int64)
-        passes_by_shape: dict[SchedulingPod, BoolArray] = {}
+        passes_by_shape: dict[tuple[str, SchedulingPod], BoolArray] = {}
         results: list[tuple[str, str]] = []
         for key, pod, rejected in self._parsed():
             is_due = abs(now_s - self._updated_at_s.get(key, -math.inf)) >= MIN_RETRY_AGE_S
-            shape = pod._replace(key="", uid="", priority=0)
+            # The namespace matters to quotas.
+            shape = (key.partition("/")[0], pod._replace(key="", uid="", priority=0))
             if (passes := passes_by_shape.get(shape)) is None:
                 passes = passes_by_shape[shape] = self._chain.filter(pod, nodes, rows, now_s).passes
             fits = passes.copy()

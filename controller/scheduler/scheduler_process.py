@@ -105,7 +105,8 @@ class SchedulerCache:
         self.nodes.listen(lambda change: state.apply_node(change.key, change.new))
         self.cnrs.listen(lambda change: state.apply_cnr(change.key, change.new))
         self.pods.listen(self._on_pod)
-        self._logged: set[str] = set()
+        self._logged: dict[str, str] = {}
+        self._seen_changes = 0
         for informer in self.informers:
             informer.listen(self._log_problems)
 
@@ -115,17 +116,18 @@ class SchedulerCache:
         return f"not listed yet: {', '.join(names)}" if names else ""
 
     def problems(self) -> dict[str, str]:
-        """Return why an object does not count as it is written, by its kind, name and field."""
+        """Return why an object does not count as it is written, by its kind and name."""
         quotas = {} if self._quotas is None else self._quotas.problems
         return self.state.problems | {f"elasticquota {key}": text for key, text in quotas.items()}
 
     def _log_problems(self, _change: object) -> None:
-        """Log each problem once until it is solved."""
-        problems = self.problems()
-        if problems.keys() != self._logged:
-            for field in problems.keys() - self._logged:
-                log.warning("%s: %s", field, problems[field])
-            self._logged = set(problems)
+        """Log each problem once until it changes. Called for every change of an object, so it has to be cheap."""
+        changes = self.state.problem_changes + (0 if self._quotas is None else self._quotas.problem_changes)
+        if changes != self._seen_changes:
+            problems, self._seen_changes = self.problems(), changes
+            for subject, problem in problems.items() - self._logged.items():
+                log.warning("%s: %s", subject, problem)
+            self._logged = problems
 
     def _on_pod(self, change: ObjectChange[ScheduledPod]) -> None:
         # Pods of the first list have run for a while; their usage is in the reports.
@@ -144,7 +146,7 @@ async def _run(options: SchedulerOptions, config: SchedulerConfig) -> None:
         chain, cache = build_chain(config, quotas), SchedulerCache(client, state, quotas)
         pending = PendingPods(client, cache.pods, state, chain, time.time)
         watch_for_room(cache, pending)
-        binder = PodBinder(client, cache.pods, state, chain, time.time)
+        binder = PodBinder(client, cache.pods, state, chain, time.time, pending.record_room)
 
         def set_gauges() -> None:
             gauges = {"nodes": len(state.nodes), "pending_pods": len(pending), "assumed_pods": len(state.assumptions)}

@@ -107,13 +107,20 @@ def test_a_pod_with_an_unknown_level_still_counts() -> None:
     state.apply_pod(None, a_pod("a", 2000, node="n1", level="best_cores"), None)
     assert requested(state)[0] == 2000
     assert "use one of shared_cores" in state.problems["pod default/a"]
+    state.apply_pod(a_pod("a", 2000, node="n1", level="best_cores"), None, None)
+    assert not state.problems
 
 
 def test_invalid_amounts_of_a_cnr_offer_nothing_and_name_the_field() -> None:
     state = a_state(("n1", "many", 5))
     assert state.nodes.allocatable[state.nodes.row("n1")].tolist() == [0, 0]
-    assert list(state.problems) == ["customnoderesource n1: status.resources.allocatable"]
+    assert list(state.problems) == ["customnoderesource n1"]
+    assert state.problems["customnoderesource n1"].startswith("status.resources.allocatable: 'many' is not a quantity")
     state.apply_cnr("n1", a_cnr("n1", 5, 5))
+    assert not state.problems
+    state.apply_cnr("n1", a_cnr("n1", 5, 5, usage={"cpu": "1"}, at="yesterday"))
+    assert state.problems["customnoderesource n1"].startswith("status.nodeMetricStatus.updateTime: 'yesterday'")
+    state.apply_cnr("n1", None)
     assert not state.problems
 
 
