@@ -35,6 +35,8 @@ class BindingServer(FakeApiServer):
         for name in ("n1", "n2"):
             status = {"resources": {"allocatable": {RECLAIMED_CPU: "3k"}}}
             self.put(f"{cnrs}/{name}", {"metadata": {"name": name}, "status": status})
+        self.rooms: list[str] = []
+        """Nodes on which an assumption ended."""
         self.lost_responses = 0
         self.is_bound_before_loss = True
         self.is_silent = False
@@ -93,7 +95,9 @@ class Clock:
 async def binding(server: BindingServer, clock: Clock) -> AsyncIterator[tuple[PodBinder, SchedulerCache]]:
     async with server.client(timeout_s=2) as client:
         cache = SchedulerCache(client, ClusterState())
-        binder = PodBinder(client, cache.pods, cache.state, PluginChain((ResourceFit(FitSettings()),)), clock)
+        binder = PodBinder(
+            client, cache.pods, cache.state, PluginChain((ResourceFit(FitSettings()),)), clock, server.rooms.append
+        )
         running = [asyncio.create_task(informer.run()) for informer in cache.informers]
         for informer in cache.informers:
             await asyncio.wait_for(informer.synced.wait(), 10)
@@ -185,4 +189,4 @@ async def test_an_assumption_of_a_pod_that_is_gone_or_unbound_ends(offset_s: flo
         clock.now_s += offset_s
         server.delete(f"{PODS}/p1")
         await binder.resolve_old_assumptions()
-        assert requested(cache) == 0
+        assert (requested(cache), "n1" in server.rooms) == (0, True)

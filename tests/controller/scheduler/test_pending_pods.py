@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from api.pod import RECLAIMED_CPU
 from controller.scheduler.cluster_state import ClusterState
+from controller.scheduler.elastic_quota import ElasticQuotas
 from controller.scheduler.pending_pods import PendingPods
 from controller.scheduler.plugin_chain import PluginChain
 from controller.scheduler.resource_fit import FitSettings, ResourceFit
+from controller.scheduler.scheduler_kinds import ElasticQuota
 from controller.scheduler.scheduler_process import SchedulerCache
 from controller.scheduler.scheduling_pod import ScheduledPod
 from kube.watch import WatchEvent, WatchEventType
@@ -89,3 +92,23 @@ async def test_after_a_restart_every_pending_pod_with_reclaimed_resources_is_tri
     waiting.offer("n1", 9000)
     waiting.pending.adopt_pending()
     assert waiting.due() == ["batch"]
+
+
+async def test_equal_pods_of_two_namespaces_are_evaluated_by_their_own_quota() -> None:
+    async with FakeApiServer().client() as client:
+        state = ClusterState()
+        quotas = ElasticQuotas(state.namespace_requests)
+        quotas.apply("full/quota", msgspec.convert({"spec": {"max": {RECLAIMED_CPU: "500"}}}, ElasticQuota))
+        cache = SchedulerCache(client, state, quotas)
+        chain = PluginChain((quotas, ResourceFit(FitSettings())))
+        waiting = Waiting(cache, PendingPods(client, cache.pods, state, chain, lambda: NOW_S))
+        for namespace in ("full", "default"):
+            pod = a_pod("p", 1000)
+            pod = msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, namespace=namespace))
+            cache.pods._apply(WatchEvent(WatchEventType.ADDED, f"{namespace}/p", "1", pod))
+            waiting.pending.record_result(pod, [0, 1], is_rejected=True)
+        waiting.offer("n1", 9000)
+        assert waiting.due() == ["p"]
+        quotas.apply("full/quota", None)
+        waiting.pending.record_room_everywhere()
+        assert waiting.due(2) == ["full/p", "p"]
