@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import time
@@ -10,13 +11,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import click
 import msgspec
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
+from api.interfaces import Unavailable
 from api.placement import PlacementExplanation
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
-from cli.explain.placement import placement_lines
+from cli.explain.placement import explain_pod_placement, placement_lines
 from common.http.listener import HttpListener
 from controller.endpoints import build_application
 from controller.metrics import ControllerExposition
@@ -218,6 +221,25 @@ async def test_an_explanation_has_every_node_with_the_numbers_of_every_plugin() 
             assert (answer.status, await answer.json()) == (
                 404, {"error": "there is no pod 'default/none'", "remedy": "name it as NAMESPACE/NAME"},
             )  # fmt: skip
+
+
+async def test_the_command_asks_the_extender_and_names_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving() as service:
+        url = str(service.session._base_url).rstrip("/")
+        service.cache.pods.store.put("default/waiting", a_pod("waiting", 20_000, GIB))
+        assert await asyncio.to_thread(explain_pod_placement, "waiting", url, as_json=False) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[:3] == [
+            "default/waiting (reclaimed_cores) is pending.",
+            "It fits 0 of 2 nodes.",
+            f"      2 rejected: Insufficient {RECLAIMED_CPU}",
+        ]
+        assert await asyncio.to_thread(explain_pod_placement, "default/waiting", url, as_json=True) == 0
+        assert json.loads(capsys.readouterr().out)["rejections"] == {f"Insufficient {RECLAIMED_CPU}": 2}
+        with pytest.raises(Unavailable, match="there is no pod 'default/none'"):
+            await asyncio.to_thread(explain_pod_placement, "none", url, as_json=False)
+        with pytest.raises(click.UsageError, match="as NAMESPACE/NAME"):
+            explain_pod_placement(None, url, as_json=False)
 
 
 async def test_preemption_helps_only_where_pods_of_lower_priority_make_room() -> None:
