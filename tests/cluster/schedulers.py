@@ -61,6 +61,11 @@ class ExtendedScheduler:
         words = (program, f"--config={self._config}", "--bind-address=127.0.0.1", "--secure-port=0", "--v=3")
         self._cluster.daemons.start(SCHEDULER_NAME, space, words)
 
+    def restart_if_ended(self) -> None:
+        """Start kube-scheduler again if it has ended, as a kubelet does: it ends when it cannot renew its Lease in time."""
+        if self._cluster.daemons.pid(SCHEDULER_NAME) is None:
+            self._cluster.daemons.again(SCHEDULER_NAME)
+
     def end(self) -> None:
         """Stop both, if they run."""
         for name in (SCHEDULER_NAME, self.extender.name):

@@ -42,6 +42,7 @@ def scheduler(
 @pytest.fixture
 def nodes(definitions: Server, scheduler: ExtendedScheduler) -> Iterator[dict[str, int]]:
     """Two nodes by the millicores that they offer; they and all pods are deleted at the end."""
+    scheduler.restart_if_ended()
     offers = {"plenty": 20_000, "scarce": 5_000}
     for name, millicpu in offers.items():
         status = {"allocatable": {"cpu": "64", "memory": "256Gi", "pods": "500"}}
@@ -197,7 +198,12 @@ def test_an_api_server_killed_with_its_history_gone_loses_no_pod_and_fills_no_no
     own_cluster.restart_server()
     for number in range(40):
         create(definitions, f"after{number}", 500)
-    wait("both nodes are full", lambda: requested_by_node(definitions) == {**nodes, "": 5_000}, 300)
+
+    def is_full() -> bool:
+        scheduler.restart_if_ended()
+        return requested_by_node(definitions) == {**nodes, "": 5_000}
+
+    wait("both nodes are full", is_full, 300)
     time.sleep(2)
     assert requested_by_node(definitions) == {**nodes, "": 5_000}
 
