@@ -539,5 +539,16 @@ CONTROLLER_METRICS: tuple[Metric, ...] = (
            "1 for each colocation profile that has no effect because it is invalid.", ("kind", "object")),
     Metric("dioptase_webhook_certificate_expiry_timestamp_seconds", "gauge", "seconds",
            "End of the served certificate in seconds since the epoch."),
+    Metric("dioptase_scheduler_requests_total", "counter", "",
+           "Requests of kube-scheduler to the extender by result: done, error (with the reason in the response) or "
+           "invalid.", ("verb", "result")),
+    Metric("dioptase_scheduler_request_seconds_total", "counter", "seconds",
+           "Time spent on requests of kube-scheduler.", ("verb",)),
+    Metric("dioptase_scheduler_pending_pods", "gauge", "", "Pods that the extender rejected on every node."),
+    Metric("dioptase_scheduler_assumed_pods", "gauge", "",
+           "Pods whose binding is under way, or not confirmed by the API server yet."),
+    Metric("dioptase_scheduler_nodes", "gauge", "", "Nodes in the extender's state."),
+    Metric("dioptase_scheduler_problems", "gauge", "",
+           "Objects with a value that the extender cannot read; its log names them."),
 )  # fmt: skip
 CONTROLLER_METRICS_BY_NAME = {metric.name: metric for metric in CONTROLLER_METRICS}

@@ -14,6 +14,7 @@ BENCHMARKS = (
     "agent_cost",
     "peers",
     "cluster",
+    "scheduler_latency",
     "colocation",
     "colocation_flat",
     "predictors",

@@ -29,6 +29,7 @@ COMMANDS = {
     "replay": "evaluate a recording again and compare policies",
     "simulate": "compare policies on a simulated node",
     "controller": "run the cluster's controllers: configuration of nodes, and handling of nodes without an agent",
+    "scheduler": "run the scheduler extender, which places pods by what the nodes' agents report",
     "withdraw": "remove what agents and controller wrote to a cluster's API server, before they are uninstalled",
     "kubectl": "query all agents of a cluster through its API server; the same as kubectl dioptase",
     "capture": "write an archive of the files that the agent reads, for a problem report",

@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
@@ -19,16 +18,15 @@ import msgspec
 
 from agent.dynamic_config.translate import CONFIG_KINDS, DynamicConfigRefused, translate_object
 from api import VERSION
-from api.interfaces import Unavailable
 from common.http.listener import HttpListener
 from common.http.token_review import TokenReviewer
-from common.http.web_config import WebConfig, WebSecurity
 from common.validation import describe_validation_error
 from common.yaml_guard import check_yaml
 from controller.endpoints import build_application
 from controller.manager import ControllerManager
 from controller.metrics import ControllerExposition
 from controller.reconcile import MetricValues
+from controller.serving import load_settings_file, serve_with_tls
 from controller.settings import ControllerConfig, parse_settings
 from controller.webhooks.config_validation import ConfigFindings
 from controller.webhooks.webhook_service import WebhookService
@@ -39,7 +37,6 @@ from kube.leader_election import LeaderElection
 
 log = logging.getLogger("dioptase.controller")
 
-MAX_SETTINGS_BYTES = 1 << 20
 LEADING_METRIC = "dioptase_controller_leading"
 
 
@@ -54,20 +51,14 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def main(options: ControllerOptions) -> None:
     """Run until a signal. Raises ValueError for invalid settings, and Unavailable, before anything is written."""
-    asyncio.run(_run(options, _load_settings(options.config)))
+    config = ControllerConfig()
+    if options.config is not None:
+        config = load_settings_file(options.config, _parse_settings)
+    asyncio.run(_run(options, config))
 
 
-def _load_settings(path: Path | None) -> ControllerConfig:
-    if path is None:
-        return ControllerConfig()
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_SETTINGS_BYTES + 1).decode()
-        return parse_settings(text, check_yaml, describe_validation_error)
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+def _parse_settings(text: str) -> ControllerConfig:
+    return parse_settings(text, check_yaml, describe_validation_error)
 
 
 async def _run(options: ControllerOptions, config: ControllerConfig) -> None:
@@ -90,7 +81,7 @@ async def _run(options: ControllerOptions, config: ControllerConfig) -> None:
         application = build_application(
             exposition, lambda: next(filter(None, (why() for why in unready)), ""), authorize
         )
-        await _serve(options, HttpListener(application), stack)
+        await serve_with_tls(HttpListener(application), options.hosts, options.port, options.web_config, stack)
         working = asyncio.create_task(_run_together(parts))
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, working.cancel)
@@ -113,30 +104,6 @@ async def _run_together(parts: Iterable[Callable[[], Coroutine[Any, Any, None]]]
     async with asyncio.TaskGroup() as group:
         for part in parts:
             group.create_task(part())
-
-
-async def _serve(options: ControllerOptions, listener: HttpListener, stack: contextlib.AsyncExitStack) -> None:
-    web_config = None if options.web_config is None else WebConfig(options.web_config, check_yaml)
-    tls = None if web_config is None else _tls_without_users(options, web_config.load())
-    bound = await listener.open(options.hosts, options.port, "--listen", tls)
-    stack.push_async_callback(listener.close)
-    log.info("metrics and health at %s", ", ".join(f"{host}:{port}" for host, port in bound))
-    if web_config is not None:
-
-        async def renew(web: WebSecurity) -> None:
-            await listener.renew(_tls_without_users(options, web))
-
-        following = asyncio.create_task(web_config.follow(renew))
-        stack.callback(following.cancel)
-
-
-def _tls_without_users(options: ControllerOptions, web: WebSecurity) -> ssl.SSLContext | None:
-    if web.users:
-        raise Unavailable(
-            f"{options.web_config}: basic_auth_users: the kubelet's probes cannot send passwords",
-            "remove it, and restrict access by a NetworkPolicy",
-        )
-    return web.tls
 
 
 class Replica:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -20,8 +20,9 @@ from kube.work_queue import WorkQueue
 class ControllerExposition(Collector):
     """Collector of `/metrics`: the metric values, and counts of the client, the informers and the queues."""
 
-    def __init__(self, metrics: MetricValues, client: KubeClient) -> None:
-        self._metrics, self._client = metrics, client
+    def __init__(self, metrics: MetricValues, client: KubeClient, refresh: Callable[[], None] | None = None) -> None:
+        """`refresh` sets gauges before they are collected."""
+        self._metrics, self._client, self._refresh_gauges = metrics, client, refresh
         self._informers: Iterable[Informer[Any]] = ()
         self._permanent: Iterable[Informer[Any]] = ()
         self._queues: Mapping[str, WorkQueue[Any]] = {}
@@ -57,6 +58,8 @@ class ControllerExposition(Collector):
             yield family
 
     def _refresh(self, now_s: float) -> None:
+        if self._refresh_gauges is not None:
+            self._refresh_gauges()
         values: dict[str, list[tuple[LabelValues, float]]] = {name: [] for name in _INFORMER_METRICS}
         # Several informers may watch one resource with different selectors; their values are added.
         informers_by_gvr: dict[str, list[Informer[Any]]] = {}

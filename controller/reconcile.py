@@ -23,8 +23,12 @@ class MetricValues:
 
     def count(self, name: str, *labels: str) -> None:
         """Increment a counter."""
+        self.add(name, 1, *labels)
+
+    def add(self, name: str, amount: float, *labels: str) -> None:
+        """Increase a counter."""
         values = self._values[name]
-        values[labels] = values.get(labels, 0) + 1
+        values[labels] = values.get(labels, 0) + amount
 
     def set(self, name: str, values: Iterable[tuple[LabelValues, float]], within: LabelValues = ()) -> None:
         """Replace all values of a gauge, or those whose label values start with `within`, so that vanished ones disappear."""

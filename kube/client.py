@@ -1,4 +1,4 @@
-"""Requests to the API server: get, list, create, patch, apply, delete, evict and watch.
+"""Requests to the API server: get, list, create, patch, apply, delete, evict, bind and watch.
 Objects are named by key, `namespace/name` or the name alone. Existing objects are patched, never replaced, so
 unknown fields survive; a patch with `metadata.resourceVersion` is a compare-and-swap. The only importer of aiohttp
 in kube.
@@ -251,6 +251,19 @@ class KubeClient:
             body["deleteOptions"] = options
         path = pods.path(key, "eviction")
         request = _ApiRequest(method="POST", path=path, resource=f"{pods.gvr}/eviction", body=body, attempts=1)
+        await self._answer(request)
+
+    async def bind(self, pods: ResourceType[T], key: str, uid: str, node: str) -> None:
+        """Bind a pod to a node. ApiError 409: the pod is bound already, or another pod has its name (another `uid`).
+
+        After ApiUnreachable the pod may be bound; read it before anything else.
+        """
+        namespace, _, name = key.rpartition("/")
+        metadata = {"name": name, "namespace": namespace, "uid": uid}
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
+        path = pods.path(key, "binding")
+        request = _ApiRequest(method="POST", path=path, resource=f"{pods.gvr}/binding", body=body)
         await self._answer(request)
 
     async def watch(

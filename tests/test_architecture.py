@@ -15,6 +15,10 @@ from api import VERSION
 from api.metrics import AGENT_METRICS_BY_NAME, CONTROLLER_METRICS, CONTROLLER_METRICS_BY_NAME
 from bench.__main__ import BENCHMARKS, COMMANDS
 from cli.agent import agent
+from controller.scheduler.harm_score import HarmSettings
+from controller.scheduler.load_aware import LoadSettings
+from controller.scheduler.resource_fit import FitSettings
+from controller.scheduler.scheduler_settings import SchedulerConfig
 from controller.settings import ControllerConfig, EvictionBudgetConfig, HealthConfig, RolloutConfig
 from controller.webhooks.webhook_settings import WebhookSettings
 
@@ -140,6 +144,14 @@ def test_every_metric_of_the_controller_is_documented() -> None:
         assert f"| `{metric.name}` | {metric.help} |" in text, (
             f"docs/controller.md lacks {metric.name}, or says something else"
         )
+
+
+def test_every_setting_of_the_scheduler_is_documented() -> None:
+    text = (ROOT / "docs/scheduler.md").read_text()
+    sections = {"fit": FitSettings, "load": LoadSettings, "harm": HarmSettings}
+    names = [each.encode_name for each in fields(SchedulerConfig) if each.encode_name not in sections]
+    for name in (*names, *(f"{key}.{each.encode_name}" for key, kind in sections.items() for each in fields(kind))):
+        assert f"| `{name}` |" in text, f"docs/scheduler.md does not explain {name}"
 
 
 def test_every_setting_of_the_controller_is_documented() -> None:

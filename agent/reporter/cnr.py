@@ -15,6 +15,7 @@ from agent.reporter.overcommit_annotations import overcommit_annotations
 from agent.reporter.topology_zones import add_pod_resources, topology_zones
 from api.decision import ActMode, Cycle
 from api.eviction import TAINT_PREFIX, EvictionResult
+from api.histogram import quantile_ns
 from api.katalyst.cnr import (
     CustomNodeResourceStatus,
     GroupMetric,
@@ -25,11 +26,12 @@ from api.katalyst.cnr import (
     QosTaint,
     ZoneResources,
 )
+from api.katalyst.harm import CPU_PRESSURE, MEMORY_PRESSURE, RECLAIMED_INTERFERENCE, RUNQ_LATENCY_P99
 from api.katalyst.meta import ResourceList
 from api.node_resources import HardwareInventory, NetworkInterfaceCard
 from api.pod import Pod
 from api.qos import QoSLevel
-from api.rates import Rates
+from api.rates import Rates, sum_runq_latencies
 from api.snapshot import Snapshot
 from api.units import NS_PER_S
 from kube.objects import format_timestamp
@@ -79,7 +81,8 @@ def _nic_property(card: NetworkInterfaceCard) -> str:
 
 
 def node_metric_status(cycle: Cycle) -> NodeMetricStatus:
-    """Return CPU and memory usage of the node, of each NUMA node, and of the pods of each QoS level."""
+    """Return CPU and memory usage of the node, of each NUMA node, and of the pods of each QoS level, and with the node's usage
+    the indicators of harm of api/katalyst/harm.py."""
     snapshot, change = cycle.snapshot, cycle.rates
     node, per_cpu = snapshot.node, {} if change is None else change.node.per_cpu_busy_ratio
     memory = None
@@ -96,7 +99,8 @@ def node_metric_status(cycle: Cycle) -> NodeMetricStatus:
     return NodeMetricStatus(
         update_time=format_timestamp(snapshot.wall_time_ns / NS_PER_S),
         node_metric=NodeMetric(
-            generic_usage=_usage_quantities(busy_cores, memory) or None, numa_usage=tuple(by_numa) or None
+            generic_usage={**_usage_quantities(busy_cores, memory), **_harm_quantities(cycle)} or None,
+            numa_usage=tuple(by_numa) or None,
         ),
         group_metric=tuple(
             GroupMetric(
@@ -109,6 +113,22 @@ def node_metric_status(cycle: Cycle) -> NodeMetricStatus:
         )
         or None,
     )
+
+
+def _harm_quantities(cycle: Cycle) -> ResourceList:
+    """Return what the scheduler of the cluster weighs as harm to online pods; only what is measured."""
+    node, amounts = cycle.snapshot.node, dict[str, str | int]()
+    waits = [wait for wait in cycle.evaluated_latency.values() if wait is not None and wait.slots is not None]
+    if waits and (slots := sum_runq_latencies(waits).slots) is not None:
+        # No wait at all is the best that can be reported.
+        amounts[RUNQ_LATENCY_P99] = f"{int((quantile_ns(slots, 0.99) or 0.0) / 1000)}u"
+    if cycle.rates is not None and cycle.interference_ns is not None:
+        amounts[RECLAIMED_INTERFERENCE] = f"{1000 * cycle.interference_ns // cycle.rates.node.interval_ns}m"
+    for name, pressure in ((CPU_PRESSURE, node.cpu_pressure), (MEMORY_PRESSURE, node.memory_pressure)):
+        if pressure is not None:
+            percent = pressure.some_avg10 if pressure.some_avg60 is None else pressure.some_avg60
+            amounts[name] = f"{int(percent * 10)}m"
+    return amounts
 
 
 def _pods_usage(pods: Iterable[Pod], snapshot: Snapshot, change: Rates | None) -> ResourceList:

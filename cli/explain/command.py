@@ -18,6 +18,7 @@ from api.snapshot import Snapshot
 from api.text import to_json
 from cli.client import AgentClient
 from cli.explain.answer import explain_target, known_targets
+from cli.explain.placement import explain_pod_placement
 from cli.explain.report import explanation_text, unknown_target_text
 from cli.options import exit_unavailable, url_option
 from exporters.view.cycle_view import View
@@ -26,13 +27,25 @@ from exporters.view.cycle_view import View
 @click.command()
 @click.argument("target", required=False, metavar="[POD|CGROUP|KNOB|POOL|REGION|PLUGIN|memory|#EVENT]")
 @url_option
+@click.option(
+    "--scheduler",
+    metavar="URL",
+    default="",
+    help="Address of a scheduler extender, such as http://127.0.0.1:9317: explain where the pod NAMESPACE/NAME fits.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def explain(target: str | None, url: str, as_json: bool) -> None:
+def explain(target: str | None, url: str, scheduler: str, as_json: bool) -> None:
     """Explain a knob, pod, pool or memory: the decision, its rule, threshold and inputs, and their sources. For a pod also its
     evictions; for an eviction PLUGIN its thresholds. #EVENT is one decision by its number in the journal.
 
     Without a target: everything that the agent ever decided. Exits with 1 if nothing is known about the target.
+    With --scheduler: why a pod is where it is, or why it is pending: each node's rejection and scores, with their numbers.
     """
+    if scheduler:
+        try:
+            sys.exit(explain_pod_placement(target, scheduler, as_json=as_json))
+        except Unavailable as error:
+            exit_unavailable("explain", error)
     client = AgentClient(url, timeout_s=5)
     try:
         view, snapshot, entries = client.view(), client.snapshot(), client.decisions(limit=2000)

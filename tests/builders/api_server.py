@@ -136,11 +136,11 @@ class FakeApiServer:
             if path.startswith(f"{collection}/"):
                 queue.put_nowait((kind, self.objects[path]))
 
-    async def _watch(self, request: web.Request) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, collection: str = "") -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         queue: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
-        self._watches.append((request.path, queue))
+        self._watches.append((collection or request.path, queue))
         while True:
             kind, item = await queue.get()
             await response.write(msgspec.json.encode({"type": kind, "object": item}) + b"\n")

@@ -29,13 +29,15 @@ class Account:
     """One service account, created if missing, with a token and a kubeconfig for programs outside of pods."""
 
     def __init__(
-        self, cluster: Cluster, name: str, namespace: str, folder: Path, more: Sequence[Mapping[str, Any]] = ()
-    ) -> None:
-        """Create the account and its roles; `more` are additional rules for the whole cluster."""
+        self, cluster: Cluster, name: str, namespace: str, folder: Path, more: Sequence[Mapping[str, Any]] = (), *,
+        bound: bool = False,
+    ) -> None:  # fmt: skip
+        """Create the account and its roles, unless they are `bound` already; `more` are additional rules for the cluster."""
         self._cluster, self._name, self._namespace, self._more = cluster, name, namespace, more
         self.token, self.kubeconfig = folder / f"{name}.token", folder / f"{name}.kubeconfig"
         self.authority = cluster.control.authority.certificate("ca")
-        self._grant()
+        if not bound:
+            self._grant()
         self._write()
 
     def _grant(self) -> None:

@@ -25,6 +25,7 @@ from api.eviction import TAINT_PREFIX
 from cli.options import parse_listen_hosts
 from common.validation import describe_validation_error
 from common.yaml_guard import check_yaml
+from controller.scheduler.scheduler_settings import parse_scheduler_settings
 from controller.settings import ControllerConfig
 from controller.settings import parse_settings as controller_settings
 from deploy import chart
@@ -607,3 +608,54 @@ def test_there_is_no_policy_where_it_is_not_wanted_or_agents_do_not_act(render: 
 @needs_helm
 def test_the_kustomize_base_is_fresh() -> None:
     assert chart.render_base(HELM) == chart.KUSTOMIZE_BASE.read_text(), "run: python -m deploy.build HELM"
+
+
+@needs_helm
+def test_the_scheduler_is_rendered_only_if_enabled_with_settings_that_the_extender_accepts(tmp_path: Path) -> None:
+    assert not [each for each in Rendered({}, tmp_path).manifests if each["metadata"]["name"].endswith("-scheduler")]
+    values = {"scheduler": {"enabled": True, "settings": {"fit": {"strategy": "MostAllocated"}}, "port": 9400}}
+    rendered = Rendered(values, tmp_path)
+    agent = msgspec.yaml.decode(rendered.find("ConfigMap", "agent")["data"]["agent.yaml"])
+    assert agent["report"]["nodeMetrics"] is True, "load and harm"
+    data = rendered.find("ConfigMap", "scheduler")["data"]
+    settings = parse_scheduler_settings(data["scheduler.yaml"], check_yaml, describe_validation_error)
+    assert (settings.token_review, settings.fit.strategy) == (True, "MostAllocated")
+    config = msgspec.yaml.decode(data["kube-scheduler.yaml"])
+    (extender,) = config["extenders"]
+    assert (extender["urlPrefix"], extender["nodeCacheCapable"]) == ("https://127.0.0.1:9400", True)
+    assert "managedResources" not in extender, "taints, load and harm concern every pod of this scheduler"
+    spec = rendered.find("Deployment", "scheduler")["spec"]["template"]["spec"]
+    containers = {each["name"]: each for each in spec["containers"]}
+    assert containers["kube-scheduler"]["image"] == f"registry.k8s.io/kube-scheduler:v{chart.KUBE_VERSION}"
+    hosts, port = parse_listen_hosts(
+        containers["extender"]["args"][1].partition("=")[2].replace("$(POD_ADDRESSES)", "::1")
+    )
+    assert (hosts, port) == (("::1", "127.0.0.1"), 9400)
+    rules = rendered.find("ClusterRole", "scheduler")["rules"]
+    writes = {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
+    assert {each for each in writes if each[1] not in ("get", "list", "watch")} == {
+        ("pods", "patch"), ("pods/binding", "create"), ("tokenreviews", "create"), ("subjectaccessreviews", "create"),
+    }  # fmt: skip
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"scheduler": {"enabled": True, "clientCASecret": "ca"}}, "set scheduler.replicas=1"),
+        (
+            {"scheduler": {"enabled": True, "clientCASecret": "ca", "replicas": 1}, "tls": {"enabled": False}},
+            "set tls.enabled=true",
+        ),
+    ],
+)
+def test_other_schedulers_reach_one_extender_and_only_by_certificate(
+    values: Manifest, expected: str, tmp_path: Path
+) -> None:
+    assert expected in Rendered(values, tmp_path).errors
+    rendered = Rendered({"scheduler": {"enabled": True, "clientCASecret": "ca", "replicas": 1}}, tmp_path)
+    web = msgspec.yaml.decode(rendered.find("ConfigMap", "scheduler")["data"]["web.yaml"])["tls_server_config"]
+    assert (web["client_auth_type"], web["client_ca_file"]) == (
+        "VerifyClientCertIfGiven", "/etc/dioptase/client-ca/ca.crt",
+    )  # fmt: skip
+    assert rendered.find("Deployment", "scheduler")["spec"]["strategy"] == {"type": "Recreate"}

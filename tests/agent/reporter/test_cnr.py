@@ -24,6 +24,7 @@ from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY, Container, Pod
 from api.qos import QoSLevel
 from api.snapshot import CgroupSample, Interface, Machine, NodeSample, NumaNode, Snapshot
 from api.units import GIB
+from tests.builders.interference_node import interference_cycles
 
 S = 1_000_000_000
 WALL_NS = 1_767_225_600 * S
@@ -232,6 +233,18 @@ def test_usage_of_nodes_and_qos_levels() -> None:
     groups = {group.qos_level: (group.generic_usage, group.pod_list) for group in used.group_metric or ()}
     assert groups[QoSLevel.RECLAIMED] == ({"cpu": "1500m", "memory": str(3 * GIB)}, ("shop/batch",))
     assert groups[QoSLevel.SHARED] == ({"cpu": "2500m", "memory": str(5 * GIB)}, ("shop/free", "shop/web"))
+
+
+def test_usage_of_a_node_has_the_indicators_of_harm_that_are_measured() -> None:
+    """All waits are of 2 ms, in the slot from 1024 to 2048 us: 99 % of the way is 2037 us."""
+    cycles = interference_cycles(5)
+    usage = [status(cycle, metrics=True).node_metric_status for cycle in (cycles[0], cycles[-1])]
+    first, latest = (each.node_metric.generic_usage or {} for each in usage if each is not None and each.node_metric)
+    harm = {"dioptase.io/cpu_pressure": "300m", "dioptase.io/memory_pressure": "120m"}
+    assert {name: value for name, value in first.items() if "/" in name} == harm
+    assert {name: value for name, value in latest.items() if "/" in name} == {
+        **harm, "dioptase.io/runq_latency_p99": "2037u", "dioptase.io/reclaimed_interference": "240m",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

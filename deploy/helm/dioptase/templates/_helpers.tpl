@@ -72,9 +72,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $kubelet := dict -}}
 {{- if .Values.agent.kubelet.caFile -}}{{- $_ := set $kubelet "caFile" "/etc/dioptase/kubelet.crt" -}}{{- end -}}
 {{- $settings := dict "kubelet" $kubelet "exporters" (dict "tokenReview" .Values.tokenReview "metricProfile" .Values.metrics.profile) -}}
-{{- if kindIs "bool" .Values.agent.extendedResources -}}
-{{- $_ := set $settings "report" (dict "extendedResources" .Values.agent.extendedResources) -}}
-{{- end -}}
+{{- $report := dict -}}
+{{- if kindIs "bool" .Values.agent.extendedResources -}}{{- $_ := set $report "extendedResources" .Values.agent.extendedResources -}}{{- end -}}
+{{- /* Load and harm, by which the scheduler prefers nodes. */ -}}
+{{- if .Values.scheduler.enabled -}}{{- $_ := set $report "nodeMetrics" true -}}{{- end -}}
+{{- if $report -}}{{- $_ := set $settings "report" $report -}}{{- end -}}
 {{- $eviction := dict -}}
 {{- if eq (toString .Values.agent.evictions) "false" -}}{{- $_ := set $eviction "plugins" list -}}{{- end -}}
 {{- /* Without the controller nothing renews the budget, and agents would evict no pod. */ -}}
@@ -191,4 +193,54 @@ matchExpressions:
 tls_server_config:
   cert_file: /etc/dioptase/tls/tls.crt
   key_file: /etc/dioptase/tls/tls.key
+{{- end -}}
+
+{{- define "dioptase.schedulerSettings" -}}
+{{ mergeOverwrite (dict "tokenReview" .Values.tokenReview) (deepCopy .Values.scheduler.settings) | toYaml }}
+{{- end -}}
+
+{{/* Web configuration of the scheduler extender: as that of the others, and client certificates if other schedulers may use it. */}}
+{{- define "dioptase.schedulerWeb" -}}
+{{ include "dioptase.web" . }}
+{{- if .Values.scheduler.clientCASecret }}
+  client_auth_type: VerifyClientCertIfGiven
+  client_ca_file: /etc/dioptase/client-ca/ca.crt
+{{- end }}
+{{- end -}}
+
+{{/* KubeSchedulerConfiguration of the stock kube-scheduler beside the extender. */}}
+{{- define "dioptase.kubeSchedulerConfiguration" -}}
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+leaderElection:
+  leaderElect: true
+  resourceName: {{ include "dioptase.name" . }}-scheduler
+  resourceNamespace: {{ .Release.Namespace }}
+# kube-scheduler asks the extender about the nodes that its own plugins accept. By default it stops to look for more after a share of a large
+# cluster, and those may all lack reclaimed resources.
+percentageOfNodesToScore: 100
+# A pod that fits again is tried within a second, however often it was rejected before.
+podMaxBackoffSeconds: 1
+profiles:
+  - schedulerName: {{ .Values.scheduler.name }}
+    pluginConfig:
+      - name: NodeResourcesFit
+        args:
+          # The extender checks these resources: a Node's own allocatable resources need not have them.
+          ignoredResourceGroups: [resource.katalyst.kubewharf.io]
+extenders:
+  - urlPrefix: {{ ternary "https" "http" .Values.tls.enabled }}://127.0.0.1:{{ .Values.scheduler.port }}
+    filterVerb: filter
+    prioritizeVerb: prioritize
+    preemptVerb: preempt
+    bindVerb: bind
+    weight: {{ .Values.scheduler.weight }}
+    nodeCacheCapable: true
+    # Longer than a request to a busy API server, because the extender binds.
+    httpTimeout: 30s
+    {{- if .Values.tls.enabled }}
+    enableHTTPS: true
+    # Loopback of this pod: no other server can answer there.
+    tlsConfig: {insecure: true}
+    {{- end }}
 {{- end -}}

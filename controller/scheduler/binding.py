@@ -1,0 +1,166 @@
+"""The verb bind: checks and assumes in one step, binds at the API server, and undoes the assumption if that is refused.
+If the result is unknown, because the API server did not answer, the pod is read back: the API server's data are the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import numpy as np
+
+from controller.scheduler.cluster_state import ClusterState
+from controller.scheduler.extender_messages import ExtenderBindingArgs
+from controller.scheduler.plugin_chain import PluginChain
+from controller.scheduler.scheduler_kinds import SCHEDULER_PODS
+from controller.scheduler.scheduling_pod import ScheduledPod, parse_scheduling_pod
+from kube.client import KubeClient
+from kube.errors import ApiError, ApiUnreachable
+from kube.informer import Informer
+
+log = logging.getLogger(__name__)
+RESOLVE_AFTER_S = 75.0
+"""Age of an assumption from which its pod is read back. Longer than the API server works on a request (--request-timeout,
+60 s): before that, a binding whose response was lost may still take effect."""
+RESOLVE_INTERVAL_S = 5.0
+MAX_FINISH_S = 5.0
+"""Time for bindings under way when the process ends; kubelets wait 30 s."""
+
+
+class PodBinder:
+    """Binds pods, and keeps the assumptions of the state in step with the API server."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        pods: Informer[ScheduledPod],
+        state: ClusterState,
+        chain: PluginChain,
+        clock: Callable[[], float],
+        on_room: Callable[[str], None] = lambda _node: None,
+    ) -> None:
+        """`clock` returns seconds since the epoch; `on_room` is called with a node on which an assumption ended."""
+        self._on_room = on_room
+        self._client, self._pods, self._state, self._chain, self._clock = client, pods, state, chain, clock
+        self._tasks: set[asyncio.Task[str]] = set()
+        self._in_flight: set[tuple[str, str]] = set()
+        """Uid and node of the bindings that the API server is working on."""
+
+    async def bind(self, args: ExtenderBindingArgs) -> str:
+        """Bind a pod; return why it is not bound, empty on success.
+
+        The request continues if kube-scheduler disconnects, so that its result is known here.
+        """
+        task = asyncio.create_task(self._bind(args))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def finish(self) -> None:
+        """Wait for the bindings that are under way, so that kube-scheduler receives their results before the process ends."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=MAX_FINISH_S)
+
+    async def run(self) -> None:
+        """Read back pods whose binding the watch has not confirmed, until cancelled."""
+        while True:
+            await asyncio.sleep(RESOLVE_INTERVAL_S)
+            await self.resolve_old_assumptions()
+
+    async def resolve_old_assumptions(self) -> None:
+        """Replace each assumption older than RESOLVE_AFTER_S by what the API server has."""
+        now_s = self._clock()
+        for (uid, node), assumption in list(self._state.assumptions.items()):
+            # A clock that was set back must not keep an assumption for ever.
+            if (uid, node) not in self._in_flight and abs(now_s - assumption.since_s) >= RESOLVE_AFTER_S:
+                try:
+                    await self._resolve(assumption.charge.key, uid, node)
+                except (ApiError, ApiUnreachable) as error:
+                    log.warning("%s: cannot read whether it is bound to %s: %s", assumption.charge.key, node, error)
+
+    async def _bind(self, args: ExtenderBindingArgs) -> str:
+        key, uid, node = f"{args.pod_namespace}/{args.pod_name}", args.pod_uid, args.node
+        pod = await self._read(key, uid)
+        if isinstance(pod, str):
+            return pod
+        if pod.spec.node_name:
+            return "" if pod.spec.node_name == node else f"{key} is bound to {pod.spec.node_name} already"
+        if problem := self._check_and_assume(pod, node):
+            return problem
+        self._in_flight.add((uid, node))
+        try:
+            await self._client.bind(SCHEDULER_PODS, key, uid, node)
+        except ApiError as error:
+            self._release(uid, node)
+            return f"binding {key} to {node}: {error}"
+        except ApiUnreachable as error:
+            return await self._after_unknown_result(key, uid, node, str(error))
+        finally:
+            self._in_flight.discard((uid, node))
+        return ""
+
+    async def _read(self, key: str, uid: str) -> ScheduledPod | str:
+        """Return the pod, from the API server if the watch has not delivered it yet, or why it cannot be bound."""
+        pod = self._pods.store.get(key)
+        if pod is None or pod.metadata.uid != uid:
+            try:
+                pod = await self._client.get(SCHEDULER_PODS, key)
+            except (ApiError, ApiUnreachable) as error:
+                return f"reading {key}: {error}"
+        if pod.metadata.uid != uid:
+            return f"{key} has the uid {pod.metadata.uid}, not {uid}: it was deleted and created again"
+        return pod
+
+    def _check_and_assume(self, stored: ScheduledPod, node: str) -> str:
+        """Check that the pod still fits, and count it at once; return why it does not fit.
+
+        No other request runs between the two: this is the only place where reclaimed resources are given away.
+        """
+        key, state = f"{stored.metadata.namespace}/{stored.metadata.name}", self._state
+        try:
+            pod = parse_scheduling_pod(stored)
+        except ValueError as error:
+            return f"{key}: {error}"
+        if (row := state.nodes.row(node)) is None:
+            return f"node {node} is not known"
+        # A repeated request, after one whose result kube-scheduler did not receive, has its resources already.
+        if (pod.uid, node) in state.assumptions:
+            return ""
+        now_s = self._clock()
+        outcome = self._chain.filter(pod, state.nodes, np.array([row]), now_s)
+        if not outcome.passes[0]:
+            numbers = self._chain.plugins[outcome.plugins[0]].describe(pod, state.nodes, row, now_s)
+            return f"{node} does not fit {key} any more: {self._chain.reason(outcome, 0).message} ({numbers})"
+        state.assume(pod, node, now_s)
+        return ""
+
+    async def _after_unknown_result(self, key: str, uid: str, node: str, problem: str) -> str:
+        """Return an empty text if the pod is bound. Otherwise the assumption stays: the binding may still take effect."""
+        try:
+            pod = await self._client.get(SCHEDULER_PODS, key)
+        except (ApiError, ApiUnreachable):
+            return f"binding {key} to {node}: {problem}; the result is not known yet"
+        if pod.metadata.uid == uid and pod.spec.node_name == node:
+            self._pods.record_write(pod)
+            return ""
+        return f"binding {key} to {node}: {problem}"
+
+    async def _resolve(self, key: str, uid: str, node: str) -> None:
+        """Read a pod back and replace its assumption by what the API server has. Raises ApiError and ApiUnreachable."""
+        try:
+            pod = await self._client.get(SCHEDULER_PODS, key)
+        except ApiError as error:
+            if not error.missing:
+                raise
+            self._release(uid, node)
+            return
+        if pod.metadata.uid == uid and pod.spec.node_name == node:
+            # The listener of the informer ends the assumption. A pod that the watch has not delivered at all stays assumed.
+            self._pods.record_write(pod)
+        else:
+            self._release(uid, node)
+
+    def _release(self, uid: str, node: str) -> None:
+        self._state.release(uid, node)
+        self._on_room(node)

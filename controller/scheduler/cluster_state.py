@@ -1,0 +1,333 @@
+"""State of the cluster for the scheduler: applies changes of Nodes, CustomNodeResources and Pods, and assumes pods.
+The API server's data are the truth: an assumption only bridges the time until a binding arrives by the watch. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
+from controller.scheduler.harm_indicators import parse_harm
+from controller.scheduler.node_arrays import HARM_INDICATORS, NodeArrays
+from controller.scheduler.scheduler_kinds import SchedulerCnr, SchedulerNode
+from controller.scheduler.scheduling_pod import (
+    CPU,
+    MEMORY,
+    Amounts,
+    PodAnnotations,
+    ScheduledPod,
+    SchedulingPod,
+    amounts_of,
+    parse_scheduling_pod,
+)
+from kube.objects import key_of, parse_timestamp
+
+LOAD_RAMP_S = 30.0
+"""Time until the usage of a new pod is measured: its image is pulled and its containers start. Until then it is estimated."""
+HARM_HALF_LIFE_S = 60.0
+"""Time after which an indicator of harm in a report counts half. One report is about one second of run-queue latency."""
+MAX_REPORTS = 20
+"""Reports of a node of which the percentile of usage is computed."""
+MAX_PROBLEMS = 100
+
+
+class PodCharge(NamedTuple):
+    """What a pod takes from its node."""
+
+    key: str
+    node: str
+    reclaimed: Amounts
+    reclaimed_nonzero: Amounts
+    native: Amounts
+    load_basis: Amounts
+    priority: int
+
+
+class Assumption(NamedTuple):
+    """Pod that is being bound, until the binding is known from the API server."""
+
+    charge: PodCharge
+    since_s: float
+
+
+class ClusterState:
+    """All nodes with the pods that they have. Every method is synchronous, so that on one event loop each is atomic: this is
+    the lock under which a binding checks and assumes."""
+
+    def __init__(self, load_factors: tuple[float, float] = (0.85, 0.70), percentile: float = 95) -> None:
+        """`load_factors` are the shares of requested CPU and memory that a new pod is estimated to use; `percentile` is that of
+        the usage in the latest reports."""
+        self.nodes = NodeArrays()
+        self.problems: dict[str, str] = {}
+        """Why an object is not counted as it is written, by its kind and name: the field, and what is wrong with it."""
+        self.problem_changes = 0
+        """Number of changes of `problems`, so that a reader need not compare them."""
+        self._load_factors, self._percentile = np.array(load_factors), percentile
+        self.namespace_requests: dict[str, Amounts] = {}
+        """Reclaimed resources that the pods of each namespace request, assumed pods included."""
+        self._reports: dict[int, deque[list[float]]] = {}
+        self._charges: dict[str, PodCharge] = {}
+        self._assumed: dict[tuple[str, str], Assumption] = {}
+        self._reclaimed_uids: dict[int, set[str]] = {}
+        self._pod_counts: dict[int, int] = {}
+        self._recent: dict[int, dict[str, tuple[float, Amounts]]] = {}
+
+    @property
+    def assumptions(self) -> Mapping[tuple[str, str], Assumption]:
+        """Assumed pods by uid and node."""
+        return self._assumed
+
+    @property
+    def pod_count(self) -> int:
+        """Number of pods with a node."""
+        return len(self._charges)
+
+    def charge(self, uid: str) -> PodCharge | None:
+        """Return what a bound pod takes; None if it is not bound as far as is known."""
+        return self._charges.get(uid)
+
+    def charges_on(self, row: int) -> dict[str, PodCharge]:
+        """Return the bound pods of a node that take reclaimed resources, by uid."""
+        return {uid: self._charges[uid] for uid in self._reclaimed_uids.get(row, ())}
+
+    def apply_node(self, name: str, node: SchedulerNode | None) -> None:
+        """Apply a new version of a Node, or its deletion."""
+        subject = f"node {name}"
+        self._clear_problem(subject)
+        if node is None:
+            if (row := self.nodes.row(name)) is not None:
+                self.nodes.has_node[row] = False
+                self.nodes.native_allocatable[row] = 0
+                self._remove_if_unused(row)
+            return
+        row = self.nodes.add_row(name)
+        self.nodes.has_node[row] = True
+        listed = node.status.allocatable
+        self.nodes.native_allocatable[row] = self._amounts(subject, "status.allocatable", listed, (CPU, MEMORY))
+
+    def apply_cnr(self, name: str, cnr: SchedulerCnr | None) -> None:
+        """Apply a new version of a CustomNodeResource, or its deletion.
+
+        After a deletion its pods still count. Katalyst (pkg/scheduler/cache/cache.go, RemoveCNR) drops them with the record, so
+        that a CustomNodeResource that is created again is filled twice.
+        """
+        nodes, subject = self.nodes, f"customnoderesource {name}"
+        self._clear_problem(subject)
+        if cnr is None:
+            if (row := nodes.row(name)) is not None:
+                nodes.has_cnr[row] = False
+                nodes.allocatable[row] = 0
+                nodes.set_taints(row, ())
+                self._set_report(row, np.nan, None)
+                self._remove_if_unused(row)
+            return
+        row = nodes.add_row(name)
+        nodes.has_cnr[row] = True
+        status = cnr.status
+        allocatable = None if status is None or status.resources is None else status.resources.allocatable
+        keys = (RECLAIMED_CPU, RECLAIMED_MEMORY)
+        # Without a list nothing is offered: an agent in a dry run leaves it out (agent/reporter/cnr.py).
+        nodes.allocatable[row] = self._amounts(subject, "status.resources.allocatable", allocatable or {}, keys)
+        nodes.set_taints(row, () if cnr.spec is None else cnr.spec.taints or ())
+        metrics = None if status is None else status.node_metric_status
+        reported_at_s = np.nan
+        if metrics is not None and metrics.update_time:
+            try:
+                reported_at_s = parse_timestamp(metrics.update_time)
+            except ValueError as error:
+                self._note(subject, f"status.nodeMetricStatus.updateTime: {error}")
+        usage = None if metrics is None or metrics.node_metric is None else metrics.node_metric.generic_usage
+        self._set_report(row, reported_at_s, usage)
+
+    def apply_pod(self, old: ScheduledPod | None, new: ScheduledPod | None, placed_at_s: float | None) -> None:
+        """Apply a change of a pod. `placed_at_s` is the time at which it got its node, None if that was long ago."""
+        if self.problems and (changed := new or old) is not None:
+            self._clear_problem(f"pod {key_of(changed.metadata)}")
+        if old is not None and (new is None or new.metadata.uid != old.metadata.uid):
+            self._settle(old.metadata.uid)
+            self._discharge(old.metadata.uid)
+        if new is None:
+            return
+        uid = new.metadata.uid
+        if not new.holds_resources:
+            # A pod without a node may be in the middle of its binding: its assumption stays.
+            if new.spec.node_name:
+                self._settle(uid)
+            self._discharge(uid)
+            return
+        assumed = self._assumed.get((uid, new.spec.node_name))
+        since_s = placed_at_s if assumed is None else assumed.since_s
+        self._settle(uid)
+        previous = self._charges.get(uid)
+        if previous is not None and previous.node == new.spec.node_name:
+            since_s = self._recent.get(self.nodes.add_row(previous.node), {}).get(uid, (None, None))[0]
+        self._discharge(uid)
+        charge = charge_of(self._parse(new), new.spec.node_name)
+        self._charges[uid] = charge
+        row = self._add(uid, charge, since_s)
+        if charge.reclaimed != (0, 0):
+            self._reclaimed_uids.setdefault(row, set()).add(uid)
+
+    def assume(self, pod: SchedulingPod, node: str, now_s: float) -> None:
+        """Count a pod on a node from now on, before its binding is confirmed. Repeating it changes nothing."""
+        if (pod.uid, node) not in self._assumed:
+            charge = charge_of(pod, node)
+            self._assumed[pod.uid, node] = Assumption(charge, now_s)
+            self._add(pod.uid, charge, now_s)
+
+    def release(self, uid: str, node: str) -> None:
+        """End an assumption whose binding failed."""
+        if (assumption := self._assumed.pop((uid, node), None)) is not None:
+            self._subtract(uid, assumption.charge)
+
+    def _settle(self, uid: str) -> None:
+        """End all assumptions of a pod, because its node is known or it does not exist any more."""
+        for key in [key for key in self._assumed if key[0] == uid] if self._assumed else ():
+            self.release(*key)
+
+    def _discharge(self, uid: str) -> None:
+        if (charge := self._charges.pop(uid, None)) is not None:
+            row = self.nodes.row(charge.node)
+            if row is not None and (uids := self._reclaimed_uids.get(row)) is not None:
+                uids.discard(uid)
+                if not uids:
+                    del self._reclaimed_uids[row]
+            self._subtract(uid, charge)
+
+    def _add(self, uid: str, charge: PodCharge, since_s: float | None) -> int:
+        nodes, row = self.nodes, self.nodes.add_row(charge.node)
+        nodes.requested[row] += charge.reclaimed
+        nodes.requested_nonzero[row] += charge.reclaimed_nonzero
+        nodes.native_requested[row] += charge.native
+        self._count_namespace(charge, 1)
+        self._pod_counts[row] = self._pod_counts.get(row, 0) + 1
+        if since_s is not None:
+            self._recent.setdefault(row, {})[uid] = (since_s, charge.load_basis)
+            self._estimate(row)
+        return row
+
+    def _subtract(self, uid: str, charge: PodCharge) -> None:
+        nodes, row = self.nodes, self.nodes.row(charge.node)
+        assert row is not None, "a row stays while a pod counts on it"
+        nodes.requested[row] -= charge.reclaimed
+        nodes.requested_nonzero[row] -= charge.reclaimed_nonzero
+        nodes.native_requested[row] -= charge.native
+        self._count_namespace(charge, -1)
+        self._pod_counts[row] -= 1
+        if (recent := self._recent.get(row)) is not None and recent.pop(uid, None) is not None:
+            self._estimate(row)
+        self._remove_if_unused(row)
+
+    def _count_namespace(self, charge: PodCharge, sign: int) -> None:
+        if charge.reclaimed == (0, 0):
+            return
+        namespace = charge.key.partition("/")[0]
+        cpu, memory = self.namespace_requests.get(namespace, Amounts())
+        total = Amounts(cpu + sign * charge.reclaimed.millicpu, memory + sign * charge.reclaimed.memory)
+        if total == (0, 0):
+            self.namespace_requests.pop(namespace, None)
+        else:
+            self.namespace_requests[namespace] = total
+
+    def _estimate(self, row: int) -> None:
+        """Compute the load of pods that the latest report cannot contain."""
+        reported_at_s = self.nodes.reported_at_s[row]
+        recent = self._recent.get(row, {})
+        for uid in [uid for uid, (since_s, _) in recent.items() if since_s + LOAD_RAMP_S <= reported_at_s]:
+            del recent[uid]
+        if not recent:
+            self._recent.pop(row, None)
+        total = np.array([basis for _, basis in recent.values()], dtype=np.float64).reshape(-1, 2).sum(axis=0)
+        self.nodes.unmeasured[row] = total * self._load_factors
+
+    def _set_report(self, row: int, reported_at_s: float, usage: Mapping[str, Any] | None) -> None:
+        nodes, previous_at_s = self.nodes, self.nodes.reported_at_s[row]
+        nodes.reported_at_s[row] = reported_at_s
+        if usage is None:
+            nodes.usage[row], nodes.usage_percentile[row], nodes.harm[row] = np.nan, np.nan, np.nan
+            self._reports.pop(row, None)
+        elif reported_at_s != previous_at_s or row not in self._reports:
+            # A write of another field repeats the latest report, which counts once.
+            self._apply_usage(row, usage, reported_at_s - previous_at_s)
+        self._estimate(row)
+
+    def _apply_usage(self, row: int, usage: Mapping[str, Any], since_s: float) -> None:
+        nodes = self.nodes
+        subject, field = f"customnoderesource {nodes.names[row]}", "status.nodeMetricStatus.nodeMetric.genericUsage"
+        amounts = self._amounts(subject, field, usage, (CPU, MEMORY))
+        values = [amount if key in usage else np.nan for key, amount in zip((CPU, MEMORY), amounts, strict=True)]
+        reports = self._reports.setdefault(row, deque(maxlen=MAX_REPORTS))
+        reports.append(values)
+        nodes.usage[row] = values
+        nodes.usage_percentile[row] = np.percentile(reports, self._percentile, axis=0)
+        try:
+            latest = np.array(parse_harm(usage))
+        except ValueError as error:
+            self._note(subject, f"{field}: {error}")
+            latest = np.full(len(HARM_INDICATORS), np.nan)
+        old = nodes.harm[row]
+        share = 1 - 0.5 ** (max(since_s, 0.0) / HARM_HALF_LIFE_S) if since_s < np.inf else 1.0
+        nodes.harm[row] = np.where(np.isnan(old), latest, old + (latest - old) * share)
+
+    def _remove_if_unused(self, row: int) -> None:
+        if not (self.nodes.has_node[row] or self.nodes.has_cnr[row] or self._pod_counts.get(row)):
+            self._pod_counts.pop(row, None)
+            self._recent.pop(row, None)
+            self._reports.pop(row, None)
+            self.nodes.remove_row(row)
+
+    def _amounts(self, subject: str, field: str, listed: Mapping[str, Any], keys: tuple[str, str]) -> Amounts:
+        """Return both amounts; 0 for an invalid list, which offers nothing. `cpu` is in cores, reclaimed CPU in thousandths."""
+        try:
+            return amounts_of(listed, *keys, 1000 if keys[0] == CPU else 1)
+        except (ValueError, TypeError) as error:
+            self._note(subject, f"{field}: {error}")
+            return Amounts()
+
+    def _parse(self, pod: ScheduledPod) -> SchedulingPod:
+        try:
+            return parse_scheduling_pod(pod)
+        except ValueError as error:
+            # An unknown QoS level must not hide what the pod takes; its quantities come from the API server and are valid.
+            self._note(f"pod {key_of(pod.metadata)}", str(error))
+            return parse_scheduling_pod(without_level(pod))
+
+    def _note(self, subject: str, problem: str) -> None:
+        if subject in self.problems or len(self.problems) < MAX_PROBLEMS:
+            self.problems[subject] = problem
+            self.problem_changes += 1
+
+    def _clear_problem(self, subject: str) -> None:
+        if self.problems.pop(subject, None) is not None:
+            self.problem_changes += 1
+
+
+def charge_of(pod: SchedulingPod, node: str) -> PodCharge:
+    """Return what a pod takes from a node."""
+    return PodCharge(
+        pod.key,
+        node,
+        _shared(pod.reclaimed),
+        _shared(pod.reclaimed_nonzero),
+        _shared(pod.native),
+        _shared(pod.load_basis),
+        pod.priority,
+    )
+
+
+@lru_cache(maxsize=65_536)
+def _shared(amounts: Amounts) -> Amounts:
+    """Return one object for equal amounts: the pods of a cluster have few different requests, and 150,000 copies are 60 MiB."""
+    return amounts
+
+
+def without_level(pod: ScheduledPod) -> ScheduledPod:
+    """Return the pod without its QoS level, which makes it a shared_cores pod."""
+    metadata = msgspec.structs.replace(pod.metadata, annotations=PodAnnotations())
+    return msgspec.structs.replace(pod, metadata=metadata)

@@ -1,0 +1,129 @@
+"""Gangs: pods of which a minimum number starts together or none, by Koordinator's annotations. Pure.
+kube-scheduler has no step in which an extender could let pods wait that have a node already (Permit). So the first pod of a
+complete gang plans all of them: each is assumed on a node, and each later pod of the gang is offered its own node only.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from api.quantity import format_count
+from api.text import quote
+from controller.scheduler.cluster_state import ClusterState
+from controller.scheduler.plugin_chain import PluginChain, Rows
+from controller.scheduler.scheduling_pod import GANG_MIN_KEY, ScheduledPod, SchedulingPod, parse_scheduling_pod
+
+MAX_GANG_PODS = 1000
+
+
+class Gang(NamedTuple):
+    """The gang that a pod names: namespace/name, and how many of its pods start together."""
+
+    key: str
+    min_pods: int
+
+
+class GangRejection(NamedTuple):
+    """Why no pod of a gang can start yet."""
+
+    message: str
+
+
+class Gangs:
+    """Pods of all gangs, from the API server."""
+
+    def __init__(self, state: ClusterState, chain: PluginChain) -> None:
+        self._state, self._chain = state, chain
+        self._members: dict[str, dict[str, ScheduledPod]] = {}
+
+    def apply(self, key: str, old: ScheduledPod | None, new: ScheduledPod | None) -> None:
+        """Apply a change of a pod. A pod that has ended or is being deleted is no member any more."""
+        if old is not None and (name := _gang_key(old)) and (members := self._members.get(name)) is not None:
+            members.pop(key, None)
+            if not members:
+                del self._members[name]
+        is_member = new is not None and new.metadata.deletion_timestamp is None and not new.has_ended
+        if new is not None and is_member and (name := _gang_key(new)):
+            self._members.setdefault(name, {})[key] = new
+
+    def choose_node(
+        self, stored: ScheduledPod, names: list[str], rows: Rows, now_s: float
+    ) -> tuple[str, list[str]] | GangRejection | None:
+        """Return the node of a gang's pod and the keys of other pods that were planned with it; None if the pod may use any
+        node, because it is in no gang or enough of the gang have one.
+
+        Raises ValueError that names the annotation.
+        """
+        if (gang := parse_gang(stored)) is None:
+            return None
+        uid, members = stored.metadata.uid, self._members.get(gang.key, {})
+        assumed = dict(self._state.assumptions.keys())
+        if (node := assumed.get(uid)) is not None:
+            if node in names:
+                return node, []
+            # kube-scheduler's own plugins do not accept the planned node for this pod: plan again on those that they accept.
+            for member in members.values():
+                if not member.spec.node_name and (planned := assumed.pop(member.metadata.uid, None)) is not None:
+                    self._state.release(member.metadata.uid, planned)
+        others = {key: each for key, each in sorted(members.items()) if each.metadata.uid != uid}
+        started = sum(1 for each in others.values() if each.spec.node_name or each.metadata.uid in assumed)
+        if started >= gang.min_pods:
+            return None
+        waiting = {
+            key: each for key, each in others.items() if not each.spec.node_name and each.metadata.uid not in assumed
+        }
+        if started + 1 + len(waiting) < gang.min_pods:
+            present = format_count(started + 1 + len(waiting), "pod")
+            return GangRejection(f"gang {gang.key} has {present} of at least {gang.min_pods}")
+        selected = dict(list(waiting.items())[: gang.min_pods - started - 1])
+        pods = [parse_scheduling_pod(each) for each in (stored, *selected.values())]
+        fitting = self._plan(pods, names, rows, now_s)
+        if fitting < len(pods):
+            return GangRejection(f"gang {gang.key}: only {fitting} of {len(pods)} pods that have to start together fit")
+        return next(node for (planned, node) in self._state.assumptions if planned == uid), list(selected)
+
+    def describe(self, stored: ScheduledPod) -> str:
+        """Return the state of a pod's gang as a sentence; empty without one."""
+        try:
+            gang = parse_gang(stored)
+        except ValueError as error:
+            return str(error)
+        if gang is None:
+            return ""
+        members = self._members.get(gang.key, {}).values()
+        bound = sum(1 for each in members if each.spec.node_name)
+        present = format_count(len(members), "pod")
+        return f"gang {gang.key}: {present}, {bound} with a node; at least {gang.min_pods} start together"
+
+    def _plan(self, pods: list[SchedulingPod], names: list[str], rows: Rows, now_s: float) -> int:
+        """Assume every pod on the best node that it fits. If one fits nowhere, release all and return how many did fit."""
+        nodes, planned = self._state.nodes, list[tuple[str, str]]()
+        is_listed = rows >= 0
+        for pod in pods:
+            passes = self._chain.filter(pod, nodes, rows, now_s).passes & is_listed
+            if not passes.any():
+                for uid, node in planned:
+                    self._state.release(uid, node)
+                return len(planned)
+            scores = np.where(passes, self._chain.score(pod, nodes, rows, now_s), -1.0)
+            node = names[int(scores.argmax())]
+            self._state.assume(pod, node, now_s)
+            planned.append((pod.uid, node))
+        return len(planned)
+
+
+def parse_gang(pod: ScheduledPod) -> Gang | None:
+    """Return the gang of a pod, None without one. Raises ValueError that names the annotation and valid values."""
+    if not (key := _gang_key(pod)):
+        return None
+    text = pod.metadata.annotations.gang_min
+    if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MAX_GANG_PODS):
+        raise ValueError(f"annotation {GANG_MIN_KEY}: {quote(text)} is no number of pods; write 1 to {MAX_GANG_PODS}")
+    return Gang(key, int(text))
+
+
+def _gang_key(pod: ScheduledPod) -> str:
+    name = pod.metadata.annotations.gang_name
+    return f"{pod.metadata.namespace}/{name[:253]}" if name else ""

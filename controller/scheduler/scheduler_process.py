@@ -1,0 +1,206 @@
+"""Composition of the scheduler extender: options, API client, informers, plugins, verbs and background tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from api import VERSION
+from common.http.listener import HttpListener
+from common.http.token_review import TokenReviewer
+from common.validation import describe_validation_error
+from common.yaml_guard import check_yaml
+from controller.endpoints import build_application
+from controller.metrics import ControllerExposition
+from controller.reconcile import MetricValues
+from controller.scheduler.binding import PodBinder
+from controller.scheduler.cluster_state import ClusterState
+from controller.scheduler.elastic_quota import ElasticQuotas
+from controller.scheduler.extender import Extender
+from controller.scheduler.extender_endpoints import MAX_BODY_BYTES, ExtenderEndpoints, body_problem
+from controller.scheduler.harm_score import HarmScore
+from controller.scheduler.load_aware import LoadAware
+from controller.scheduler.pending_pods import PendingPods
+from controller.scheduler.plugin_chain import PluginChain
+from controller.scheduler.qos_taints import QosTaints
+from controller.scheduler.resource_fit import BalancedAllocation, ResourceFit
+from controller.scheduler.scheduler_kinds import (
+    ELASTIC_QUOTAS,
+    SCHEDULER_CNRS,
+    SCHEDULER_NODES,
+    SCHEDULER_PODS,
+    ElasticQuota,
+    SchedulerCnr,
+    SchedulerNode,
+)
+from controller.scheduler.scheduler_settings import SchedulerConfig, parse_scheduler_settings
+from controller.scheduler.scheduling_pod import ScheduledPod
+from controller.serving import load_settings_file, serve_with_tls
+from kube.access_review import review_token
+from kube.client import KubeClient
+from kube.informer import Informer
+from kube.kubeconfig import load_access
+from kube.watch import ObjectChange
+
+log = logging.getLogger("dioptase.scheduler")
+MAX_EXTENDER_CONNECTIONS = 1024
+"""A kube-scheduler opens one connection for each of the bindings that it has under way."""
+
+
+class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Command-line options."""
+
+    hosts: tuple[str, ...]
+    port: int
+    config: Path | None = None
+    web_config: Path | None = None
+
+
+def run_scheduler(options: SchedulerOptions) -> None:
+    """Run until a signal. Raises ValueError for invalid settings, and Unavailable, before anything is served."""
+    config = SchedulerConfig() if options.config is None else load_settings_file(options.config, _parse_settings)
+    asyncio.run(_run(options, config))
+
+
+def _parse_settings(text: str) -> SchedulerConfig:
+    return parse_scheduler_settings(text, check_yaml, describe_validation_error)
+
+
+def build_chain(config: SchedulerConfig, quotas: ElasticQuotas | None = None) -> PluginChain:
+    """Return the plugins in their order. Add another plugin here."""
+    plugins = (
+        *(() if quotas is None else (quotas,)),
+        QosTaints(),
+        ResourceFit(config.fit),
+        BalancedAllocation(config.fit),
+        LoadAware(config.load),
+        HarmScore(config.harm),
+    )
+    return PluginChain(plugins)
+
+
+class SchedulerCache:
+    """Informers of Nodes, CustomNodeResources and Pods, which keep the state of the cluster up to date."""
+
+    def __init__(self, client: KubeClient, state: ClusterState, quotas: ElasticQuotas | None = None) -> None:
+        self.state, self._quotas = state, quotas
+        self.nodes: Informer[SchedulerNode] = Informer(client, SCHEDULER_NODES)
+        self.cnrs: Informer[SchedulerCnr] = Informer(client, SCHEDULER_CNRS)
+        self.pods: Informer[ScheduledPod] = Informer(client, SCHEDULER_PODS)
+        self.quotas: Informer[ElasticQuota] = Informer(client, ELASTIC_QUOTAS)
+        self.informers: tuple[Informer[Any], ...] = (self.nodes, self.cnrs, self.pods)
+        if quotas is not None:
+            self.informers = (*self.informers, self.quotas)
+            self.quotas.listen(lambda change: quotas.apply(change.key, change.new))
+        self.nodes.listen(lambda change: state.apply_node(change.key, change.new))
+        self.cnrs.listen(lambda change: state.apply_cnr(change.key, change.new))
+        self.pods.listen(self._on_pod)
+        self._logged: dict[str, str] = {}
+        self._seen_changes = 0
+        for informer in self.informers:
+            informer.listen(self._log_problems)
+
+    def unsynced(self) -> str:
+        """Return the resources that have not been listed yet; empty if all have."""
+        names = [informer.resource.gvr for informer in self.informers if not informer.synced.is_set()]
+        return f"not listed yet: {', '.join(names)}" if names else ""
+
+    def problems(self) -> dict[str, str]:
+        """Return why an object does not count as it is written, by its kind and name."""
+        quotas = {} if self._quotas is None else self._quotas.problems
+        return self.state.problems | {f"elasticquota {key}": text for key, text in quotas.items()}
+
+    def _log_problems(self, _change: object) -> None:
+        """Log each problem once until it changes. Called for every change of an object, so it has to be cheap."""
+        changes = self.state.problem_changes + (0 if self._quotas is None else self._quotas.problem_changes)
+        if changes != self._seen_changes:
+            problems, self._seen_changes = self.problems(), changes
+            for subject, problem in problems.items() - self._logged.items():
+                log.warning("%s: %s", subject, problem)
+            self._logged = problems
+
+    def _on_pod(self, change: ObjectChange[ScheduledPod]) -> None:
+        # Pods of the first list have run for a while; their usage is in the reports.
+        placed_at_s = time.time() if self.pods.synced.is_set() else None
+        self.state.apply_pod(change.old, change.new, placed_at_s)
+
+
+async def _run(options: SchedulerOptions, config: SchedulerConfig) -> None:
+    metrics = MetricValues()
+    async with contextlib.AsyncExitStack() as stack:
+        access = load_access(os.environ, check_yaml)
+        client = await stack.enter_async_context(KubeClient(access, f"dioptase-scheduler/{VERSION}"))
+        factors = (config.load.cpu_factor / 100, config.load.memory_factor / 100)
+        state = ClusterState(factors, config.load.percentile)
+        quotas = ElasticQuotas(state.namespace_requests) if config.elastic_quota else None
+        chain, cache = build_chain(config, quotas), SchedulerCache(client, state, quotas)
+        pending = PendingPods(client, cache.pods, state, chain, time.time)
+        watch_for_room(cache, pending)
+        binder = PodBinder(client, cache.pods, state, chain, time.time, pending.record_room)
+
+        def set_gauges() -> None:
+            gauges = {"nodes": len(state.nodes), "pending_pods": len(pending), "assumed_pods": len(state.assumptions)}
+            for name, value in (*gauges.items(), ("problems", len(cache.problems()))):
+                metrics.set(f"dioptase_scheduler_{name}", [((), value)])
+
+        exposition = ControllerExposition(metrics, client, set_gauges)
+        exposition.watch(cache.informers, {})
+        tokens = TokenReviewer(partial(review_token, client)) if config.token_review else None
+        authorize = None if tokens is None else tokens.refusal
+        app = build_application(exposition, cache.unsynced, authorize, MAX_BODY_BYTES)
+        extender = Extender(state, chain)
+        cache.pods.listen(lambda change: extender.gangs.apply(change.key, change.old, change.new))
+        ExtenderEndpoints(extender, binder, pending, cache, metrics, authorize).add_to(app)
+        listener = HttpListener(app, body_problem, MAX_EXTENDER_CONNECTIONS)
+        await serve_with_tls(listener, options.hosts, options.port, options.web_config, stack)
+        working = asyncio.create_task(_work(cache, pending, binder))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, working.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
+        await binder.finish()
+
+
+def watch_for_room(cache: SchedulerCache, pending: PendingPods) -> None:
+    """Have pending pods evaluated when a CustomNodeResource changes or a pod leaves its node."""
+    cache.cnrs.listen(lambda change: pending.record_room(change.key))
+    cache.quotas.listen(lambda _change: pending.record_room_everywhere())
+
+    def on_pod(change: ObjectChange[ScheduledPod]) -> None:
+        old, new = change.old, change.new
+        if old is not None and old.holds_resources and (new is None or not new.holds_resources):
+            pending.record_room(old.spec.node_name)
+            if cache.quotas in cache.informers:
+                pending.record_room_everywhere()
+
+    cache.pods.listen(on_pod)
+
+
+async def _work(cache: SchedulerCache, pending: PendingPods, binder: PodBinder) -> None:
+    """Run until cancelled, or until one of the tasks raises because of a bug, which ends the process."""
+
+    async def adopt_pending() -> None:
+        for informer in cache.informers:
+            await informer.synced.wait()
+        log.info("%d nodes, %d pods with a node", len(cache.state.nodes), cache.state.pod_count)
+        # Full collections would visit every listed pod again and again, and delay a request for as long.
+        gc.collect()
+        gc.freeze()
+        pending.adopt_pending()
+
+    async with asyncio.TaskGroup() as group:
+        for informer in cache.informers:
+            group.create_task(informer.run())
+        group.create_task(adopt_pending())
+        group.create_task(pending.run())
+        group.create_task(binder.run())

@@ -1,0 +1,59 @@
+"""HTTP server and settings file of the controller's programs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from api.interfaces import Unavailable
+from common.http.listener import HttpListener
+from common.http.web_config import WebConfig, WebSecurity
+from common.yaml_guard import check_yaml
+
+log = logging.getLogger("dioptase.controller")
+MAX_SETTINGS_BYTES = 1 << 20
+SettingsT = TypeVar("SettingsT")
+
+
+def load_settings_file(path: Path, parse: Callable[[str], SettingsT]) -> SettingsT:
+    """Read and parse a settings file. Raises ValueError that names the file, the field and the remedy."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_SETTINGS_BYTES + 1).decode()
+        return parse(text)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+async def serve_with_tls(
+    listener: HttpListener, hosts: Sequence[str], port: int, web_config: Path | None, stack: contextlib.AsyncExitStack
+) -> None:
+    """Listen until `stack` is closed, with TLS as the file `web_config` states, which is followed. Raises Unavailable."""
+    config = None if web_config is None else WebConfig(web_config, check_yaml)
+    tls = None if config is None else _tls_without_users(web_config, config.load())
+    bound = await listener.open(hosts, port, "--listen", tls)
+    stack.push_async_callback(listener.close)
+    log.info("metrics and health at %s", ", ".join(f"{host}:{port}" for host, port in bound))
+    if config is not None:
+
+        async def renew(web: WebSecurity) -> None:
+            await listener.renew(_tls_without_users(web_config, web))
+
+        following = asyncio.create_task(config.follow(renew))
+        stack.callback(following.cancel)
+
+
+def _tls_without_users(path: Path | None, web: WebSecurity) -> ssl.SSLContext | None:
+    if web.users:
+        raise Unavailable(
+            f"{path}: basic_auth_users: the kubelet's probes cannot send passwords",
+            "remove it, and restrict access by a NetworkPolicy",
+        )
+    return web.tls

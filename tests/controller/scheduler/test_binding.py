@@ -1,0 +1,192 @@
+"""The verb bind against an API server: check and assume in one step, rollback, lost responses, and reading pods back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from api.pod import RECLAIMED_CPU
+from controller.scheduler.binding import RESOLVE_AFTER_S, PodBinder
+from controller.scheduler.cluster_state import ClusterState
+from controller.scheduler.extender_messages import ExtenderBindingArgs
+from controller.scheduler.plugin_chain import PluginChain
+from controller.scheduler.resource_fit import FitSettings, ResourceFit
+from controller.scheduler.scheduler_process import SchedulerCache
+from tests.builders.api_server import FakeApiServer
+from tests.controller.scheduler.objects import NOW_S
+
+PODS = "/api/v1/namespaces/default/pods"
+
+
+class BindingServer(FakeApiServer):
+    """An API server with pods p0, p1, ... of 1000 millicores, which binds them, or loses its responses."""
+
+    def __init__(self, pods: int) -> None:
+        super().__init__({f"{PODS}/p{number}": pod_object(f"p{number}") for number in range(pods)})
+        for path, item in (("nodes/n1", {}), ("nodes/n2", {})):
+            self.put(f"/api/v1/{path}", {"metadata": {"name": path[-2:]}, **item})
+        cnrs = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
+        for name in ("n1", "n2"):
+            status = {"resources": {"allocatable": {RECLAIMED_CPU: "3k"}}}
+            self.put(f"{cnrs}/{name}", {"metadata": {"name": name}, "status": status})
+        self.rooms: list[str] = []
+        """Nodes on which an assumption ended."""
+        self.lost_responses = 0
+        self.is_bound_before_loss = True
+        self.is_silent = False
+        """Whether the watch does not deliver bindings."""
+        self.handlers[f"{PODS}/"] = self._pod
+        self.handlers["/api/v1/pods"] = self._all_pods
+
+    async def _all_pods(self, request: web.Request) -> web.StreamResponse:
+        if request.query.get("watch") == "true":
+            return await self._watch(request, PODS)
+        return self._answer("GET", PODS, None)
+
+    async def _pod(self, request: web.Request) -> web.StreamResponse:
+        if not request.path.endswith("/binding"):
+            return self._answer(request.method, request.path, None)
+        path, body = request.path.removesuffix("/binding"), msgspec.json.decode(await request.read())
+        stored = self.objects[path]
+        if stored["spec"].get("nodeName") or stored["metadata"]["uid"] != body["metadata"]["uid"]:
+            return self.error(409, "already assigned")
+        is_lost = self.lost_responses > 0
+        self.lost_responses -= is_lost
+        if not is_lost or self.is_bound_before_loss:
+            watches, self._watches = self._watches, [] if self.is_silent else self._watches
+            self.put(path, {**stored, "spec": {**stored["spec"], "nodeName": body["target"]["name"]}})
+            self._watches = watches
+        if is_lost:
+            assert request.transport is not None
+            request.transport.abort()
+        return web.json_response({"kind": "Status", "status": "Success"}, status=201)
+
+    def bound(self) -> list[str]:
+        return sorted(item["spec"]["nodeName"] for path, item in self.objects.items()
+                      if path.startswith(PODS) and item["spec"].get("nodeName"))  # fmt: skip
+
+
+def pod_object(name: str, millicpu: str = "1000", level: str = "reclaimed_cores") -> dict[str, Any]:
+    metadata = {
+        "name": name, "namespace": "default", "uid": f"uid-{name}",
+        "annotations": {"katalyst.kubewharf.io/qos_level": level},
+    }  # fmt: skip
+    container = {"name": "main", "resources": {"requests": {RECLAIMED_CPU: millicpu}}}
+    return {"metadata": metadata, "spec": {"containers": [container]}, "status": {"phase": "Pending"}}
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = NOW_S
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@asynccontextmanager
+async def binding(server: BindingServer, clock: Clock) -> AsyncIterator[tuple[PodBinder, SchedulerCache]]:
+    async with server.client(timeout_s=2) as client:
+        cache = SchedulerCache(client, ClusterState())
+        binder = PodBinder(
+            client, cache.pods, cache.state, PluginChain((ResourceFit(FitSettings()),)), clock, server.rooms.append
+        )
+        running = [asyncio.create_task(informer.run()) for informer in cache.informers]
+        for informer in cache.informers:
+            await asyncio.wait_for(informer.synced.wait(), 10)
+        try:
+            yield binder, cache
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+
+def args(pod: str, node: str = "n1", uid: str = "") -> ExtenderBindingArgs:
+    return ExtenderBindingArgs(pod_name=pod, pod_namespace="default", pod_uid=uid or f"uid-{pod}", node=node)
+
+
+def requested(cache: SchedulerCache, node: str = "n1") -> int:
+    return int(cache.state.nodes.requested[cache.state.nodes.row(node), 0])
+
+
+async def settled(cache: SchedulerCache) -> None:
+    for _ in range(500):
+        if not cache.state.assumptions:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(cache.state.assumptions)
+
+
+async def test_of_ten_pods_at_once_as_many_are_bound_as_fit() -> None:
+    server = BindingServer(10)
+    async with binding(server, Clock()) as (binder, cache):
+        errors = await asyncio.gather(*(binder.bind(args(f"p{number}")) for number in range(10)))
+        assert errors.count("") == 3
+        refused = next(error for error in errors if error)
+        assert f"Insufficient {RECLAIMED_CPU} (reclaimed_millicpu: requests 1000, 0 of 3000 are free" in refused
+        await settled(cache)
+        assert (server.bound(), requested(cache)) == (["n1"] * 3, 3000)
+
+
+async def test_a_refused_binding_frees_what_was_assumed() -> None:
+    server = BindingServer(1)
+    server.refuse[f"{PODS}/p0/binding"] = 403
+    async with binding(server, Clock()) as (binder, cache):
+        assert "403" in await binder.bind(args("p0"))
+        assert (requested(cache), len(cache.state.assumptions)) == (0, 0)
+        assert await binder.bind(args("p0", "n7")) == "node n7 is not known"
+        assert "was deleted and created again" in await binder.bind(args("p0", uid="other"))
+        assert await binder.bind(args("none")) != ""
+
+
+@pytest.mark.parametrize("is_bound", [True, False])
+async def test_a_lost_response_frees_nothing_until_the_pod_is_read_back(*, is_bound: bool) -> None:
+    server, clock = BindingServer(1), Clock()
+    server.lost_responses, server.is_bound_before_loss, server.is_silent = 1, is_bound, True
+    async with binding(server, clock) as (binder, cache):
+        error = await binder.bind(args("p0"))
+        assert (error == "") is is_bound
+        assert requested(cache) == 1000, "bound, or possibly bound later"
+        if not is_bound:
+            # kube-scheduler tries again, on another node: both count until one of them is certain.
+            server.refuse[f"{PODS}/p0/binding"] = 500
+            assert "500" in await binder.bind(args("p0", "n2"))
+            assert (requested(cache), requested(cache, "n2")) == (1000, 0)
+            server.refuse.clear()
+            assert await binder.bind(args("p0")) == "", "the resources of the same node are its own"
+        assert server.bound() == ["n1"]
+
+
+async def test_a_binding_that_the_watch_does_not_deliver_is_read_back() -> None:
+    server, clock = BindingServer(2), Clock()
+    server.is_silent = True
+    async with binding(server, clock) as (binder, cache):
+        assert await binder.bind(args("p0")) == ""
+        assert len(cache.state.assumptions) == 1
+        await binder.resolve_old_assumptions()
+        assert len(cache.state.assumptions) == 1, "the watch may still deliver it"
+        clock.now_s += RESOLVE_AFTER_S
+        await binder.resolve_old_assumptions()
+        assert (len(cache.state.assumptions), requested(cache)) == (0, 1000)
+
+
+@pytest.mark.parametrize("offset_s", [RESOLVE_AFTER_S, -3600.0], ids=["old", "clock set back"])
+async def test_an_assumption_of_a_pod_that_is_gone_or_unbound_ends(offset_s: float) -> None:
+    server, clock = BindingServer(2), Clock()
+    async with binding(server, clock) as (binder, cache):
+        server.lost_responses, server.is_bound_before_loss = 2, False
+        for name in ("p0", "p1"):
+            assert await binder.bind(args(name)) != ""
+        assert requested(cache) == 2000
+        clock.now_s += offset_s
+        server.delete(f"{PODS}/p1")
+        await binder.resolve_old_assumptions()
+        assert (requested(cache), "n1" in server.rooms) == (0, True)

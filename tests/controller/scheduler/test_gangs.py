@@ -1,0 +1,130 @@
+"""Gangs: a minimum number of pods gets nodes at once or none does, and their resources are theirs until they are bound."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from controller.scheduler.cluster_state import ClusterState
+from controller.scheduler.extender import Extender
+from controller.scheduler.extender_messages import ExtenderArgs, ExtenderFilterResult
+from controller.scheduler.plugin_chain import PluginChain
+from controller.scheduler.resource_fit import FitSettings, ResourceFit
+from controller.scheduler.scheduling_pod import PodAnnotations, ScheduledPod
+from tests.controller.scheduler.objects import NOW_S, a_pod, a_state
+
+NODES = ["n1", "n2"]
+
+
+class Cluster:
+    """Two nodes of five cores, and an extender that hears of pods as from the API server."""
+
+    def __init__(self) -> None:
+        self.state: ClusterState = a_state(("n1", 5000, 0), ("n2", 5000, 0))
+        self.extender = Extender(self.state, PluginChain((ResourceFit(FitSettings()),)))
+        self.pods: dict[str, ScheduledPod] = {}
+
+    def create(
+        self, name: str, millicpu: int = 2000, *, gang: str = "g", least: str = "3", node: str = ""
+    ) -> ScheduledPod:
+        pod = a_pod(name, millicpu, node=node)
+        annotations = PodAnnotations(qos_level="reclaimed_cores", gang_name=gang, gang_min=least)
+        pod = msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, annotations=annotations))
+        self.apply(pod)
+        return pod
+
+    def apply(self, pod: ScheduledPod) -> None:
+        name = pod.metadata.name
+        self.extender.gangs.apply(f"default/{name}", self.pods.get(name), pod)
+        self.state.apply_pod(self.pods.get(name), pod, NOW_S)
+        self.pods[name] = pod
+
+    def filter(self, name: str, nodes: list[str] | None = None) -> ExtenderFilterResult:
+        return self.extender.filter(ExtenderArgs(pod=self.pods[name], node_names=nodes or NODES), NOW_S)
+
+    def bind(self, name: str, node: str) -> None:
+        pod = self.pods[name]
+        self.apply(msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_name=node)))
+
+    def requested(self) -> list[int]:
+        return [int(self.state.nodes.requested[self.state.nodes.row(name), 0]) for name in NODES]
+
+
+def reason(result: ExtenderFilterResult) -> str:
+    assert not result.node_names
+    (text,) = set(result.failed_and_unresolvable_nodes.values())
+    return text
+
+
+def test_a_gang_waits_until_enough_of_its_pods_exist_and_then_has_nodes_at_once() -> None:
+    cluster = Cluster()
+    cluster.create("a")
+    cluster.create("b")
+    assert reason(cluster.filter("a")) == "gang default/g has 2 pods of at least 3"
+    assert cluster.requested() == [0, 0]
+    cluster.create("c")
+    first = cluster.filter("c")
+    assert len(first.node_names) == 1
+    assert cluster.extender.planned_keys == ["default/a", "default/b"]
+    assert sorted(cluster.requested()) == [2000, 4000]
+    for name in ("a", "b", "c"):
+        (node,) = cluster.filter(name).node_names
+        assert cluster.extender.planned_keys == []
+        cluster.bind(name, node)
+    assert sorted(cluster.requested()) == [2000, 4000]
+    assert not cluster.state.assumptions
+    cluster.create("d", 500)
+    assert len(cluster.filter("d").node_names) == 2, "enough of the gang have a node: it may use any node with room"
+
+
+def test_a_gang_that_does_not_fit_at_once_takes_nothing() -> None:
+    cluster = Cluster()
+    for name in ("a", "b", "c"):
+        cluster.create(name, 3000)
+    assert reason(cluster.filter("b")) == "gang default/g: only 2 of 3 pods that have to start together fit"
+    assert cluster.requested() == [0, 0]
+    assert not cluster.state.assumptions
+
+
+def test_what_a_gang_has_planned_is_not_given_to_others() -> None:
+    cluster = Cluster()
+    for name in ("a", "b"):
+        cluster.create(name, 4000, least="2")
+    cluster.filter("a")
+    cluster.create("other", 2000, gang="")
+    assert "Insufficient" in reason(cluster.filter("other"))
+
+
+def test_a_planned_node_that_kube_scheduler_does_not_accept_has_the_gang_planned_again() -> None:
+    cluster = Cluster()
+    for name in ("a", "b"):
+        cluster.create(name, least="2")
+    cluster.filter("a")
+    planned = dict(cluster.state.assumptions.keys())
+    (other,) = {"n1", "n2"} - {planned["uid-b"]}
+    assert cluster.filter("b", [other]).node_names == [other]
+    assert sum(cluster.requested()) == 4000, "the earlier plan ended"
+
+
+def test_pods_that_have_ended_or_are_being_deleted_do_not_count() -> None:
+    cluster = Cluster()
+    for name in ("a", "b", "c"):
+        cluster.create(name)
+    ended = cluster.pods["a"]
+    cluster.apply(msgspec.structs.replace(ended, status=msgspec.structs.replace(ended.status, phase="Succeeded")))
+    deleted = cluster.pods["b"]
+    metadata = msgspec.structs.replace(deleted.metadata, deletion_timestamp="2027-01-15T08:00:00Z")
+    cluster.apply(msgspec.structs.replace(deleted, metadata=metadata))
+    assert reason(cluster.filter("c")) == "gang default/g has 1 pod of at least 3"
+    assert cluster.extender.gangs.describe(cluster.pods["c"]) == (
+        "gang default/g: 1 pod, 0 with a node; at least 3 start together"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "0", "many", "-1", "1001", "1e3", "٣"])
+def test_an_invalid_minimum_is_named(text: str) -> None:
+    cluster = Cluster()
+    cluster.create("a", least=text)
+    assert reason(cluster.filter("a")) == (
+        f"annotation gang.scheduling.koordinator.sh/min-available: {text!r} is no number of pods; write 1 to 1000"
+    )

@@ -1,0 +1,114 @@
+"""Which pending pods are updated when a CustomNodeResource changes, so that kube-scheduler tries them again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from api.pod import RECLAIMED_CPU
+from controller.scheduler.cluster_state import ClusterState
+from controller.scheduler.elastic_quota import ElasticQuotas
+from controller.scheduler.pending_pods import PendingPods
+from controller.scheduler.plugin_chain import PluginChain
+from controller.scheduler.resource_fit import FitSettings, ResourceFit
+from controller.scheduler.scheduler_kinds import ElasticQuota
+from controller.scheduler.scheduler_process import SchedulerCache
+from controller.scheduler.scheduling_pod import ScheduledPod
+from kube.watch import WatchEvent, WatchEventType
+from tests.builders.api_server import FakeApiServer
+from tests.controller.scheduler.objects import NOW_S, a_cnr, a_pod
+
+
+class Waiting:
+    """Pending pods on a state with the nodes n1 and n2, which offer nothing yet."""
+
+    def __init__(self, cache: SchedulerCache, pending: PendingPods) -> None:
+        self.cache, self.pending = cache, pending
+        for name in ("n1", "n2"):
+            self.offer(name, 0)
+
+    def offer(self, node: str, millicpu: int) -> None:
+        self.cache.state.apply_cnr(node, a_cnr(node, millicpu, 0))
+        self.pending.record_room(node)
+
+    def reject(self, name: str, millicpu: int, *candidates: str, priority: int = 0) -> ScheduledPod:
+        pod = a_pod(name, millicpu, priority=priority)
+        self.apply(pod)
+        rows = self.cache.state.nodes.rows_of(list(candidates or ("n1", "n2"))).tolist()
+        self.pending.record_result(pod, rows, is_rejected=True)
+        return pod
+
+    def apply(self, pod: ScheduledPod, what: WatchEventType = WatchEventType.ADDED) -> None:
+        event = WatchEvent(what, f"default/{pod.metadata.name}", "1", pod)
+        self.cache.pods._apply(event)  # as the watch delivers it
+
+    def due(self, at_s: float = 0) -> list[str]:
+        return [key.removeprefix("default/") for key, _ in self.pending.fitting_pods(NOW_S + at_s)]
+
+
+@pytest.fixture
+async def waiting() -> AsyncIterator[Waiting]:
+    async with FakeApiServer().client() as client:
+        cache = SchedulerCache(client, ClusterState())
+        chain = PluginChain((ResourceFit(FitSettings()),))
+        yield Waiting(cache, PendingPods(client, cache.pods, cache.state, chain, lambda: NOW_S))
+
+
+async def test_room_for_two_wakes_two_of_ten_and_those_with_the_highest_priority(waiting: Waiting) -> None:
+    for number in range(10):
+        waiting.reject(f"p{number}", 1000, priority=number % 4)
+    assert waiting.due() == []
+    waiting.offer("n1", 2500)
+    assert waiting.due() == ["p3", "p7"]
+    assert waiting.due() == [], "nothing has changed since"
+
+
+async def test_room_that_kube_schedulers_own_plugins_do_not_accept_wakes_nothing(waiting: Waiting) -> None:
+    waiting.reject("selective", 1000, "n2")
+    waiting.offer("n1", 5000)
+    assert waiting.due() == []
+    waiting.offer("n2", 5000)
+    assert waiting.due() == ["selective"]
+
+
+async def test_a_pod_that_is_bound_deleted_or_fits_no_longer_waits(waiting: Waiting) -> None:
+    pods = [waiting.reject(name, 1000) for name in ("bound", "deleted", "fits", "left")]
+    bound, deleted, fits = pods[:3]
+    metadata = msgspec.structs.replace(bound.metadata, resource_version="2")
+    waiting.apply(msgspec.structs.replace(bound, metadata=metadata, spec=a_pod("bound", 1000, node="n2").spec))
+    waiting.apply(deleted, WatchEventType.DELETED)
+    waiting.pending.record_result(fits, (), is_rejected=False)
+    assert len(waiting.pending) == 1
+    waiting.offer("n1", 9000)
+    assert waiting.due() == ["left"]
+
+
+async def test_after_a_restart_every_pending_pod_with_reclaimed_resources_is_tried_once(waiting: Waiting) -> None:
+    waiting.apply(a_pod("batch", 1000))
+    waiting.apply(a_pod("other"))
+    waiting.apply(a_pod("running", 1000, node="n2"))
+    waiting.offer("n1", 9000)
+    waiting.pending.adopt_pending()
+    assert waiting.due() == ["batch"]
+
+
+async def test_equal_pods_of_two_namespaces_are_evaluated_by_their_own_quota() -> None:
+    async with FakeApiServer().client() as client:
+        state = ClusterState()
+        quotas = ElasticQuotas(state.namespace_requests)
+        quotas.apply("full/quota", msgspec.convert({"spec": {"max": {RECLAIMED_CPU: "500"}}}, ElasticQuota))
+        cache = SchedulerCache(client, state, quotas)
+        chain = PluginChain((quotas, ResourceFit(FitSettings())))
+        waiting = Waiting(cache, PendingPods(client, cache.pods, state, chain, lambda: NOW_S))
+        for namespace in ("full", "default"):
+            pod = a_pod("p", 1000)
+            pod = msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, namespace=namespace))
+            cache.pods._apply(WatchEvent(WatchEventType.ADDED, f"{namespace}/p", "1", pod))
+            waiting.pending.record_result(pod, [0, 1], is_rejected=True)
+        waiting.offer("n1", 9000)
+        assert waiting.due() == ["p"]
+        quotas.apply("full/quota", None)
+        waiting.pending.record_room_everywhere()
+        assert waiting.due(2) == ["full/p", "p"]
