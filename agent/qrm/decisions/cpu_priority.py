@@ -51,14 +51,17 @@ def yield_reason(parent: str, knob: Knob) -> Reason:
     if knob is Knob.IDLE:
         text = (
             f"A task that wakes up in another child of {parent} interrupts the tasks of this cgroup on its CPU, unless that "
-            f"child has cpu.idle as well. A task outside of {parent} does not interrupt them. When such a task wakes up, the "
-            "scheduler only prefers CPUs on which all running tasks have cpu.idle."
+            "child has cpu.idle as well."
+        )
+        outside = (
+            f" A task outside of {parent} does not interrupt them. When such a task wakes up, the scheduler only prefers CPUs on "
+            "which all running tasks have cpu.idle."
         )
     else:
-        text = (
-            f"This cgroup has the lowest weight of the children of {parent}, because this kernel has no cpu.idle (Linux 5.15). "
-            f"The weight has no effect on tasks outside of {parent}."
-        )
+        text = f"This cgroup has the lowest weight of the children of {parent}, because this kernel has no cpu.idle (Linux 5.15)."
+        outside = f" The weight has no effect on tasks outside of {parent}."
+    if parent != "/":
+        text += outside
     return Reason(rule=YIELD_RULE, text=text)
 
 

@@ -13,7 +13,7 @@ from agent.config.config import AgentConfig
 from agent.config.kubelet import KubeletConfig
 from agent.config.qrm import KnobsConfig
 from agent.qrm.decisions.cpu import compose_decisions, managed_cgroups
-from agent.qrm.decisions.cpu_priority import priority_health
+from agent.qrm.decisions.cpu_priority import priority_health, yield_reason
 from api.decision import Decision, Outcome, OutcomeStatus
 from api.knobs import Knob
 from api.pod import Container, Pod
@@ -104,6 +104,24 @@ def test_a_reclaimed_pod_gets_the_priority_at_the_level_of_its_siblings(root: st
     assert f"wakes up in another child of {parent} interrupts the tasks of this cgroup" in decision.reason.text
     assert f"A task outside of {parent} does not interrupt them." in decision.reason.text
     assert health(observed) == ()
+
+
+@pytest.mark.parametrize(
+    ("knob", "text"),
+    [
+        (
+            Knob.IDLE,
+            "A task that wakes up in another child of / interrupts the tasks of this cgroup on its CPU, unless that child has "
+            "cpu.idle as well.",
+        ),
+        (
+            Knob.WEIGHT,
+            "This cgroup has the lowest weight of the children of /, because this kernel has no cpu.idle (Linux 5.15).",
+        ),
+    ],
+)
+def test_nothing_is_outside_of_the_root(knob: Knob, text: str) -> None:
+    assert yield_reason("/", knob).text == text
 
 
 def pod_of(which: Pod) -> str:
