@@ -54,8 +54,8 @@ def yield_reason(parent: str, knob: Knob) -> Reason:
             "child has cpu.idle as well."
         )
         outside = (
-            f" A task outside of {parent} does not interrupt them. When such a task wakes up, the scheduler only prefers CPUs on "
-            "which all running tasks have cpu.idle."
+            f" A task outside of {parent} does not interrupt them. When such a task wakes up, the scheduler only prefers CPUs "
+            "on which all running tasks have cpu.idle."
         )
     else:
         text = f"This cgroup has the lowest weight of the children of {parent}, because this kernel has no cpu.idle (Linux 5.15)."

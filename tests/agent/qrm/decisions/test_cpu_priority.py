@@ -111,8 +111,10 @@ def test_a_reclaimed_pod_gets_the_priority_at_the_level_of_its_siblings(root: st
     [
         (
             Knob.IDLE,
-            "A task that wakes up in another child of / interrupts the tasks of this cgroup on its CPU, unless that child has "
-            "cpu.idle as well.",
+            (
+                "A task that wakes up in another child of / interrupts the tasks of this cgroup on its CPU, unless that child "
+                "has cpu.idle as well."
+            ),
         ),
         (
             Knob.WEIGHT,
