@@ -58,7 +58,10 @@ def yield_reason(parent: str, knob: Knob) -> Reason:
             "on which all running tasks have cpu.idle."
         )
     else:
-        text = f"This cgroup has the lowest weight of the children of {parent}, because this kernel has no cpu.idle (Linux 5.15)."
+        text = (
+            f"This cgroup has the lowest weight of the children of {parent}, because this kernel has no cpu.idle (Linux "
+            "5.15)."
+        )
         outside = f" The weight has no effect on tasks outside of {parent}."
     if parent != "/":
         text += outside
