@@ -53,6 +53,8 @@ def tally() -> MetricValues:
     values.count("dioptase_controller_reconciles_total", "kcc", "done")
     values.count("dioptase_lifecycle_evictions_total", "evicted")
     values.count("dioptase_lifecycle_taints_total", "taint", "done")
+    values.count("dioptase_webhook_reviews_total", "pod-mutation", "failed")
+    values.set("dioptase_webhook_certificate_expiry_timestamp_seconds", [((), time.time() + 86_400)])
     return values
 
 
