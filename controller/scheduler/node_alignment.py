@@ -24,7 +24,7 @@ from controller.scheduler.node_overcommitment import RATIO_ONE
 from controller.scheduler.node_zones import ALIGNED_RESOURCES, NodeZones, parse_node_zones
 from controller.scheduler.numa_topology import PluginPolicy, TopologyRules, assumed_charge, is_aligned
 from controller.scheduler.pod_alignment import PodAlignment
-from controller.scheduler.scheduler_kinds import CnrAnnotations, NodeAnnotations, SchedulerCnr, ZonedCnrStatus
+from controller.scheduler.scheduler_kinds import CnrAnnotations, CnrZone, NodeAnnotations, SchedulerCnr, ZonedCnrStatus
 from controller.scheduler.scheduling_pod import quantity_units
 
 MAX_AMOUNT = (1 << 53) - 1
@@ -46,6 +46,8 @@ class NodeAlignment:
         these count with the dynamic policy, because others run in the same CPUs as any pod."""
         self._nodes, self._rules, self._holds_zones = nodes, rules, holds_zones
         self._zones: dict[int, NodeZones] = {}
+        self._reported: dict[int, tuple[tuple[CnrZone, ...] | None, str]] = {}
+        """Zones and policy of which `_zones` were parsed."""
         self._pods: dict[int, dict[str, PodAlignment]] = {}
         self._nodes_marks: dict[int, NodeAnnotations] = {}
         self._managers: dict[int, CnrAnnotations] = {}
@@ -66,15 +68,22 @@ class NodeAlignment:
     def set_cnr(self, row: int, cnr: SchedulerCnr | None) -> None:
         """Set zones and managers; None after the deletion. Raises ValueError, with the field, for invalid zones, which are then
         left out."""
-        _store(self._managers, row, None if cnr is None else cnr.metadata.annotations, _NO_MANAGERS)
+        managers = _NO_MANAGERS if cnr is None else cnr.metadata.annotations
+        status = cnr.status if cnr is not None and self._rules is not None else None
+        reported = (status.topology_zone, status.topology_policy) if isinstance(status, ZonedCnrStatus) else (None, "")
+        is_same = managers == self._managers.get(row, _NO_MANAGERS) and reported == self._reported.get(row)
+        # Most changes are of measured usage. The equal zones are stored, so that the former object is freed.
+        self._reported[row] = reported
+        if is_same and row in self._zones:
+            return
+        _store(self._managers, row, managers, _NO_MANAGERS)
         self._zones.pop(row, None)
         try:
-            status = None if cnr is None else cnr.status
-            if self._rules is not None and isinstance(status, ZonedCnrStatus) and status.topology_zone:
-                zones = parse_node_zones(status.topology_zone, status.topology_policy)
-                if zones is not None:
-                    self._zones[row] = zones
+            if reported[0] and (zones := parse_node_zones(reported[0], reported[1])) is not None:
+                self._zones[row] = zones
         finally:
+            if row not in self._zones:
+                del self._reported[row]
             self._refresh(row)
 
     def add(self, row: int, uid: str, alignment: PodAlignment | None) -> None:
@@ -93,7 +102,7 @@ class NodeAlignment:
 
     def remove_row(self, row: int) -> None:
         """Remove all of a row that no node uses any more."""
-        for each in (self._zones, self._pods, self._nodes_marks, self._managers):
+        for each in (self._zones, self._reported, self._pods, self._nodes_marks, self._managers):
             each.pop(row, None)
         self._refresh(row)
 

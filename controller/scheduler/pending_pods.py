@@ -80,8 +80,9 @@ class PendingPods:
         have rejected it."""
         for key, pod in self._pods.store.items():
             with contextlib.suppress(ValueError):
-                parsed = parse_scheduling_pod(pod)
-                if not pod.spec.node_name and (parsed.reclaimed != (0, 0) or parsed.level is QoSLevel.DEDICATED):
+                # Parsing takes long for the many pods that have a node.
+                parsed = None if pod.spec.node_name else parse_scheduling_pod(pod)
+                if parsed is not None and (parsed.reclaimed != (0, 0) or parsed.level is QoSLevel.DEDICATED):
                     self._rejected[key] = RejectedPod(pod.metadata.uid, None)
         self._rows.update(range(len(self._state.nodes.names)))
         self._changed.set()

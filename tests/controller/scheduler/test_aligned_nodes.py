@@ -180,6 +180,8 @@ def test_a_pod_is_charged_to_every_zone_until_the_cnr_names_one() -> None:
     assert free_cpus(state) == [1000, 1000], "the binding is known, its zone is not"
     state.apply_cnr("n1", zoned_cnr("n1", SINGLE, ("4", "8Gi"), used=[(1, "first", "3", "4Gi")]))
     assert free_cpus(state) == [4000, 1000]
+    state.apply_cnr("n1", zoned_cnr("n1", SINGLE, ("4", "8Gi"), used=[(1, "first", "3", "4Gi")]))
+    assert free_cpus(state) == [4000, 1000], "an equal report changes nothing"
     assert fitting(extender, second, ["n1"]) == "n1"
     state.apply_pod(bound, None, NOW_S)
     assert free_cpus(state) == [4000, 1000], "the agent has not reported its end yet"
