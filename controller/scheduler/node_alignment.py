@@ -24,7 +24,13 @@ from controller.scheduler.node_overcommitment import RATIO_ONE
 from controller.scheduler.node_zones import ALIGNED_RESOURCES, NodeZones, parse_node_zones
 from controller.scheduler.numa_topology import PluginPolicy, TopologyRules, assumed_charge, is_aligned
 from controller.scheduler.pod_alignment import PodAlignment
-from controller.scheduler.scheduler_kinds import CnrAnnotations, CnrZone, NodeAnnotations, SchedulerCnr, ZonedCnrStatus
+from controller.scheduler.scheduler_kinds import (
+    CnrAnnotations,
+    CnrZone,
+    SchedulerCnr,
+    SchedulerNodeAnnotations,
+    ZonedCnrStatus,
+)
 from controller.scheduler.scheduling_pod import quantity_units
 
 MAX_AMOUNT = (1 << 53) - 1
@@ -34,7 +40,7 @@ MAX_RATIO_PPM = 1000 * RATIO_ONE
 MAX_MILLICPU = 1 << 33
 """With MAX_RATIO_PPM, products of the two fit in 64 bits."""
 ValueT = TypeVar("ValueT")
-_NO_ANNOTATIONS = NodeAnnotations()
+_NO_ANNOTATIONS = SchedulerNodeAnnotations()
 _NO_MANAGERS = CnrAnnotations()
 
 
@@ -49,7 +55,7 @@ class NodeAlignment:
         self._reported: dict[int, tuple[tuple[CnrZone, ...] | None, str]] = {}
         """Zones and policy of which `_zones` were parsed."""
         self._pods: dict[int, dict[str, PodAlignment]] = {}
-        self._nodes_marks: dict[int, NodeAnnotations] = {}
+        self._nodes_marks: dict[int, SchedulerNodeAnnotations] = {}
         self._managers: dict[int, CnrAnnotations] = {}
         self._hidden_uid = ""
 
@@ -58,7 +64,7 @@ class NodeAlignment:
         """Whether zones are read."""
         return self._rules is not None
 
-    def set_node(self, row: int, annotations: NodeAnnotations | None) -> None:
+    def set_node(self, row: int, annotations: SchedulerNodeAnnotations | None) -> None:
         """Set the annotations of a Node; None after its deletion. Raises ValueError that names an invalid annotation."""
         _store(self._nodes_marks, row, annotations, _NO_ANNOTATIONS)
         self._refresh(row)
@@ -134,7 +140,9 @@ class NodeAlignment:
         if zones is not None and self._rules is not None:
             self._fill_zones(slot, row, zones, self._rules)
 
-    def _fill_overcommitment(self, slot: int, row: int, marks: NodeAnnotations, managers: CnrAnnotations) -> None:
+    def _fill_overcommitment(
+        self, slot: int, row: int, marks: SchedulerNodeAnnotations, managers: CnrAnnotations
+    ) -> None:
         arrays, pods = self._nodes.aligned, self._pods.get(row, {})
         annotations = msgspec.to_builtins(marks)
         arrays.cpu_ratio_ppm[slot], arrays.memory_ratio_ppm[slot] = (
@@ -179,7 +187,7 @@ class NodeAlignment:
                 assumed[:] = np.minimum(assumed + assumed_charge(allocatable, pod, rules), MAX_AMOUNT)
 
 
-def original_millicpu(annotations: NodeAnnotations) -> int:
+def original_millicpu(annotations: SchedulerNodeAnnotations) -> int:
     """Return the Node's milli-CPUs before overcommitment; 0 without the annotation. Raises ValueError that names it."""
     if not annotations.original_cpu:
         return 0

@@ -26,7 +26,7 @@ class VersionedName(_SchedulerStruct, frozen=True, kw_only=True):
     resource_version: str = ""
 
 
-class NodeAnnotations(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SchedulerNodeAnnotations(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Annotations of a Node that the scheduler reads; all others are dropped while decoding."""
 
     cpu_ratio: str | None = msgspec.field(default=None, name=OVERCOMMIT_KEYS["cpu"].ratio)
@@ -37,7 +37,7 @@ class NodeAnnotations(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class NodeMetadata(VersionedName, frozen=True, kw_only=True):
-    annotations: NodeAnnotations = NodeAnnotations()
+    annotations: SchedulerNodeAnnotations = SchedulerNodeAnnotations()
 
 
 class CnrAnnotations(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

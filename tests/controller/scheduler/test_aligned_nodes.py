@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from controller.scheduler.cluster_state import ClusterState
 from controller.scheduler.explanation import explain_placement
@@ -378,3 +380,49 @@ def test_explanations_have_the_numbers_and_leave_the_pod_itself_out() -> None:
     assert "the pod takes 8000m, 4000m are free (ratio 2, 8000m pinned)" in numbers_of(
         extender, requesting("p", ("4", "1Gi"), level=""), "NodeOvercommitment"
     )
+
+
+_CHANGES = st.tuples(
+    st.sampled_from(["assume", "release", "bind", "end", "report", "report none", "delete cnr", "explain"]),
+    st.sampled_from(["a", "b", "c"]),
+    st.integers(0, 1),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(_CHANGES, max_size=25))
+def test_any_order_of_changes_charges_what_a_new_process_charges(changes: list[tuple[str, str, int]]) -> None:
+    enhancements = {"a": BOUND, "b": EXCLUSIVE, "c": {}}
+    pods = {name: requesting(name, ("1", "1Gi"), enhancement=each) for name, each in enhancements.items()}
+    bound = {name: requesting(name, ("1", "1Gi"), enhancement=each, node="n1") for name, each in enhancements.items()}
+    extender = an_extender()
+    state, running, cnr = extender.state, set[str](), zoned_cnr("n1", SINGLE, ("4", "8Gi"))
+    state.apply_node("n1", plain_node("n1"))
+    state.apply_cnr("n1", cnr)
+    current: ZonedCnr | None = cnr
+    for what, name, zone in changes:
+        if what == "assume" and name not in running:
+            state.assume(parse_scheduling_pod(pods[name]), "n1", NOW_S)
+        elif what == "release":
+            state.release(f"uid-{name}", "n1")
+        elif what == "bind":
+            state.apply_pod(bound[name] if name in running else pods[name], bound[name], NOW_S)
+            running.add(name)
+        elif what == "end" and name in running:
+            state.apply_pod(bound[name], None, NOW_S)
+            running.remove(name)
+        elif what == "explain":
+            explain_placement(state, extender.chain, bound[name], NOW_S, 10)
+        elif what.startswith(("report", "delete")):
+            used = [(zone, name, "1", "1Gi")] if what == "report" else []
+            current = None if what.startswith("delete") else zoned_cnr("n1", SINGLE, ("4", "8Gi"), used=used)
+            state.apply_cnr("n1", current)
+    fresh = an_extender().state
+    fresh.apply_cnr("n1", current)
+    fresh.apply_node("n1", plain_node("n1"))
+    for name in running:
+        fresh.apply_pod(None, bound[name], None)
+    for uid, node in state.assumptions:
+        fresh.assume(parse_scheduling_pod(pods[uid.removeprefix("uid-")]), node, NOW_S)
+    assert free_cpus(state) == free_cpus(fresh)
+    assert state.nodes.aligned.pinned_cpus.sum() == fresh.nodes.aligned.pinned_cpus.sum()
