@@ -19,6 +19,7 @@ from controller.scheduler.harm_score import HarmSettings
 from controller.scheduler.load_aware import LoadSettings
 from controller.scheduler.resource_fit import FitSettings
 from controller.scheduler.scheduler_settings import SchedulerConfig
+from controller.scheduler.topology_plugin import TopologySettings
 from controller.settings import ControllerConfig, EvictionBudgetConfig, HealthConfig, RolloutConfig
 from controller.webhooks.webhook_settings import WebhookSettings
 
@@ -148,7 +149,7 @@ def test_every_metric_of_the_controller_is_documented() -> None:
 
 def test_every_setting_of_the_scheduler_is_documented() -> None:
     text = (ROOT / "docs/scheduler.md").read_text()
-    sections = {"fit": FitSettings, "load": LoadSettings, "harm": HarmSettings}
+    sections = {"topology": TopologySettings, "fit": FitSettings, "load": LoadSettings, "harm": HarmSettings}
     names = [each.encode_name for each in fields(SchedulerConfig) if each.encode_name not in sections]
     for name in (*names, *(f"{key}.{each.encode_name}" for key, kind in sections.items() for each in fields(kind))):
         assert f"| `{name}` |" in text, f"docs/scheduler.md does not explain {name}"

@@ -14,7 +14,10 @@ import numpy as np
 
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from controller.scheduler.harm_indicators import parse_harm
+from controller.scheduler.node_alignment import NodeAlignment
 from controller.scheduler.node_arrays import HARM_INDICATORS, NodeArrays
+from controller.scheduler.numa_topology import TopologyRules
+from controller.scheduler.pod_alignment import PodAlignment
 from controller.scheduler.scheduler_kinds import SchedulerCnr, SchedulerNode
 from controller.scheduler.scheduling_pod import (
     CPU,
@@ -47,6 +50,7 @@ class PodCharge(NamedTuple):
     native: Amounts
     load_basis: Amounts
     priority: int
+    alignment: PodAlignment | None = None
 
 
 class Assumption(NamedTuple):
@@ -60,10 +64,16 @@ class ClusterState:
     """All nodes with the pods that they have. Every method is synchronous, so that on one event loop each is atomic: this is
     the lock under which a binding checks and assumes."""
 
-    def __init__(self, load_factors: tuple[float, float] = (0.85, 0.70), percentile: float = 95) -> None:
+    def __init__(
+        self,
+        load_factors: tuple[float, float] = (0.85, 0.70),
+        percentile: float = 95,
+        rules: TopologyRules | None = None,
+    ) -> None:
         """`load_factors` are the shares of requested CPU and memory that a new pod is estimated to use; `percentile` is that of
-        the usage in the latest reports."""
+        the usage in the latest reports; `rules` are those of NodeResourceTopology, without which zones are ignored."""
         self.nodes = NodeArrays()
+        self.alignment = NodeAlignment(self.nodes, rules, self._holds_zones)
         self.problems: dict[str, str] = {}
         """Why an object is not counted as it is written, by its kind and name: the field, and what is wrong with it."""
         self.problem_changes = 0
@@ -104,12 +114,17 @@ class ClusterState:
             if (row := self.nodes.row(name)) is not None:
                 self.nodes.has_node[row] = False
                 self.nodes.native_allocatable[row] = 0
+                self.alignment.set_node(row, None)
                 self._remove_if_unused(row)
             return
         row = self.nodes.add_row(name)
         self.nodes.has_node[row] = True
         listed = node.status.allocatable
         self.nodes.native_allocatable[row] = self._amounts(subject, "status.allocatable", listed, (CPU, MEMORY))
+        try:
+            self.alignment.set_node(row, node.metadata.annotations)
+        except ValueError as error:
+            self._note(subject, str(error))
 
     def apply_cnr(self, name: str, cnr: SchedulerCnr | None) -> None:
         """Apply a new version of a CustomNodeResource, or its deletion.
@@ -124,6 +139,7 @@ class ClusterState:
                 nodes.has_cnr[row] = False
                 nodes.allocatable[row] = 0
                 nodes.set_taints(row, ())
+                self.alignment.set_cnr(row, None)
                 self._set_report(row, np.nan, None)
                 self._remove_if_unused(row)
             return
@@ -135,6 +151,10 @@ class ClusterState:
         # Without a list nothing is offered: an agent in a dry run leaves it out (agent/reporter/cnr.py).
         nodes.allocatable[row] = self._amounts(subject, "status.resources.allocatable", allocatable or {}, keys)
         nodes.set_taints(row, () if cnr.spec is None else cnr.spec.taints or ())
+        try:
+            self.alignment.set_cnr(row, cnr)
+        except ValueError as error:
+            self._note(subject, str(error))
         metrics = None if status is None else status.node_metric_status
         reported_at_s = np.nan
         if metrics is not None and metrics.update_time:
@@ -210,6 +230,7 @@ class ClusterState:
         if since_s is not None:
             self._recent.setdefault(row, {})[uid] = (since_s, charge.load_basis)
             self._estimate(row)
+        self.alignment.add(row, uid, charge.alignment)
         return row
 
     def _subtract(self, uid: str, charge: PodCharge) -> None:
@@ -220,9 +241,16 @@ class ClusterState:
         nodes.native_requested[row] -= charge.native
         self._count_namespace(charge, -1)
         self._pod_counts[row] -= 1
+        self.alignment.remove(row, uid)
         if (recent := self._recent.get(row)) is not None and recent.pop(uid, None) is not None:
             self._estimate(row)
         self._remove_if_unused(row)
+
+    def _holds_zones(self, uid: str) -> bool:
+        """Return whether a pod that a CustomNodeResource lists has its zones for itself. A pod that is not known does: it has
+        ended, and the CustomNodeResource still names it, or the watch has not delivered it yet."""
+        charge = self._charges.get(uid)
+        return charge is None or (charge.alignment is not None and charge.alignment.dedicated)
 
     def _count_namespace(self, charge: PodCharge, sign: int) -> None:
         if charge.reclaimed == (0, 0):
@@ -280,6 +308,7 @@ class ClusterState:
             self._pod_counts.pop(row, None)
             self._recent.pop(row, None)
             self._reports.pop(row, None)
+            self.alignment.remove_row(row)
             self.nodes.remove_row(row)
 
     def _amounts(self, subject: str, field: str, listed: Mapping[str, Any], keys: tuple[str, str]) -> Amounts:
@@ -318,6 +347,7 @@ def charge_of(pod: SchedulingPod, node: str) -> PodCharge:
         _shared(pod.native),
         _shared(pod.load_basis),
         pod.priority,
+        None if pod.alignment is None else _shared_alignment(pod.alignment),
     )
 
 
@@ -325,6 +355,11 @@ def charge_of(pod: SchedulingPod, node: str) -> PodCharge:
 def _shared(amounts: Amounts) -> Amounts:
     """Return one object for equal amounts: the pods of a cluster have few different requests, and 150,000 copies are 60 MiB."""
     return amounts
+
+
+@lru_cache(maxsize=65_536)
+def _shared_alignment(alignment: PodAlignment) -> PodAlignment:
+    return alignment
 
 
 def without_level(pod: ScheduledPod) -> ScheduledPod:

@@ -87,9 +87,11 @@ def _without_pod(state: ClusterState, uid: str) -> Iterator[None]:
     if row is not None:
         for column, amount in zip(columns, amounts, strict=True):
             column[row] -= amount
+        state.alignment.hide(row, uid)
     try:
         yield
     finally:
         if row is not None:
             for column, amount in zip(columns, amounts, strict=True):
                 column[row] += amount
+            state.alignment.hide(row, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from controller.scheduler.aligned_arrays import AlignedArrays
 from controller.scheduler.scheduler_kinds import CnrTaint
 
 IntArray = NDArray[np.int64]
@@ -23,6 +24,7 @@ _ZERO_COLUMNS = {
     "has_node": (np.bool_, 0),
     "has_cnr": (np.bool_, 0),
     "taint_set": (np.int32, 0),
+    "aligned_slot": (np.int32, 0),
 }
 """Columns that are 0 for a row that no node uses, with their type and width; width 0 is one number."""
 HARM_INDICATORS = ("runq_latency_p99_s", "cpu_pressure", "memory_pressure", "reclaimed_interference")
@@ -60,9 +62,12 @@ class NodeArrays:
     has_cnr: BoolArray
     taint_set: NDArray[np.int32]
     """Number of the node's set of taints in `taint_sets`."""
+    aligned_slot: NDArray[np.int32]
+    """Number of the node's slot in `aligned`; 0 for a node that neither aligns nor pins anything."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
+        self.aligned = AlignedArrays()
         self.taint_sets: list[tuple[CnrTaint, ...]] = [()]
         self._row_by_name: dict[str, int] = {}
         self._free: list[int] = []
@@ -79,7 +84,8 @@ class NodeArrays:
     @property
     def size_bytes(self) -> int:
         """Memory of the arrays."""
-        return sum(int(getattr(self, name).nbytes) for name in (*_ZERO_COLUMNS, *_UNKNOWN_COLUMNS))
+        columns = sum(int(getattr(self, name).nbytes) for name in (*_ZERO_COLUMNS, *_UNKNOWN_COLUMNS))
+        return columns + self.aligned.size_bytes
 
     def row(self, name: str) -> int | None:
         """Return the row of a node; None if nothing is known of it."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from api.qos import QoSLevel
 from controller.scheduler.cluster_state import ClusterState
 from controller.scheduler.node_arrays import BoolArray
 from controller.scheduler.plugin_chain import PluginChain
@@ -75,10 +76,13 @@ class PendingPods:
             self._rejected.pop(key, None)
 
     def adopt_pending(self) -> None:
-        """Count every pending pod with reclaimed resources as rejected: an earlier process may have rejected it."""
+        """Count every pending pod with reclaimed resources as rejected, and each dedicated_cores pod: an earlier process may
+        have rejected it."""
         for key, pod in self._pods.store.items():
             with contextlib.suppress(ValueError):
-                if not pod.spec.node_name and parse_scheduling_pod(pod).reclaimed != (0, 0):
+                # Parsing takes long for the many pods that have a node.
+                parsed = None if pod.spec.node_name else parse_scheduling_pod(pod)
+                if parsed is not None and (parsed.reclaimed != (0, 0) or parsed.level is QoSLevel.DEDICATED):
                     self._rejected[key] = RejectedPod(pod.metadata.uid, None)
         self._rows.update(range(len(self._state.nodes.names)))
         self._changed.set()

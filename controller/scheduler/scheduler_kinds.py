@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from api.overcommit import CPU_MANAGER_KEY, GUARANTEED_CPUS_KEY, MEMORY_MANAGER_KEY, OVERCOMMIT_KEYS
 from controller.kinds import NODE_GROUP
 from controller.scheduler.scheduling_pod import ScheduledPod
 from kube.objects import ResourceType
@@ -25,6 +26,32 @@ class VersionedName(_SchedulerStruct, frozen=True, kw_only=True):
     resource_version: str = ""
 
 
+class SchedulerNodeAnnotations(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Annotations of a Node that the scheduler reads; all others are dropped while decoding."""
+
+    cpu_ratio: str | None = msgspec.field(default=None, name=OVERCOMMIT_KEYS["cpu"].ratio)
+    memory_ratio: str | None = msgspec.field(default=None, name=OVERCOMMIT_KEYS["memory"].ratio)
+    realtime_cpu_ratio: str | None = msgspec.field(default=None, name=OVERCOMMIT_KEYS["cpu"].realtime_ratio)
+    realtime_memory_ratio: str | None = msgspec.field(default=None, name=OVERCOMMIT_KEYS["memory"].realtime_ratio)
+    original_cpu: str = msgspec.field(default="", name=OVERCOMMIT_KEYS["cpu"].original_allocatable)
+
+
+class NodeMetadata(VersionedName, frozen=True, kw_only=True):
+    annotations: SchedulerNodeAnnotations = SchedulerNodeAnnotations()
+
+
+class CnrAnnotations(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Annotations of a CustomNodeResource that the scheduler reads."""
+
+    cpu_manager: str = msgspec.field(default="", name=CPU_MANAGER_KEY)
+    memory_manager: str = msgspec.field(default="", name=MEMORY_MANAGER_KEY)
+    guaranteed_cpus: str = msgspec.field(default="", name=GUARANTEED_CPUS_KEY)
+
+
+class CnrMetadata(VersionedName, frozen=True, kw_only=True):
+    annotations: CnrAnnotations = CnrAnnotations()
+
+
 class SchedulerNodeStatus(_SchedulerStruct, frozen=True, kw_only=True):
     allocatable: Mapping[str, Any] = {}
 
@@ -32,7 +59,7 @@ class SchedulerNodeStatus(_SchedulerStruct, frozen=True, kw_only=True):
 class SchedulerNode(_SchedulerStruct, frozen=True, kw_only=True):
     """Node, with its allocatable resources."""
 
-    metadata: VersionedName = VersionedName()
+    metadata: NodeMetadata = NodeMetadata()
     status: SchedulerNodeStatus = SchedulerNodeStatus()
 
 
@@ -70,9 +97,40 @@ class SchedulerCnrStatus(_SchedulerStruct, frozen=True, kw_only=True):
 class SchedulerCnr(_SchedulerStruct, frozen=True, kw_only=True):
     """CustomNodeResource: what reclaimed pods may use, taints, and measured usage."""
 
-    metadata: VersionedName = VersionedName()
+    metadata: CnrMetadata = CnrMetadata()
     spec: SchedulerCnrSpec | None = None
     status: SchedulerCnrStatus | None = None
+
+
+class CnrZoneResources(_SchedulerStruct, frozen=True, kw_only=True):
+    capacity: Mapping[str, Any] | None = None
+    allocatable: Mapping[str, Any] | None = None
+
+
+class CnrZoneAllocation(_SchedulerStruct, frozen=True, kw_only=True):
+    consumer: str = ""
+    requests: Mapping[str, Any] | None = None
+
+
+class CnrZone(_SchedulerStruct, frozen=True, kw_only=True):
+    """Part of a node, such as a socket or a NUMA node, with the parts in it."""
+
+    type: str = ""
+    name: str = ""
+    resources: CnrZoneResources | None = None
+    allocations: tuple[CnrZoneAllocation, ...] | None = None
+    children: tuple[CnrZone, ...] | None = None
+
+
+class ZonedCnrStatus(SchedulerCnrStatus, frozen=True, kw_only=True):
+    topology_zone: tuple[CnrZone, ...] | None = None
+    topology_policy: str = ""
+
+
+class ZonedCnr(SchedulerCnr, frozen=True, kw_only=True):
+    """CustomNodeResource with its zones. Decoded only if a plugin needs them: they are most of the object."""
+
+    status: ZonedCnrStatus | None = None
 
 
 class ElasticQuotaSpec(_SchedulerStruct, frozen=True, kw_only=True):
@@ -92,4 +150,7 @@ ELASTIC_QUOTAS = ResourceType(
 )
 SCHEDULER_NODES = ResourceType("", "v1", "nodes", "Node", SchedulerNode)
 SCHEDULER_CNRS = ResourceType(NODE_GROUP, "v1alpha1", "customnoderesources", "CustomNodeResource", SchedulerCnr)
+ZONED_CNRS: ResourceType[SchedulerCnr] = ResourceType(
+    NODE_GROUP, "v1alpha1", "customnoderesources", "CustomNodeResource", ZonedCnr
+)
 SCHEDULER_PODS = ResourceType("", "v1", "pods", "Pod", ScheduledPod, namespaced=True)

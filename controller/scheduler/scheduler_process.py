@@ -30,6 +30,7 @@ from controller.scheduler.extender import Extender
 from controller.scheduler.extender_endpoints import MAX_BODY_BYTES, ExtenderEndpoints, body_problem
 from controller.scheduler.harm_score import HarmScore
 from controller.scheduler.load_aware import LoadAware
+from controller.scheduler.overcommitment_plugin import OvercommitmentFilter
 from controller.scheduler.pending_pods import PendingPods
 from controller.scheduler.plugin_chain import PluginChain
 from controller.scheduler.qos_taints import QosTaints
@@ -39,12 +40,14 @@ from controller.scheduler.scheduler_kinds import (
     SCHEDULER_CNRS,
     SCHEDULER_NODES,
     SCHEDULER_PODS,
+    ZONED_CNRS,
     ElasticQuota,
     SchedulerCnr,
     SchedulerNode,
 )
 from controller.scheduler.scheduler_settings import SchedulerConfig, parse_scheduler_settings
 from controller.scheduler.scheduling_pod import ScheduledPod
+from controller.scheduler.topology_plugin import NumaTopology, topology_rules
 from controller.serving import load_settings_file, serve_with_tls
 from kube.access_review import review_token
 from kube.client import KubeClient
@@ -78,11 +81,14 @@ def _parse_settings(text: str) -> SchedulerConfig:
 
 def build_chain(config: SchedulerConfig, quotas: ElasticQuotas | None = None) -> PluginChain:
     """Return the plugins in their order. Add another plugin here."""
+    rules = topology_rules(config.topology)
     plugins = (
         *(() if quotas is None else (quotas,)),
         QosTaints(),
         ResourceFit(config.fit),
         BalancedAllocation(config.fit),
+        *(() if rules is None else (NumaTopology(rules, config.topology.weight),)),
+        *((OvercommitmentFilter(),) if config.node_overcommitment else ()),
         LoadAware(config.load),
         HarmScore(config.harm),
     )
@@ -95,7 +101,9 @@ class SchedulerCache:
     def __init__(self, client: KubeClient, state: ClusterState, quotas: ElasticQuotas | None = None) -> None:
         self.state, self._quotas = state, quotas
         self.nodes: Informer[SchedulerNode] = Informer(client, SCHEDULER_NODES)
-        self.cnrs: Informer[SchedulerCnr] = Informer(client, SCHEDULER_CNRS)
+        self.cnrs: Informer[SchedulerCnr] = Informer(
+            client, ZONED_CNRS if state.alignment.has_rules else SCHEDULER_CNRS
+        )
         self.pods: Informer[ScheduledPod] = Informer(client, SCHEDULER_PODS)
         self.quotas: Informer[ElasticQuota] = Informer(client, ELASTIC_QUOTAS)
         self.informers: tuple[Informer[Any], ...] = (self.nodes, self.cnrs, self.pods)
@@ -141,7 +149,7 @@ async def _run(options: SchedulerOptions, config: SchedulerConfig) -> None:
         access = load_access(os.environ, check_yaml)
         client = await stack.enter_async_context(KubeClient(access, f"dioptase-scheduler/{VERSION}"))
         factors = (config.load.cpu_factor / 100, config.load.memory_factor / 100)
-        state = ClusterState(factors, config.load.percentile)
+        state = ClusterState(factors, config.load.percentile, topology_rules(config.topology))
         quotas = ElasticQuotas(state.namespace_requests) if config.elastic_quota else None
         chain, cache = build_chain(config, quotas), SchedulerCache(client, state, quotas)
         pending = PendingPods(client, cache.pods, state, chain, time.time)

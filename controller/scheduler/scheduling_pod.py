@@ -12,9 +12,10 @@ from typing import NamedTuple
 import msgspec
 
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
-from api.qos import QOS_LEVEL_KEY, QoSLevel
+from api.qos import MAIN_CONTAINER_KEY, MEMORY_KEY, QOS_LEVEL_KEY, QoSLevel
 from api.quantity import convert_quantity
 from api.text import quote
+from controller.scheduler.pod_alignment import ContainerShape, PodAlignment, parse_pod_alignment
 
 CPU, MEMORY = "cpu", "memory"
 DEFAULT_MILLICPU, DEFAULT_MEMORY_BYTES = 100, 200 << 20
@@ -37,6 +38,8 @@ class PodAnnotations(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     qos_level: str = msgspec.field(default="", name=QOS_LEVEL_KEY)
     gang_name: str = msgspec.field(default="", name=GANG_NAME_KEY)
     gang_min: str = msgspec.field(default="", name=GANG_MIN_KEY)
+    memory_enhancement: str = msgspec.field(default="", name=MEMORY_KEY)
+    main_container: str = msgspec.field(default="", name=MAIN_CONTAINER_KEY)
 
 
 class ScheduledPodMetadata(_PodStruct, frozen=True, kw_only=True, gc=False):
@@ -130,6 +133,8 @@ class SchedulingPod(NamedTuple):
     """The larger of requests and limits, native or reclaimed: what its load is estimated from."""
     tolerations: tuple[PodToleration, ...] = ()
     priority: int = 0
+    alignment: PodAlignment | None = None
+    """What a kubelet may pin for it or align; None for pods without pinned CPUs that are not dedicated_cores."""
 
     @property
     def is_reclaimed(self) -> bool:
@@ -142,6 +147,25 @@ def parse_scheduling_pod(pod: ScheduledPod) -> SchedulingPod:
     requests = [_ContainerAmounts.of(container) for container in spec.containers]
     inits = [(_ContainerAmounts.of(each), each.restart_policy == "Always") for each in spec.init_containers or ()]
     reclaimed = level is QoSLevel.RECLAIMED
+    native = _total(
+        (each.native for each in requests),
+        [(each.native, sidecar) for each, sidecar in inits],
+        Amounts(
+            _milli_or_units("overhead", CPU, spec.overhead.cpu, 1000),
+            _milli_or_units("overhead", MEMORY, spec.overhead.memory, 1),
+        ),
+    )
+    shapes = (
+        *(
+            ContainerShape(each.name, amounts.native, amounts.native_limits)
+            for each, amounts in zip(spec.containers, requests, strict=True)
+        ),
+        *(
+            ContainerShape("", amounts.native, amounts.native_limits, init=True, sidecar=sidecar)
+            for amounts, sidecar in inits
+        ),
+    )
+    annotations = pod.metadata.annotations
     return SchedulingPod(
         key=f"{pod.metadata.namespace}/{pod.metadata.name}",
         uid=pod.metadata.uid,
@@ -159,17 +183,13 @@ def parse_scheduling_pod(pod: ScheduledPod) -> SchedulingPod:
             [(_with_defaults(each.reclaimed), sidecar) for each, sidecar in inits],
             Amounts(),
         ) if reclaimed else Amounts(),
-        native=_total(
-            (each.native for each in requests),
-            [(each.native, sidecar) for each, sidecar in inits],
-            Amounts(
-                _milli_or_units("overhead", CPU, spec.overhead.cpu, 1000),
-                _milli_or_units("overhead", MEMORY, spec.overhead.memory, 1),
-            ),
-        ),
+        native=native,
         load_basis=_sum(each.load_basis(reclaimed=reclaimed) for each in requests),
         tolerations=spec.tolerations or (),
         priority=spec.priority or 0,
+        alignment=parse_pod_alignment(
+            level, annotations.memory_enhancement, annotations.main_container, shapes, native
+        ),
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ GIB = 1 << 30
 def scheduler(
     own_cluster: Cluster, definitions: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ExtendedScheduler]:
-    created = ExtendedScheduler(own_cluster, tmp_path_factory.mktemp("scheduler"))
+    created = ExtendedScheduler(own_cluster, tmp_path_factory.mktemp("scheduler"), {"topology": {"enabled": True}})
     account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
     refused = definitions.refusal("POST", account, {"metadata": {"name": "default"}})
     assert refused is None or refused.status == 409  # where there are controllers, they have made it
@@ -221,6 +221,38 @@ def test_a_gang_gets_all_its_nodes_or_none(definitions: Server, nodes: dict[str,
     definitions.ask("DELETE", f"{PODS}/other", {"gracePeriodSeconds": 0})
     offer(definitions, "scarce", 6_000)
     wait("all of it", lambda: requested_by_node(definitions) == {"plenty": 18_000, "scarce": 6_000}, 60)
+
+
+def report_zones(server: Server, node: str, cpus: int, used: int) -> None:
+    """Report one NUMA node with these CPUs, some of which a pod has that is no object of this cluster."""
+    offers = {"cpu": str(cpus), "memory": "32Gi"}
+    zone = {
+        "type": "Numa", "name": "0", "resources": {"allocatable": offers, "capacity": offers},
+        "allocations": [{"consumer": "default/other/uid-other", "requests": {"cpu": str(used), "memory": "1Gi"}}],
+    }  # fmt: skip
+    zones = [{"type": "Socket", "name": "0", "children": [zone]}]
+    status = {"topologyPolicy": "SingleNUMANodeContainerLevel", "topologyZone": zones}
+    server.ask("PATCH", f"{CNRS}/{node}/status", {"status": status}, MERGE)
+
+
+def test_a_pod_with_numa_binding_goes_to_the_node_with_a_free_numa_node_and_the_next_one_waits(
+    definitions: Server, nodes: dict[str, int]
+) -> None:
+    report_zones(definitions, "plenty", 16, 13)
+    report_zones(definitions, "scarce", 4, 0)
+    annotations = {
+        "katalyst.kubewharf.io/qos_level": "dedicated_cores",
+        "katalyst.kubewharf.io/memory_enhancement": '{"numa_binding": "true"}',
+    }
+    amounts = {"cpu": "4", "memory": "1Gi"}
+    containers = [{"name": "main", "image": "none", "resources": {"requests": amounts, "limits": amounts}}]
+    create(definitions, "first", 0, annotations, containers=containers)
+    wait("the only free NUMA node with 4 CPUs", lambda: node_of(definitions, "first") == "scarce", 120)
+    create(definitions, "second", 0, annotations, containers=containers)
+    expected = "2 node(s) whose NUMA nodes cannot hold the pod"
+    wait("the reason", lambda: expected in message_of(definitions, "second"), 120)
+    report_zones(definitions, "plenty", 16, 12)
+    wait("4 of 16 CPUs are free now", lambda: node_of(definitions, "second") == "plenty", 60)
 
 
 def test_a_client_outside_of_the_pod_can_bind_nothing_without_a_certificate(

@@ -17,11 +17,14 @@ from controller.scheduler.cluster_state import ClusterState
 from controller.scheduler.extender_messages import ExtenderBindingArgs
 from controller.scheduler.plugin_chain import PluginChain
 from controller.scheduler.resource_fit import FitSettings, ResourceFit
-from controller.scheduler.scheduler_process import SchedulerCache
+from controller.scheduler.scheduler_process import SchedulerCache, build_chain
+from controller.scheduler.scheduler_settings import SchedulerConfig
+from controller.scheduler.topology_plugin import TopologySettings, topology_rules
 from tests.builders.api_server import FakeApiServer
 from tests.controller.scheduler.objects import NOW_S
 
 PODS = "/api/v1/namespaces/default/pods"
+CNRS = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
 
 
 class BindingServer(FakeApiServer):
@@ -31,10 +34,9 @@ class BindingServer(FakeApiServer):
         super().__init__({f"{PODS}/p{number}": pod_object(f"p{number}") for number in range(pods)})
         for path, item in (("nodes/n1", {}), ("nodes/n2", {})):
             self.put(f"/api/v1/{path}", {"metadata": {"name": path[-2:]}, **item})
-        cnrs = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
         for name in ("n1", "n2"):
             status = {"resources": {"allocatable": {RECLAIMED_CPU: "3k"}}}
-            self.put(f"{cnrs}/{name}", {"metadata": {"name": name}, "status": status})
+            self.put(f"{CNRS}/{name}", {"metadata": {"name": name}, "status": status})
         self.rooms: list[str] = []
         """Nodes on which an assumption ended."""
         self.lost_responses = 0
@@ -92,12 +94,15 @@ class Clock:
 
 
 @asynccontextmanager
-async def binding(server: BindingServer, clock: Clock) -> AsyncIterator[tuple[PodBinder, SchedulerCache]]:
+async def binding(
+    server: BindingServer, clock: Clock, config: SchedulerConfig | None = None
+) -> AsyncIterator[tuple[PodBinder, SchedulerCache]]:
+    """Run a binder with all plugins of these settings; without any, with ResourceFit alone."""
     async with server.client(timeout_s=2) as client:
-        cache = SchedulerCache(client, ClusterState())
-        binder = PodBinder(
-            client, cache.pods, cache.state, PluginChain((ResourceFit(FitSettings()),)), clock, server.rooms.append
-        )
+        rules = None if config is None else topology_rules(config.topology)
+        cache = SchedulerCache(client, ClusterState(rules=rules))
+        chain = PluginChain((ResourceFit(FitSettings()),)) if config is None else build_chain(config)
+        binder = PodBinder(client, cache.pods, cache.state, chain, clock, server.rooms.append)
         running = [asyncio.create_task(informer.run()) for informer in cache.informers]
         for informer in cache.informers:
             await asyncio.wait_for(informer.synced.wait(), 10)
@@ -190,3 +195,48 @@ async def test_an_assumption_of_a_pod_that_is_gone_or_unbound_ends(offset_s: flo
         server.delete(f"{PODS}/p1")
         await binder.resolve_old_assumptions()
         assert (requested(cache), "n1" in server.rooms) == (0, True)
+
+
+def dedicated_pod_object(name: str, cpu: str) -> dict[str, Any]:
+    pod, amounts = pod_object(name, level="dedicated_cores"), {"cpu": cpu, "memory": "1Gi"}
+    pod["metadata"]["annotations"]["katalyst.kubewharf.io/memory_enhancement"] = '{"numa_binding": "true"}'
+    pod["spec"]["containers"][0]["resources"] = {"requests": amounts, "limits": amounts}
+    return pod
+
+
+def zoned_cnr_object(consumer: str = "") -> dict[str, Any]:
+    """Return node n1 with two NUMA nodes of 4 CPUs; the consumer has 3 of the second."""
+    zones: list[dict[str, Any]] = [
+        {"type": "Numa", "name": str(number), "resources": {"allocatable": {"cpu": "4", "memory": "8Gi"}}}
+        for number in range(2)
+    ]
+    if consumer:
+        zones[1]["allocations"] = [{"consumer": consumer, "requests": {"cpu": "3", "memory": "1Gi"}}]
+    status = {
+        "topologyPolicy": "SingleNUMANodeContainerLevel",
+        "topologyZone": [{"type": "Socket", "name": "0", "children": zones}],
+    }
+    return {"metadata": {"name": "n1"}, "status": status}
+
+
+async def test_of_two_pods_that_want_the_same_numa_node_the_second_waits_until_the_cnr_names_that_of_the_first() -> (
+    None
+):
+    server = BindingServer(2)
+    for name in ("p0", "p1"):
+        server.put(f"{PODS}/{name}", dedicated_pod_object(name, "3"))
+    server.put(f"{CNRS}/n1", zoned_cnr_object())
+    config = SchedulerConfig(topology=TopologySettings(enabled=True))
+    async with binding(server, Clock(), config) as (binder, cache):
+        errors = await asyncio.gather(binder.bind(args("p0")), binder.bind(args("p1")))
+        assert errors[0] == ""
+        assert "node(s) whose NUMA nodes cannot hold the pod" in errors[1]
+        assert "milli-CPUs: requested 3000, largest free 1000 in a NUMA node, 2000 in all" in errors[1]
+        await settled(cache)
+        assert "NUMA nodes cannot hold the pod" in await binder.bind(args("p1")), "the zone of p0 is not known yet"
+        server.put(f"{CNRS}/n1", zoned_cnr_object("default/p0/uid-p0"))
+        for _ in range(500):
+            if (error := await binder.bind(args("p1"))) == "":
+                break
+            await asyncio.sleep(0.01)
+        assert (error, server.bound()) == ("", ["n1", "n1"])

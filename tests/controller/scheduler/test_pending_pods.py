@@ -18,7 +18,7 @@ from controller.scheduler.scheduler_process import SchedulerCache
 from controller.scheduler.scheduling_pod import ScheduledPod
 from kube.watch import WatchEvent, WatchEventType
 from tests.builders.api_server import FakeApiServer
-from tests.controller.scheduler.objects import NOW_S, a_cnr, a_pod
+from tests.controller.scheduler.objects import NOW_S, a_cnr, a_pod, pod_of
 
 
 class Waiting:
@@ -112,3 +112,16 @@ async def test_equal_pods_of_two_namespaces_are_evaluated_by_their_own_quota() -
         quotas.apply("full/quota", None)
         waiting.pending.record_room_everywhere()
         assert waiting.due(2) == ["full/p", "p"]
+
+
+async def test_a_new_process_watches_for_room_for_pods_that_an_earlier_one_may_have_rejected(waiting: Waiting) -> None:
+    amounts = {"cpu": "1", "memory": "1Gi"}
+    spec = {"containers": [{"name": "c", "resources": {"requests": amounts, "limits": amounts}}]}
+    for pod in (
+        pod_of("dedicated", spec, "dedicated_cores"), pod_of("shared", spec), a_pod("reclaimed", 1000),
+        pod_of("bound", {**spec, "nodeName": "n1"}, "dedicated_cores"),
+    ):  # fmt: skip
+        waiting.apply(pod)
+    waiting.pending.adopt_pending()
+    waiting.offer("n1", 1000)
+    assert sorted(waiting.due()) == ["dedicated", "reclaimed"]
