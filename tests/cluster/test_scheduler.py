@@ -106,8 +106,10 @@ def test_a_pod_is_bound_where_the_cnr_offers_enough_and_else_its_explanation_has
     create(definitions, "large", 12_000)
     wait("the only node that offers 12 cores", lambda: node_of(definitions, "large") == "plenty", 120)
     create(definitions, "second", 12_000)
-    expected = f"2 Insufficient {RECLAIMED_CPU}"
-    wait("the reason why no node fits", lambda: expected in message_of(definitions, "second"), 120)
+    # Other tests may have left further nodes.
+    wait(
+        "the reason why no node fits", lambda: f"Insufficient {RECLAIMED_CPU}" in message_of(definitions, "second"), 120
+    )
     explanation = scheduler.extender.ask(f"/explain?pod={NAMESPACE}/second")
     assert explanation["fitting"] == 0
     plenty = next(item for item in explanation["nodes"] if item["node"] == "plenty")
