@@ -21,6 +21,9 @@ CHECK_INTERVAL_S = 5.0
 MIN_EVICTIONS, MIN_SHARE, RISE_FACTOR = 3, 0.1, 2.0
 """Evictions or unready agents rise if there are at least this number of evictions, at least this number per node with the new
 content, and more than this multiple of the number per other node."""
+OBSERVATION_DELAY_S = 10.0
+"""Time from an eviction until the stage in which it is observed: the budget is read, and a rollout evaluated, every five
+seconds each. Evictions this long before a later stage belong to the rollout as well."""
 UNREADY_S = 30.0
 """Time after which an agent that is not ready counts; a restart takes some seconds."""
 
@@ -156,7 +159,7 @@ def _advance(
         return _Stage(RolloutStage.COMPLETE, now_s), ""
     if stage.stage in GUARDED:
         for reason, detail in (
-            (RolloutStage.EVICTIONS_ROSE, _rise_of_evictions(stage.since_s, assigned, updated, guard)),
+            (RolloutStage.EVICTIONS_ROSE, _rise_of_evictions(stage, assigned, updated, guard)),
             (RolloutStage.AGENTS_NOT_READY, _rise_of_unready(stage.since_s, assigned, updated, guard, now_s)),
         ):
             if detail:
@@ -168,9 +171,10 @@ def _advance(
     return stage, ""
 
 
-def _rise_of_evictions(since_s: float, assigned: Sequence[str], updated: frozenset[str], guard: RolloutGuard) -> str:
+def _rise_of_evictions(stage: _Stage, assigned: Sequence[str], updated: frozenset[str], guard: RolloutGuard) -> str:
     new, other = set(assigned) & updated, set(assigned) - updated
-    recent = [each for each in guard.evictions if each.at_s >= since_s]
+    delay_s = 0.0 if stage.stage is RolloutStage.CANARY_UPDATING else OBSERVATION_DELAY_S
+    recent = [each for each in guard.evictions if each.at_s >= stage.since_s - delay_s]
     on_new, on_other = (sum(each.pods for each in recent if each.node in nodes) for nodes in (new, other))
     if on_new < MIN_EVICTIONS or not _rises((on_new, len(new)), (on_other, len(other))):
         return ""

@@ -160,6 +160,20 @@ def test_evictions_are_compared_with_the_other_nodes(evictions: dict[str, int], 
 
 
 @pytest.mark.parametrize(
+    ("before_transition_s", "stage"),
+    [(-0.1, "EvictionsRose"), (0.0, "EvictionsRose"), (9.0, "EvictionsRose"), (30.0, "CanarySoaking")],
+)
+def test_evictions_that_are_observed_while_the_stage_changes_count(before_transition_s: float, stage: str) -> None:
+    """The canaries have the content some seconds before the controller observes it, and their evictions too."""
+    rollout = Rollout(10)
+    rollout.change(NEW)
+    rollout.run(60.3)
+    rollout.evictions.append(NodeEviction(rollout.now_s - before_transition_s, "n00", 3))
+    rollout.run(5)
+    assert rollout.stage == stage
+
+
+@pytest.mark.parametrize(
     ("since_s", "unready", "stage"),
     [
         (10, ["n00"], "AgentsNotReady"),
@@ -215,7 +229,7 @@ def test_changed_content_goes_to_all_nodes_at_once_after_a_pause(config: object)
     rollout.run(1)
     assert (rollout.stage, len(rollout.having(config))) == ("Complete", 30)
     rollout.change({"x": 9})
-    rollout.run()
+    rollout.run(11)
     assert rollout.stage == "CanarySoaking", "the next content is guarded again"
 
 
