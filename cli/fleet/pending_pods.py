@@ -265,10 +265,17 @@ def _reason(
     return True, text, describe
 
 
+KATALYST_SCHEDULER = "katalyst-scheduler"
+"""Name of the scheduler that the chart runs with its value `scheduler.enabled`."""
+
+
 def _scheduler_remedy(pod: PlacedPod) -> str:
     if pod.spec.scheduler_name == DEFAULT_SCHEDULER:
         return "check that kube-scheduler runs: `kubectl -n kube-system get pods,leases`"
-    return "remove spec.schedulerName, so that the stock scheduler places the pod, or run a scheduler of that name"
+    remedy = "remove spec.schedulerName, so that the stock scheduler places the pod, or run a scheduler of that name"
+    if pod.spec.scheduler_name == KATALYST_SCHEDULER:
+        return f"{remedy}: `helm upgrade` with `--set scheduler.enabled=true` does"
+    return remedy
 
 
 def _shortages(pod: PlacedPod, free: Mapping[str, Mapping[str, Decimal]]) -> Iterator[str]:

@@ -93,7 +93,13 @@ def test_a_pod_that_no_scheduler_has_tried_names_the_scheduler() -> None:
     spec, status = {"schedulerName": "katalyst-scheduler"}, {"conditions": []}
     reason = only([pod("batch", spec=spec, status=status)], [node("node1", cpu="2k")])
     assert reason.detail == "no scheduler named katalyst-scheduler has tried to place it"
-    assert (reason.ok, reason.remedy.startswith("remove spec.schedulerName")) == (False, True)
+    assert (reason.ok, reason.remedy) == (
+        False,
+        (
+            "remove spec.schedulerName, so that the stock scheduler places the pod, or run a scheduler of that name: `helm "
+            "upgrade` with `--set scheduler.enabled=true` does"
+        ),
+    )
     young = pod("batch", spec=spec, status=status, creationTimestamp="2027-01-15T08:00:00Z")
     assert pending_reasons([young], [], NOW_S + 9) == ()
     assert len(pending_reasons([young], [], NOW_S + 11)) == 1
