@@ -24,7 +24,7 @@ from controller.overcommit.node_overcommit import OvercommitController
 from controller.reconcile import MetricValues
 from controller.settings import ControllerConfig
 from kube.client import KubeClient
-from kube.informer import Informer
+from kube.informer import Informer, describe_unsynced
 
 
 class ControllerManager:
@@ -91,8 +91,7 @@ class ControllerManager:
 
     def unsynced(self) -> str:
         """Resources that have not been listed yet; empty if all have."""
-        names = [informer.resource.gvr for informer in self if not informer.synced.is_set()]
-        return f"not listed yet: {', '.join(names)}" if names else ""
+        return describe_unsynced(self)
 
     async def run(self) -> None:
         """Run until cancelled, or until one of them raises because of a bug, which ends all of them and the process."""

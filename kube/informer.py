@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic
 
 import msgspec
@@ -49,6 +49,12 @@ class _Group(msgspec.Struct, frozen=True):
 class _Groups(msgspec.Struct, frozen=True):
     kind: str
     groups: tuple[_Group, ...] = ()
+
+
+def describe_unsynced(informers: Iterable[Informer[Any]]) -> str:
+    """Return the resources of these informers that have not been listed yet; empty if all have."""
+    names = [informer.resource.gvr for informer in informers if not informer.synced.is_set()]
+    return f"not listed yet: {', '.join(names)}" if names else ""
 
 
 async def is_kind_missing(client: KubeClient, resource: ResourceType[Any]) -> bool:

@@ -51,7 +51,7 @@ from controller.scheduler.topology_plugin import NumaTopology, topology_rules
 from controller.serving import load_settings_file, serve_with_tls
 from kube.access_review import review_token
 from kube.client import KubeClient
-from kube.informer import Informer
+from kube.informer import Informer, describe_unsynced
 from kube.kubeconfig import load_access
 from kube.watch import ObjectChange
 
@@ -120,8 +120,7 @@ class SchedulerCache:
 
     def unsynced(self) -> str:
         """Return the resources that have not been listed yet; empty if all have."""
-        names = [informer.resource.gvr for informer in self.informers if not informer.synced.is_set()]
-        return f"not listed yet: {', '.join(names)}" if names else ""
+        return describe_unsynced(self.informers)
 
     def problems(self) -> dict[str, str]:
         """Return why an object does not count as it is written, by its kind and name."""

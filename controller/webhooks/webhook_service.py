@@ -30,7 +30,7 @@ from controller.webhooks.webhook_server import (
 )
 from controller.webhooks.webhook_settings import WebhookSettings
 from kube.client import KubeClient
-from kube.informer import Informer
+from kube.informer import Informer, describe_unsynced
 from kube.objects import PartialObjectMetadata, ResourceType, UnstructuredObject
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class WebhookService:
         """Why reviews would not be answered: the port is closed, or objects are not listed yet. Empty if they would."""
         if not self._listens:
             return "webhooks: no certificate is served yet"
-        return self._missing_lists()
+        return describe_unsynced(self._informers)
 
     async def run(self) -> None:
         """Serve until cancelled, and for LINGER_S longer."""
@@ -151,12 +151,8 @@ class WebhookService:
         return review
 
     def _require_lists(self) -> None:
-        if missing := self._missing_lists():
+        if missing := describe_unsynced(self._informers):
             raise ReviewsNotReady(missing)
-
-    def _missing_lists(self) -> str:
-        missing = [each.resource.gvr for each in self._informers if not each.synced.is_set()]
-        return f"not listed yet: {', '.join(missing)}" if missing else ""
 
 
 class PodProfiles:
