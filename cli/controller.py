@@ -16,8 +16,9 @@ from api.interfaces import Unavailable
 from cli.fleet.api_server import ApiServerOptions
 from cli.options import Seconds, exit_unavailable, parse_listen_hosts
 from common.log_lines import write_printable_lines
-from controller.__main__ import ControllerOptions, main
+from controller.__main__ import main
 from controller.cleanup import Workload, delete_workloads, parse_workload, remove_written_fields
+from controller.serving import ProgramOptions
 from kube.client import KubeClient
 
 DEFAULT_CONTROLLER_LISTEN = "127.0.0.1:9316"
@@ -44,7 +45,7 @@ def controller(config: Path | None, listen: str, web_config: Path | None) -> Non
     write_printable_lines("%(asctime)s %(levelname)s %(message)s")
     hosts, port = parse_listen_hosts(listen)
     try:
-        main(ControllerOptions(hosts=hosts, port=port, config=config, web_config=web_config))
+        main(ProgramOptions(hosts=hosts, port=port, config=config, web_config=web_config))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     except Unavailable as error:

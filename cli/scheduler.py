@@ -9,7 +9,8 @@ import click
 from api.interfaces import Unavailable
 from cli.options import exit_unavailable, parse_listen_hosts
 from common.log_lines import write_printable_lines
-from controller.scheduler.scheduler_process import SchedulerOptions, run_scheduler
+from controller.scheduler.scheduler_process import run_scheduler
+from controller.serving import ProgramOptions
 
 DEFAULT_SCHEDULER_LISTEN = "127.0.0.1:9317"
 
@@ -35,7 +36,7 @@ def scheduler(config: Path | None, listen: str, web_config: Path | None) -> None
     write_printable_lines("%(asctime)s %(levelname)s %(message)s")
     hosts, port = parse_listen_hosts(listen)
     try:
-        run_scheduler(SchedulerOptions(hosts=hosts, port=port, config=config, web_config=web_config))
+        run_scheduler(ProgramOptions(hosts=hosts, port=port, config=config, web_config=web_config))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     except Unavailable as error:

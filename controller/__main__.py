@@ -6,28 +6,23 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from agent.dynamic_config.translate import CONFIG_KINDS, DynamicConfigRefused, translate_object
 from api import VERSION
 from common.http.listener import HttpListener
 from common.http.token_review import TokenReviewer
-from common.validation import describe_validation_error
 from common.yaml_guard import check_yaml
 from controller.endpoints import build_application
 from controller.manager import ControllerManager
 from controller.metrics import ControllerExposition
 from controller.reconcile import MetricValues
-from controller.serving import load_settings_file, serve_with_tls
-from controller.settings import ControllerConfig, parse_settings
+from controller.serving import ProgramOptions, load_settings, run_until_signal, serve_with_tls
+from controller.settings import ControllerConfig
 from controller.webhooks.config_validation import ConfigFindings
 from controller.webhooks.webhook_service import WebhookService
 from kube.access_review import review_token
@@ -40,28 +35,12 @@ log = logging.getLogger("dioptase.controller")
 LEADING_METRIC = "dioptase_controller_leading"
 
 
-class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Command-line options."""
-
-    hosts: tuple[str, ...]
-    port: int
-    config: Path | None = None
-    web_config: Path | None = None
-
-
-def main(options: ControllerOptions) -> None:
+def main(options: ProgramOptions) -> None:
     """Run until a signal. Raises ValueError for invalid settings, and Unavailable, before anything is written."""
-    config = ControllerConfig()
-    if options.config is not None:
-        config = load_settings_file(options.config, _parse_settings)
-    asyncio.run(_run(options, config))
+    asyncio.run(_run(options, load_settings(options.config, ControllerConfig)))
 
 
-def _parse_settings(text: str) -> ControllerConfig:
-    return parse_settings(text, check_yaml, describe_validation_error)
-
-
-async def _run(options: ControllerOptions, config: ControllerConfig) -> None:
+async def _run(options: ProgramOptions, config: ControllerConfig) -> None:
     access = load_access(os.environ, check_yaml)
     metrics = MetricValues()
     async with contextlib.AsyncExitStack() as stack:
@@ -82,11 +61,7 @@ async def _run(options: ControllerOptions, config: ControllerConfig) -> None:
             exposition, lambda: next(filter(None, (why() for why in unready)), ""), authorize
         )
         await serve_with_tls(HttpListener(application), options.hosts, options.port, options.web_config, stack)
-        working = asyncio.create_task(_run_together(parts))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, working.cancel)
-        with contextlib.suppress(asyncio.CancelledError):
-            await working
+        await run_until_signal(_run_together(parts))
 
 
 def check_config(resource: str, body: Mapping[str, Any]) -> ConfigFindings:

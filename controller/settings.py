@@ -1,10 +1,10 @@
-"""Settings of the controllers, and their parser.
+"""Settings of the controllers.
 Names in brackets are the corresponding flags of Katalyst's controller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -110,19 +110,3 @@ class ControllerConfig(_ControllerSettings, frozen=True, kw_only=True):
     rollout: RolloutConfig = RolloutConfig()
     eviction_budget: EvictionBudgetConfig = EvictionBudgetConfig()
     webhooks: WebhookSettings = WebhookSettings()
-
-
-ErrorDescriber = Callable[[msgspec.ValidationError, object, type[ControllerConfig]], str]
-
-
-def parse_settings(text: str, check: Callable[[str], None], describe_error: ErrorDescriber) -> ControllerConfig:
-    """Parse the settings file. Raises ValueError with the field and the remedy.
-
-    `check` raises ValueError unless the text is one plain YAML document; `describe_error` words validation errors.
-    """
-    check(text)
-    document = msgspec.yaml.decode(text)
-    try:
-        return msgspec.convert({} if document is None else document, ControllerConfig)
-    except msgspec.ValidationError as error:
-        raise ValueError(describe_error(error, document, ControllerConfig)) from None

@@ -7,18 +7,13 @@ import contextlib
 import gc
 import logging
 import os
-import signal
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from api import VERSION
 from common.http.listener import HttpListener
 from common.http.token_review import TokenReviewer
-from common.validation import describe_validation_error
 from common.yaml_guard import check_yaml
 from controller.endpoints import build_application
 from controller.metrics import ControllerExposition
@@ -45,10 +40,10 @@ from controller.scheduler.scheduler_kinds import (
     SchedulerCnr,
     SchedulerNode,
 )
-from controller.scheduler.scheduler_settings import SchedulerConfig, parse_scheduler_settings
+from controller.scheduler.scheduler_settings import SchedulerConfig
 from controller.scheduler.scheduling_pod import ScheduledPod
 from controller.scheduler.topology_plugin import NumaTopology, topology_rules
-from controller.serving import load_settings_file, serve_with_tls
+from controller.serving import ProgramOptions, load_settings, run_until_signal, serve_with_tls
 from kube.access_review import review_token
 from kube.client import KubeClient
 from kube.informer import Informer, describe_unsynced
@@ -60,23 +55,9 @@ MAX_EXTENDER_CONNECTIONS = 1024
 """A kube-scheduler opens one connection for each of the bindings that it has under way."""
 
 
-class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Command-line options."""
-
-    hosts: tuple[str, ...]
-    port: int
-    config: Path | None = None
-    web_config: Path | None = None
-
-
-def run_scheduler(options: SchedulerOptions) -> None:
+def run_scheduler(options: ProgramOptions) -> None:
     """Run until a signal. Raises ValueError for invalid settings, and Unavailable, before anything is served."""
-    config = SchedulerConfig() if options.config is None else load_settings_file(options.config, _parse_settings)
-    asyncio.run(_run(options, config))
-
-
-def _parse_settings(text: str) -> SchedulerConfig:
-    return parse_scheduler_settings(text, check_yaml, describe_validation_error)
+    asyncio.run(_run(options, load_settings(options.config, SchedulerConfig)))
 
 
 def build_chain(config: SchedulerConfig, quotas: ElasticQuotas | None = None) -> PluginChain:
@@ -142,7 +123,7 @@ class SchedulerCache:
         self.state.apply_pod(change.old, change.new, placed_at_s)
 
 
-async def _run(options: SchedulerOptions, config: SchedulerConfig) -> None:
+async def _run(options: ProgramOptions, config: SchedulerConfig) -> None:
     metrics = MetricValues()
     async with contextlib.AsyncExitStack() as stack:
         access = load_access(os.environ, check_yaml)
@@ -170,11 +151,7 @@ async def _run(options: SchedulerOptions, config: SchedulerConfig) -> None:
         ExtenderEndpoints(extender, binder, pending, cache, metrics, authorize).add_to(app)
         listener = HttpListener(app, body_problem, MAX_EXTENDER_CONNECTIONS)
         await serve_with_tls(listener, options.hosts, options.port, options.web_config, stack)
-        working = asyncio.create_task(_work(cache, pending, binder))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, working.cancel)
-        with contextlib.suppress(asyncio.CancelledError):
-            await working
+        await run_until_signal(_work(cache, pending, binder))
         await binder.finish()
 
 

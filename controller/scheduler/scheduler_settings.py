@@ -1,8 +1,6 @@
-"""Settings of the scheduler extender, and their parser. Names in brackets are Katalyst's or Koordinator's arguments."""
+"""Settings of the scheduler extender. Names in brackets are Katalyst's or Koordinator's arguments."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import msgspec
 
@@ -25,21 +23,3 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     fit: FitSettings = FitSettings()
     load: LoadSettings = LoadSettings()
     harm: HarmSettings = HarmSettings()
-
-
-SchedulerErrorDescriber = Callable[[msgspec.ValidationError, object, type[SchedulerConfig]], str]
-
-
-def parse_scheduler_settings(
-    text: str, check: Callable[[str], None], describe_error: SchedulerErrorDescriber
-) -> SchedulerConfig:
-    """Parse the settings file. Raises ValueError with the field and the remedy.
-
-    `check` raises ValueError unless the text is one plain YAML document; `describe_error` words validation errors.
-    """
-    check(text)
-    document = msgspec.yaml.decode(text)
-    try:
-        return msgspec.convert({} if document is None else document, SchedulerConfig)
-    except msgspec.ValidationError as error:
-        raise ValueError(describe_error(error, document, SchedulerConfig)) from None

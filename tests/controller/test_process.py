@@ -15,13 +15,12 @@ from api.metrics import CONTROLLER_METRICS_BY_NAME
 from cli.controller import controller
 from common.backoff import Backoff
 from common.http.listener import HttpListener
-from common.validation import describe_validation_error
-from common.yaml_guard import check_yaml
 from controller.endpoints import build_application
 from controller.kinds import NODES, ControllerNode
 from controller.metrics import ControllerExposition
 from controller.reconcile import MetricValues, reconcile_queue, run_all
-from controller.settings import ControllerConfig, parse_settings
+from controller.serving import parse_settings
+from controller.settings import ControllerConfig
 from kube.client import KubeClient
 from kube.credentials import ApiAccess, ApiCredentials
 from kube.errors import ApiError, ApiUnreachable
@@ -50,16 +49,15 @@ from kube.work_queue import WorkQueue
 )  # fmt: skip
 def test_invalid_settings_are_rejected_by_field(text: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:
-        parse_settings(text, check_yaml, describe_validation_error)
+        parse_settings(text, ControllerConfig)
     assert str(caught.value).startswith(message)
 
 
 def test_settings() -> None:
-    assert parse_settings("", check_yaml, describe_validation_error) == ControllerConfig()
+    assert parse_settings("", ControllerConfig) == ControllerConfig()
     read = parse_settings(
         "controllers: [kcc]\nhealth: {dryRun: true, agents: {malachite: app=malachite}}",
-        check_yaml,
-        describe_validation_error,
+        ControllerConfig,
     )
     assert (read.controllers, read.health.dry_run, read.health.agents) == (
         ("kcc",),

@@ -14,9 +14,8 @@ import msgspec
 import pytest
 
 from api import VERSION
-from common.validation import describe_validation_error
-from common.yaml_guard import check_yaml
-from controller.settings import parse_settings as controller_settings
+from controller.serving import parse_settings
+from controller.settings import ControllerConfig
 from deploy import chart
 from tests.builders.settings import parse_config as agent_settings
 from tests.deploy.image_archives import write_archive
@@ -105,7 +104,7 @@ def test_the_settings_that_the_chart_makes_are_settings() -> None:
     }
     config = agent_settings(texts["agent.yaml"].encode(), "agent.yaml")
     assert config.exporters.token_review
-    controller = controller_settings(texts["controller.yaml"], check_yaml, describe_validation_error)
+    controller = parse_settings(texts["controller.yaml"], ControllerConfig)
     assert controller.token_review
     assert controller.health.node_selector == "kubernetes.io/os=linux", "the nodes that have an agent"
 

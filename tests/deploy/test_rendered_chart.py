@@ -23,11 +23,9 @@ from agent.eviction.runner import EvictionRunner
 from agent.reporter.successor import STATE_VOLUME
 from api.eviction import TAINT_PREFIX
 from cli.options import parse_listen_hosts
-from common.validation import describe_validation_error
-from common.yaml_guard import check_yaml
-from controller.scheduler.scheduler_settings import parse_scheduler_settings
+from controller.scheduler.scheduler_settings import SchedulerConfig
+from controller.serving import parse_settings
 from controller.settings import ControllerConfig
-from controller.settings import parse_settings as controller_settings
 from deploy import chart
 from deploy.build import profiles_text
 from tests.builders.settings import parse_config
@@ -88,7 +86,7 @@ class Rendered:
     @property
     def controller(self) -> ControllerConfig:
         text = self.find("ConfigMap", "controller")["data"]["controller.yaml"]
-        return controller_settings(text, check_yaml, describe_validation_error)
+        return parse_settings(text, ControllerConfig)
 
 
 @pytest.fixture
@@ -618,7 +616,7 @@ def test_the_scheduler_is_rendered_only_if_enabled_with_settings_that_the_extend
     agent = msgspec.yaml.decode(rendered.find("ConfigMap", "agent")["data"]["agent.yaml"])
     assert agent["report"]["nodeMetrics"] is True, "load and harm"
     data = rendered.find("ConfigMap", "scheduler")["data"]
-    settings = parse_scheduler_settings(data["scheduler.yaml"], check_yaml, describe_validation_error)
+    settings = parse_settings(data["scheduler.yaml"], SchedulerConfig)
     assert (settings.token_review, settings.fit.strategy) == (True, "MostAllocated")
     config = msgspec.yaml.decode(data["kube-scheduler.yaml"])
     (extender,) = config["extenders"]
