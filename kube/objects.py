@@ -36,6 +36,24 @@ class KubeObject(Protocol):
     def metadata(self) -> NamedMetadata: ...
 
 
+class Toleration(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False):
+    """Toleration of a pod or of a pod template."""
+
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+
+    def matches(self, key: str, value: str, effect: str) -> bool:
+        """Whether it tolerates a taint, as ToleratesTaint of k8s.io/api/core/v1/toleration.go: an empty key with Exists matches
+        all keys, an empty effect all effects."""
+        if self.effect not in ("", effect) or self.key not in ("", key):
+            return False
+        if self.operator == "Exists":
+            return True
+        return self.operator in ("", "Equal") and self.key == key and self.value == value
+
+
 class KubeOwnerReference(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """Owner of this object, with which it is garbage-collected."""
 

@@ -15,7 +15,7 @@ import msgspec
 from agent.reporter.desired_state_writer import NODES
 from kube.client import KubeClient
 from kube.errors import ApiError, ApiUnreachable
-from kube.objects import PartialObjectMetadata, ResourceType, TaintedObject
+from kube.objects import PartialObjectMetadata, ResourceType, TaintedObject, Toleration
 
 log = logging.getLogger("dioptase")
 STATE_VOLUME = "state"
@@ -35,20 +35,11 @@ class _Fields(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     pass
 
 
-class SuccessorToleration(_Fields, frozen=True, kw_only=True):
-    """Toleration of a pod template."""
-
-    key: str = ""
-    operator: str = "Equal"
-    value: str = ""
-    effect: str = ""
-
-
 class SuccessorPodSpec(_Fields, frozen=True, kw_only=True):
     """Fields of a pod template that decide whether and with which state directory a pod runs on a node."""
 
     node_selector: Mapping[str, str] = {}
-    tolerations: tuple[SuccessorToleration, ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
     affinity: Mapping[str, Any] = {}
     volumes: tuple[Mapping[str, Any], ...] = ()
 
@@ -91,14 +82,9 @@ def successor_obstacle(daemon_set: SuccessorDaemonSet, node: TaintedObject, node
     return ""
 
 
-def _is_tolerated(taint: Mapping[str, Any], tolerations: tuple[SuccessorToleration, ...]) -> bool:
+def _is_tolerated(taint: Mapping[str, Any], tolerations: tuple[Toleration, ...]) -> bool:
     key, value, effect = (str(taint.get(name, "")) for name in ("key", "value", "effect"))
-    return key in AUTOMATIC_TOLERATIONS or any(
-        each.effect in ("", effect)
-        and each.key in ("", key)
-        and (each.operator == "Exists" or (each.key == key and each.value == value))
-        for each in tolerations
-    )
+    return key in AUTOMATIC_TOLERATIONS or any(each.matches(key, value, effect) for each in tolerations)
 
 
 def _host_paths(volumes: tuple[Mapping[str, Any], ...], name: str) -> list[str]:

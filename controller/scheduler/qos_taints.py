@@ -11,7 +11,7 @@ import numpy as np
 from controller.scheduler.node_arrays import FloatArray, NodeArrays
 from controller.scheduler.plugin_chain import ReasonNumbers, RejectionReason, Rows
 from controller.scheduler.scheduler_kinds import CnrTaint
-from controller.scheduler.scheduling_pod import PodToleration, SchedulingPod
+from controller.scheduler.scheduling_pod import SchedulingPod
 
 HARD_EFFECTS = ("NoSchedule", "NoExecute")
 SOFT_EFFECTS = ("PreferNoSchedule",)
@@ -54,16 +54,5 @@ def untolerated(pod: SchedulingPod, taints: Iterable[CnrTaint], effects: Sequenc
         for taint in taints
         if taint.effect in effects
         and taint.qos_level == pod.level.value
-        and not any(_tolerates(toleration, taint) for toleration in pod.tolerations)
+        and not any(each.matches(taint.key, taint.value, taint.effect) for each in pod.tolerations)
     ]
-
-
-def _tolerates(toleration: PodToleration, taint: CnrTaint) -> bool:
-    """As ToleratesTaint of k8s.io/api/core/v1/toleration.go: an empty key with Exists matches all, an empty effect too."""
-    if toleration.effect not in ("", taint.effect):
-        return False
-    if toleration.key not in ("", taint.key):
-        return False
-    if toleration.operator == "Exists":
-        return True
-    return toleration.operator in ("", "Equal") and toleration.key == taint.key and toleration.value == taint.value

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import msgspec
 
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
-from api.qos import MAIN_CONTAINER_KEY, MEMORY_KEY, QOS_LEVEL_KEY, QoSLevel
+from api.qos import MAIN_CONTAINER_KEY, MEMORY_KEY, QOS_LEVEL_KEY, QoSLevel, explicit_qos_level
 from api.quantity import convert_quantity
-from api.text import quote
 from controller.scheduler.pod_alignment import ContainerShape, PodAlignment, parse_pod_alignment
+from kube.objects import Toleration
 
 CPU, MEMORY = "cpu", "memory"
 DEFAULT_MILLICPU, DEFAULT_MEMORY_BYTES = 100, 200 << 20
@@ -72,13 +72,6 @@ class ScheduledContainer(_PodStruct, frozen=True, kw_only=True, gc=False):
     """`Always` makes an init container a sidecar (KEP-753)."""
 
 
-class PodToleration(_PodStruct, frozen=True, kw_only=True, gc=False):
-    key: str = ""
-    operator: str = ""
-    value: str = ""
-    effect: str = ""
-
-
 class ScheduledPodSpec(_PodStruct, frozen=True, kw_only=True, gc=False):
     node_name: str = ""
     scheduler_name: str = ""
@@ -86,7 +79,7 @@ class ScheduledPodSpec(_PodStruct, frozen=True, kw_only=True, gc=False):
     containers: tuple[ScheduledContainer, ...] = ()
     init_containers: tuple[ScheduledContainer, ...] | None = None
     overhead: ResourceAmounts = ResourceAmounts()
-    tolerations: tuple[PodToleration, ...] | None = None
+    tolerations: tuple[Toleration, ...] | None = None
 
 
 class PodPhase(_PodStruct, frozen=True, kw_only=True, gc=False):
@@ -131,7 +124,7 @@ class SchedulingPod(NamedTuple):
     """Requests of cpu and memory."""
     load_basis: Amounts
     """The larger of requests and limits, native or reclaimed: what its load is estimated from."""
-    tolerations: tuple[PodToleration, ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
     priority: int = 0
     alignment: PodAlignment | None = None
     """What a kubelet may pin for it or align; None for pods without pinned CPUs that are not dedicated_cores."""
@@ -195,15 +188,12 @@ def parse_scheduling_pod(pod: ScheduledPod) -> SchedulingPod:
 
 def qos_level(pod: ScheduledPod) -> QoSLevel:
     """Return the level of a pod; a pod without one is shared_cores, as in Katalyst. Raises ValueError for an unknown one."""
-    text = pod.metadata.annotations.qos_level
-    if not text:
-        return QoSLevel.SHARED
-    try:
-        return QoSLevel(text)
-    except ValueError:
-        raise ValueError(
-            f"annotation {QOS_LEVEL_KEY}: {quote(text)} is not a QoS level; use one of {', '.join(QoSLevel)}"
-        ) from None
+    return _parse_level(pod.metadata.annotations.qos_level)
+
+
+@lru_cache(maxsize=64)
+def _parse_level(text: str) -> QoSLevel:
+    return (explicit_qos_level({QOS_LEVEL_KEY: text}) if text else None) or QoSLevel.SHARED
 
 
 class _ContainerAmounts(NamedTuple):
