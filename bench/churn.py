@@ -25,6 +25,7 @@ from bench.machine import (
     end_cleanly_on_sigterm,
     markdown_table,
     memory_kib_of,
+    report_faults,
     this_machine,
     write_results,
 )
@@ -438,10 +439,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(markdown(result))
     write_results(args.out, "churn", markdown(result), result)
-    faults = result.faults()
-    for fault in faults:
-        print(f"bench: {fault}", file=sys.stderr)
-    return 1 if faults else 0
+    return report_faults(result.faults())
 
 
 if __name__ == "__main__":

@@ -157,6 +157,13 @@ def name_list(values: Mapping[str, object]) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
+def report_faults(faults: Sequence[str]) -> int:
+    """Print why a run failed; return the exit status."""
+    for fault in faults:
+        print(f"bench: {fault}", file=sys.stderr)
+    return 1 if faults else 0
+
+
 def write_results(directory: Path, name: str, text: str, results: object = None) -> None:
     """Write the section NAME.md and, if given, the results as NAME.json."""
     directory.mkdir(parents=True, exist_ok=True)

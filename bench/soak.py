@@ -21,6 +21,7 @@ from bench.machine import (
     end_cleanly_on_sigterm,
     markdown_table,
     memory_kib_of,
+    report_faults,
     wait_until_ready,
     write_results,
 )
@@ -233,10 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(markdown(run))
     write_results(args.out, "soak", markdown(run), run)
-    faults = run.faults()
-    for fault in faults:
-        print(f"bench: {fault}", file=sys.stderr)
-    return 1 if faults else 0
+    return report_faults(run.faults())
 
 
 if __name__ == "__main__":
