@@ -1,4 +1,4 @@
-"""HTTP endpoints of the extender: the verbs of kube-scheduler, beside health and metrics of the controller's application."""
+"""HTTP endpoints of the extender: the verbs of kube-scheduler, and explanations."""
 
 from __future__ import annotations
 

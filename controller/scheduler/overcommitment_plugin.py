@@ -28,7 +28,7 @@ class OvercommitmentFilter:
     reasons: Sequence[RejectionReason] = (
         RejectionReason("node(s) with overcommitted memory that the kubelet's memory manager pins", preemptible=False),
         # kube-scheduler's own fit does not see pinned CPUs, so that it cannot select the victims.
-        RejectionReason("Insufficient overcommitted cpu beside pinned CPUs", preemptible=False),
+        RejectionReason("Insufficient overcommitted cpu that is not pinned", preemptible=False),
     )
 
     def filter(self, pod: SchedulingPod, nodes: NodeArrays, rows: Rows, now_s: float) -> ReasonNumbers | None:  # noqa: ARG002

@@ -26,7 +26,7 @@ class ContainerShape(NamedTuple):
     limits: CpuAndMemory
     init: bool = False
     sidecar: bool = False
-    """An init container that continues beside the others."""
+    """An init container that runs as long as the pod (`restartPolicy: Always`)."""
 
 
 class PodAlignment(NamedTuple):

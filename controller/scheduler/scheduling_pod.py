@@ -228,7 +228,7 @@ def _with_defaults(amounts: Amounts) -> Amounts:
 def _total(containers: Iterable[Amounts], inits: Iterable[tuple[Amounts, bool]], overhead: Amounts) -> Amounts:
     """Return the request of a pod: the maximum over its phases, as k8s.io/component-helpers/resource PodRequests computes it.
 
-    Init containers run one after another beside the sidecars that started before them; all sidecars stay.
+    Init containers run one after another, each together with the sidecars that started before it; all sidecars continue.
     """
     sidecars, largest_init = Amounts(), Amounts()
     for amounts, is_sidecar in inits:

@@ -1,4 +1,4 @@
-"""A stock kube-scheduler with the extender beside it, with the configuration and the rights that the chart renders."""
+"""A stock kube-scheduler and its extender, with the configuration and the rights that the chart renders."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_requests_of_init_containers_and_sidecars() -> None:
         "initContainers": [container("100m", restartPolicy="Always"), container("1")],
         "overhead": {"cpu": "50m"},
     }
-    # Init container beside the sidecar: 1100; later 500 + 250 + 100 = 850. Plus overhead.
+    # Init container and sidecar: 1100; later 500 + 250 + 100 = 850. Plus overhead.
     assert parse_scheduling_pod(pod_of("p", spec)).native.millicpu == 1150
     spec["containers"] = [container("800m"), container("250m")]
     assert parse_scheduling_pod(pod_of("p", spec)).native.millicpu == 1200

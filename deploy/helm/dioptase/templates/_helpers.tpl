@@ -208,7 +208,7 @@ tls_server_config:
 {{- end }}
 {{- end -}}
 
-{{/* KubeSchedulerConfiguration of the stock kube-scheduler beside the extender. */}}
+{{/* KubeSchedulerConfiguration of the stock kube-scheduler that calls the extender. */}}
 {{- define "dioptase.kubeSchedulerConfiguration" -}}
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
