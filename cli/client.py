@@ -8,7 +8,7 @@ import base64
 import http.client
 import ssl
 from http import HTTPStatus
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import unquote_to_bytes, urlsplit, urlunsplit
 from urllib.request import HTTPSHandler, ProxyHandler, build_opener
@@ -37,11 +37,28 @@ class _ErrorBody(msgspec.Struct):
     remedy: str
 
 
-class AgentClient:
-    """Requests to one agent. Every failure is an Unavailable with a remedy."""
+class RequestedServer(NamedTuple):
+    """The kind of server that is expected at a URL, for errors."""
 
-    def __init__(self, url: str, timeout_s: float = 2.0, *, verify: bool = True) -> None:
+    name: str
+    remedy: str
+    """What to do if it does not answer."""
+
+
+AGENT = RequestedServer(
+    "agent",
+    f"start it with dioptase agent or dioptase demo, or name another one with --url ({DEFAULT_URL} is the default)",
+)
+
+
+class AgentClient:
+    """Requests to one agent, or to another `server`. Every failure is an Unavailable with a remedy."""
+
+    def __init__(
+        self, url: str, timeout_s: float = 2.0, *, verify: bool = True, server: RequestedServer = AGENT
+    ) -> None:
         """`verify: False` skips TLS verification: any server that answers at `url` is believed."""
+        self._server = server
         self.url, authorization = _split_credentials(url.rstrip("/"))
         self._timeout_s = timeout_s
         context = None if verify else ssl._create_unverified_context()  # noqa: S323 - the caller has decided
@@ -77,9 +94,9 @@ class AgentClient:
             with error:
                 raise _error_answer(self.url, error) from error
         except URLError as error:
-            raise _no_answer(self.url, error.reason) from error
+            raise _no_answer(self.url, error.reason, self._server) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise _no_answer(self.url, error) from error
+            raise _no_answer(self.url, error, self._server) from error
 
     def _get(self, path: str, kind: type[T]) -> T:
         body = self.read(path)
@@ -100,11 +117,9 @@ def _split_credentials(url: str) -> tuple[str, str]:
     return urlunsplit(parts._replace(netloc=address)), f"Basic {encoded}"
 
 
-def _no_answer(url: str, error: object) -> Unavailable:
+def _no_answer(url: str, error: object, server: RequestedServer) -> Unavailable:
     """Return why no response came, with the remedy that fits the kind of failure."""
-    remedy = (
-        f"start it with dioptase agent or dioptase demo, or name another one with --url ({DEFAULT_URL} is the default)"
-    )
+    remedy = server.remedy
     if isinstance(error, ssl.SSLCertVerificationError):
         remedy = (
             "name the authority that signed its certificate: SSL_CERT_FILE=authority.crt, and the host as in the certificate; "
@@ -115,7 +130,7 @@ def _no_answer(url: str, error: object) -> Unavailable:
         remedy += "top and explain cannot present a client certificate"
     elif isinstance(error, (ConnectionResetError, http.client.HTTPException)) and url.startswith("http:"):
         remedy = f"if it has a --web-config with a certificate, use {url.replace('http:', 'https:', 1)}; {KUBECTL_HINT}"
-    return Unavailable(f"the agent at {url} does not answer: {_error_text(error)}", remedy)
+    return Unavailable(f"the {server.name} at {url} does not answer: {_error_text(error)}", remedy)
 
 
 def _error_answer(url: str, error: HTTPError) -> Unavailable:

@@ -13,10 +13,13 @@ from api.interfaces import Unavailable
 from api.placement import NodePlacement, PlacementExplanation
 from api.quantity import format_count
 from api.text import printable
-from cli.client import AgentClient
+from cli.client import AgentClient, RequestedServer
 from common.http.request_guard import is_loopback
 
 DEFAULT_NAMESPACE = "default"
+EXTENDER = RequestedServer(
+    "scheduler extender", "name a running one with --scheduler, such as http://127.0.0.1:9317; see docs/scheduler.md"
+)
 
 
 def explain_pod_placement(target: str | None, url: str, *, as_json: bool) -> int:
@@ -27,7 +30,9 @@ def explain_pod_placement(target: str | None, url: str, *, as_json: bool) -> int
     # The chart's certificate has the name of its Service, and on loopback only programs of this machine can answer.
     host = urlsplit(url).hostname or ""
     verify = host != "localhost" and not is_loopback(host)
-    body = AgentClient(url, timeout_s=10, verify=verify).read(f"/explain?pod={quote_url(key, safe='')}")
+    body = AgentClient(url, timeout_s=10, verify=verify, server=EXTENDER).read(
+        f"/explain?pod={quote_url(key, safe='')}"
+    )
     if as_json:
         click.echo(body.decode())
         return 0
