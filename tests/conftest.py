@@ -21,8 +21,14 @@ from hypothesis import HealthCheck, settings
 
 # How long an example takes depends on the machine: a busy one fails nothing.
 settings.register_profile("repeated", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+# Where the variable CI is set, Hypothesis repeats its examples unless told otherwise.
 settings.register_profile(
-    "fresh", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=1000, print_blob=True
+    "fresh",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=1000,
+    print_blob=True,
+    derandomize=False,
 )
 settings.load_profile("fresh" if os.environ.get("DIOPTASE_FRESH_EXAMPLES") else "repeated")
 GOLDEN = Path(__file__).parent / "golden"

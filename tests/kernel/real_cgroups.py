@@ -69,6 +69,18 @@ class TestCgroup:
         assert mount is not None
         return mount / self.path.lstrip("/") / name
 
+    def limit_cpu(self, quota_us: int, period_us: int = 100_000) -> None:
+        """Give it this quota and the greatest weight: other load on the machine, the virtual machines of the gate above all,
+        must not keep its processes from using up the quota in each period."""
+        v2 = self.hierarchy.mode == "v2"
+        values = (
+            {"cpu.max": f"{quota_us} {period_us}", "cpu.weight": "10000"}
+            if v2
+            else {"cpu.cfs_period_us": f"{period_us}", "cpu.cfs_quota_us": f"{quota_us}", "cpu.shares": "262144"}
+        )
+        for name, value in values.items():
+            self.file("cpu", name).write_text(f"{value}\n")
+
     def start(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start a process inside this cgroup; it joins before execve."""
         procs = [str(directory / "cgroup.procs") for directory in self.dirs]

@@ -21,21 +21,14 @@ from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgrou
 pytestmark = pytest.mark.kernel
 
 MS = 1_000_000
-PERIOD_US, QUOTA_US = 100_000, 20_000
+QUOTA_US = 20_000
+"""Of a period of 100 ms."""
 TRACEPOINTS = ("tp_btf", "raw_tp")
 """Forms that run at tracepoints. Where functions can be probed, in a VM, tests/vm/test_probes_cpu.py does that."""
 LACKING = "no member throttled_clock_self_time"
 
 
 probe = probe_fixture(open_throttles, TRACEPOINTS, lacking=LACKING)
-
-
-def limit_cpu(group: TestCgroup, quota_us: int = QUOTA_US) -> None:
-    if group.hierarchy.mode == "v2":
-        group.file("cpu", "cpu.max").write_text(f"{quota_us} {PERIOD_US}\n")
-        return
-    group.file("cpu", "cpu.cfs_period_us").write_text(f"{PERIOD_US}\n")
-    group.file("cpu", "cpu.cfs_quota_us").write_text(f"{quota_us}\n")
 
 
 def throttles_of(observed: ProbeReading, group: TestCgroup) -> Durations:
@@ -57,7 +50,7 @@ def test_each_period_has_one_throttle_of_80_ms(probe: ThrottlesProbe) -> None:
     """80 ms lies in (65.5, 131]. A CPU that others use too shortens the throttles, never lengthens them beyond the period."""
     hierarchy = require_writable_cgroups()
     with cgroup(hierarchy, "throttled") as group, cgroup(hierarchy, "free") as free:
-        limit_cpu(group)
+        group.limit_cpu(QUOTA_US)
         live = {group.id: group.path, free.id: free.path}
         free.burn(1)
         group.start([sys.executable, "-c", PINNED, str(LAST_CPU)])
@@ -84,8 +77,8 @@ def test_a_quota_above_holds_back_too_and_both_at_once_are_one_throttle(probe: T
         if hierarchy.mode == "v2":
             above.file("cpu", "cgroup.subtree_control").write_text("+cpu")
         free, own = (stack.enter_context(closing(TestCgroup(hierarchy, f"{above.path}/{name}"))) for name in ("a", "b"))
-        limit_cpu(above, 40_000)
-        limit_cpu(own, 15_000)
+        above.limit_cpu(40_000)
+        own.limit_cpu(15_000)
         for group in (free, own):
             group.start([sys.executable, "-c", PINNED, str(LAST_CPU)])
         live = {group.id: group.path for group in (free, own)}
@@ -113,7 +106,7 @@ def test_a_quota_above_holds_back_too_and_both_at_once_are_one_throttle(probe: T
 
 def test_counts_only_grow(probe: ThrottlesProbe) -> None:
     with cgroup(require_writable_cgroups(), "throttled") as group:
-        limit_cpu(group)
+        group.limit_cpu(QUOTA_US)
         live = {group.id: group.path}
         group.burn(2)
         observed = [throttles_of(probe.read(live), group) for _ in range(8) if time.sleep(0.15) is None]

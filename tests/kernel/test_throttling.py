@@ -7,19 +7,11 @@ import time
 import pytest
 
 from agent.sensors.cgroup.cgroup_reader import CgroupReader
-from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
+from tests.kernel.real_cgroups import cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
-PERIOD_US, QUOTA_US = 100_000, 20_000
+QUOTA_US = 20_000
 SECONDS = 3.0
-
-
-def limit(group: TestCgroup) -> None:
-    if group.hierarchy.mode == "v2":
-        group.file("cpu", "cpu.max").write_text(f"{QUOTA_US} {PERIOD_US}\n")
-        return
-    group.file("cpu", "cpu.cfs_period_us").write_text(f"{PERIOD_US}\n")
-    group.file("cpu", "cpu.cfs_quota_us").write_text(f"{QUOTA_US}\n")
 
 
 def test_a_fifth_of_a_cpu_is_used_and_four_fifths_of_each_period_are_throttled() -> None:
@@ -28,7 +20,7 @@ def test_a_fifth_of_a_cpu_is_used_and_four_fifths_of_each_period_are_throttled()
     hierarchy = require_writable_cgroups()
     reader = CgroupReader(hierarchy)
     with cgroup(hierarchy, "throttled") as group:
-        limit(group)
+        group.limit_cpu(QUOTA_US)
         group.burn(1)
         time.sleep(1.0)
         before, started = reader.read()[group.path], time.monotonic()
