@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,6 +132,8 @@ def read_effective_list(directory: Path, names: tuple[str, ...]) -> tuple[int, .
 
 MAX_OPEN_DIRECTORIES = 1024
 """Directory descriptors kept between cycles; beyond that the least recently used is closed."""
+CHECKED_DIRECTORIES = 8
+"""Of these, how many are checked in each cycle."""
 
 
 class RawValue(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,7 +189,19 @@ class KnobWriter:
         try:
             yield
         finally:
+            with suppress(WriteForbidden):
+                self._close_removed()
             self._alive = None
+
+    def _close_removed(self) -> None:
+        """Close descriptors of removed cgroups, the least recently used first. No cycle reads these again, and each keeps
+        memory in the kernel."""
+        for key in list(islice(self._open, CHECKED_DIRECTORIES)):
+            _, cgroup, cgroup_id = key
+            if self.alive(cgroup, cgroup_id):
+                self._open.move_to_end(key)
+            else:
+                self._forget(*key)
 
     def read(self, cgroup: str, cgroup_id: int, knob: Knob) -> str:
         """Return the knob's value in canonical notation."""

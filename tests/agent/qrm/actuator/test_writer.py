@@ -208,6 +208,26 @@ def test_descriptors_are_limited_and_closed(tmp_path: Path) -> None:
     assert _descriptors() == before
 
 
+def test_descriptors_of_removed_cgroups_are_closed_in_later_cycles(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, "v2")
+    ids = {f"/g{number}": tree.make(f"/g{number}") for number in range(20)}
+    files = KnobWriter(tree.hierarchy)
+    gc.collect()
+    before = _descriptors()
+    with files.one_cycle():
+        for path, cgroup_id in ids.items():
+            files.read(path, cgroup_id, Knob.WEIGHT)
+    assert _descriptors() == before + 20
+    for number in range(5, 20):
+        tree.remove(f"/g{number}")
+    for _ in range(3):
+        with files.one_cycle():
+            assert files.read("/g0", ids["/g0"], Knob.WEIGHT) == "100"
+    assert _descriptors() == before + 5
+    files.close()
+    assert _descriptors() == before
+
+
 @pytest.mark.parametrize("cached", [False, True])
 def test_running_out_of_descriptors_is_a_refusal_with_a_remedy(open_tree: OpenTree, *, cached: bool) -> None:
     _, cgroup_id, files = open_tree("v2")
