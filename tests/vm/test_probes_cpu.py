@@ -228,11 +228,14 @@ def test_threads_by_state(programs: Programs, hierarchy: Hierarchy) -> None:
     with known_threads(hierarchy) as group:
         live = {group.id: group.path}
 
+        states = NO_THREADS
+
         def as_expected() -> bool:
+            nonlocal states
             states = decode(loaded.records(ITERATOR_NAME)).get(group.id, NO_THREADS)
             return (states.runnable, states.uninterruptible, states.sleeping) == (SPINNERS, 0, SLEEPERS)
 
-        until(lambda: all(as_expected() for _ in range(5)), "the threads have these states", STARTED_S)
+        until(lambda: all(as_expected() for _ in range(5)), lambda: f"three run and four sleep: {states}", STARTED_S)
         for _ in range(SAMPLES):
             now_ns += SAMPLE_INTERVAL_NS
             cgroups = probe.read(live).cgroups[group.id]["load"]

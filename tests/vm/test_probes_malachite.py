@@ -137,7 +137,7 @@ def has_rate(path: str) -> bool:
 
 def agreed(text: Any, read: Any) -> tuple[Any, Any]:
     """The two of them, as soon as they agree: the agent reads some files every five seconds, and the kernel settles accounts
-    of pages late. Else what they were at the end."""
+    of pages late."""
     last: list[tuple[Any, Any]] = [(None, None)]
 
     def same() -> bool:
@@ -145,7 +145,7 @@ def agreed(text: Any, read: Any) -> tuple[Any, Any]:
         time.sleep(0.3)
         return bool(last[0][0] == last[0][1])
 
-    until(same, seconds=30.0)
+    until(same, lambda: f"the agent's {last[0][0]} is the kernel's {last[0][1]}", 30.0)
     return last[0]
 
 
