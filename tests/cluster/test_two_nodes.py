@@ -62,6 +62,13 @@ def test_each_applies_its_own_configuration_to_its_own_pods(two_nodes: Cluster, 
     first, second = agents
     wait("node1 applies the object for all", lambda: applied_setting(first) == ("3", f"{CONSENT}/everybody"))
     wait("node2 applies its own object", lambda: applied_setting(second) == ("2", f"{CONSENT}/small"))
+
+    # While a rollout waits after its first nodes, a node that comes to it waits too.
+    def rolled_out() -> bool:
+        conditions = server.ask("GET", f"{admins}/everybody")["status"]["conditions"]
+        return ("RolledOut", "Complete") in {(item["type"], item["reason"]) for item in conditions}
+
+    wait("the rollout to node1 alone is complete", rolled_out)
     server.ask("PATCH", "/api/v1/nodes/node2", {"metadata": {"labels": {"kind": None}}}, MERGE)
     wait("a label that goes is another configuration", lambda: applied_setting(second) == ("3", f"{CONSENT}/everybody"))
     for node in ("node1", "node2"):
