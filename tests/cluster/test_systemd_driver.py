@@ -225,9 +225,12 @@ def test_after_uninstall_every_cgroup_file_is_as_it_was(installed: SystemdNode, 
 
     def differences() -> dict[str, tuple[str, str | None]]:
         after = settings_of_pods(installed, "web", "batch")
-        return {name: (text, after.get(name)) for name, text in before.items() if after.get(name) != text}
+        changed = {name: (text, after.get(name)) for name, text in before.items() if after.get(name) != text}
+        # The kubelet sets it, and systemd writes its own OOMPolicy over it at each reload (cgroup_context_apply in
+        # src/core/cgroup.c), with or without an agent; a test above reloads.
+        return {name: texts for name, texts in changed.items() if not name.endswith("/memory.oom.group")}
 
-    assert not [name for name in differences() if "-pod" in name]
+    assert not {name: texts for name, texts in differences().items() if "-pod" in name}
     wait("the weights of the classes", lambda: not differences(), 90)
     assert not (installed.state / "originals.json").exists()
 
