@@ -109,7 +109,9 @@ class Extender:
         outcome = self.chain.filter(pod, nodes, rows, now_s)
         if not outcome.passes[0] and not self.chain.reason(outcome, 0).preemptible:
             return None
-        missing = np.asarray(pod.reclaimed) - (nodes.allocatable[row] - nodes.requested[row])
+        # A node may have less to offer than its pods request. That is no obstacle to a pod that requests nothing of it.
+        free = nodes.allocatable[row] - nodes.requested[row]
+        missing = np.asarray(pod.reclaimed) - free if pod.reclaimed != (0, 0) else np.zeros(2, np.int64)
         return add_victims(pod.priority, missing.tolist(), self.state.charges_on(row), list(selected))
 
 
