@@ -43,6 +43,7 @@ class BindingServer(FakeApiServer):
         self.is_bound_before_loss = True
         self.is_silent = False
         """Whether the watch does not deliver bindings."""
+        self.status_after_binding = 201
         self.handlers[f"{PODS}/"] = self._pod
         self.handlers["/api/v1/pods"] = self._all_pods
 
@@ -67,6 +68,8 @@ class BindingServer(FakeApiServer):
         if is_lost:
             assert request.transport is not None
             request.transport.abort()
+        if self.status_after_binding != 201:
+            return self.error(self.status_after_binding, "etcdserver: request timed out")
         return web.json_response({"kind": "Status", "status": "Success"}, status=201)
 
     def bound(self) -> list[str]:
@@ -162,12 +165,48 @@ async def test_a_lost_response_frees_nothing_until_the_pod_is_read_back(*, is_bo
         assert requested(cache) == 1000, "bound, or possibly bound later"
         if not is_bound:
             # kube-scheduler tries again, on another node: both count until one of them is certain.
-            server.refuse[f"{PODS}/p0/binding"] = 500
-            assert "500" in await binder.bind(args("p0", "n2"))
+            server.refuse[f"{PODS}/p0/binding"] = 403
+            assert "403" in await binder.bind(args("p0", "n2"))
             assert (requested(cache), requested(cache, "n2")) == (1000, 0)
             server.refuse.clear()
             assert await binder.bind(args("p0")) == "", "the resources of the same node are its own"
         assert server.bound() == ["n1"]
+
+
+@pytest.mark.parametrize("status", [500, 504])
+@pytest.mark.parametrize("is_bound", [True, False])
+async def test_an_error_of_the_server_may_come_after_the_binding_and_frees_nothing(
+    status: int, *, is_bound: bool
+) -> None:
+    """Such as a timeout of etcd, which may have stored the binding."""
+    server = BindingServer(1)
+    server.is_silent, server.status_after_binding = True, status
+    if not is_bound:
+        server.refuse[f"{PODS}/p0/binding"] = status
+    async with binding(server, Clock()) as (binder, cache):
+        error = await binder.bind(args("p0"))
+        assert (error == "") is is_bound
+        assert requested(cache) == 1000, "bound, or possibly bound later"
+
+
+async def test_a_second_attempt_that_finds_the_pod_bound_to_its_node_has_succeeded() -> None:
+    server = BindingServer(2)
+    server.is_silent, server.lost_responses, server.is_bound_before_loss = True, 1, False
+    async with binding(server, Clock()) as (binder, cache):
+        assert await binder.bind(args("p0")) != ""
+        # The first request was still under way and takes effect now; the watch is late.
+        stored = server.objects[f"{PODS}/p0"]
+        watches, server._watches = server._watches, []
+        server.put(f"{PODS}/p0", {**stored, "spec": {**stored["spec"], "nodeName": "n1"}})
+        server._watches = watches
+        assert await binder.bind(args("p0")) == ""
+        assert requested(cache) == 1000
+        # Bound to another node than this request names: 409, and nothing stays assumed there.
+        stored = server.objects[f"{PODS}/p1"]
+        server._watches = []
+        server.put(f"{PODS}/p1", {**stored, "spec": {**stored["spec"], "nodeName": "n2"}})
+        assert "409" in await binder.bind(args("p1"))
+        assert requested(cache) == 1000
 
 
 async def test_a_binding_that_the_watch_does_not_deliver_is_read_back() -> None:
