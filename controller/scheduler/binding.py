@@ -128,10 +128,11 @@ class PodBinder:
             return f"{key}: {error}"
         if (row := state.nodes.row(node)) is None:
             return f"node {node} is not known"
-        # A repeated request, after one whose result kube-scheduler did not receive, has its resources already.
-        if (pod.uid, node) in state.assumptions:
-            return ""
         now_s = self._clock()
+        # A planned pod, and a repeated request after one whose result kube-scheduler did not receive, have their resources already.
+        if (pod.uid, node) in state.assumptions:
+            state.assume(pod, node, now_s)
+            return ""
         outcome = self._chain.filter(pod, state.nodes, np.array([row]), now_s)
         if not outcome.passes[0]:
             numbers = self._chain.plugins[outcome.plugins[0]].describe(pod, state.nodes, row, now_s)

@@ -5,7 +5,7 @@ The API server's data are the truth: an assumption only bridges the time until a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -54,10 +54,13 @@ class PodCharge(NamedTuple):
 
 
 class Assumption(NamedTuple):
-    """Pod that is being bound, until the binding is known from the API server."""
+    """Pod that is being bound, until the binding is known from the API server, or that is planned with its gang."""
 
     charge: PodCharge
     since_s: float
+    """Time of the plan, or of the latest request to bind it."""
+    is_planned: bool = False
+    """Whether nothing binds it yet, so that it may be planned on another node."""
 
 
 class ClusterState:
@@ -194,12 +197,19 @@ class ClusterState:
         if charge.reclaimed != (0, 0):
             self._reclaimed_uids.setdefault(row, set()).add(uid)
 
-    def assume(self, pod: SchedulingPod, node: str, now_s: float) -> None:
-        """Count a pod on a node from now on, before its binding is confirmed. Repeating it changes nothing."""
-        if (pod.uid, node) not in self._assumed:
-            charge = charge_of(pod, node)
-            self._assumed[pod.uid, node] = Assumption(charge, now_s)
+    def assume(self, pod: SchedulingPod, node: str, now_s: float, *, is_planned: bool = False) -> None:
+        """Count a pod on a node from now on, before its binding is confirmed. Repeating it renews the time."""
+        known = self._assumed.get((pod.uid, node))
+        charge = charge_of(pod, node) if known is None else known.charge
+        self._assumed[pod.uid, node] = Assumption(charge, now_s, is_planned)
+        if known is None:
             self._add(pod.uid, charge, now_s)
+
+    def release_plans(self, uids: Collection[str]) -> None:
+        """End the assumptions of these pods that nothing binds yet."""
+        for (uid, node), assumption in list(self._assumed.items()):
+            if assumption.is_planned and uid in uids:
+                self.release(uid, node)
 
     def release(self, uid: str, node: str) -> None:
         """End an assumption whose binding failed."""

@@ -59,14 +59,13 @@ class Gangs:
         if (gang := parse_gang(stored)) is None:
             return None
         uid, members = stored.metadata.uid, self._members.get(gang.key, {})
-        assumed = dict(self._state.assumptions.keys())
-        if (node := assumed.get(uid)) is not None:
+        if (node := dict(self._state.assumptions.keys()).get(uid)) is not None:
             if node in names:
                 return node, []
             # kube-scheduler's own plugins do not accept the planned node for this pod: plan again on those that they accept.
-            for member in members.values():
-                if not member.spec.node_name and (planned := assumed.pop(member.metadata.uid, None)) is not None:
-                    self._state.release(member.metadata.uid, planned)
+            # Bindings that are under way may take effect, so their pods count as started.
+            self._state.release_plans({uid, *(member.metadata.uid for member in members.values())})
+        assumed = dict(self._state.assumptions.keys())
         others = {key: each for key, each in sorted(members.items()) if each.metadata.uid != uid}
         started = sum(1 for each in others.values() if each.spec.node_name or each.metadata.uid in assumed)
         if started >= gang.min_pods:
@@ -79,10 +78,12 @@ class Gangs:
             return GangRejection(f"gang {gang.key} has {present} of at least {gang.min_pods}")
         selected = dict(list(waiting.items())[: gang.min_pods - started - 1])
         pods = [parse_scheduling_pod(each) for each in (stored, *selected.values())]
-        fitting = self._plan(pods, names, rows, now_s)
-        if fitting < len(pods):
-            return GangRejection(f"gang {gang.key}: only {fitting} of {len(pods)} pods that have to start together fit")
-        return next(node for (planned, node) in self._state.assumptions if planned == uid), list(selected)
+        planned = self._plan(pods, names, rows, now_s)
+        if len(planned) < len(pods):
+            return GangRejection(
+                f"gang {gang.key}: only {len(planned)} of {len(pods)} pods that have to start together fit"
+            )
+        return planned[uid], list(selected)
 
     def describe(self, stored: ScheduledPod) -> str:
         """Return the state of a pod's gang as a sentence; empty without one."""
@@ -97,21 +98,21 @@ class Gangs:
         present = format_count(len(members), "pod")
         return f"gang {gang.key}: {present}, {bound} with a node; at least {gang.min_pods} start together"
 
-    def _plan(self, pods: list[SchedulingPod], names: list[str], rows: Rows, now_s: float) -> int:
-        """Assume every pod on the best node that it fits. If one fits nowhere, release all and return how many did fit."""
-        nodes, planned = self._state.nodes, list[tuple[str, str]]()
+    def _plan(self, pods: list[SchedulingPod], names: list[str], rows: Rows, now_s: float) -> dict[str, str]:
+        """Assume every pod on the best node that it fits, and return the nodes by uid. If one fits nowhere, release all and
+        return those that did fit."""
+        nodes, planned = self._state.nodes, dict[str, str]()
         is_listed = rows >= 0
         for pod in pods:
             passes = self._chain.filter(pod, nodes, rows, now_s).passes & is_listed
             if not passes.any():
-                for uid, node in planned:
-                    self._state.release(uid, node)
-                return len(planned)
+                self._state.release_plans(planned)
+                return planned
             scores = np.where(passes, self._chain.score(pod, nodes, rows, now_s), -1.0)
             node = names[int(scores.argmax())]
-            self._state.assume(pod, node, now_s)
-            planned.append((pod.uid, node))
-        return len(planned)
+            self._state.assume(pod, node, now_s, is_planned=True)
+            planned[pod.uid] = node
+        return planned
 
 
 def parse_gang(pod: ScheduledPod) -> Gang | None:

@@ -236,6 +236,22 @@ async def test_an_assumption_of_a_pod_that_is_gone_or_unbound_ends(offset_s: flo
         assert (requested(cache), "n1" in server.rooms) == (0, True)
 
 
+async def test_a_second_attempt_without_a_response_is_waited_for_as_long_as_the_first() -> None:
+    """Each may take effect until the API server has given up on it."""
+    server, clock = BindingServer(1), Clock()
+    server.lost_responses, server.is_bound_before_loss = 2, False
+    async with binding(server, clock) as (binder, cache):
+        assert await binder.bind(args("p0")) != ""
+        clock.now_s += RESOLVE_AFTER_S - 5
+        assert await binder.bind(args("p0")) != ""
+        clock.now_s += 10
+        await binder.resolve_old_assumptions()
+        assert requested(cache) == 1000
+        clock.now_s += RESOLVE_AFTER_S - 10
+        await binder.resolve_old_assumptions()
+        assert requested(cache) == 0
+
+
 def dedicated_pod_object(name: str, cpu: str) -> dict[str, Any]:
     pod, amounts = pod_object(name, level="dedicated_cores"), {"cpu": cpu, "memory": "1Gi"}
     pod["metadata"]["annotations"]["katalyst.kubewharf.io/memory_enhancement"] = '{"numa_binding": "true"}'

@@ -10,7 +10,7 @@ from controller.scheduler.extender import Extender
 from controller.scheduler.extender_messages import ExtenderArgs, ExtenderFilterResult
 from controller.scheduler.plugin_chain import PluginChain
 from controller.scheduler.resource_fit import FitSettings, ResourceFit
-from controller.scheduler.scheduling_pod import PodAnnotations, ScheduledPod
+from controller.scheduler.scheduling_pod import PodAnnotations, ScheduledPod, parse_scheduling_pod
 from tests.controller.scheduler.objects import NOW_S, a_pod, a_state
 
 NODES = ["n1", "n2"]
@@ -104,6 +104,33 @@ def test_a_planned_node_that_kube_scheduler_does_not_accept_has_the_gang_planned
     (other,) = {"n1", "n2"} - {planned["uid-b"]}
     assert cluster.filter("b", [other]).node_names == [other]
     assert sum(cluster.requested()) == 4000, "the earlier plan ended"
+
+
+def test_a_binding_that_is_under_way_stays_when_its_gang_is_planned_again() -> None:
+    """It takes effect whatever is planned, so that its node must not be given to another pod meanwhile."""
+    cluster = Cluster()
+    for name in ("a", "b"):
+        cluster.create(name, 4000, least="2")
+    cluster.filter("a")
+    planned = dict(cluster.state.assumptions.keys())
+    # The binding of a begins, and the watch has not delivered it yet.
+    cluster.state.assume(parse_scheduling_pod(cluster.pods["a"]), planned["uid-a"], NOW_S + 1)
+    assert reason(cluster.filter("b", [planned["uid-a"]])) == (
+        "gang default/g: only 0 of 1 pods that have to start together fit"
+    )
+    assert dict(cluster.state.assumptions.keys()) == {"uid-a": planned["uid-a"]}
+    assert cluster.filter("b").node_names == [planned["uid-b"]], "a counts as started"
+    assert cluster.requested() == [4000, 4000]
+
+
+def test_a_plan_that_the_watch_has_not_delivered_yet_is_replaced_too() -> None:
+    cluster = Cluster()
+    cluster.create("a", 4000, least="1")
+    (node,) = cluster.filter("a").node_names
+    cluster.extender.gangs.apply("default/a", cluster.pods["a"], None)
+    (other,) = {"n1", "n2"} - {node}
+    assert cluster.filter("a", [other]).node_names == [other]
+    assert list(cluster.state.assumptions) == [("uid-a", other)]
 
 
 def test_pods_that_have_ended_or_are_being_deleted_do_not_count() -> None:
