@@ -133,7 +133,8 @@ class PodBinder:
         if (pod.uid, node) in state.assumptions:
             state.assume(pod, node, now_s)
             return ""
-        outcome = self._chain.filter(pod, state.nodes, np.array([row]), now_s)
+        with state.without(pod.uid):
+            outcome = self._chain.filter(pod, state.nodes, np.array([row]), now_s)
         if not outcome.passes[0]:
             numbers = self._chain.plugins[outcome.plugins[0]].describe(pod, state.nodes, row, now_s)
             return f"{node} does not fit {key} any more: {self._chain.reason(outcome, 0).message} ({numbers})"

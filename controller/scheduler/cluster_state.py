@@ -5,7 +5,8 @@ The API server's data are the truth: an assumption only bridges the time until a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -216,6 +217,29 @@ class ClusterState:
         if (assumption := self._assumed.pop((uid, node), None)) is not None:
             self._subtract(uid, assumption.charge)
 
+    @contextmanager
+    def without(self, uid: str) -> Iterator[None]:
+        """Leave a pod out while it is evaluated, so that it does not compete with itself: one with a node that is explained, or
+        one whose binding had no response."""
+        charges = [each.charge for (assumed, _), each in self._assumed.items() if assumed == uid]
+        if (bound := self._charges.get(uid)) is not None:
+            charges.append(bound)
+        held = [(self.nodes.add_row(charge.node), charge) for charge in charges]
+        recents = [self._recent.get(row, {}).pop(uid, None) for row, _ in held]
+        for row, charge in held:
+            self._count(row, charge, -1)
+            self._estimate(row)
+            self.alignment.hide(row, uid)
+        try:
+            yield
+        finally:
+            for (row, charge), recent in zip(held, recents, strict=True):
+                self._count(row, charge, 1)
+                if recent is not None:
+                    self._recent.setdefault(row, {})[uid] = recent
+                self._estimate(row)
+                self.alignment.hide(row, "")
+
     def _settle(self, uid: str) -> None:
         """End all assumptions of a pod, because its node is known or it does not exist any more."""
         for key in [key for key in self._assumed if key[0] == uid] if self._assumed else ():
@@ -231,11 +255,8 @@ class ClusterState:
             self._subtract(uid, charge)
 
     def _add(self, uid: str, charge: PodCharge, since_s: float | None) -> int:
-        nodes, row = self.nodes, self.nodes.add_row(charge.node)
-        nodes.requested[row] += charge.reclaimed
-        nodes.requested_nonzero[row] += charge.reclaimed_nonzero
-        nodes.native_requested[row] += charge.native
-        self._count_namespace(charge, 1)
+        row = self.nodes.add_row(charge.node)
+        self._count(row, charge, 1)
         self._pod_counts[row] = self._pod_counts.get(row, 0) + 1
         if since_s is not None:
             self._recent.setdefault(row, {})[uid] = (since_s, charge.load_basis)
@@ -244,12 +265,9 @@ class ClusterState:
         return row
 
     def _subtract(self, uid: str, charge: PodCharge) -> None:
-        nodes, row = self.nodes, self.nodes.row(charge.node)
+        row = self.nodes.row(charge.node)
         assert row is not None, "a row stays while a pod counts on it"
-        nodes.requested[row] -= charge.reclaimed
-        nodes.requested_nonzero[row] -= charge.reclaimed_nonzero
-        nodes.native_requested[row] -= charge.native
-        self._count_namespace(charge, -1)
+        self._count(row, charge, -1)
         self._pod_counts[row] -= 1
         self.alignment.remove(row, uid)
         if (recent := self._recent.get(row)) is not None and recent.pop(uid, None) is not None:
@@ -262,7 +280,11 @@ class ClusterState:
         charge = self._charges.get(uid)
         return charge is None or (charge.alignment is not None and charge.alignment.dedicated)
 
-    def _count_namespace(self, charge: PodCharge, sign: int) -> None:
+    def _count(self, row: int, charge: PodCharge, sign: int) -> None:
+        nodes = self.nodes
+        nodes.requested[row] += sign * np.asarray(charge.reclaimed)
+        nodes.requested_nonzero[row] += sign * np.asarray(charge.reclaimed_nonzero)
+        nodes.native_requested[row] += sign * np.asarray(charge.native)
         if charge.reclaimed == (0, 0):
             return
         namespace = charge.key.partition("/")[0]

@@ -53,7 +53,8 @@ class Extender:
             others = dict.fromkeys((name for name in names if name != node), f"planned with its gang on {node}")
             return ExtenderFilterResult(node_names=[node], failed_and_unresolvable_nodes=others)
         is_listed = rows >= 0
-        outcome = self.chain.filter(pod, self.state.nodes, rows, now_s)
+        with self.state.without(pod.uid):
+            outcome = self.chain.filter(pod, self.state.nodes, rows, now_s)
         passes = outcome.passes & is_listed
         # All are final for this attempt: kube-scheduler's own plugins accepted these nodes, so that its preemption would
         # select no victim there, and report an error for each (preemption.go, DryRunPreemption).
@@ -74,7 +75,8 @@ class Extender:
         if isinstance(names, str):
             return []
         rows = self.state.nodes.rows_of(names)
-        scores = self.chain.score(pod, self.state.nodes, rows, now_s)
+        with self.state.without(pod.uid):
+            scores = self.chain.score(pod, self.state.nodes, rows, now_s)
         scores[rows < 0] = 0
         rounded = np.rint(scores * (MAX_EXTENDER_SCORE / 100)).astype(np.int64).tolist()
         return list(map(HostPriority, names, rounded))

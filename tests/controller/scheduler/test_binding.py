@@ -14,7 +14,8 @@ from aiohttp import web
 from api.pod import RECLAIMED_CPU
 from controller.scheduler.binding import RESOLVE_AFTER_S, PodBinder
 from controller.scheduler.cluster_state import ClusterState
-from controller.scheduler.extender_messages import ExtenderBindingArgs
+from controller.scheduler.extender import Extender
+from controller.scheduler.extender_messages import ExtenderArgs, ExtenderBindingArgs
 from controller.scheduler.plugin_chain import PluginChain
 from controller.scheduler.resource_fit import FitSettings, ResourceFit
 from controller.scheduler.scheduler_process import SchedulerCache, build_chain
@@ -234,6 +235,18 @@ async def test_an_assumption_of_a_pod_that_is_gone_or_unbound_ends(offset_s: flo
         server.delete(f"{PODS}/p1")
         await binder.resolve_old_assumptions()
         assert (requested(cache), "n1" in server.rooms) == (0, True)
+
+
+async def test_a_pod_whose_binding_had_no_response_still_fits_the_node_that_it_fills() -> None:
+    server = BindingServer(1)
+    server.put(f"{PODS}/p0", pod_object("p0", "3000"))
+    server.lost_responses, server.is_bound_before_loss = 1, False
+    async with binding(server, Clock()) as (binder, cache):
+        assert await binder.bind(args("p0")) != ""
+        pod, chain = cache.pods.store["default/p0"], PluginChain((ResourceFit(FitSettings()),))
+        request = ExtenderArgs(pod=pod, node_names=["n1"])
+        assert Extender(cache.state, chain).filter(request, NOW_S).node_names == ["n1"]
+        assert requested(cache) == 3000
 
 
 async def test_a_second_attempt_without_a_response_is_waited_for_as_long_as_the_first() -> None:
