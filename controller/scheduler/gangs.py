@@ -40,12 +40,12 @@ class Gangs:
 
     def apply(self, key: str, old: ScheduledPod | None, new: ScheduledPod | None) -> None:
         """Apply a change of a pod. A pod that has ended or is being deleted is no member any more."""
-        if old is not None and (name := _gang_key(old)) and (members := self._members.get(name)) is not None:
+        if old is not None and (name := gang_key(old)) and (members := self._members.get(name)) is not None:
             members.pop(key, None)
             if not members:
                 del self._members[name]
         is_member = new is not None and new.metadata.deletion_timestamp is None and not new.has_ended
-        if new is not None and is_member and (name := _gang_key(new)):
+        if new is not None and is_member and (name := gang_key(new)):
             self._members.setdefault(name, {})[key] = new
 
     def choose_node(
@@ -117,7 +117,7 @@ class Gangs:
 
 def parse_gang(pod: ScheduledPod) -> Gang | None:
     """Return the gang of a pod, None without one. Raises ValueError that names the annotation and valid values."""
-    if not (key := _gang_key(pod)):
+    if not (key := gang_key(pod)):
         return None
     text = pod.metadata.annotations.gang_min
     if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MAX_GANG_PODS):
@@ -125,6 +125,7 @@ def parse_gang(pod: ScheduledPod) -> Gang | None:
     return Gang(key, int(text))
 
 
-def _gang_key(pod: ScheduledPod) -> str:
+def gang_key(pod: ScheduledPod) -> str:
+    """Return namespace and name of the gang that a pod names; empty without one."""
     name = pod.metadata.annotations.gang_name
     return f"{pod.metadata.namespace}/{name[:253]}" if name else ""
