@@ -15,6 +15,7 @@ import numpy as np
 
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from controller.scheduler.harm_indicators import parse_harm
+from controller.scheduler.load_aware import estimate_load
 from controller.scheduler.node_alignment import NodeAlignment
 from controller.scheduler.node_arrays import HARM_INDICATORS, NodeArrays
 from controller.scheduler.numa_topology import TopologyRules
@@ -303,8 +304,7 @@ class ClusterState:
             del recent[uid]
         if not recent:
             self._recent.pop(row, None)
-        total = np.array([basis for _, basis in recent.values()], dtype=np.float64).reshape(-1, 2).sum(axis=0)
-        self.nodes.unmeasured[row] = total * self._load_factors
+        self.nodes.unmeasured[row] = estimate_load([basis for _, basis in recent.values()], self._load_factors)
 
     def _set_report(self, row: int, reported_at_s: float, usage: Mapping[str, Any] | None) -> None:
         nodes, previous_at_s = self.nodes, self.nodes.reported_at_s[row]
