@@ -129,7 +129,7 @@ class PodBinder:
         if (row := state.nodes.row(node)) is None:
             return f"node {node} is not known"
         now_s = self._clock()
-        # A planned pod, and a repeated request after one whose result kube-scheduler did not receive, have their resources already.
+        # A planned pod has its resources already; so has a repeated request after one whose result was lost.
         if (pod.uid, node) in state.assumptions:
             state.assume(pod, node, now_s)
             return ""

@@ -17,7 +17,6 @@ from controller.scheduler.plugin_chain import ReasonNumbers, RejectionReason, Ro
 from controller.scheduler.resource_fit import Percent, PluginWeight, Weight
 from controller.scheduler.scheduling_pod import Amounts, SchedulingPod
 
-
 DEFAULT_LOAD = (250, 200 << 20)
 """Estimated millicores and bytes of a pod that has neither requests nor limits (Koordinator,
 pkg/scheduler/plugins/loadaware/estimator/default_estimator.go)."""
@@ -86,7 +85,7 @@ class LoadAware:
         for thresholds, load, first in checks:
             for column, percent in ((MEMORY_COLUMN, thresholds.memory), (CPU_COLUMN, thresholds.cpu)):
                 if percent:
-                    # Rounded as in Koordinator (load_aware.go, filterNodeUsage). An unknown usage is NaN, which exceeds nothing.
+                    # Rounded as in Koordinator (load_aware.go, filterNodeUsage). Unknown usage is NaN, which exceeds nothing.
                     usage = np.floor(load[:, column] * 100 / np.maximum(capacity[:, column], 1) + 0.5)
                     numbers[(usage > percent) & fresh & (capacity[:, column] > 0)] = first + column
         return numbers

@@ -34,8 +34,8 @@ RETRY_ANNOTATION = "dioptase.io/scheduling-retry"
 """Time at which the extender last saw room for a pending pod."""
 RETRY_INTERVAL_S = 0.25
 MIN_RETRY_AGE_S, MAX_RETRY_AGE_S = 1.0, 8.0
-"""Time between the first two updates of one pod that stays pending; it doubles up to the second number. Updates in vain, such as
-those of a gang for which there is room for some of its pods, would be hundreds of writes a second."""
+"""Time between the first two updates of one pod that stays pending; it doubles up to the second number. Updates in vain, such
+as those of a gang for which there is room for some of its pods, would be hundreds of writes a second."""
 MAX_RETRIES = 50
 """Pods updated in one interval, those with the highest priority first: more than kube-scheduler schedules meanwhile."""
 

@@ -15,11 +15,14 @@ import pytest
 
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from controller.scheduler.pending_pods import RETRY_ANNOTATION
+from tests.cluster import audit
+from tests.cluster.audit import AuditedRequest
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.katalyst import CNRS
-from tests.cluster.schedulers import NAMESPACE, SCHEDULER_NAME, ExtendedScheduler
+from tests.cluster.schedulers import NAMESPACE, SCHEDULER_NAME, ExtendedScheduler, rendered_manifests
 from tests.cluster.server import MERGE, Server
+from tests.cluster.service_accounts import granted_by
 
 pytestmark = pytest.mark.cluster
 NODES, PODS = "/api/v1/nodes", f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -266,3 +269,21 @@ def test_a_client_outside_of_the_pod_can_bind_nothing_without_a_certificate(
         scheduler.extender.text("/bind", json.dumps(body).encode())
     with caught.value as answer:
         assert answer.read().decode().startswith("verbs need a client certificate")
+
+
+def test_the_extender_has_used_every_right_and_was_refused_nothing(
+    own_cluster: Cluster, scheduler: ExtendedScheduler
+) -> None:
+    """In the tests above. Both programs have one account; kube-scheduler's other rights are those of the cluster's own role."""
+    rights = granted_by(
+        rule for item in rendered_manifests() if item["kind"] in ("ClusterRole", "Role") for rule in item["rules"]
+    )
+    folder, account = own_cluster.names.run, f"{NAMESPACE}/dioptase-scheduler"
+    requests = list(audit.entries(folder, account, "dioptase-scheduler/"))
+    used = {entry.request for entry in requests}
+    leases = {right for right in rights if right.resource == "leases"}
+    # A pod is read only if the result of its binding is unknown, or its watch is late.
+    assert rights - leases - used <= {AuditedRequest("", "pods", "get")}
+    assert used <= rights
+    assert [entry for entry in requests if entry.status == 403] == []
+    assert {entry.request for entry in audit.entries(folder, account, "kube-scheduler/")} >= leases
