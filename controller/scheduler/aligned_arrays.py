@@ -16,7 +16,6 @@ _COLUMNS = {
     "reported": (np.bool_, (2,)),
     "policies": (np.int64, ()),
     "pod_level": (np.bool_, ()),
-    "original_allocatable_m": (np.int64, ()),
     "reported_pinned_cpus": (np.int64, ()),
     "pinned_cpus": (np.int64, ()),
     "cpu_ratio_ppm": (np.int64, ()),
@@ -38,8 +37,6 @@ class AlignedArrays:
     reported: NDArray[np.bool_]
     policies: NDArray[np.int64]
     pod_level: NDArray[np.bool_]
-    original_allocatable_m: NDArray[np.int64]
-    """Annotation original_allocatable_cpu of the Node in milli-CPUs; 0 without it."""
     reported_pinned_cpus: NDArray[np.int64]
     """Annotation guaranteed_cpus of the CustomNodeResource."""
     pinned_cpus: NDArray[np.int64]

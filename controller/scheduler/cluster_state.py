@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from api.overcommit import OVERCOMMIT_KEYS
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from controller.scheduler.harm_indicators import parse_harm
 from controller.scheduler.load_aware import estimate_load
@@ -20,7 +21,7 @@ from controller.scheduler.node_alignment import NodeAlignment
 from controller.scheduler.node_arrays import HARM_INDICATORS, NodeArrays
 from controller.scheduler.numa_topology import TopologyRules
 from controller.scheduler.pod_alignment import PodAlignment
-from controller.scheduler.scheduler_kinds import SchedulerCnr, SchedulerNode
+from controller.scheduler.scheduler_kinds import SchedulerCnr, SchedulerNode, SchedulerNodeAnnotations
 from controller.scheduler.scheduling_pod import (
     CPU,
     MEMORY,
@@ -30,6 +31,7 @@ from controller.scheduler.scheduling_pod import (
     SchedulingPod,
     amounts_of,
     parse_scheduling_pod,
+    quantity_units,
 )
 from kube.objects import key_of, parse_timestamp
 
@@ -124,12 +126,10 @@ class ClusterState:
             return
         row = self.nodes.add_row(name)
         self.nodes.has_node[row] = True
-        listed = node.status.allocatable
-        self.nodes.native_allocatable[row] = self._amounts(subject, "status.allocatable", listed, (CPU, MEMORY))
-        try:
-            self.alignment.set_node(row, node.metadata.annotations)
-        except ValueError as error:
-            self._note(subject, str(error))
+        annotations, listed = node.metadata.annotations, node.status.allocatable
+        reported = self._amounts(subject, "status.allocatable", listed, (CPU, MEMORY))
+        self.nodes.native_allocatable[row] = self._machine_amounts(subject, annotations, reported)
+        self.alignment.set_node(row, annotations)
 
     def apply_cnr(self, name: str, cnr: SchedulerCnr | None) -> None:
         """Apply a new version of a CustomNodeResource, or its deletion.
@@ -350,6 +350,19 @@ class ClusterState:
         except (ValueError, TypeError) as error:
             self._note(subject, f"{field}: {error}")
             return Amounts()
+
+    def _machine_amounts(self, subject: str, annotations: SchedulerNodeAnnotations, reported: Amounts) -> Amounts:
+        """Return what the machine has: the webhook multiplies what an overcommitted Node reports, and retains these amounts."""
+        results = []
+        originals = ((CPU, annotations.original_cpu, 1000), (MEMORY, annotations.original_memory, 1))
+        for total, (name, text, scale) in zip(reported, originals, strict=True):
+            try:
+                original = quantity_units(text, scale) if text else total
+            except ValueError as error:
+                self._note(subject, f"annotation {OVERCOMMIT_KEYS[name].original_allocatable}: {error}")
+                original = total
+            results.append(min(original or total, total))
+        return Amounts(*results)
 
     def _parse(self, pod: ScheduledPod) -> SchedulingPod:
         try:

@@ -19,6 +19,9 @@ from controller.scheduler.node_overcommitment import (
 from controller.scheduler.plugin_chain import ReasonNumbers, RejectionReason, Rows
 from controller.scheduler.scheduling_pod import SchedulingPod
 
+MAX_MILLICPU = 1 << 33
+"""With MAX_RATIO_PPM, products of the two fit in 64 bits."""
+
 
 class OvercommitmentFilter:
     """Keeps pods off nodes whose overcommitted CPU or memory the kubelet has pinned."""
@@ -61,9 +64,8 @@ def _demand(pod: SchedulingPod) -> CpuDemand:
 
 def _overcommitted(nodes: NodeArrays, rows: Rows) -> OvercommittedNodes:
     slots, arrays = nodes.aligned_slot[rows], nodes.aligned
-    original = arrays.original_allocatable_m[slots]
     return OvercommittedNodes(
-        allocatable_m=np.where(original > 0, original, nodes.native_allocatable[rows, CPU_COLUMN]),
+        allocatable_m=np.minimum(nodes.native_allocatable[rows, CPU_COLUMN], MAX_MILLICPU),
         requested_m=nodes.native_requested[rows, CPU_COLUMN],
         guaranteed_m=np.maximum(arrays.reported_pinned_cpus[slots], arrays.pinned_cpus[slots]) * 1000,
         cpu_ratio_ppm=arrays.cpu_ratio_ppm[slots],

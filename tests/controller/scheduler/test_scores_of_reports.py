@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -9,6 +10,7 @@ from controller.scheduler.cluster_state import ClusterState
 from controller.scheduler.harm_score import HarmScore, HarmSettings
 from controller.scheduler.load_aware import LoadAware, LoadSettings, UsageThresholds
 from controller.scheduler.qos_taints import QosTaints
+from controller.scheduler.scheduler_kinds import SchedulerNode
 from controller.scheduler.scheduling_pod import SchedulingPod, parse_scheduling_pod
 from tests.controller.scheduler.objects import NOW_S, a_cnr, a_node, a_pod, pod_of
 
@@ -106,6 +108,25 @@ def test_a_pod_that_requests_nothing_is_estimated_at_a_quarter_of_a_core_and_200
     assert state.nodes.unmeasured[row].tolist() == [1000, 800 << 20]
     load = LoadAware(LoadSettings())._load(batch(1000), state.nodes, rows(state, "n1"))
     assert load.tolist() == [[1000 + 1000 + 850, (20 << 30) + (800 << 20) + (200 << 20)]]
+
+
+def test_load_of_an_overcommitted_node_is_that_of_its_machine() -> None:
+    """16 cores that are offered as 32 are as busy with 14 cores as without overcommitment: 88 %, not 44 %."""
+    state = ClusterState()
+    key = "katalyst.kubewharf.io/original_allocatable_"
+    document = {
+        "metadata": {"name": "n1", "annotations": {f"{key}cpu": "16", f"{key}memory": "64Gi"}},
+        "status": {"allocatable": {"cpu": "32", "memory": "128Gi"}},
+    }
+    state.apply_node("n1", msgspec.convert(document, SchedulerNode))
+    state.apply_cnr("n1", a_cnr("n1", usage={"cpu": "14", "memory": "32Gi"}, at=AT))
+    plugin, candidates = LoadAware(LoadSettings()), rows(state, "n1")
+    numbers = plugin.filter(online("1m"), state.nodes, candidates, NOW_S)
+    assert numbers is not None
+    assert numbers.tolist() == [1]
+    assert plugin.describe(online("1m"), state.nodes, int(candidates[0]), NOW_S).startswith(
+        "CPU and memory usage with the pod 88% and 50%"
+    )
 
 
 def test_load_scores_the_free_share_with_pods_that_the_report_lacks() -> None:
