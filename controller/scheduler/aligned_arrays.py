@@ -7,10 +7,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.scheduler.node_overcommitment import RATIO_ONE
 from controller.scheduler.numa_topology import ZoneState
 
 FIRST_SLOTS = 8
+RATIO_ONE = 1_000_000
+"""A ratio of 1 in `cpu_ratio_ppm` and `memory_ratio_ppm`."""
 _ZONE_COLUMNS = ("capacity", "allocatable", "allocated", "assumed")
 _COLUMNS = {
     "reported": (np.bool_, (2,)),

@@ -19,8 +19,8 @@ from api.overcommit import (
     STATIC_MEMORY_MANAGER,
     effective_ratio,
 )
+from controller.scheduler.aligned_arrays import RATIO_ONE
 from controller.scheduler.node_arrays import NodeArrays
-from controller.scheduler.node_overcommitment import RATIO_ONE
 from controller.scheduler.node_zones import NodeZones, parse_node_zones
 from controller.scheduler.numa_topology import PluginPolicy, TopologyRules, assumed_charge, is_aligned
 from controller.scheduler.pod_alignment import PodAlignment

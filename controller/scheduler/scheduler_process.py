@@ -25,7 +25,7 @@ from controller.scheduler.extender import Extender
 from controller.scheduler.extender_endpoints import MAX_BODY_BYTES, ExtenderEndpoints, body_problem
 from controller.scheduler.harm_score import HarmScore
 from controller.scheduler.load_aware import LoadAware
-from controller.scheduler.overcommitment_plugin import OvercommitmentFilter
+from controller.scheduler.node_overcommitment import OvercommitmentFilter
 from controller.scheduler.pending_pods import PendingPods
 from controller.scheduler.plugin_chain import PluginChain
 from controller.scheduler.qos_taints import QosTaints
