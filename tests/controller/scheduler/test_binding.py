@@ -134,6 +134,15 @@ async def settled(cache: SchedulerCache) -> None:
     raise AssertionError(cache.state.assumptions)
 
 
+async def test_pods_that_have_ended_are_not_watched() -> None:
+    """They take nothing, and a cluster of batch work retains many of them. kube-scheduler leaves them out too."""
+    server = BindingServer(1)
+    async with binding(server, Clock()):
+        queries = [request.query for request in server.requests if request.path == "/api/v1/pods"]
+        assert {query["fieldSelector"] for query in queries} == {"status.phase!=Succeeded,status.phase!=Failed"}
+        assert "fieldSelector" not in next(each.query for each in server.requests if each.path == "/api/v1/nodes")
+
+
 async def test_of_ten_pods_at_once_as_many_are_bound_as_fit() -> None:
     server = BindingServer(10)
     async with binding(server, Clock()) as (binder, cache):
