@@ -12,10 +12,12 @@ import numpy as np
 from api.quantity import format_count
 from api.text import quote
 from controller.scheduler.cluster_state import ClusterState
+from controller.scheduler.node_arrays import FloatArray
 from controller.scheduler.plugin_chain import PluginChain, Rows
 from controller.scheduler.scheduling_pod import GANG_MIN_KEY, ScheduledPod, SchedulingPod, parse_scheduling_pod
 
 MAX_GANG_PODS = 1000
+SHORTLIST_NODES = 64
 
 
 class Gang(NamedTuple):
@@ -101,18 +103,52 @@ class Gangs:
     def _plan(self, pods: list[SchedulingPod], names: list[str], rows: Rows, now_s: float) -> dict[str, str]:
         """Assume every pod on the best node that it fits, and return the nodes by uid. If one fits nowhere, release all and
         return those that did fit."""
-        nodes, planned = self._state.nodes, dict[str, str]()
-        is_listed = rows >= 0
+        planned = dict[str, str]()
+        shortlist = _Shortlist(self._state, self._chain, rows, now_s)
         for pod in pods:
-            passes = self._chain.filter(pod, nodes, rows, now_s).passes & is_listed
-            if not passes.any():
+            index = shortlist.best(pod)
+            if index is None:
                 self._state.release_plans(planned)
                 return planned
-            scores = np.where(passes, self._chain.score(pod, nodes, rows, now_s), -1.0)
-            node = names[int(scores.argmax())]
-            self._state.assume(pod, node, now_s, is_planned=True)
-            planned[pod.uid] = node
+            self._state.assume(pod, names[index], now_s, is_planned=True)
+            planned[pod.uid] = names[index]
         return planned
+
+
+class _Shortlist:
+    """The best nodes for pods of one shape. An assumed pod changes its own node only, so that of the thousands of nodes these
+    few are evaluated for the next pod, and all others only when one of them may be better."""
+
+    def __init__(self, state: ClusterState, chain: PluginChain, rows: Rows, now_s: float) -> None:
+        self._state, self._chain, self._rows, self._now_s = state, chain, rows, now_s
+        self._shape: SchedulingPod | None = None
+        self._indices = np.empty(0, np.intp)
+        self._best_other = -np.inf
+        """Highest score of a node that is not in the list, when the list was made."""
+
+    def best(self, pod: SchedulingPod) -> int | None:
+        """Return the position, among the rows, of the best node that the pod fits; None if it fits none."""
+        # The namespace of all pods is that of their gang.
+        shape = pod._replace(key="", uid="")
+        if shape == self._shape and (found := self._best_of(pod, self._indices))[1] >= self._best_other:
+            return found[0]
+        self._shape, listed = shape, np.flatnonzero(self._rows >= 0)
+        scores = self._scores(pod, listed)
+        order = np.argsort(-scores, kind="stable")
+        self._indices = listed[order[:SHORTLIST_NODES]]
+        self._best_other = float(scores[order[SHORTLIST_NODES]]) if len(order) > SHORTLIST_NODES else -np.inf
+        return self._best_of(pod, self._indices)[0]
+
+    def _best_of(self, pod: SchedulingPod, indices: Rows) -> tuple[int | None, float]:
+        scores = self._scores(pod, indices)
+        first = int(scores.argmax()) if len(scores) else 0
+        return (int(indices[first]), float(scores[first])) if scores.max(initial=-np.inf) >= 0 else (None, -np.inf)
+
+    def _scores(self, pod: SchedulingPod, indices: Rows) -> FloatArray:
+        """Return the scores of these candidates; negative infinity where the pod does not fit."""
+        nodes, rows = self._state.nodes, self._rows[indices]
+        passes = self._chain.filter(pod, nodes, rows, self._now_s).passes
+        return np.where(passes, self._chain.score(pod, nodes, rows, self._now_s), -np.inf)
 
 
 def parse_gang(pod: ScheduledPod) -> Gang | None:

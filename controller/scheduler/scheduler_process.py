@@ -52,8 +52,8 @@ from kube.watch import ObjectChange
 
 log = logging.getLogger("dioptase.scheduler")
 RUNNING_PODS = ListScope(fields=",".join(f"status.phase!={phase}" for phase in ("Succeeded", "Failed")))
-"""Pods that have ended take nothing, as for kube-scheduler (pkg/scheduler/scheduler.go, NewInformerFactory). The watch reports the
-end of a pod as its deletion."""
+"""Pods that have ended take nothing, as for kube-scheduler (pkg/scheduler/scheduler.go, NewInformerFactory). The watch reports
+the end of a pod as its deletion."""
 MAX_EXTENDER_CONNECTIONS = 1024
 """A kube-scheduler opens one connection for each of the bindings that it has under way."""
 
