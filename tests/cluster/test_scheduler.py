@@ -228,6 +228,42 @@ def test_a_gang_gets_all_its_nodes_or_none(definitions: Server, nodes: dict[str,
     wait("all of it", lambda: requested_by_node(definitions) == {"plenty": 18_000, "scarce": 6_000}, 60)
 
 
+@pytest.fixture
+def priorities(definitions: Server) -> Iterator[None]:
+    """The PriorityClasses test-low and test-high."""
+    path = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    for name, value in (("test-low", 1), ("test-high", 1000)):
+        definitions.ask("POST", path, {"metadata": {"name": name}, "value": value})
+    yield
+    for name in ("test-low", "test-high"):
+        definitions.ask("DELETE", f"{path}/{name}")
+
+
+def test_kube_scheduler_preempts_for_cpu_on_a_node_whose_reclaimed_resources_have_shrunk(
+    definitions: Server, nodes: dict[str, int], priorities: None
+) -> None:
+    """It takes the victims from the verb preempt: those that it selected itself, and no batch pod, as none has to go."""
+    field = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["plenty"]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [field]}}}
+    containers = [{"name": "main", "image": "none", "resources": {"requests": {"cpu": "40"}}}]
+    level = {"katalyst.kubewharf.io/qos_level": "shared_cores"}
+    spec = {"containers": containers, "affinity": affinity}
+    create(definitions, "batch", 15_000, affinity=affinity, priorityClassName="test-low")
+    create(definitions, "victim", 0, level, priorityClassName="test-low", **spec)
+    wait("both are bound", lambda: node_of(definitions, "batch") == node_of(definitions, "victim") == "plenty", 120)
+    offer(definitions, "plenty", 1_000)
+    create(definitions, "web", 0, level, priorityClassName="test-high", **spec)
+
+    def is_being_deleted(name: str) -> bool:
+        return "deletionTimestamp" in definitions.ask("GET", f"{PODS}/{name}")["metadata"]
+
+    wait("the victim has to go", lambda: is_being_deleted("victim"), 120)
+    assert definitions.ask("GET", f"{PODS}/web")["status"]["nominatedNodeName"] == "plenty"
+    assert not is_being_deleted("batch")
+    definitions.ask("DELETE", f"{PODS}/victim", {"gracePeriodSeconds": 0})
+    wait("its room is used", lambda: node_of(definitions, "web") == "plenty", 60)
+
+
 def report_zones(server: Server, node: str, cpus: int, used: int) -> None:
     """Report one NUMA node with these CPUs, some of which a pod has that is no object of this cluster."""
     offers = {"cpu": str(cpus), "memory": "32Gi"}
