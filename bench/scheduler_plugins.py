@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.machine import BenchMachine, bench_parser, markdown_table, this_machine, write_results
-from controller.scheduler.node_overcommitment import RATIO_ONE, CpuDemand, OvercommittedNodes, filter_overcommitted
+from controller.scheduler.aligned_arrays import RATIO_ONE
+from controller.scheduler.node_overcommitment import CpuDemand, OvercommittedNodes, filter_overcommitted
 from controller.scheduler.numa_topology import (
     PluginPolicy,
     ScoringStrategy,

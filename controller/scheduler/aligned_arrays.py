@@ -7,16 +7,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.scheduler.node_overcommitment import RATIO_ONE
 from controller.scheduler.numa_topology import ZoneState
 
 FIRST_SLOTS = 8
+RATIO_ONE = 1_000_000
+"""A ratio of 1 in `cpu_ratio_ppm` and `memory_ratio_ppm`."""
 _ZONE_COLUMNS = ("capacity", "allocatable", "allocated", "assumed")
 _COLUMNS = {
     "reported": (np.bool_, (2,)),
     "policies": (np.int64, ()),
     "pod_level": (np.bool_, ()),
-    "original_allocatable_m": (np.int64, ()),
     "reported_pinned_cpus": (np.int64, ()),
     "pinned_cpus": (np.int64, ()),
     "cpu_ratio_ppm": (np.int64, ()),
@@ -38,8 +38,6 @@ class AlignedArrays:
     reported: NDArray[np.bool_]
     policies: NDArray[np.int64]
     pod_level: NDArray[np.bool_]
-    original_allocatable_m: NDArray[np.int64]
-    """Annotation original_allocatable_cpu of the Node in milli-CPUs; 0 without it."""
     reported_pinned_cpus: NDArray[np.int64]
     """Annotation guaranteed_cpus of the CustomNodeResource."""
     pinned_cpus: NDArray[np.int64]

@@ -92,6 +92,10 @@ class PodBinder:
         try:
             await self._client.bind(SCHEDULER_PODS, key, uid, node)
         except ApiError as error:
+            # After an error of the server, such as a timeout of etcd, the binding may be stored (apiserver/pkg/storage/etcd3).
+            # A conflict may be with an earlier request for the same node, whose response was lost.
+            if error.status >= 500 or error.conflict:
+                return await self._after_unknown_result(key, uid, node, str(error), is_final=error.conflict)
             self._release(uid, node)
             return f"binding {key} to {node}: {error}"
         except ApiUnreachable as error:
@@ -124,19 +128,24 @@ class PodBinder:
             return f"{key}: {error}"
         if (row := state.nodes.row(node)) is None:
             return f"node {node} is not known"
-        # A repeated request, after one whose result kube-scheduler did not receive, has its resources already.
-        if (pod.uid, node) in state.assumptions:
-            return ""
         now_s = self._clock()
-        outcome = self._chain.filter(pod, state.nodes, np.array([row]), now_s)
+        # A planned pod has its resources already; so has a repeated request after one whose result was lost.
+        if (pod.uid, node) in state.assumptions:
+            state.assume(pod, node, now_s)
+            return ""
+        with state.without(pod.uid):
+            outcome = self._chain.filter(pod, state.nodes, np.array([row]), now_s)
         if not outcome.passes[0]:
             numbers = self._chain.plugins[outcome.plugins[0]].describe(pod, state.nodes, row, now_s)
             return f"{node} does not fit {key} any more: {self._chain.reason(outcome, 0).message} ({numbers})"
         state.assume(pod, node, now_s)
         return ""
 
-    async def _after_unknown_result(self, key: str, uid: str, node: str, problem: str) -> str:
-        """Return an empty text if the pod is bound. Otherwise the assumption stays: the binding may still take effect."""
+    async def _after_unknown_result(
+        self, key: str, uid: str, node: str, problem: str, *, is_final: bool = False
+    ) -> str:
+        """Return an empty text if the pod is bound. Otherwise the assumption stays, because the binding may still take effect,
+        unless the result `is_final`."""
         try:
             pod = await self._client.get(SCHEDULER_PODS, key)
         except (ApiError, ApiUnreachable):
@@ -144,6 +153,8 @@ class PodBinder:
         if pod.metadata.uid == uid and pod.spec.node_name == node:
             self._pods.record_write(pod)
             return ""
+        if is_final:
+            self._release(uid, node)
         return f"binding {key} to {node}: {problem}"
 
     async def _resolve(self, key: str, uid: str, node: str) -> None:

@@ -5,20 +5,23 @@ The API server's data are the truth: an assumption only bridges the time until a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from api.overcommit import OVERCOMMIT_KEYS
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from controller.scheduler.harm_indicators import parse_harm
+from controller.scheduler.load_aware import estimate_load
 from controller.scheduler.node_alignment import NodeAlignment
 from controller.scheduler.node_arrays import HARM_INDICATORS, NodeArrays
 from controller.scheduler.numa_topology import TopologyRules
 from controller.scheduler.pod_alignment import PodAlignment
-from controller.scheduler.scheduler_kinds import SchedulerCnr, SchedulerNode
+from controller.scheduler.scheduler_kinds import SchedulerCnr, SchedulerNode, SchedulerNodeAnnotations
 from controller.scheduler.scheduling_pod import (
     CPU,
     MEMORY,
@@ -28,6 +31,7 @@ from controller.scheduler.scheduling_pod import (
     SchedulingPod,
     amounts_of,
     parse_scheduling_pod,
+    quantity_units,
 )
 from kube.objects import key_of, parse_timestamp
 
@@ -54,10 +58,13 @@ class PodCharge(NamedTuple):
 
 
 class Assumption(NamedTuple):
-    """Pod that is being bound, until the binding is known from the API server."""
+    """Pod that is being bound, until the binding is known from the API server, or that is planned with its gang."""
 
     charge: PodCharge
     since_s: float
+    """Time of the plan, or of the latest request to bind it."""
+    is_planned: bool = False
+    """Whether nothing binds it yet, so that it may be planned on another node."""
 
 
 class ClusterState:
@@ -119,12 +126,10 @@ class ClusterState:
             return
         row = self.nodes.add_row(name)
         self.nodes.has_node[row] = True
-        listed = node.status.allocatable
-        self.nodes.native_allocatable[row] = self._amounts(subject, "status.allocatable", listed, (CPU, MEMORY))
-        try:
-            self.alignment.set_node(row, node.metadata.annotations)
-        except ValueError as error:
-            self._note(subject, str(error))
+        annotations, listed = node.metadata.annotations, node.status.allocatable
+        reported = self._amounts(subject, "status.allocatable", listed, (CPU, MEMORY))
+        self.nodes.native_allocatable[row] = self._machine_amounts(subject, annotations, reported)
+        self.alignment.set_node(row, annotations)
 
     def apply_cnr(self, name: str, cnr: SchedulerCnr | None) -> None:
         """Apply a new version of a CustomNodeResource, or its deletion.
@@ -194,17 +199,47 @@ class ClusterState:
         if charge.reclaimed != (0, 0):
             self._reclaimed_uids.setdefault(row, set()).add(uid)
 
-    def assume(self, pod: SchedulingPod, node: str, now_s: float) -> None:
-        """Count a pod on a node from now on, before its binding is confirmed. Repeating it changes nothing."""
-        if (pod.uid, node) not in self._assumed:
-            charge = charge_of(pod, node)
-            self._assumed[pod.uid, node] = Assumption(charge, now_s)
+    def assume(self, pod: SchedulingPod, node: str, now_s: float, *, is_planned: bool = False) -> None:
+        """Count a pod on a node from now on, before its binding is confirmed. Repeating it renews the time."""
+        known = self._assumed.get((pod.uid, node))
+        charge = charge_of(pod, node) if known is None else known.charge
+        self._assumed[pod.uid, node] = Assumption(charge, now_s, is_planned)
+        if known is None:
             self._add(pod.uid, charge, now_s)
+
+    def release_plans(self, uids: Collection[str]) -> None:
+        """End the assumptions of these pods that nothing binds yet."""
+        for (uid, node), assumption in list(self._assumed.items()):
+            if assumption.is_planned and uid in uids:
+                self.release(uid, node)
 
     def release(self, uid: str, node: str) -> None:
         """End an assumption whose binding failed."""
         if (assumption := self._assumed.pop((uid, node), None)) is not None:
             self._subtract(uid, assumption.charge)
+
+    @contextmanager
+    def without(self, uid: str) -> Iterator[None]:
+        """Leave a pod out while it is evaluated, so that it does not compete with itself: one with a node that is explained, or
+        one whose binding had no response."""
+        charges = [each.charge for (assumed, _), each in self._assumed.items() if assumed == uid]
+        if (bound := self._charges.get(uid)) is not None:
+            charges.append(bound)
+        held = [(self.nodes.add_row(charge.node), charge) for charge in charges]
+        recents = [self._recent.get(row, {}).pop(uid, None) for row, _ in held]
+        for row, charge in held:
+            self._count(row, charge, -1)
+            self._estimate(row)
+            self.alignment.hide(row, uid)
+        try:
+            yield
+        finally:
+            for (row, charge), recent in zip(held, recents, strict=True):
+                self._count(row, charge, 1)
+                if recent is not None:
+                    self._recent.setdefault(row, {})[uid] = recent
+                self._estimate(row)
+                self.alignment.hide(row, "")
 
     def _settle(self, uid: str) -> None:
         """End all assumptions of a pod, because its node is known or it does not exist any more."""
@@ -221,11 +256,8 @@ class ClusterState:
             self._subtract(uid, charge)
 
     def _add(self, uid: str, charge: PodCharge, since_s: float | None) -> int:
-        nodes, row = self.nodes, self.nodes.add_row(charge.node)
-        nodes.requested[row] += charge.reclaimed
-        nodes.requested_nonzero[row] += charge.reclaimed_nonzero
-        nodes.native_requested[row] += charge.native
-        self._count_namespace(charge, 1)
+        row = self.nodes.add_row(charge.node)
+        self._count(row, charge, 1)
         self._pod_counts[row] = self._pod_counts.get(row, 0) + 1
         if since_s is not None:
             self._recent.setdefault(row, {})[uid] = (since_s, charge.load_basis)
@@ -234,12 +266,9 @@ class ClusterState:
         return row
 
     def _subtract(self, uid: str, charge: PodCharge) -> None:
-        nodes, row = self.nodes, self.nodes.row(charge.node)
+        row = self.nodes.row(charge.node)
         assert row is not None, "a row stays while a pod counts on it"
-        nodes.requested[row] -= charge.reclaimed
-        nodes.requested_nonzero[row] -= charge.reclaimed_nonzero
-        nodes.native_requested[row] -= charge.native
-        self._count_namespace(charge, -1)
+        self._count(row, charge, -1)
         self._pod_counts[row] -= 1
         self.alignment.remove(row, uid)
         if (recent := self._recent.get(row)) is not None and recent.pop(uid, None) is not None:
@@ -252,7 +281,11 @@ class ClusterState:
         charge = self._charges.get(uid)
         return charge is None or (charge.alignment is not None and charge.alignment.dedicated)
 
-    def _count_namespace(self, charge: PodCharge, sign: int) -> None:
+    def _count(self, row: int, charge: PodCharge, sign: int) -> None:
+        nodes = self.nodes
+        nodes.requested[row] += sign * np.asarray(charge.reclaimed)
+        nodes.requested_nonzero[row] += sign * np.asarray(charge.reclaimed_nonzero)
+        nodes.native_requested[row] += sign * np.asarray(charge.native)
         if charge.reclaimed == (0, 0):
             return
         namespace = charge.key.partition("/")[0]
@@ -271,8 +304,7 @@ class ClusterState:
             del recent[uid]
         if not recent:
             self._recent.pop(row, None)
-        total = np.array([basis for _, basis in recent.values()], dtype=np.float64).reshape(-1, 2).sum(axis=0)
-        self.nodes.unmeasured[row] = total * self._load_factors
+        self.nodes.unmeasured[row] = estimate_load([basis for _, basis in recent.values()], self._load_factors)
 
     def _set_report(self, row: int, reported_at_s: float, usage: Mapping[str, Any] | None) -> None:
         nodes, previous_at_s = self.nodes, self.nodes.reported_at_s[row]
@@ -318,6 +350,19 @@ class ClusterState:
         except (ValueError, TypeError) as error:
             self._note(subject, f"{field}: {error}")
             return Amounts()
+
+    def _machine_amounts(self, subject: str, annotations: SchedulerNodeAnnotations, reported: Amounts) -> Amounts:
+        """Return what the machine has: the webhook multiplies what an overcommitted Node reports, and retains these amounts."""
+        results = []
+        originals = ((CPU, annotations.original_cpu, 1000), (MEMORY, annotations.original_memory, 1))
+        for total, (name, text, scale) in zip(reported, originals, strict=True):
+            try:
+                original = quantity_units(text, scale) if text else total
+            except ValueError as error:
+                self._note(subject, f"annotation {OVERCOMMIT_KEYS[name].original_allocatable}: {error}")
+                original = total
+            results.append(min(original or total, total))
+        return Amounts(*results)
 
     def _parse(self, pod: ScheduledPod) -> SchedulingPod:
         try:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 
@@ -27,7 +25,7 @@ def explain_placement(
         return PlacementExplanation(
             pod=key, level=stored.metadata.annotations.qos_level, node=bound, problem=str(error)
         )
-    with _without_pod(state, pod.uid):
+    with state.without(pod.uid):
         nodes, names = state.nodes, state.nodes.all_names()
         rows = nodes.rows_of(names)
         outcome = chain.filter(pod, nodes, rows, now_s)
@@ -75,23 +73,3 @@ def _verdicts(
             )
             verdicts.append(verdict)
     return results
-
-
-@contextmanager
-def _without_pod(state: ClusterState, uid: str) -> Iterator[None]:
-    """Leave a bound pod out of its node while it is evaluated."""
-    charge = state.charge(uid)
-    row = None if charge is None else state.nodes.row(charge.node)
-    columns = (state.nodes.requested, state.nodes.requested_nonzero, state.nodes.native_requested)
-    amounts = () if charge is None else (charge.reclaimed, charge.reclaimed_nonzero, charge.native)
-    if row is not None:
-        for column, amount in zip(columns, amounts, strict=True):
-            column[row] -= amount
-        state.alignment.hide(row, uid)
-    try:
-        yield
-    finally:
-        if row is not None:
-            for column, amount in zip(columns, amounts, strict=True):
-                column[row] += amount
-            state.alignment.hide(row, "")

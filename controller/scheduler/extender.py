@@ -53,7 +53,8 @@ class Extender:
             others = dict.fromkeys((name for name in names if name != node), f"planned with its gang on {node}")
             return ExtenderFilterResult(node_names=[node], failed_and_unresolvable_nodes=others)
         is_listed = rows >= 0
-        outcome = self.chain.filter(pod, self.state.nodes, rows, now_s)
+        with self.state.without(pod.uid):
+            outcome = self.chain.filter(pod, self.state.nodes, rows, now_s)
         passes = outcome.passes & is_listed
         # All are final for this attempt: kube-scheduler's own plugins accepted these nodes, so that its preemption would
         # select no victim there, and report an error for each (preemption.go, DryRunPreemption).
@@ -74,7 +75,8 @@ class Extender:
         if isinstance(names, str):
             return []
         rows = self.state.nodes.rows_of(names)
-        scores = self.chain.score(pod, self.state.nodes, rows, now_s)
+        with self.state.without(pod.uid):
+            scores = self.chain.score(pod, self.state.nodes, rows, now_s)
         scores[rows < 0] = 0
         rounded = np.rint(scores * (MAX_EXTENDER_SCORE / 100)).astype(np.int64).tolist()
         return list(map(HostPriority, names, rounded))
@@ -109,7 +111,9 @@ class Extender:
         outcome = self.chain.filter(pod, nodes, rows, now_s)
         if not outcome.passes[0] and not self.chain.reason(outcome, 0).preemptible:
             return None
-        missing = np.asarray(pod.reclaimed) - (nodes.allocatable[row] - nodes.requested[row])
+        # A node may have less to offer than its pods request. That is no obstacle to a pod that requests nothing of it.
+        free = nodes.allocatable[row] - nodes.requested[row]
+        missing = np.asarray(pod.reclaimed) - free if pod.reclaimed != (0, 0) else np.zeros(2, np.int64)
         return add_victims(pod.priority, missing.tolist(), self.state.charges_on(row), list(selected))
 
 

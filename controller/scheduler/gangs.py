@@ -12,10 +12,12 @@ import numpy as np
 from api.quantity import format_count
 from api.text import quote
 from controller.scheduler.cluster_state import ClusterState
+from controller.scheduler.node_arrays import FloatArray
 from controller.scheduler.plugin_chain import PluginChain, Rows
 from controller.scheduler.scheduling_pod import GANG_MIN_KEY, ScheduledPod, SchedulingPod, parse_scheduling_pod
 
 MAX_GANG_PODS = 1000
+SHORTLIST_NODES = 64
 
 
 class Gang(NamedTuple):
@@ -40,12 +42,12 @@ class Gangs:
 
     def apply(self, key: str, old: ScheduledPod | None, new: ScheduledPod | None) -> None:
         """Apply a change of a pod. A pod that has ended or is being deleted is no member any more."""
-        if old is not None and (name := _gang_key(old)) and (members := self._members.get(name)) is not None:
+        if old is not None and (name := gang_key(old)) and (members := self._members.get(name)) is not None:
             members.pop(key, None)
             if not members:
                 del self._members[name]
         is_member = new is not None and new.metadata.deletion_timestamp is None and not new.has_ended
-        if new is not None and is_member and (name := _gang_key(new)):
+        if new is not None and is_member and (name := gang_key(new)):
             self._members.setdefault(name, {})[key] = new
 
     def choose_node(
@@ -59,14 +61,13 @@ class Gangs:
         if (gang := parse_gang(stored)) is None:
             return None
         uid, members = stored.metadata.uid, self._members.get(gang.key, {})
-        assumed = dict(self._state.assumptions.keys())
-        if (node := assumed.get(uid)) is not None:
+        if (node := dict(self._state.assumptions.keys()).get(uid)) is not None:
             if node in names:
                 return node, []
             # kube-scheduler's own plugins do not accept the planned node for this pod: plan again on those that they accept.
-            for member in members.values():
-                if not member.spec.node_name and (planned := assumed.pop(member.metadata.uid, None)) is not None:
-                    self._state.release(member.metadata.uid, planned)
+            # Bindings that are under way may take effect, so their pods count as started.
+            self._state.release_plans({uid, *(member.metadata.uid for member in members.values())})
+        assumed = dict(self._state.assumptions.keys())
         others = {key: each for key, each in sorted(members.items()) if each.metadata.uid != uid}
         started = sum(1 for each in others.values() if each.spec.node_name or each.metadata.uid in assumed)
         if started >= gang.min_pods:
@@ -79,10 +80,12 @@ class Gangs:
             return GangRejection(f"gang {gang.key} has {present} of at least {gang.min_pods}")
         selected = dict(list(waiting.items())[: gang.min_pods - started - 1])
         pods = [parse_scheduling_pod(each) for each in (stored, *selected.values())]
-        fitting = self._plan(pods, names, rows, now_s)
-        if fitting < len(pods):
-            return GangRejection(f"gang {gang.key}: only {fitting} of {len(pods)} pods that have to start together fit")
-        return next(node for (planned, node) in self._state.assumptions if planned == uid), list(selected)
+        planned = self._plan(pods, names, rows, now_s)
+        if len(planned) < len(pods):
+            return GangRejection(
+                f"gang {gang.key}: only {len(planned)} of {len(pods)} pods that have to start together fit"
+            )
+        return planned[uid], list(selected)
 
     def describe(self, stored: ScheduledPod) -> str:
         """Return the state of a pod's gang as a sentence; empty without one."""
@@ -97,26 +100,60 @@ class Gangs:
         present = format_count(len(members), "pod")
         return f"gang {gang.key}: {present}, {bound} with a node; at least {gang.min_pods} start together"
 
-    def _plan(self, pods: list[SchedulingPod], names: list[str], rows: Rows, now_s: float) -> int:
-        """Assume every pod on the best node that it fits. If one fits nowhere, release all and return how many did fit."""
-        nodes, planned = self._state.nodes, list[tuple[str, str]]()
-        is_listed = rows >= 0
+    def _plan(self, pods: list[SchedulingPod], names: list[str], rows: Rows, now_s: float) -> dict[str, str]:
+        """Assume every pod on the best node that it fits, and return the nodes by uid. If one fits nowhere, release all and
+        return those that did fit."""
+        planned = dict[str, str]()
+        shortlist = _Shortlist(self._state, self._chain, rows, now_s)
         for pod in pods:
-            passes = self._chain.filter(pod, nodes, rows, now_s).passes & is_listed
-            if not passes.any():
-                for uid, node in planned:
-                    self._state.release(uid, node)
-                return len(planned)
-            scores = np.where(passes, self._chain.score(pod, nodes, rows, now_s), -1.0)
-            node = names[int(scores.argmax())]
-            self._state.assume(pod, node, now_s)
-            planned.append((pod.uid, node))
-        return len(planned)
+            index = shortlist.best(pod)
+            if index is None:
+                self._state.release_plans(planned)
+                return planned
+            self._state.assume(pod, names[index], now_s, is_planned=True)
+            planned[pod.uid] = names[index]
+        return planned
+
+
+class _Shortlist:
+    """The best nodes for pods of one shape. An assumed pod changes its own node only, so that of the thousands of nodes these
+    few are evaluated for the next pod, and all others only when one of them may be better."""
+
+    def __init__(self, state: ClusterState, chain: PluginChain, rows: Rows, now_s: float) -> None:
+        self._state, self._chain, self._rows, self._now_s = state, chain, rows, now_s
+        self._shape: SchedulingPod | None = None
+        self._indices = np.empty(0, np.intp)
+        self._best_other = -np.inf
+        """Highest score of a node that is not in the list, when the list was made."""
+
+    def best(self, pod: SchedulingPod) -> int | None:
+        """Return the position, among the rows, of the best node that the pod fits; None if it fits none."""
+        # The namespace of all pods is that of their gang.
+        shape = pod._replace(key="", uid="")
+        if shape == self._shape and (found := self._best_of(pod, self._indices))[1] >= self._best_other:
+            return found[0]
+        self._shape, listed = shape, np.flatnonzero(self._rows >= 0)
+        scores = self._scores(pod, listed)
+        order = np.argsort(-scores, kind="stable")
+        self._indices = listed[order[:SHORTLIST_NODES]]
+        self._best_other = float(scores[order[SHORTLIST_NODES]]) if len(order) > SHORTLIST_NODES else -np.inf
+        return self._best_of(pod, self._indices)[0]
+
+    def _best_of(self, pod: SchedulingPod, indices: Rows) -> tuple[int | None, float]:
+        scores = self._scores(pod, indices)
+        first = int(scores.argmax()) if len(scores) else 0
+        return (int(indices[first]), float(scores[first])) if scores.max(initial=-np.inf) >= 0 else (None, -np.inf)
+
+    def _scores(self, pod: SchedulingPod, indices: Rows) -> FloatArray:
+        """Return the scores of these candidates; negative infinity where the pod does not fit."""
+        nodes, rows = self._state.nodes, self._rows[indices]
+        passes = self._chain.filter(pod, nodes, rows, self._now_s).passes
+        return np.where(passes, self._chain.score(pod, nodes, rows, self._now_s), -np.inf)
 
 
 def parse_gang(pod: ScheduledPod) -> Gang | None:
     """Return the gang of a pod, None without one. Raises ValueError that names the annotation and valid values."""
-    if not (key := _gang_key(pod)):
+    if not (key := gang_key(pod)):
         return None
     text = pod.metadata.annotations.gang_min
     if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MAX_GANG_PODS):
@@ -124,6 +161,7 @@ def parse_gang(pod: ScheduledPod) -> Gang | None:
     return Gang(key, int(text))
 
 
-def _gang_key(pod: ScheduledPod) -> str:
+def gang_key(pod: ScheduledPod) -> str:
+    """Return namespace and name of the gang that a pod names; empty without one."""
     name = pod.metadata.annotations.gang_name
     return f"{pod.metadata.namespace}/{name[:253]}" if name else ""

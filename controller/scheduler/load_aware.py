@@ -15,11 +15,15 @@ from msgspec import Meta
 from controller.scheduler.node_arrays import CPU_COLUMN, MEMORY_COLUMN, BoolArray, FloatArray, NodeArrays
 from controller.scheduler.plugin_chain import ReasonNumbers, RejectionReason, Rows
 from controller.scheduler.resource_fit import Percent, PluginWeight, Weight
-from controller.scheduler.scheduling_pod import SchedulingPod
+from controller.scheduler.scheduling_pod import Amounts, SchedulingPod
+
+DEFAULT_LOAD = (250, 200 << 20)
+"""Estimated millicores and bytes of a pod that has neither requests nor limits (Koordinator,
+pkg/scheduler/plugins/loadaware/estimator/default_estimator.go)."""
 
 
 class UsageThresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Usage in percent of the allocatable amount from which a node takes no more pods; 0 is no limit."""
+    """Usage in percent of the allocatable amount, rounded, above which a node takes no more pods; 0 is no limit."""
 
     cpu: Percent = 0
     memory: Percent = 0
@@ -81,9 +85,9 @@ class LoadAware:
         for thresholds, load, first in checks:
             for column, percent in ((MEMORY_COLUMN, thresholds.memory), (CPU_COLUMN, thresholds.cpu)):
                 if percent:
-                    # An unknown usage is NaN, which exceeds nothing.
-                    exceeds = load[:, column] * 100 > percent * capacity[:, column]
-                    numbers[exceeds & fresh & (capacity[:, column] > 0)] = first + column
+                    # Rounded as in Koordinator (load_aware.go, filterNodeUsage). Unknown usage is NaN, which exceeds nothing.
+                    usage = np.floor(load[:, column] * 100 / np.maximum(capacity[:, column], 1) + 0.5)
+                    numbers[(usage > percent) & fresh & (capacity[:, column] > 0)] = first + column
         return numbers
 
     def score(self, pod: SchedulingPod, nodes: NodeArrays, rows: Rows, now_s: float) -> FloatArray | None:
@@ -112,10 +116,18 @@ class LoadAware:
         return f"CPU and memory usage with the pod {shares}, reported {age_s:.0f} s ago{stale}"
 
     def _load(self, pod: SchedulingPod, nodes: NodeArrays, rows: Rows) -> FloatArray:
-        load: FloatArray = nodes.usage[rows] + nodes.unmeasured[rows] + np.asarray(pod.load_basis) * self._factors
+        load: FloatArray = nodes.usage[rows] + nodes.unmeasured[rows] + estimate_load([pod.load_basis], self._factors)
         return load
 
     def _is_fresh(self, nodes: NodeArrays, rows: Rows, now_s: float) -> BoolArray:
         # A clock of a node that runs ahead gives a report from the future, which is fresh.
         fresh: BoolArray = now_s - nodes.reported_at_s[rows] < self._settings.expiration_s
         return fresh
+
+
+def estimate_load(pods: Sequence[Amounts], factors: FloatArray) -> FloatArray:
+    """Return the sum of the estimated load of pods, (2,): the factors times what they request, DEFAULT_LOAD where they request
+    nothing."""
+    basis = np.array(pods, np.float64).reshape(-1, 2)
+    total: FloatArray = np.where(basis > 0, basis * factors, DEFAULT_LOAD).sum(axis=0)
+    return total

@@ -19,9 +19,9 @@ from api.overcommit import (
     STATIC_MEMORY_MANAGER,
     effective_ratio,
 )
+from controller.scheduler.aligned_arrays import RATIO_ONE
 from controller.scheduler.node_arrays import NodeArrays
-from controller.scheduler.node_overcommitment import RATIO_ONE
-from controller.scheduler.node_zones import ALIGNED_RESOURCES, NodeZones, parse_node_zones
+from controller.scheduler.node_zones import NodeZones, parse_node_zones
 from controller.scheduler.numa_topology import PluginPolicy, TopologyRules, assumed_charge, is_aligned
 from controller.scheduler.pod_alignment import PodAlignment
 from controller.scheduler.scheduler_kinds import (
@@ -31,14 +31,11 @@ from controller.scheduler.scheduler_kinds import (
     SchedulerNodeAnnotations,
     ZonedCnrStatus,
 )
-from controller.scheduler.scheduling_pod import quantity_units
 
 MAX_AMOUNT = (1 << 53) - 1
 """Largest amount of a zone that the plugins compute with exactly."""
 MAX_PINNED_CPUS = 1 << 20
 MAX_RATIO_PPM = 1000 * RATIO_ONE
-MAX_MILLICPU = 1 << 33
-"""With MAX_RATIO_PPM, products of the two fit in 64 bits."""
 ValueT = TypeVar("ValueT")
 _NO_ANNOTATIONS = SchedulerNodeAnnotations()
 _NO_MANAGERS = CnrAnnotations()
@@ -65,11 +62,9 @@ class NodeAlignment:
         return self._rules is not None
 
     def set_node(self, row: int, annotations: SchedulerNodeAnnotations | None) -> None:
-        """Set the annotations of a Node; None after its deletion. Raises ValueError that names an invalid annotation."""
+        """Set the annotations of a Node; None after its deletion."""
         _store(self._nodes_marks, row, annotations, _NO_ANNOTATIONS)
         self._refresh(row)
-        if annotations is not None:
-            original_millicpu(annotations)
 
     def set_cnr(self, row: int, cnr: SchedulerCnr | None) -> None:
         """Set zones and managers; None after the deletion. Raises ValueError, with the field, for invalid zones, which are then
@@ -156,10 +151,6 @@ class NodeAlignment:
         is_number = text.isascii() and text.isdigit() and len(text) <= 7
         arrays.reported_pinned_cpus[slot] = min(int(text), MAX_PINNED_CPUS) if is_number else 0
         arrays.pinned_cpus[slot] = sum(each.pinned_cpus for uid, each in pods.items() if uid != self._hidden_uid)
-        try:
-            arrays.original_allocatable_m[slot] = min(original_millicpu(marks), MAX_MILLICPU)
-        except ValueError:
-            arrays.original_allocatable_m[slot] = 0
 
     def _fill_zones(self, slot: int, row: int, zones: NodeZones, rules: TopologyRules) -> None:
         arrays, pods, count = self._nodes.aligned, self._pods.get(row, {}), len(zones.sockets)
@@ -185,16 +176,6 @@ class NodeAlignment:
                 and is_aligned(pod := alignment.topology_pod(), rules)
             ):
                 assumed[:] = np.minimum(assumed + assumed_charge(allocatable, pod, rules), MAX_AMOUNT)
-
-
-def original_millicpu(annotations: SchedulerNodeAnnotations) -> int:
-    """Return the Node's milli-CPUs before overcommitment; 0 without the annotation. Raises ValueError that names it."""
-    if not annotations.original_cpu:
-        return 0
-    try:
-        return quantity_units(annotations.original_cpu, 1000)
-    except ValueError as error:
-        raise ValueError(f"annotation {OVERCOMMIT_KEYS[ALIGNED_RESOURCES[0]].original_allocatable}: {error}") from None
 
 
 def _store(values: dict[int, ValueT], row: int, value: ValueT | None, empty: ValueT) -> None:

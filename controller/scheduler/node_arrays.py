@@ -45,7 +45,7 @@ class NodeArrays:
     requested_nonzero: IntArray
     """The same with default amounts for containers that request nothing, for scores, (rows, 2)."""
     native_allocatable: IntArray
-    """The Node's own allocatable cpu and memory, (rows, 2)."""
+    """The Node's allocatable cpu and memory without overcommitment, which measured usage is compared with, (rows, 2)."""
     native_requested: IntArray
     """Requests of cpu and memory of pods with this node, (rows, 2)."""
     usage: FloatArray

@@ -1,4 +1,4 @@
-"""Filters nodes whose CPU or memory is overcommitted although the kubelet pins it (Katalyst's plugin NodeOvercommitment). Pure.
+"""Katalyst's plugin NodeOvercommitment: filters nodes whose CPU or memory is overcommitted although the kubelet pins it. Pure.
 
 The stock fit of the scheduler counts with the overcommitted allocatable CPU of the Node. Where the kubelet's CPU manager is
 static, the CPUs that it pins to Guaranteed pods cannot be shared, so a whole-numbered Guaranteed CPU takes as much of the
@@ -23,11 +23,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-IntArray: TypeAlias = NDArray[np.int64]
-BoolArray: TypeAlias = NDArray[np.bool_]
+from controller.scheduler.aligned_arrays import RATIO_ONE
+from controller.scheduler.node_arrays import CPU_COLUMN, BoolArray, FloatArray, IntArray, NodeArrays
+from controller.scheduler.plugin_chain import ReasonNumbers, RejectionReason, Rows
+from controller.scheduler.scheduling_pod import SchedulingPod
+
 CodeArray: TypeAlias = NDArray[np.int8]
-RATIO_ONE = 1_000_000
-"""A ratio of 1 in `cpu_ratio_ppm`."""
+MAX_MILLICPU = 1 << 33
+"""With MAX_RATIO_PPM of node_alignment, products of the two fit in 64 bits."""
 
 
 class OvercommitRejection(IntEnum):
@@ -62,23 +65,39 @@ class CpuDemand(msgspec.Struct, frozen=True):
     guaranteed_cpus: int = 0
 
 
-class ContainerCpu(msgspec.Struct, frozen=True):
-    """CPU of one container of a pod."""
+class OvercommitmentFilter:
+    """Keeps pods off nodes whose overcommitted CPU or memory the kubelet has pinned."""
 
-    request_m: int
-    init: bool = False
+    name = "NodeOvercommitment"
+    weight = 0.0
+    reasons: Sequence[RejectionReason] = (
+        RejectionReason("node(s) with overcommitted memory that the kubelet's memory manager pins", preemptible=False),
+        # kube-scheduler's own fit does not see pinned CPUs, so that it cannot select the victims.
+        RejectionReason("Insufficient overcommitted cpu that is not pinned", preemptible=False),
+    )
 
+    def filter(self, pod: SchedulingPod, nodes: NodeArrays, rows: Rows, now_s: float) -> ReasonNumbers | None:  # noqa: ARG002
+        """Reject overcommitted nodes by OvercommitRejection; a pod without a CPU request fits everywhere."""
+        special = np.flatnonzero(nodes.aligned_slot[rows])
+        if not len(special):
+            return None
+        numbers = np.zeros(len(rows), np.int16)
+        numbers[special] = filter_overcommitted(_overcommitted(nodes, rows[special]), _demand(pod))
+        return numbers
 
-def cpu_demand(containers: Sequence[ContainerCpu], overhead_m: int = 0, *, guaranteed: bool) -> CpuDemand:
-    """Return the CPU of a pod. `guaranteed` is whether its Kubernetes QoS class is Guaranteed.
+    def score(self, pod: SchedulingPod, nodes: NodeArrays, rows: Rows, now_s: float) -> FloatArray | None:  # noqa: ARG002
+        """Score no pod."""
+        return None
 
-    The kubelet pins the CPUs of each container whose request is a whole number (pkg/kubelet/cm/cpumanager/policy_static.go,
-    guaranteedCPUs). CPUs of init containers are reused by the other containers.
-    """
-    apps = [container.request_m for container in containers if not container.init]
-    inits = [container.request_m for container in containers if container.init]
-    pinned = sum(request // 1000 for request in apps if request % 1000 == 0) if guaranteed else 0
-    return CpuDemand(max(sum(apps), *inits, 0) + overhead_m, pinned)
+    def describe(self, pod: SchedulingPod, nodes: NodeArrays, row: int, now_s: float) -> str:  # noqa: ARG002
+        """Return what the pod takes of the overcommitted CPU, and what is free."""
+        node, demand = _overcommitted(nodes, np.array([row], np.intp)), _demand(pod)
+        if problem := explain_rejection(node, demand, 0):
+            return problem
+        if not (node.static_cpu[0] and node.cpu_ratio_ppm[0] > RATIO_ONE):
+            return "the kubelet pins nothing that is overcommitted"
+        free = max(int(available_m(node)[0]), 0)
+        return f"the pod takes {needed_m(node, demand)[0]}m of overcommitted CPU, {free}m are free"
 
 
 def filter_overcommitted(nodes: OvercommittedNodes, pod: CpuDemand) -> CodeArray:
@@ -125,3 +144,20 @@ def explain_rejection(nodes: OvercommittedNodes, pod: CpuDemand, node: int) -> s
             f" {nodes.cpu_ratio_ppm[node] / RATIO_ONE:g}, {nodes.guaranteed_m[node]}m pinned); reduce the request"
         )
     return ""
+
+
+def _demand(pod: SchedulingPod) -> CpuDemand:
+    return CpuDemand(pod.native.millicpu, 0 if pod.alignment is None else pod.alignment.pinned_cpus)
+
+
+def _overcommitted(nodes: NodeArrays, rows: Rows) -> OvercommittedNodes:
+    slots, arrays = nodes.aligned_slot[rows], nodes.aligned
+    return OvercommittedNodes(
+        allocatable_m=np.minimum(nodes.native_allocatable[rows, CPU_COLUMN], MAX_MILLICPU),
+        requested_m=nodes.native_requested[rows, CPU_COLUMN],
+        guaranteed_m=np.maximum(arrays.reported_pinned_cpus[slots], arrays.pinned_cpus[slots]) * 1000,
+        cpu_ratio_ppm=arrays.cpu_ratio_ppm[slots],
+        memory_ratio_ppm=arrays.memory_ratio_ppm[slots],
+        static_cpu=arrays.static_cpu[slots],
+        static_memory=arrays.static_memory[slots],
+    )

@@ -18,6 +18,7 @@ import numpy as np
 
 from api.qos import QoSLevel
 from controller.scheduler.cluster_state import ClusterState
+from controller.scheduler.gangs import gang_key
 from controller.scheduler.node_arrays import BoolArray
 from controller.scheduler.plugin_chain import PluginChain
 from controller.scheduler.scheduler_kinds import SCHEDULER_PODS
@@ -32,8 +33,9 @@ log = logging.getLogger(__name__)
 RETRY_ANNOTATION = "dioptase.io/scheduling-retry"
 """Time at which the extender last saw room for a pending pod."""
 RETRY_INTERVAL_S = 0.25
-MIN_RETRY_AGE_S = 1.0
-"""Time between two updates of one pod that stays pending."""
+MIN_RETRY_AGE_S, MAX_RETRY_AGE_S = 1.0, 8.0
+"""Time between the first two updates of one pod that stays pending; it doubles up to the second number. Updates in vain, such
+as those of a gang for which there is room for some of its pods, would be hundreds of writes a second."""
 MAX_RETRIES = 50
 """Pods updated in one interval, those with the highest priority first: more than kube-scheduler schedules meanwhile."""
 
@@ -56,7 +58,8 @@ class PendingPods:
     ) -> None:  # fmt: skip
         self._client, self._pods, self._state, self._chain, self._clock = client, pods, state, chain, clock
         self._rejected: dict[str, RejectedPod] = {}
-        self._updated_at_s: dict[str, float] = {}
+        self._next_update_s: dict[str, tuple[float, float]] = {}
+        """Earliest time of the next update of a pod, and the interval after that."""
         self._rows: set[int] = set()
         """Rows of nodes that changed since the last evaluation."""
         self._forced: set[str] = set()
@@ -127,8 +130,12 @@ class PendingPods:
         reserved = np.zeros((len(rows), 2), np.int64)
         passes_by_shape: dict[tuple[str, SchedulingPod], BoolArray] = {}
         results: list[tuple[str, str]] = []
+        gangs: set[str] = set()
         for key, pod, rejected in self._parsed():
-            is_due = abs(now_s - self._updated_at_s.get(key, -math.inf)) >= MIN_RETRY_AGE_S
+            # The first pod of a gang plans the others, which are tried then.
+            if (gang := gang_key(self._pods.store[key])) in gangs:
+                continue
+            is_due = self._is_due(key, now_s)
             # The namespace matters to quotas.
             shape = (key.partition("/")[0], pod._replace(key="", uid="", priority=0))
             if (passes := passes_by_shape.get(shape)) is None:
@@ -141,14 +148,30 @@ class PendingPods:
                 fits &= (np.asarray(pod.reclaimed) <= free).all(axis=1)
             if not fits.any():
                 continue
+            if gang:
+                gangs.add(gang)
             index = int(np.flatnonzero(fits)[0])
             if is_due and len(results) < MAX_RETRIES:
                 reserved[index] += pod.reclaimed
                 results.append((key, pod.uid))
+                self._record_update(key, now_s)
+                # Another scheduler may have an adopted pod: from then on only filter requests show that it is this one's.
+                if rejected.candidates is None:
+                    self._rejected.pop(key)
             else:
                 self._rows.add(changed[index])
                 self._changed.set()
         return results
+
+    def _is_due(self, key: str, now_s: float) -> bool:
+        next_s, interval_s = self._next_update_s.get(key, (-math.inf, 0.0))
+        # A clock that was set back must not delay an update for longer than the interval.
+        return now_s >= next_s or now_s < next_s - interval_s
+
+    def _record_update(self, key: str, now_s: float) -> None:
+        _, interval_s = self._next_update_s.get(key, (0.0, 0.0))
+        interval_s = min(2 * interval_s, MAX_RETRY_AGE_S) or MIN_RETRY_AGE_S
+        self._next_update_s[key] = now_s + interval_s, interval_s
 
     def _parsed(self) -> list[tuple[str, SchedulingPod, RejectedPod]]:
         """Return the pods that wait, by descending priority."""
@@ -162,7 +185,6 @@ class PendingPods:
 
     async def _update(self, key: str, uid: str) -> None:
         now_s = self._clock()
-        self._updated_at_s[key] = now_s
         metadata = {"uid": uid, "annotations": {RETRY_ANNOTATION: format_timestamp(now_s, micro=True)}}
         try:
             await self._client.merge_patch(SCHEDULER_PODS, key, {"metadata": metadata})
@@ -178,4 +200,4 @@ class PendingPods:
         rejected = self._rejected.get(change.key)
         if new is None or new.spec.node_name or (rejected is not None and rejected.uid != new.metadata.uid):
             self._rejected.pop(change.key, None)
-            self._updated_at_s.pop(change.key, None)
+            self._next_update_s.pop(change.key, None)

@@ -1,5 +1,5 @@
 """The plugins of the scheduler, run one after another over all candidate nodes at once. Pure.
-A plugin is an object with pure functions over arrays: another one is added to the list in `default_plugins`.
+A plugin is an object with pure functions over arrays: another one is added to the list in `build_chain` of scheduler_process.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import numpy as np
 
 from api.annotations import parse_enhancements
 from api.qos import MEMORY_KEY, QoSLevel
-from controller.scheduler.node_overcommitment import ContainerCpu, cpu_demand
 from controller.scheduler.numa_topology import TopologyPod
 
 CpuAndMemory = tuple[int, int]
@@ -72,10 +71,7 @@ def parse_pod_alignment(
     dedicated = level is QoSLevel.DEDICATED
     if not (guaranteed or dedicated):
         return None
-    pinned_cpus = cpu_demand(
-        [ContainerCpu(each.requests[0], init=each.init and not each.sidecar) for each in containers],
-        guaranteed=guaranteed,
-    ).guaranteed_cpus
+    pinned_cpus = sum(map(_pinned_cpus, containers)) if guaranteed else 0
     if not (pinned_cpus or dedicated):
         return None
     enhancements = parse_enhancements({MEMORY_KEY: enhancement} if enhancement else {}, level)[0] if dedicated else None
@@ -91,6 +87,13 @@ def parse_pod_alignment(
         binding=enhancements is not None and enhancements.numa_binding,
         exclusive=enhancements is not None and enhancements.numa_exclusive,
     )
+
+
+def _pinned_cpus(container: ContainerShape) -> int:
+    """CPUs that a static CPU manager pins for a container of a Guaranteed pod, if its request is a whole number
+    (pkg/kubelet/cm/cpumanager/policy_static.go, guaranteedCPUs). CPUs of init containers are reused by the other containers."""
+    cpus, rest = divmod(container.requests[0], 1000)
+    return 0 if rest or (container.init and not container.sidecar) else cpus
 
 
 def _is_guaranteed(container: ContainerShape) -> bool:

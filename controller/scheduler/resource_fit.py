@@ -127,21 +127,20 @@ class BalancedAllocation:
 
 
 def allocation_score(settings: FitSettings, weights: IntArray, capacity: IntArray, requested: IntArray) -> FloatArray:
-    """Return the score of each row for capacity and requested amounts of both resources, (rows, 2)."""
-    safe = np.maximum(capacity, 1)
+    """Return the score of each row for capacity and requested amounts of both resources, (rows, 2). A resource that a node does
+    not offer has no weight there (resource_allocation.go, score)."""
+    safe, offered = np.maximum(capacity, 1), np.where(capacity > 0, weights, 0)
     if settings.strategy == "MostAllocated":
-        scores = np.where(capacity == 0, 0, np.minimum(requested, capacity) * 100 // safe)
+        scores = np.minimum(requested, capacity) * 100 // safe
     elif settings.strategy == "LeastAllocated":
-        fits = (capacity > 0) & (requested <= capacity)
-        scores = np.where(fits, (capacity - requested) * 100 // safe, 0)
+        scores = np.where(requested <= capacity, (capacity - requested) * 100 // safe, 0)
     else:
-        return _ratio_score(settings.shape, weights, capacity, requested)
-    return np.asarray(scores @ weights // weights.sum(), np.float64)
+        return _ratio_score(settings.shape, offered, capacity, requested)
+    return np.asarray((scores * offered).sum(axis=1) // np.maximum(offered.sum(axis=1), 1), np.float64)
 
 
 def _ratio_score(shape: Sequence[ShapePoint], weights: IntArray, capacity: IntArray, requested: IntArray) -> FloatArray:
-    fits = (capacity > 0) & (requested <= capacity)
-    utilization = np.where(fits, requested * 100 // np.maximum(capacity, 1), 100)
+    utilization = np.where(requested <= capacity, requested * 100 // np.maximum(capacity, 1), 100)
     scores = _piecewise_linear(shape, utilization)
     # Katalyst leaves resources with score 0 out of the weights (requested_to_capacity_ratio.go).
     counted = np.where(scores > 0, weights, 0)
@@ -161,12 +160,11 @@ def _piecewise_linear(shape: Sequence[ShapePoint], utilization: IntArray) -> Int
 
 
 def balance_score(capacity: IntArray, requested: IntArray) -> FloatArray:
-    """Return the score of balanced allocation for each row."""
+    """Return the score of balanced allocation for each row. A resource that a node does not offer is left out."""
     shares = _used_shares(capacity, requested)
     deviation = np.abs(shares[:, CPU_COLUMN] - shares[:, MEMORY_COLUMN]) / 2
-    return np.floor((1 - deviation) * 100)
+    return np.floor((1 - np.where((capacity > 0).all(axis=1), deviation, 0)) * 100)
 
 
 def _used_shares(capacity: IntArray, requested: IntArray) -> FloatArray:
-    # Go divides by zero to +Inf or NaN here and clamps to 1; a node that offers nothing counts as full.
     return np.where(capacity > 0, np.minimum(requested / np.maximum(capacity, 1), 1.0), 1.0)

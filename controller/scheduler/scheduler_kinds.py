@@ -33,7 +33,8 @@ class SchedulerNodeAnnotations(msgspec.Struct, frozen=True, kw_only=True, omit_d
     memory_ratio: str | None = msgspec.field(default=None, name=OVERCOMMIT_KEYS["memory"].ratio)
     realtime_cpu_ratio: str | None = msgspec.field(default=None, name=OVERCOMMIT_KEYS["cpu"].realtime_ratio)
     realtime_memory_ratio: str | None = msgspec.field(default=None, name=OVERCOMMIT_KEYS["memory"].realtime_ratio)
-    original_cpu: str = msgspec.field(default="", name=OVERCOMMIT_KEYS["cpu"].original_allocatable)
+    original_cpu: str | None = msgspec.field(default=None, name=OVERCOMMIT_KEYS["cpu"].original_allocatable)
+    original_memory: str | None = msgspec.field(default=None, name=OVERCOMMIT_KEYS["memory"].original_allocatable)
 
 
 class NodeMetadata(VersionedName, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from controller.scheduler.extender import Extender
 from controller.scheduler.extender_endpoints import MAX_BODY_BYTES, ExtenderEndpoints, body_problem
 from controller.scheduler.harm_score import HarmScore
 from controller.scheduler.load_aware import LoadAware
-from controller.scheduler.overcommitment_plugin import OvercommitmentFilter
+from controller.scheduler.node_overcommitment import OvercommitmentFilter
 from controller.scheduler.pending_pods import PendingPods
 from controller.scheduler.plugin_chain import PluginChain
 from controller.scheduler.qos_taints import QosTaints
@@ -45,12 +45,15 @@ from controller.scheduler.scheduling_pod import ScheduledPod
 from controller.scheduler.topology_plugin import NumaTopology, topology_rules
 from controller.serving import ProgramOptions, load_settings, run_until_signal, serve_with_tls
 from kube.access_review import review_token
-from kube.client import KubeClient
+from kube.client import KubeClient, ListScope
 from kube.informer import Informer, describe_unsynced
 from kube.kubeconfig import load_access
 from kube.watch import ObjectChange
 
 log = logging.getLogger("dioptase.scheduler")
+RUNNING_PODS = ListScope(fields=",".join(f"status.phase!={phase}" for phase in ("Succeeded", "Failed")))
+"""Pods that have ended take nothing, as for kube-scheduler (pkg/scheduler/scheduler.go, NewInformerFactory). The watch reports
+the end of a pod as its deletion."""
 MAX_EXTENDER_CONNECTIONS = 1024
 """A kube-scheduler opens one connection for each of the bindings that it has under way."""
 
@@ -85,7 +88,7 @@ class SchedulerCache:
         self.cnrs: Informer[SchedulerCnr] = Informer(
             client, ZONED_CNRS if state.alignment.has_rules else SCHEDULER_CNRS
         )
-        self.pods: Informer[ScheduledPod] = Informer(client, SCHEDULER_PODS)
+        self.pods: Informer[ScheduledPod] = Informer(client, SCHEDULER_PODS, RUNNING_PODS)
         self.quotas: Informer[ElasticQuota] = Informer(client, ELASTIC_QUOTAS)
         self.informers: tuple[Informer[Any], ...] = (self.nodes, self.cnrs, self.pods)
         if quotas is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -151,15 +151,17 @@ def matching_profiles(
     namespace_labels: Mapping[str, str],
     labels: Mapping[str, str],
     own_level: QoSLevel | None,
+    applied: Collection[str] = (),
 ) -> list[PodProfile]:
     """Return the profiles that select the pod, in order of their names, as Koordinator applies them.
 
-    `own_level` is the level that the pod states: profiles with another level do not apply.
+    `own_level` is the level that the pod states: profiles with another level do not apply, unless an earlier review of the pod
+    has `applied` them, by name, before the level was set.
     """
     selected = [
         profile
         for profile in profiles
-        if (own_level is None or profile.level in (None, own_level))
+        if (own_level is None or profile.level in (None, own_level) or profile.name in applied)
         and profile.namespaces.matches(namespace_labels)
         and profile.pods.matches(labels)
     ]

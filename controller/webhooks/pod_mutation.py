@@ -50,7 +50,8 @@ def mutate_pod(
         own_level = explicit_qos_level(pod.annotations)
     except ValueError as error:
         return ReviewResult(warnings=(f"{error}; the pod was not changed",))
-    selected = matching_profiles(profiles, namespace_labels, pod.labels, own_level)
+    earlier = pod.annotations.get(APPLIED_KEY, "").split(",")
+    selected = matching_profiles(profiles, namespace_labels, pod.labels, own_level, earlier)
     applied = apply_profiles(
         pod, own_level, selected, draw_of(pod.annotations, request.namespace, pod.metadata.name, request.uid)
     )

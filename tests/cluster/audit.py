@@ -43,13 +43,20 @@ def words(folder: Path) -> list[str]:
     return [f"--audit-policy-file={policy}", f"--audit-log-path={folder / 'audit.log'}", "--audit-log-mode=blocking"]
 
 
-def entries(folder: Path, account: str) -> Iterator[Entry]:
-    """Yield the requests of one account, `namespace/name`, in the order of their responses; watches when they begin."""
+def entries(folder: Path, account: str, agent: str = "") -> Iterator[Entry]:
+    """Yield the requests of one account, `namespace/name`, in the order of their responses; watches when they begin.
+
+    With `agent`, only those whose user agent begins so: two programs may share an account.
+    """
     user = f"system:serviceaccount:{account.replace('/', ':')}"
     for line in (folder / "audit.log").read_text().splitlines():
         document = json.loads(line)
         about = document.get("objectRef")
-        if document["user"]["username"] == user and about is not None:
+        if (
+            document["user"]["username"] == user
+            and about is not None
+            and document.get("userAgent", "").startswith(agent)
+        ):
             resource = "/".join(part for part in (about["resource"], about.get("subresource")) if part)
             request = AuditedRequest(about.get("apiGroup", ""), resource, document["verb"])
             yield Entry(request, document["responseStatus"]["code"], document["requestURI"])

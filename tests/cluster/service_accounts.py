@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from deploy import chart
+from tests.cluster.audit import AuditedRequest
 from tests.cluster.cluster import Cluster
 from tests.cluster.server import Refused
 
@@ -23,6 +24,17 @@ def shipped(name: str) -> list[tuple[str, Any]]:
     created = [msgspec.yaml.decode(text) for text in chart.KUSTOMIZE_BASE.read_text().split("\n---\n")[1:]]
     roles = [item for item in created if item["kind"] in ("ClusterRole", "Role") and item["metadata"]["name"] == name]
     return [(role["kind"], role["rules"]) for role in roles]
+
+
+def granted_by(rules: Iterable[Mapping[str, Sequence[str]]]) -> set[AuditedRequest]:
+    """Return every verb on every resource that these rules grant."""
+    return {
+        AuditedRequest(group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
 
 
 class Account:

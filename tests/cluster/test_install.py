@@ -29,8 +29,9 @@ from tests.cluster.daemons import Late, wait
 from tests.cluster.image_and_chart import CHART, IMAGE, ROOT, TAG, helm, image_archive
 from tests.cluster.objects import a_pod
 from tests.cluster.server import MERGE, Server
+from tests.cluster.service_accounts import granted_by
 from tests.cluster.test_kubectl import PLUGIN
-from tests.cluster.test_rights import granted_by, rules
+from tests.cluster.test_rights import rules
 
 pytestmark = [pytest.mark.cluster, pytest.mark.versions]
 NAMESPACE, RELEASE = "dioptase-system", "dioptase"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,7 @@ from tests.cluster.cluster import Cluster, Failed
 from tests.cluster.daemons import wait
 from tests.cluster.image_and_chart import CHART, IMAGE, ROOT, helm
 from tests.cluster.server import JSON, MERGE, Refused, Server
-from tests.cluster.service_accounts import LENDING
+from tests.cluster.service_accounts import LENDING, granted_by
 
 pytestmark = [pytest.mark.cluster, pytest.mark.versions]
 RBAC = "rbac.authorization.k8s.io"
@@ -32,23 +32,12 @@ METHODS = {
     "update": "PUT",
     "delete": "DELETE",
 }
-NAMESPACED = ("leases", "events", "pods", "pods/eviction", "daemonsets", "secrets")
+NAMESPACED = ("leases", "events", "pods", "pods/binding", "pods/eviction", "daemonsets", "secrets")
 
 
 def rules(server: Server, path: str) -> set[AuditedRequest]:
     """Return every verb on every resource that a role grants."""
     return granted_by(server.ask("GET", path)["rules"])
-
-
-def granted_by(rules: Iterable[Mapping[str, Sequence[str]]]) -> set[AuditedRequest]:
-    """Return every verb on every resource that these rules grant."""
-    return {
-        AuditedRequest(group, resource, verb)
-        for rule in rules
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +46,14 @@ def rights(own_cluster: Cluster, definitions: Server) -> Iterator[Mapping[str, s
     templates = [f"--show-only=templates/{name}-rbac.yaml" for name in ("agent", "controller")]
     words = (CHART, "--namespace", NAMESPACE, *templates)
     created = helm(own_cluster, "template", f"{RELEASE}-dioptase", *words)
-    with_webhooks = helm(own_cluster, "template", f"{RELEASE}-dioptase", *words, "--set", "webhooks.enabled=true")
-    roles = [item for item in map(msgspec.yaml.decode, with_webhooks.split("\n---\n")) if "rules" in item]
+
+    def rendered(component: str, *more: str) -> set[AuditedRequest]:
+        text = helm(own_cluster, "template", f"{RELEASE}-dioptase", *words, *more)
+        items = [item for item in map(msgspec.yaml.decode, text.split("\n---\n")) if item and "rules" in item]
+        return granted_by(
+            rule for item in items if item["metadata"]["name"].endswith(f"-{component}") for rule in item["rules"]
+        )
+
     definitions.ask("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     own_cluster.kubectl("apply", "-f", "-", text=created)
     root, name = f"/apis/{RBAC}/v1", f"{RELEASE}-dioptase"
@@ -69,23 +64,35 @@ def rights(own_cluster: Cluster, definitions: Server) -> Iterator[Mapping[str, s
         "agent": rules(definitions, f"{root}/clusterroles/{name}-agent")
         | rules(definitions, f"{root}/namespaces/{NAMESPACE}/roles/{name}-agent"),
         "controller": controller,
-        "webhooks": granted_by(
-            rule for role in roles if role["metadata"]["name"].endswith("-controller") for rule in role["rules"]
-        )
+        "webhooks": rendered("controller", "--set=webhooks.enabled=true") - controller,
+        "overcommit": rendered("controller", "--set=controller.settings.controllers={kcc,lifecycle,overcommit}")
         - controller,
-    }
+        "scheduler": rendered(
+            "scheduler", "--show-only=templates/scheduler-rbac.yaml", "--set=scheduler.enabled=true",
+            "--set=scheduler.settings.elasticQuota=true",
+        ),
+    }  # fmt: skip
     own_cluster.kubectl("delete", "-f", "-", text=created)
     definitions.ask("DELETE", f"/api/v1/namespaces/{NAMESPACE}")
 
 
-@pytest.mark.parametrize("component", ["agent", "controller", "webhooks"])
+EXPECTED_RIGHTS = {
+    # At kubelets before 1.33 one right, nodes/proxy, includes the other two.
+    "agent": 23 if MINOR >= "1.33" else 22,
+    "controller": 69,
+    "webhooks": 17,
+    "overcommit": 4,
+    "scheduler": 15,
+}
+
+
+@pytest.mark.parametrize("component", EXPECTED_RIGHTS)
 def test_without_any_one_of_its_rights_the_request_is_refused(
     own_cluster: Cluster, definitions: Server, rights: Mapping[str, set[AuditedRequest]], component: str
 ) -> None:
     """For each right: an account with all other rights, and the request that needs it."""
     expected = sorted(rights[component])
-    # At kubelets before 1.33 one right, nodes/proxy, includes the other two.
-    assert len(expected) == {"agent": 23 if MINOR >= "1.33" else 22, "controller": 69, "webhooks": 17}[component]
+    assert len(expected) == EXPECTED_RIGHTS[component]
     users = {missing: f"less-{component}-{number}" for number, missing in enumerate(expected)}
     items = [part for missing, user in users.items() for part in role_of(user, component, set(expected) - {missing})]
     own_cluster.kubectl("create", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))

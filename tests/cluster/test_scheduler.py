@@ -15,11 +15,14 @@ import pytest
 
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from controller.scheduler.pending_pods import RETRY_ANNOTATION
+from tests.cluster import audit
+from tests.cluster.audit import AuditedRequest
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.katalyst import CNRS
-from tests.cluster.schedulers import NAMESPACE, SCHEDULER_NAME, ExtendedScheduler
+from tests.cluster.schedulers import NAMESPACE, SCHEDULER_NAME, ExtendedScheduler, rendered_manifests
 from tests.cluster.server import MERGE, Server
+from tests.cluster.service_accounts import granted_by
 
 pytestmark = pytest.mark.cluster
 NODES, PODS = "/api/v1/nodes", f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -225,6 +228,42 @@ def test_a_gang_gets_all_its_nodes_or_none(definitions: Server, nodes: dict[str,
     wait("all of it", lambda: requested_by_node(definitions) == {"plenty": 18_000, "scarce": 6_000}, 60)
 
 
+@pytest.fixture
+def priorities(definitions: Server) -> Iterator[None]:
+    """The PriorityClasses test-low and test-high."""
+    path = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    for name, value in (("test-low", 1), ("test-high", 1000)):
+        definitions.ask("POST", path, {"metadata": {"name": name}, "value": value})
+    yield
+    for name in ("test-low", "test-high"):
+        definitions.ask("DELETE", f"{path}/{name}")
+
+
+def test_kube_scheduler_preempts_for_cpu_on_a_node_whose_reclaimed_resources_have_shrunk(
+    definitions: Server, nodes: dict[str, int], priorities: None
+) -> None:
+    """It takes the victims from the verb preempt: those that it selected itself, and no batch pod, as none has to go."""
+    field = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["plenty"]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [field]}}}
+    containers = [{"name": "main", "image": "none", "resources": {"requests": {"cpu": "40"}}}]
+    level = {"katalyst.kubewharf.io/qos_level": "shared_cores"}
+    spec = {"containers": containers, "affinity": affinity}
+    create(definitions, "batch", 15_000, affinity=affinity, priorityClassName="test-low")
+    create(definitions, "victim", 0, level, priorityClassName="test-low", **spec)
+    wait("both are bound", lambda: node_of(definitions, "batch") == node_of(definitions, "victim") == "plenty", 120)
+    offer(definitions, "plenty", 1_000)
+    create(definitions, "web", 0, level, priorityClassName="test-high", **spec)
+
+    def is_being_deleted(name: str) -> bool:
+        return "deletionTimestamp" in definitions.ask("GET", f"{PODS}/{name}")["metadata"]
+
+    wait("the victim has to go", lambda: is_being_deleted("victim"), 120)
+    assert definitions.ask("GET", f"{PODS}/web")["status"]["nominatedNodeName"] == "plenty"
+    assert not is_being_deleted("batch")
+    definitions.ask("DELETE", f"{PODS}/victim", {"gracePeriodSeconds": 0})
+    wait("its room is used", lambda: node_of(definitions, "web") == "plenty", 60)
+
+
 def report_zones(server: Server, node: str, cpus: int, used: int) -> None:
     """Report one NUMA node with these CPUs, some of which a pod has that is no object of this cluster."""
     offers = {"cpu": str(cpus), "memory": "32Gi"}
@@ -266,3 +305,21 @@ def test_a_client_outside_of_the_pod_can_bind_nothing_without_a_certificate(
         scheduler.extender.text("/bind", json.dumps(body).encode())
     with caught.value as answer:
         assert answer.read().decode().startswith("verbs need a client certificate")
+
+
+def test_the_extender_has_used_every_right_and_was_refused_nothing(
+    own_cluster: Cluster, scheduler: ExtendedScheduler
+) -> None:
+    """In the tests above. Both programs have one account; kube-scheduler's other rights are those of the cluster's own role."""
+    rights = granted_by(
+        rule for item in rendered_manifests() if item["kind"] in ("ClusterRole", "Role") for rule in item["rules"]
+    )
+    folder, account = own_cluster.names.run, f"{NAMESPACE}/dioptase-scheduler"
+    requests = list(audit.entries(folder, account, "dioptase-scheduler/"))
+    used = {entry.request for entry in requests}
+    leases = {right for right in rights if right.resource == "leases"}
+    # A pod is read only if the result of its binding is unknown, or its watch is late.
+    assert rights - leases - used <= {AuditedRequest("", "pods", "get")}
+    assert used <= rights
+    assert [entry for entry in requests if entry.status == 403] == []
+    assert {entry.request for entry in audit.entries(folder, account, "kube-scheduler/")} >= leases

@@ -17,6 +17,8 @@ from api.colocation_profile import APPLIED_KEY
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from api.qos import CPU_KEY, QOS_LEVEL_KEY
 from controller.webhooks.openssl import create_authority, create_certificate
+from tests.cluster import audit
+from tests.cluster.audit import AuditedRequest
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.objects import a_pod
@@ -357,3 +359,16 @@ async def test_a_certificate_of_another_program_is_served_as_it_is(
         for replica in installation.replicas:
             replica.again()
             replica.ready()
+
+
+def test_the_controller_has_used_every_right_of_the_webhooks_and_was_refused_nothing(
+    installation: WebhookInstallation, own_cluster: Cluster
+) -> None:
+    """In the tests above."""
+    requests = list(audit.entries(own_cluster.names.run, f"{installation.namespace}/dioptase-controller"))
+    used = {entry.request for entry in requests}
+    # This cluster has no ClusterColocationProfiles, so that there is nothing to watch.
+    missing = AuditedRequest("config.koordinator.sh", "clustercolocationprofiles", "watch")
+    assert installation.webhook_rights() - used == {missing}
+    assert used <= installation.rights()
+    assert [entry for entry in requests if entry.status == 403] == []

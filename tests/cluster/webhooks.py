@@ -10,13 +10,14 @@ from typing import Any
 
 import msgspec
 
+from tests.cluster.audit import AuditedRequest
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import API_SERVER
 from tests.cluster.image_and_chart import CHART, helm
 from tests.cluster.names import CONTROL
 from tests.cluster.programs import Controller
 from tests.cluster.server import Refused
-from tests.cluster.service_accounts import Account
+from tests.cluster.service_accounts import Account, granted_by, shipped
 
 RELEASE = "dioptase"
 NAME = f"{RELEASE}-webhooks"
@@ -81,6 +82,14 @@ class WebhookInstallation:
         if self._account is not None:
             self._account.forget()
         self.cluster.server.refusal("DELETE", f"/api/v1/namespaces/{self.namespace}")
+
+    def rights(self) -> set[AuditedRequest]:
+        """Return what the chart's roles grant the controller with the webhooks."""
+        return granted_by(rule for item in self._objects for rule in item.get("rules", ()))
+
+    def webhook_rights(self) -> set[AuditedRequest]:
+        """Return what the chart grants for the webhooks only."""
+        return self.rights() - granted_by(rule for _, rules in shipped("dioptase-controller") for rule in rules)
 
     def published(self) -> bool:
         """Return whether every webhook has the bundle of the Secret."""

@@ -657,3 +657,18 @@ def test_other_schedulers_reach_one_extender_and_only_by_certificate(
         "VerifyClientCertIfGiven", "/etc/dioptase/client-ca/ca.crt",
     )  # fmt: skip
     assert rendered.find("Deployment", "scheduler")["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_a_kube_scheduler_on_a_control_plane_reaches_the_extender_by_address(tmp_path: Path) -> None:
+    """It runs in the host's network, where no name of a Service can be resolved, and where its address is that of a node."""
+    scheduler = {"enabled": True, "clientCASecret": "ca", "replicas": 1, "port": 9400}
+    scrapers = {"enabled": True, "from": [{"namespaceSelector": {}}]}
+    rendered = Rendered({"scheduler": scheduler, "networkPolicy": scrapers}, tmp_path)
+    service = rendered.find("Service", "scheduler-extender")["spec"]
+    assert ("clusterIP" in service, service["ports"][0]["port"]) == (False, 9400)
+    assert rendered.find("NetworkPolicy", "scheduler")["spec"]["ingress"] == [
+        {"ports": [{"port": "metrics", "protocol": "TCP"}]}
+    ]
+    alone = Rendered({"scheduler": {"enabled": True}, "networkPolicy": scrapers}, tmp_path)
+    assert "from" in alone.find("NetworkPolicy", "scheduler")["spec"]["ingress"][0]
+    assert not [each for each in alone.manifests if each["metadata"]["name"].endswith("-extender")]

@@ -14,7 +14,8 @@ from aiohttp import web
 from api.pod import RECLAIMED_CPU
 from controller.scheduler.binding import RESOLVE_AFTER_S, PodBinder
 from controller.scheduler.cluster_state import ClusterState
-from controller.scheduler.extender_messages import ExtenderBindingArgs
+from controller.scheduler.extender import Extender
+from controller.scheduler.extender_messages import ExtenderArgs, ExtenderBindingArgs
 from controller.scheduler.plugin_chain import PluginChain
 from controller.scheduler.resource_fit import FitSettings, ResourceFit
 from controller.scheduler.scheduler_process import SchedulerCache, build_chain
@@ -43,6 +44,7 @@ class BindingServer(FakeApiServer):
         self.is_bound_before_loss = True
         self.is_silent = False
         """Whether the watch does not deliver bindings."""
+        self.status_after_binding = 201
         self.handlers[f"{PODS}/"] = self._pod
         self.handlers["/api/v1/pods"] = self._all_pods
 
@@ -67,6 +69,8 @@ class BindingServer(FakeApiServer):
         if is_lost:
             assert request.transport is not None
             request.transport.abort()
+        if self.status_after_binding != 201:
+            return self.error(self.status_after_binding, "etcdserver: request timed out")
         return web.json_response({"kind": "Status", "status": "Success"}, status=201)
 
     def bound(self) -> list[str]:
@@ -130,6 +134,15 @@ async def settled(cache: SchedulerCache) -> None:
     raise AssertionError(cache.state.assumptions)
 
 
+async def test_pods_that_have_ended_are_not_watched() -> None:
+    """They take nothing, and a cluster of batch work retains many of them. kube-scheduler leaves them out too."""
+    server = BindingServer(1)
+    async with binding(server, Clock()):
+        queries = [request.query for request in server.requests if request.path == "/api/v1/pods"]
+        assert {query["fieldSelector"] for query in queries} == {"status.phase!=Succeeded,status.phase!=Failed"}
+        assert "fieldSelector" not in next(each.query for each in server.requests if each.path == "/api/v1/nodes")
+
+
 async def test_of_ten_pods_at_once_as_many_are_bound_as_fit() -> None:
     server = BindingServer(10)
     async with binding(server, Clock()) as (binder, cache):
@@ -162,12 +175,48 @@ async def test_a_lost_response_frees_nothing_until_the_pod_is_read_back(*, is_bo
         assert requested(cache) == 1000, "bound, or possibly bound later"
         if not is_bound:
             # kube-scheduler tries again, on another node: both count until one of them is certain.
-            server.refuse[f"{PODS}/p0/binding"] = 500
-            assert "500" in await binder.bind(args("p0", "n2"))
+            server.refuse[f"{PODS}/p0/binding"] = 403
+            assert "403" in await binder.bind(args("p0", "n2"))
             assert (requested(cache), requested(cache, "n2")) == (1000, 0)
             server.refuse.clear()
             assert await binder.bind(args("p0")) == "", "the resources of the same node are its own"
         assert server.bound() == ["n1"]
+
+
+@pytest.mark.parametrize("status", [500, 504])
+@pytest.mark.parametrize("is_bound", [True, False])
+async def test_an_error_of_the_server_may_come_after_the_binding_and_frees_nothing(
+    status: int, *, is_bound: bool
+) -> None:
+    """Such as a timeout of etcd, which may have stored the binding."""
+    server = BindingServer(1)
+    server.is_silent, server.status_after_binding = True, status
+    if not is_bound:
+        server.refuse[f"{PODS}/p0/binding"] = status
+    async with binding(server, Clock()) as (binder, cache):
+        error = await binder.bind(args("p0"))
+        assert (error == "") is is_bound
+        assert requested(cache) == 1000, "bound, or possibly bound later"
+
+
+async def test_a_second_attempt_that_finds_the_pod_bound_to_its_node_has_succeeded() -> None:
+    server = BindingServer(2)
+    server.is_silent, server.lost_responses, server.is_bound_before_loss = True, 1, False
+    async with binding(server, Clock()) as (binder, cache):
+        assert await binder.bind(args("p0")) != ""
+        # The first request was still under way and takes effect now; the watch is late.
+        stored = server.objects[f"{PODS}/p0"]
+        watches, server._watches = server._watches, []
+        server.put(f"{PODS}/p0", {**stored, "spec": {**stored["spec"], "nodeName": "n1"}})
+        server._watches = watches
+        assert await binder.bind(args("p0")) == ""
+        assert requested(cache) == 1000
+        # Bound to another node than this request names: 409, and nothing stays assumed there.
+        stored = server.objects[f"{PODS}/p1"]
+        server._watches = []
+        server.put(f"{PODS}/p1", {**stored, "spec": {**stored["spec"], "nodeName": "n2"}})
+        assert "409" in await binder.bind(args("p1"))
+        assert requested(cache) == 1000
 
 
 async def test_a_binding_that_the_watch_does_not_deliver_is_read_back() -> None:
@@ -195,6 +244,34 @@ async def test_an_assumption_of_a_pod_that_is_gone_or_unbound_ends(offset_s: flo
         server.delete(f"{PODS}/p1")
         await binder.resolve_old_assumptions()
         assert (requested(cache), "n1" in server.rooms) == (0, True)
+
+
+async def test_a_pod_whose_binding_had_no_response_still_fits_the_node_that_it_fills() -> None:
+    server = BindingServer(1)
+    server.put(f"{PODS}/p0", pod_object("p0", "3000"))
+    server.lost_responses, server.is_bound_before_loss = 1, False
+    async with binding(server, Clock()) as (binder, cache):
+        assert await binder.bind(args("p0")) != ""
+        pod, chain = cache.pods.store["default/p0"], PluginChain((ResourceFit(FitSettings()),))
+        request = ExtenderArgs(pod=pod, node_names=["n1"])
+        assert Extender(cache.state, chain).filter(request, NOW_S).node_names == ["n1"]
+        assert requested(cache) == 3000
+
+
+async def test_a_second_attempt_without_a_response_is_waited_for_as_long_as_the_first() -> None:
+    """Each may take effect until the API server has given up on it."""
+    server, clock = BindingServer(1), Clock()
+    server.lost_responses, server.is_bound_before_loss = 2, False
+    async with binding(server, clock) as (binder, cache):
+        assert await binder.bind(args("p0")) != ""
+        clock.now_s += RESOLVE_AFTER_S - 5
+        assert await binder.bind(args("p0")) != ""
+        clock.now_s += 10
+        await binder.resolve_old_assumptions()
+        assert requested(cache) == 1000
+        clock.now_s += RESOLVE_AFTER_S - 10
+        await binder.resolve_old_assumptions()
+        assert requested(cache) == 0
 
 
 def dedicated_pod_object(name: str, cpu: str) -> dict[str, Any]:

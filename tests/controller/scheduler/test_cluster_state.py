@@ -156,6 +156,31 @@ def test_requests_of_init_containers_and_sidecars() -> None:
     assert parse_scheduling_pod(pod_of("p", spec)).native.millicpu == 1200
 
 
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_a_pod_that_is_evaluated_does_not_compete_with_itself(*, is_bound: bool) -> None:
+    """Neither for the node's resources, nor for the quota of its namespace, nor by its estimated load."""
+    state = a_state(("n1", 9000, UNIT), ("n2", 9000, UNIT))
+    state.assume(parse_scheduling_pod(a_pod("other", 1000)), "n1", NOW_S)
+    pod = a_pod("a", 2000, UNIT, node="n1" if is_bound else "")
+    if is_bound:
+        state.apply_pod(None, pod, NOW_S)
+    else:
+        for node in ("n1", "n2"):
+            state.assume(parse_scheduling_pod(pod), node, NOW_S)
+    row = state.nodes.row("n1")
+
+    def counts() -> list[float]:
+        nodes = state.nodes
+        cpu = [nodes.requested[row, 0], nodes.requested_nonzero[row, 0], nodes.unmeasured[row, 0]]
+        return [*map(float, cpu), state.namespace_requests["default"].millicpu]
+
+    before = [3000, 3000, 2550, 3000 if is_bound else 5000]
+    assert counts() == before
+    with state.without("uid-a"):
+        assert counts() == [1000, 1000, 850, 1000]
+    assert counts() == before
+
+
 def test_rows_are_used_again_and_arrays_grow() -> None:
     state = ClusterState()
     for number in range(200):

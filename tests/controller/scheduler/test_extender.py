@@ -255,6 +255,20 @@ async def test_preemption_helps_only_where_pods_of_lower_priority_make_room() ->
         assert result == {"NodeNameToMetaVictims": {"large": {"Pods": [{"UID": "uid-b"}], "NumPDBViolations": 0}}}
 
 
+async def test_an_online_pod_preempts_on_a_node_whose_reclaimed_resources_have_shrunk() -> None:
+    """Its own request decides: 8 cores are requested of 1 that is left, but it takes none of them."""
+    async with serving() as service:
+        for name, amount, priority in (("batch", 7000, 0), ("above", 1000, 9)):
+            service.cache.state.apply_pod(None, a_pod(name, amount, GIB, node="small", priority=priority), None)
+        pod = {
+            "metadata": {"name": "web", "namespace": "default", "uid": "web"},
+            "spec": {"priority": 5, "containers": [{"name": "c", "resources": {"requests": {"cpu": "2"}}}]},
+        }
+        candidates = {"small": {"Pods": [{"UID": "victim"}], "NumPDBViolations": 1}}
+        result = await service.post("preempt", {"Pod": pod, "NodeNameToMetaVictims": candidates})
+        assert result == {"NodeNameToMetaVictims": candidates}
+
+
 def test_victims_are_the_fewest_with_the_lowest_priority() -> None:
     def charge(millicpu: int, priority: int) -> PodCharge:
         amounts = Amounts(millicpu, 0)

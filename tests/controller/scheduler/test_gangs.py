@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
+import numpy as np
 import pytest
 
 from controller.scheduler.cluster_state import ClusterState
 from controller.scheduler.extender import Extender
 from controller.scheduler.extender_messages import ExtenderArgs, ExtenderFilterResult
-from controller.scheduler.plugin_chain import PluginChain
+from controller.scheduler.node_arrays import NodeArrays
+from controller.scheduler.plugin_chain import PluginChain, ReasonNumbers, Rows
 from controller.scheduler.resource_fit import FitSettings, ResourceFit
-from controller.scheduler.scheduling_pod import PodAnnotations, ScheduledPod
+from controller.scheduler.scheduling_pod import PodAnnotations, ScheduledPod, SchedulingPod, parse_scheduling_pod
 from tests.controller.scheduler.objects import NOW_S, a_pod, a_state
 
 NODES = ["n1", "n2"]
@@ -104,6 +108,70 @@ def test_a_planned_node_that_kube_scheduler_does_not_accept_has_the_gang_planned
     (other,) = {"n1", "n2"} - {planned["uid-b"]}
     assert cluster.filter("b", [other]).node_names == [other]
     assert sum(cluster.requested()) == 4000, "the earlier plan ended"
+
+
+class CountingFit(ResourceFit):
+    """The fit of reclaimed resources, with the number of nodes that it has evaluated."""
+
+    evaluated = 0
+
+    def filter(self, pod: SchedulingPod, nodes: NodeArrays, rows: Rows, now_s: float) -> ReasonNumbers | None:
+        self.evaluated += len(rows)
+        return super().filter(pod, nodes, rows, now_s)
+
+
+@pytest.mark.parametrize("strategy", ["LeastAllocated", "MostAllocated"])
+def test_a_large_gang_is_planned_as_if_every_node_were_evaluated_for_each_pod(strategy: str) -> None:
+    """On 400 nodes with 1 to 9 cores; evaluating all of them for each of 300 pods would be 120,000 evaluations."""
+    offers = {f"n{number:03}": 1000 + number * 37 % 8001 for number in range(400)}
+    fit = CountingFit(FitSettings(strategy=strategy))  # type: ignore[arg-type]
+    state, chain = a_state(*((name, millicpu, 1 << 40) for name, millicpu in offers.items())), PluginChain((fit,))
+    annotations = PodAnnotations(qos_level="reclaimed_cores", gang_name="g", gang_min="300")
+    extender, pods = Extender(state, chain), [a_pod(f"p{number:03}", 900, 1 << 30) for number in range(300)]
+    pods = [
+        msgspec.structs.replace(p, metadata=msgspec.structs.replace(p.metadata, annotations=annotations)) for p in pods
+    ]
+    for pod in pods:
+        extender.gangs.apply(f"default/{pod.metadata.name}", None, pod)
+    extender.filter(ExtenderArgs(pod=pods[0], node_names=list(offers)), NOW_S)
+    planned, evaluated = Counter(node for _, node in state.assumptions), fit.evaluated
+    state.release_plans({pod.metadata.uid for pod in pods})
+    rows = state.nodes.rows_of(list(offers))
+    for pod in map(parse_scheduling_pod, pods):
+        fits = chain.filter(pod, state.nodes, rows, NOW_S).passes
+        scores = np.where(fits, chain.score(pod, state.nodes, rows, NOW_S), -1)
+        state.assume(pod, list(offers)[int(scores.argmax())], NOW_S)
+    expected = Counter(node for _, node in state.assumptions)
+    assert planned.total() == 300
+    assert Counter(planned.values()) == Counter(expected.values()), "as many pods on as many nodes"
+    assert evaluated < 40_000
+
+
+def test_a_binding_that_is_under_way_stays_when_its_gang_is_planned_again() -> None:
+    """It takes effect whatever is planned, so that its node must not be given to another pod meanwhile."""
+    cluster = Cluster()
+    for name in ("a", "b"):
+        cluster.create(name, 4000, least="2")
+    cluster.filter("a")
+    planned = dict(cluster.state.assumptions.keys())
+    # The binding of a begins, and the watch has not delivered it yet.
+    cluster.state.assume(parse_scheduling_pod(cluster.pods["a"]), planned["uid-a"], NOW_S + 1)
+    assert reason(cluster.filter("b", [planned["uid-a"]])) == (
+        "gang default/g: only 0 of 1 pods that have to start together fit"
+    )
+    assert dict(cluster.state.assumptions.keys()) == {"uid-a": planned["uid-a"]}
+    assert cluster.filter("b").node_names == [planned["uid-b"]], "a counts as started"
+    assert cluster.requested() == [4000, 4000]
+
+
+def test_a_plan_that_the_watch_has_not_delivered_yet_is_replaced_too() -> None:
+    cluster = Cluster()
+    cluster.create("a", 4000, least="1")
+    (node,) = cluster.filter("a").node_names
+    cluster.extender.gangs.apply("default/a", cluster.pods["a"], None)
+    (other,) = {"n1", "n2"} - {node}
+    assert cluster.filter("a", [other]).node_names == [other]
+    assert list(cluster.state.assumptions) == [("uid-a", other)]
 
 
 def test_pods_that_have_ended_or_are_being_deleted_do_not_count() -> None:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.scheduler.aligned_arrays import RATIO_ONE
 from controller.scheduler.node_overcommitment import (
-    RATIO_ONE,
-    ContainerCpu,
     CpuDemand,
     OvercommitRejection,
     OvercommittedNodes,
-    cpu_demand,
     explain_rejection,
     filter_overcommitted,
 )
+from controller.scheduler.scheduling_pod import parse_scheduling_pod
+from tests.controller.scheduler.objects import pod_of
 
 NONE, CPU, MEMORY = OvercommitRejection.NONE, OvercommitRejection.CPU, OvercommitRejection.MEMORY_MANAGER
 
@@ -104,8 +105,13 @@ def test_nodes_are_independent() -> None:
 def test_demand_of_a_pod(
     containers: tuple[tuple[int, bool], ...], overhead_m: int, guaranteed: bool, expected: tuple[int, int]
 ) -> None:
-    items = [ContainerCpu(request_m, init) for request_m, init in containers]
-    assert msgspec.structs.astuple(cpu_demand(items, overhead_m, guaranteed=guaranteed)) == expected
+    spec: dict[str, Any] = {"containers": [], "initContainers": [], "overhead": {"cpu": f"{overhead_m}m"}}
+    for millicpu, init in containers:
+        amounts = {"cpu": f"{millicpu}m", "memory": "1Gi"}
+        resources = {"requests": amounts, "limits": amounts} if guaranteed else {"requests": amounts}
+        spec["initContainers" if init else "containers"].append({"resources": resources})
+    pod = parse_scheduling_pod(pod_of("p", spec))
+    assert (pod.native.millicpu, 0 if pod.alignment is None else pod.alignment.pinned_cpus) == expected
 
 
 @given(
@@ -119,7 +125,7 @@ def test_pods_that_fit_one_after_another_never_share_a_pinned_cpu(
     """Real CPUs that are not pinned, times the ratio, always cover what the sharing pods request."""
     pinned, requested_m = 0, 0
     for request_m, guaranteed in pods:
-        pod = cpu_demand([ContainerCpu(request_m)], guaranteed=guaranteed)
+        pod = CpuDemand(request_m, request_m // 1000 if guaranteed and request_m % 1000 == 0 else 0)
         nodes = one_node(cpus=cpus, ratio=percent / 100, guaranteed=pinned, requested_m=requested_m)
         if percent > 100 and filter_overcommitted(nodes, pod)[0] == NONE:
             pinned, requested_m = pinned + pod.guaranteed_cpus, requested_m + pod.request_m

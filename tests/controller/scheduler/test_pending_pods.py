@@ -92,6 +92,37 @@ async def test_after_a_restart_every_pending_pod_with_reclaimed_resources_is_tri
     waiting.offer("n1", 9000)
     waiting.pending.adopt_pending()
     assert waiting.due() == ["batch"]
+    waiting.offer("n1", 9500)
+    assert waiting.due(60) == [], "another scheduler may have it: this one would have sent a filter request"
+    waiting.reject("batch", 1000)
+    waiting.offer("n1", 9900)
+    assert waiting.due(60) == ["batch"]
+
+
+async def test_a_pod_that_is_tried_in_vain_is_tried_ever_less_often(waiting: Waiting) -> None:
+    """Such as one whose node kube-scheduler's own plugins do not accept any more: each attempt is a write to the API server."""
+    waiting.reject("vain", 1000)
+    attempts_s = []
+    for tenth in range(400):
+        waiting.offer("n1", 5000 + tenth % 2)
+        if waiting.due(tenth / 10):
+            attempts_s.append(tenth / 10)
+            waiting.reject("vain", 1000)
+    assert attempts_s == [0, 1, 3, 7, 15, 23, 31, 39]
+
+
+async def test_one_pod_of_a_gang_is_tried_for_all(waiting: Waiting) -> None:
+    """It plans the others, and these are tried then."""
+    for number in range(3):
+        pod = waiting.reject(f"job{number}", 1000)
+        annotations = msgspec.structs.replace(pod.metadata.annotations, gang_name="job", gang_min="3")
+        metadata = msgspec.structs.replace(pod.metadata, annotations=annotations, resource_version="2")
+        waiting.apply(msgspec.structs.replace(pod, metadata=metadata), WatchEventType.MODIFIED)
+    waiting.reject("single", 1000)
+    waiting.offer("n1", 9000)
+    assert waiting.due() == ["job0", "single"]
+    waiting.offer("n1", 9500)
+    assert waiting.due(0.5) == [], "nor another one meanwhile"
 
 
 async def test_equal_pods_of_two_namespaces_are_evaluated_by_their_own_quota() -> None:

@@ -93,6 +93,30 @@ def test_a_node_that_offers_nothing_scores_nothing_and_a_pod_without_requests_co
 
 
 @pytest.mark.parametrize(
+    ("settings", "offers", "expected"),
+    [
+        # 3000 of 9000 are requested; the node offers no memory, so that CPU alone counts.
+        (FitSettings(strategy="LeastAllocated"), (9000, 0), 66),
+        (FitSettings(strategy="MostAllocated"), (9000, 0), 33),
+        (FitSettings(strategy="RequestedToCapacityRatio"), (9000, 0), 33),
+        # Katalyst's shape gives a score for full resources, which one that is not offered is not.
+        (FitSettings(strategy="RequestedToCapacityRatio"), (0, 0), 0),
+        (FitSettings(strategy="MostAllocated", cpu_weight=30, memory_weight=70), (0, 3 << 30), 33),
+    ],
+)
+def test_a_resource_that_a_node_does_not_offer_has_no_weight(
+    settings: FitSettings, offers: tuple[int, int], expected: int
+) -> None:
+    """As in Katalyst (resource_allocation.go, score: only allocatable amounts above 0 are filled in)."""
+    state = a_state(("n1", *offers))
+    assert score(settings, state, 3000, 1 << 30) == expected
+    pod = parse_scheduling_pod(a_pod("new", 3000, 1 << 30))
+    balance = BalancedAllocation(FitSettings()).score(pod, state.nodes, ROW, NOW_S)
+    assert balance is not None
+    assert balance[0] == 100, "of one resource there is no deviation"
+
+
+@pytest.mark.parametrize(
     ("millicpu", "memory", "expected"),
     [
         # 8/9 and 8/12: (1 - (0.8889-0.6667)/2)*100 = 88.9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -9,6 +10,7 @@ from controller.scheduler.cluster_state import ClusterState
 from controller.scheduler.harm_score import HarmScore, HarmSettings
 from controller.scheduler.load_aware import LoadAware, LoadSettings, UsageThresholds
 from controller.scheduler.qos_taints import QosTaints
+from controller.scheduler.scheduler_kinds import SchedulerNode
 from controller.scheduler.scheduling_pod import SchedulingPod, parse_scheduling_pod
 from tests.controller.scheduler.objects import NOW_S, a_cnr, a_node, a_pod, pod_of
 
@@ -78,7 +80,10 @@ def test_taints_apply_to_their_level(
         # Reclaimed pods use what others leave: only memory limits them.
         (batch(1000), LoadSettings(), [0, 0, 2, 0]),
         (batch(1000), LoadSettings(reclaimed_thresholds=UsageThresholds(cpu=70)), [1, 1, 0, 0]),
-        (online(), LoadSettings(percentile_thresholds=UsageThresholds(cpu=60)), [3, 1, 2, 0]),
+        # 6.4 + 0.85 * 0.1765 = 65.5 %, rounded 66 %; with 0.85 * 0.1752 it is 65 %, which does not exceed the threshold.
+        (online("176500u"), LoadSettings(), [1, 1, 2, 0]),
+        (online("175200u"), LoadSettings(), [0, 1, 2, 0]),
+        (online("1m"), LoadSettings(percentile_thresholds=UsageThresholds(cpu=60)), [3, 1, 2, 0]),
     ],
 )
 def test_load_rejects_nodes_above_thresholds(pod: SchedulingPod, settings: LoadSettings, expected: list[int]) -> None:
@@ -94,19 +99,49 @@ def test_load_rejects_nodes_above_thresholds(pod: SchedulingPod, settings: LoadS
     assert numbers.tolist() == [0, 0, 0, 0], "a stale report rejects nothing"
 
 
+def test_a_pod_that_requests_nothing_is_estimated_at_a_quarter_of_a_core_and_200_mib() -> None:
+    """As in Koordinator; a burst of such pods would go to one node otherwise. The amounts are not scaled."""
+    state = reported(n1={"cpu": "1", "memory": "20Gi"})
+    row = state.nodes.row("n1")
+    for number in range(4):
+        state.assume(parse_scheduling_pod(pod_of(f"p{number}", {"containers": [{}]})), "n1", NOW_S)
+    assert state.nodes.unmeasured[row].tolist() == [1000, 800 << 20]
+    load = LoadAware(LoadSettings())._load(batch(1000), state.nodes, rows(state, "n1"))
+    assert load.tolist() == [[1000 + 1000 + 850, (20 << 30) + (800 << 20) + (200 << 20)]]
+
+
+def test_load_of_an_overcommitted_node_is_that_of_its_machine() -> None:
+    """16 cores that are offered as 32 are as busy with 14 cores as without overcommitment: 88 %, not 44 %."""
+    state = ClusterState()
+    key = "katalyst.kubewharf.io/original_allocatable_"
+    document = {
+        "metadata": {"name": "n1", "annotations": {f"{key}cpu": "16", f"{key}memory": "64Gi"}},
+        "status": {"allocatable": {"cpu": "32", "memory": "128Gi"}},
+    }
+    state.apply_node("n1", msgspec.convert(document, SchedulerNode))
+    state.apply_cnr("n1", a_cnr("n1", usage={"cpu": "14", "memory": "32Gi"}, at=AT))
+    plugin, candidates = LoadAware(LoadSettings()), rows(state, "n1")
+    numbers = plugin.filter(online("1m"), state.nodes, candidates, NOW_S)
+    assert numbers is not None
+    assert numbers.tolist() == [1]
+    assert plugin.describe(online("1m"), state.nodes, int(candidates[0]), NOW_S).startswith(
+        "CPU and memory usage with the pod 88% and 50%"
+    )
+
+
 def test_load_scores_the_free_share_with_pods_that_the_report_lacks() -> None:
     state = reported(idle={"cpu": "1", "memory": "20Gi"}, busy={"cpu": "5", "memory": "20Gi"}, silent=None)
-    candidates = rows(state, "idle", "busy", "silent")
-    scores = LoadAware(LoadSettings()).score(batch(), state.nodes, candidates, NOW_S)
+    candidates, pod = rows(state, "idle", "busy", "silent"), batch(1000, 10 * GIB)
+    scores = LoadAware(LoadSettings()).score(pod, state.nodes, candidates, NOW_S)
     assert scores is not None
-    # (90 + 80)/2, (50 + 80)/2, unknown
-    assert scores.tolist() == [85, 65, 0]
+    # With 0.85 cores and 7 GiB of the pod: (81.5 + 73)/2, (41.5 + 73)/2, unknown
+    assert scores.tolist() == [77.25, 57.25, 0]
     for number in range(5):
-        state.assume(parse_scheduling_pod(a_pod(f"new{number}", 1000, 0)), "idle", NOW_S)
-    scores = LoadAware(LoadSettings()).score(batch(), state.nodes, candidates, NOW_S)
+        state.assume(parse_scheduling_pod(a_pod(f"new{number}", 1000, GIB)), "idle", NOW_S)
+    scores = LoadAware(LoadSettings()).score(pod, state.nodes, candidates, NOW_S)
     assert scores is not None
-    # 1 + 5 * 0.85 = 5.25 cores: (47.5 + 80)/2
-    assert scores.tolist() == [63.75, 65, 0]
+    # 1 + 6 * 0.85 = 6.1 cores and 20 + 7 + 5 * 0.7 = 30.5 GiB: (39 + 69.5)/2
+    assert scores.round(6).tolist() == [54.25, 57.25, 0]
 
 
 def harm_scores(state: ClusterState, now_s: float, *names: str) -> list[float]:

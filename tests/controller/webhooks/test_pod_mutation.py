@@ -11,7 +11,7 @@ import pytest
 
 from api.colocation_profile import APPLIED_KEY, DRAW_KEY, ColocationProfile
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
-from api.qos import QOS_LEVEL_KEY
+from api.qos import QOS_LEVEL_KEY, QoSLevel
 from controller.webhooks.admission_review import InvalidReview
 from controller.webhooks.admitted_pod import MIRROR_KEY, AdmittedResources
 from controller.webhooks.colocation_profiles import PodProfile, draw_of, parse_koordinator_profile, parse_profile
@@ -192,6 +192,17 @@ def test_a_pod_that_states_another_level_keeps_it(level: str, *, applies: bool) 
     changed = mutated(a_pod(annotations={QOS_LEVEL_KEY: level}), PROFILE)
     assert changed["metadata"]["annotations"][QOS_LEVEL_KEY] == level
     assert (changed["spec"]["schedulerName"] == "katalyst-scheduler") == applies
+
+
+def test_the_second_review_of_a_pod_that_another_webhook_has_changed_lists_the_same_profiles() -> None:
+    """reinvocationPolicy IfNeeded: the level that the first review set must not exclude a profile that it applied."""
+    shared = PodProfile(name="a", level=QoSLevel.SHARED, labels={"tier": "a"})
+    changed = mutated(a_pod(labels={"app": "job"}), shared, PROFILE)
+    assert changed["metadata"]["annotations"] == {QOS_LEVEL_KEY: "reclaimed_cores", APPLIED_KEY: "a,batch"}
+    changed["spec"]["containers"].append({"name": "sidecar", "resources": {"requests": {"cpu": "50m"}}})
+    again = mutated(changed, shared, PROFILE)
+    assert again["metadata"] == changed["metadata"]
+    assert again["spec"]["containers"][1]["resources"]["requests"] == {RECLAIMED_CPU: "50"}
 
 
 def koordinator(spec: dict[str, Any], annotations: dict[str, str] | None = None) -> UnstructuredObject:
