@@ -162,8 +162,7 @@ class Loop:
         self._reclaimed_pods_run = False
         self._publish_failures: dict[str, ComponentHealth] = {}
         self._seq = 0
-        self._stop = asyncio.Event()
-        self._alarm = asyncio.Event()
+        self._stop, self._alarm = asyncio.Event(), asyncio.Event()
         self._trigger = TICK
         self._alarm_suppressed = self._journalled_since_tick = False
 
@@ -370,10 +369,9 @@ class Loop:
             decisions = with_nested_cpusets(decisions, snapshot)
         draft.outcomes += self._actuator.apply(decisions, now_ns, quota_exempt=result.knob_requests.quota_exempt)
         if draft.advice is not None:
-            self._unlisted_ns = unlisted_pod_since(result.idle_class_obstacles, self._unlisted_ns, snapshot.taken_at_ns)
-            draft.report(
-                *priority_health(snapshot, decisions, result.idle_class_obstacles, draft.outcomes, self._unlisted_ns)
-            )
+            obstacles = result.idle_class_obstacles
+            self._unlisted_ns = unlisted_pod_since(obstacles, self._unlisted_ns, snapshot.taken_at_ns)
+            draft.report(*priority_health(snapshot, decisions, obstacles, draft.outcomes, self._unlisted_ns))
         # An unreadable tree does not show that a pod has left, and neither does a kubelet that was not reached yet.
         if snapshot.cgroups and (snapshot.pods or snapshot.pods_fresh):
             pending = self._actuator.pending_originals.unlisted(

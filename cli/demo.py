@@ -370,7 +370,7 @@ def _state_dir() -> Path:
 def _start_workloads(loads: DemoWorkloads, agent: AgentProcess, act: ActMode, stop: StopCondition) -> str | None:
     """Start service, agent and load; return a sentence about what failed, if anything."""
     size, wave = loads.size, demo_wave(loads.size)
-    print_line("starting the agent, which compiles its kernel probes: usually 5 to 20 s, at most 90 s")
+    print_line("starting the agent, which compiles its kernel probes: usually less than 20 s, at most 90 s")
     loads.start_online()
     try:
         agent.wait_healthy(stop)
