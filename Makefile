@@ -79,12 +79,13 @@ packages-run packages-test packages-vm packages-cluster packages-vagrant package
 # be installed the agent measures waits in a coarser way and says so.
 $(VENV)/run.stamp: requirements.lock requirements-build.lock pyproject.toml | packages-run
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing Python packages into $(VENV)"
+	@echo "installing Python packages into $(VENV): about a minute, once"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock -r requirements-build.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/test.stamp: requirements-dev.lock $(VENV)/run.stamp | packages-test
+	@echo "installing Python packages for tests into $(VENV): a minute or two, once"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	@touch $@
 

@@ -39,7 +39,7 @@ from agent.qrm.actuator.checkpoint import CpusetCheckpoint
 from agent.qrm.cpuset.allowed_cpus import allowed_cpus_of, restrict_to_allowed
 from agent.qrm.cpuset.state import CpusetState, rebuild_state
 from agent.qrm.decisions.cpu import compose_decisions, managed_cgroups
-from agent.qrm.decisions.cpu_priority import priority_health
+from agent.qrm.decisions.cpu_priority import priority_health, unlisted_pod_since
 from agent.qrm.decisions.knob_requests import with_nested_cpusets
 from agent.sensors.snapshot import Sensor
 from agent.sensors.triggers.psi_triggers import PsiTriggerSet
@@ -158,11 +158,11 @@ class Loop:
         self._latest: Cycle | None = None
         self._preview_inputs: PreviewInputs | None = None
         self._online_ids: dict[str, list[int]] = {}
+        self._unlisted_ns: int | None = None
         self._reclaimed_pods_run = False
         self._publish_failures: dict[str, ComponentHealth] = {}
         self._seq = 0
-        self._stop = asyncio.Event()
-        self._alarm = asyncio.Event()
+        self._stop, self._alarm = asyncio.Event(), asyncio.Event()
         self._trigger = TICK
         self._alarm_suppressed = self._journalled_since_tick = False
 
@@ -369,7 +369,9 @@ class Loop:
             decisions = with_nested_cpusets(decisions, snapshot)
         draft.outcomes += self._actuator.apply(decisions, now_ns, quota_exempt=result.knob_requests.quota_exempt)
         if draft.advice is not None:
-            draft.report(*priority_health(snapshot, decisions, result.idle_class_obstacles, draft.outcomes))
+            obstacles = result.idle_class_obstacles
+            self._unlisted_ns = unlisted_pod_since(obstacles, self._unlisted_ns, snapshot.taken_at_ns)
+            draft.report(*priority_health(snapshot, decisions, obstacles, draft.outcomes, self._unlisted_ns))
         # An unreadable tree does not show that a pod has left, and neither does a kubelet that was not reached yet.
         if snapshot.cgroups and (snapshot.pods or snapshot.pods_fresh):
             pending = self._actuator.pending_originals.unlisted(

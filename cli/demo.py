@@ -33,6 +33,7 @@ from cli.top.live import run_top
 from cli.top.summary import cycle_line
 from demo.cgroups import CgroupInUse, DemoCgroups
 from demo.counters import ClientCell
+from demo.run_directory import remove_abandoned_directories, run_directory
 from demo.summary import (
     PHASE_ALONE,
     PHASE_SPIKE,
@@ -320,7 +321,10 @@ def _run_demo(settings: DemoSettings) -> int:
         groups = make_cgroups(settings)
         if groups is not None:
             stack.callback(groups.remove)
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dioptase-demo-")))
+        temporary = Path(tempfile.gettempdir())
+        for abandoned in remove_abandoned_directories(temporary):
+            print_line(f"removed {abandoned}, left by a demo that was killed")
+        directory = stack.enter_context(run_directory(temporary))
         procs = [groups.procs(name) if groups else [] for name in (settings.online, settings.batch)]
         loads = DemoWorkloads(size, directory, *procs)
         stack.callback(loads.close)
@@ -366,6 +370,7 @@ def _state_dir() -> Path:
 def _start_workloads(loads: DemoWorkloads, agent: AgentProcess, act: ActMode, stop: StopCondition) -> str | None:
     """Start service, agent and load; return a sentence about what failed, if anything."""
     size, wave = loads.size, demo_wave(loads.size)
+    print_line("starting the agent, which compiles its kernel probes: usually less than 20 s, at most 90 s")
     loads.start_online()
     try:
         agent.wait_healthy(stop)

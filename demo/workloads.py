@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -51,6 +52,15 @@ def _lines(client: Sequence[int], units: int) -> Iterator[str]:
     yield f"demo_batch_units_total {units}"
 
 
+class _QuietServer(ThreadingHTTPServer):
+    """A server whose clients may leave before they have their answer, as a scrape does after its timeout on a busy machine."""
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print errors of this program only: the base class also prints a traceback for a client that left."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
 class DemoMetricsServer:
     """Serves the counters from threads of this process, until closed."""
 
@@ -70,7 +80,7 @@ class DemoMetricsServer:
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
                 """Log nothing: a line per scrape is of no use."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _QuietServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 

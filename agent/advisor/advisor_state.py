@@ -32,6 +32,21 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     """When run-queue latency was last measured, and both loads were updated."""
 
 
+class SystemUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Smoothed CPU use of everything but online and reclaimed pods."""
+
+    average_cores: float
+    """May be slightly negative, because /proc/stat counts in ticks and cgroups in nanoseconds. Each interval has this
+    noise, so that only the average is limited to 0."""
+    measured_ns: int
+    """When it was last updated; CLOCK_MONOTONIC."""
+
+    @property
+    def cores(self) -> float:
+        """Return the average, at least 0."""
+        return max(self.average_cores, 0.0)
+
+
 class LatencyPrediction(msgspec.Struct, frozen=True, kw_only=True):
     """Prediction for one container (the model's generic output: predict_value, ignore)."""
 
@@ -199,5 +214,7 @@ class AdvisorState(msgspec.Struct, frozen=True, kw_only=True):
     """By cgroup of a listed container: its CPUs by the latest allocation."""
     forecasts: tuple[Forecast, ...] = ()
     """Forecasts of the use by everything but reclaimed pods, of this cycle."""
+    system_use: SystemUse | None = None
+    """None before it is measured."""
     reported_by_numa: Mapping[int, float] = {}
     """Reclaimed CPU that the node reports, in cores by NUMA node."""

@@ -49,6 +49,7 @@ from agent.advisor.provision.provisioner import build_provision_inputs, provisio
 from agent.advisor.provision.region_indicators import update_request_windows
 from agent.advisor.provision.regions import cpus_per_numa_node
 from agent.advisor.quota_trial import QuotaTrialInputs, current_verdict, online_workloads, run_quota_trial
+from agent.advisor.system_use import update_system_use
 from agent.config.advisor import AdvisorConfig, InferenceConfig
 from agent.config.config import AgentConfig
 from agent.qrm.cpuset.allocate import allocate_cpusets
@@ -101,7 +102,12 @@ def advise_cpu(
     those since `state.previous`; without them they are computed.
     """
     change = rates_since(state.previous, snapshot, rates)
-    state = replace(state, containers=update_demand(snapshot, change, state, config), evaluated_latency={})
+    state = replace(
+        state,
+        containers=update_demand(snapshot, change, state, config),
+        system_use=update_system_use(state.previous, snapshot, change, state.system_use),
+        evaluated_latency={},
+    )
     need = estimate_online_cores(snapshot, state, config)
     if config.policy == "none":
         advice = None

@@ -264,9 +264,9 @@ class HeadroomConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How headroom is computed."""
 
     policy: Literal["common", "estimate", "forecast", "koordinator-batch", "koordinator-mid"] | None = None
-    """`common`: Katalyst's. `estimate`: the node minus the estimated need of online pods. `forecast`: minus their
-    predicted peak, also for memory, bounded by the others on the first day. Others: Koordinator's. Unset: `common` for
-    `canonical`, `estimate` for `latency`."""
+    """`common`: Katalyst's. `estimate`: the node minus the estimated need of online pods and the use of the system.
+    `forecast`: minus their predicted peak, also for memory, bounded by the others on the first day. Others:
+    Koordinator's. Unset: `common` for `canonical`, `estimate` for `latency`."""
     share_region: RegionPolicy = "canonical"
     """Policy of share regions."""
     isolation_region: RegionPolicy = "canonical"

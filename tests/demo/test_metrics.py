@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import socket
+import struct
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -55,3 +57,26 @@ def test_the_server_shows_what_the_counters_hold_now(tmp_path: Path) -> None:
         server.close()
         client.close()
         batch.close()
+
+
+@pytest.mark.parametrize("request_text", [b"GET /metrics HTTP/1.1\r\n\r\n", b"GET /met"])
+def test_a_client_that_leaves_early_is_no_error_of_the_server(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], request_text: bytes
+) -> None:
+    """A scrape that has timed out resets its connection; the server then writes into it, or reads from it."""
+    client, batch = SharedCounters(tmp_path / "client", CLIENT_CELLS), SharedCounters(tmp_path / "batch", 2)
+    server = DemoMetricsServer(client, batch)
+    try:
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", server.port)) as left:
+                left.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                left.sendall(request_text)
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=5)
+        connection.request("GET", "/metrics")
+        assert connection.getresponse().status == 200
+        connection.close()
+    finally:
+        server.close()
+        client.close()
+        batch.close()
+    assert capfd.readouterr() == ("", "")

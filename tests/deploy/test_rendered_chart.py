@@ -473,8 +473,9 @@ def test_an_image_by_digest_is_used_by_every_pod(render: Any) -> None:
         (("agent.kubelet.right=proxy",), ("WARNING: commands in any pod of any node, by nodes/proxy",), "nodes/pods"),
     ],
 )
+@pytest.mark.parametrize("upgrade", [False, True])
 def test_notes_say_what_changes_and_what_comes_next(
-    tmp_path: Path, values: tuple[str, ...], present: tuple[str, ...], absent: str
+    tmp_path: Path, values: tuple[str, ...], present: tuple[str, ...], absent: str, upgrade: bool
 ) -> None:
     """Rendered as a manifest, because helm renders notes only on a cluster."""
     copy = tmp_path / "chart"
@@ -483,12 +484,19 @@ def test_notes_say_what_changes_and_what_comes_next(
     (copy / "templates/notes.yaml").write_text('notes: {{ tpl (.Files.Get "NOTES.txt") . | toJson }}\n')
     words = [word for value in values for word in ("--set", value)]
     words += ["--show-only", "templates/notes.yaml", "--kube-version", chart.KUBE_VERSION]
+    words += ["--is-upgrade"] if upgrade else []
     done = run_helm("template", "dioptase", str(copy), *words)
     assert done.stderr == ""
     notes = msgspec.yaml.decode(done.stdout)["notes"]
     assert "\nWhat changes on this cluster:\n  - " in notes
-    commands = re.findall(r"^  (kubectl|helm) ", notes.partition("\nNext:\n")[2].partition("\n\n")[0], re.M)
-    assert len(commands) == 3
+    assert re.match(rf"Dioptase \S+ is {'upgraded' if upgrade else 'installed'} in namespace default with", notes)
+    # The last lines of helm's output, where a person looks first.
+    commands = notes.rstrip().rpartition("\n\nNext:\n")[2].splitlines()
+    assert [command.split()[:2] for command in commands] == [
+        ["kubectl", "-n"],
+        ["kubectl", "get"],
+        ["kubectl", "dioptase"],
+    ]
     assert [text for text in present if text not in notes] == []
     assert absent not in notes
 

@@ -359,19 +359,22 @@ def _reclaim_quotas(inputs: HeadroomInputs, bound: Sequence[int]) -> dict[int, f
 
 
 def _estimate_headroom(inputs: HeadroomInputs) -> Headroom:
-    """What the estimated need of online pods leaves of the node, and at most the current quota of reclaimed pods.
+    """What the estimated need of online pods and the system leave of the node, and at most the current quota of reclaimed pods.
 
-    By NUMA node in proportion to what the pods there leave.
+    By NUMA node in proportion to what they leave there. As in Koordinator, the system counts with the larger of its use and its
+    reserved CPUs; the reserve for bursts of online pods covers neither, as little as Koordinator's margin does.
     """
     topology, config = inputs.snapshot.topology, inputs.config
-    need, reclaimable = inputs.allowance.need_cores, inputs.allowance.reclaimable_cores
+    need, reclaimable, system = inputs.allowance.need_cores, inputs.allowance.reclaimable_cores, _system_cores(inputs)
+    if system is None:
+        return _unknown_headroom("The CPU use of the system is not measured yet.", {"need_cores": round(need, 3)})
     cpus, nodes = len(topology.cpus), len(topology.numa_nodes)
     reclaim_reserve, reserve = config.reclaim_reserve_cores(cpus, nodes), config.reserve_cores(cpus)
-    left = region_headroom_cores(cpus - reclaim_reserve, need, reserve, reclaim_reserve)
+    left = region_headroom_cores(cpus - system - reclaim_reserve, need, reserve, reclaim_reserve)
     cores = left if reclaimable is None else min(left, reclaimable)
     text = (
-        f"CPU headroom is {cores:.2f} cores: of {cpus} CPUs, online pods need {need:.2f} by estimate"
-        f" and {reserve:g} are reserved for their bursts"
+        f"CPU headroom is {cores:.2f} cores: of {cpus} CPUs, online pods need {need:.2f} by estimate,"
+        f" {_system_text(inputs, system)} and {reserve:g} are reserved for bursts of online pods"
     )
     if unreclaimable := [
         pod.key for pod in inputs.snapshot.pods if pod.qos.online and not is_pod_reclaimable(pod, config)
@@ -382,25 +385,46 @@ def _estimate_headroom(inputs: HeadroomInputs) -> Headroom:
     reason_inputs = {
         "cpus": cpus,
         "need_cores": round(need, 3),
+        "system_cores": round(system, 3),
         "reserved_for_allocate_cores": reserve,
         "reserved_for_reclaim_cores": reclaim_reserve,
         "lent_cores": reclaimable,
     }
     return Headroom(
         cores=cores,
-        cores_by_numa=_split_by_weight(cores, _free_by_numa(inputs)),
+        cores_by_numa=_split_by_weight(cores, _free_by_numa(inputs, system)),
         reason=Reason(rule="estimate", text=f"{text}.", threshold=float(cpus), inputs=reason_inputs),
     )
 
 
-def _free_by_numa(inputs: HeadroomInputs) -> dict[int, float]:
+def _system_cores(inputs: HeadroomInputs) -> float | None:
+    """The larger of the system's CPU use and its reserved CPUs, which already cover that use; None if it is not measured."""
+    use = inputs.state.system_use
+    return None if use is None else max(use.cores, _system_reserve_cores(inputs))
+
+
+def _system_reserve_cores(inputs: HeadroomInputs) -> float:
+    """CPUs of the pools `reserve` and `interrupt`, which no online or reclaimed pod gets."""
+    return float(sum(len(inputs.state.pools.get(pool, ())) for pool in ("reserve", "interrupt")))
+
+
+def _system_text(inputs: HeadroomInputs, system: float) -> str:
+    reserve = _system_reserve_cores(inputs)
+    if system > reserve or not reserve:
+        return f"processes outside of online and reclaimed pods use {system:.2f}"
+    return f"{reserve:g} are reserved for processes outside of online and reclaimed pods"
+
+
+def _free_by_numa(inputs: HeadroomInputs, system_cores: float) -> dict[int, float]:
+    """What is left of each NUMA node; the system runs anywhere, in proportion to the CPUs."""
     sizes, snapshot, state = cpus_per_numa_node(inputs.snapshot.topology), inputs.snapshot, inputs.state
     if len(sizes) < 2:
         return {numa: float(size) for numa, size in sizes.items()}
     need = online_cores_by_numa(
         snapshot, state, lambda pod: estimate_pod_need(pod, snapshot, state.containers, inputs.config)
     )
-    return {numa: max(size - need[numa], 0.0) for numa, size in sizes.items()}
+    free_ratio = 1 - system_cores / sum(sizes.values())
+    return {numa: max(size * free_ratio - need[numa], 0.0) for numa, size in sizes.items()}
 
 
 def _split_by_weight(amount: float, weights: Mapping[int, float]) -> dict[int, float]:
@@ -416,10 +440,14 @@ def _forecast_headroom(inputs: HeadroomInputs) -> Headroom:
         if allowance.reclaimable_cores is None
         else allowance.reclaimable_cores
     )
-    cpus = len(topology.cpus)
-    reserve = config.reserve_cores(cpus) + unreclaimable_idle_cores(inputs.snapshot, inputs.state, config)
+    cpus, use = len(topology.cpus), inputs.state.system_use
+    system_use = 0.0 if use is None else use.cores
+    system = max(system_use, _system_reserve_cores(inputs))
+    # The predicted peak contains what the system and pods that are not reclaimable use, and not what they leave idle.
+    idle = unreclaimable_idle_cores(inputs.snapshot, inputs.state, config) + system - system_use
+    reserve = config.reserve_cores(cpus) + idle
     cores, reason = forecast_cores(float(cpus), reserve, inputs.state.forecasts, fallback, reclaimable)
-    by_numa = {} if cores is None else _split_by_weight(cores, _free_by_numa(inputs))
+    by_numa = {} if cores is None else _split_by_weight(cores, _free_by_numa(inputs, system))
     return Headroom(cores=cores, cores_by_numa=by_numa, reason=reason)
 
 

@@ -26,6 +26,7 @@ from api.knobs import Knob, Reason
 from api.pod import Pod
 from api.qos import QoSLevel
 from api.snapshot import ABSENT, ComponentHealth, Machine, Snapshot
+from api.units import NS_PER_S
 
 YIELD_RULE = "yield_to_online"
 """Rule of the lowest priority of a reclaimed cgroup: it follows from reclaimed_cores, not from a measurement."""
@@ -38,6 +39,12 @@ more, so that it differs from slices that programs set themselves."""
 SHORT_SLICE_MS = "0.1"
 MIN_SYSTEMD_VERSION = 252
 """The first version that knows cpu.idle (CPUWeight=idle), and clears it before it writes a weight."""
+
+
+POD_START_S = 30.0
+"""For this long, tasks of a pod that is not listed are those of a pod that starts: its sandbox runs before the kubelet's
+list has the pod. Then its class loses the priority without any failure that a person could fix."""
+_UNLISTED_POD = "it contains tasks of a pod that is not listed"
 
 
 def lowest_priority(knobs: Collection[Knob]) -> tuple[Knob, str]:
@@ -119,7 +126,7 @@ def _idle_class_obstacle(snapshot: Snapshot, path: str, enabled: bool | None) ->
             "give pods that are not reclaimed CPU requests, which puts them into another QoS class",
         )
     if not has_only_reclaimed_pods(snapshot, path):
-        return Unavailable("it contains tasks of a pod that is not listed", "wait until the kubelet lists the pod")
+        return Unavailable(_UNLISTED_POD, "wait until the kubelet lists the pod")
     return _unsafe_idle_class(path, snapshot.node.machine, enabled)
 
 
@@ -233,16 +240,30 @@ def _slice_reason(parent: str, gap: PriorityGap) -> Reason:
     return Reason(rule=SLICE_RULE, text=text, inputs={"slice_ns": int(SHORT_SLICE), "online_pod": gap.online_pod})
 
 
+def unlisted_pod_since(obstacles: Mapping[str, Unavailable | None], before_ns: int | None, now_ns: int) -> int | None:
+    """Return since when a class has contained tasks of a pod that is not listed, in each cycle; None if none does."""
+    if not any(map(_has_unlisted_pod, obstacles.values())):
+        return None
+    return now_ns if before_ns is None else before_ns
+
+
+def _has_unlisted_pod(obstacle: Unavailable | None) -> bool:
+    return obstacle is not None and obstacle.reason == _UNLISTED_POD
+
+
 def priority_health(
     snapshot: Snapshot,
     decisions: Sequence[Decision],
     obstacles: Mapping[str, Unavailable | None],
     outcomes: Sequence[Outcome] = (),
+    unlisted_since_ns: int | None = None,
 ) -> tuple[ComponentHealth, ...]:
     """Return one failed component if reclaimed pods do not yield to some online pod. `decisions` and `outcomes` are those of
     this cycle, `obstacles` those of `idle_class_obstacles`. If the node does not allow the class to be idle, the component is
-    absent, so that no alert fires."""
+    absent, so that no alert fires. While a pod starts, it has not failed."""
     gaps = priority_gaps(snapshot, decisions)
+    if unlisted_since_ns is not None and snapshot.taken_at_ns - unlisted_since_ns < POD_START_S * NS_PER_S:
+        gaps = {path: gap for path, gap in gaps.items() if not _has_unlisted_pod(obstacles.get(path))}
     if not gaps:
         return ()
     parent, gap = next(iter(gaps.items()))

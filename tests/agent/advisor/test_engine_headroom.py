@@ -307,7 +307,7 @@ def test_policy_latency_has_the_estimated_headroom_by_numa_node() -> None:
     assert result.cores == pytest.approx(96 - 30 - 4)
     # 45.5 and 20.5 CPUs are left there
     assert result.cores_by_numa == {0: pytest.approx(62 * 45.5 / 66), 1: pytest.approx(62 * 20.5 / 66)}
-    assert "96 CPUs, online pods need 30.00 by estimate and 4 are reserved" in result.reason.text
+    assert "96 CPUs, online pods need 30.00 by estimate, processes outside" in result.reason.text
 
 
 def test_policy_state_survives_json() -> None:
