@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+PLACEMENT_SCORE_KEY = "dioptase.io/placement-score"
+"""Annotation of a pod that the extender bound: score of its node at that time, 0 to 100."""
+
 
 class PluginVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What one plugin computes for a pod on a node."""
