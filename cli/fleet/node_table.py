@@ -19,7 +19,7 @@ from cli.fleet.api_server import AgentReply
 from cli.fleet.reclaimed_nodes import ReclaimedNode
 from cli.tables import TableHeading, format_node_names, format_table, wrap_text
 from cli.top.charts import is_online, is_reclaimed
-from exporters.view.cycle_view import ContainerView, View
+from exporters.view.cycle_view import ContainerView, View, evaluated_p99_us
 
 MAX_NAMES_PER_PROBLEM = 3
 """Maximum number of names of one kind of problem in a row."""
@@ -106,7 +106,7 @@ def node_row(reply: AgentReply[View], reclaimed: Mapping[str, ReclaimedNode] | N
             used_cores=None if of_api is None else of_api.used_cores,
             reclaimed=of_api,
         )
-    waits = [(p99, c.pod) for c in view.containers if is_online(c) and (p99 := _wait_p99_us(c)) is not None]
+    waits = [(p99, c.pod) for c in view.containers if is_online(c) and (p99 := evaluated_p99_us(c)) is not None]
     worst = max(waits, default=(None, ""))
     advertised, evictions = view.reported_headroom or view.headroom, view.evictions
     return NodeRow(
@@ -136,12 +136,6 @@ def node_row(reply: AgentReply[View], reclaimed: Mapping[str, ReclaimedNode] | N
     )
 
 
-def _wait_p99_us(container: ContainerView) -> float | None:
-    """Return the run-queue latency p99 that policies evaluate; as measured, if they do not evaluate this container."""
-    wait = container.evaluated_wait or container.wait
-    return None if wait is None else wait.p99_us
-
-
 def pod_rows(reply: AgentReply[View], names: Sequence[str] = ()) -> list[PodRow]:
     """Return the managed pods of one node, or only those of these names."""
     view = reply.answer
@@ -156,7 +150,7 @@ def pod_rows(reply: AgentReply[View], names: Sequence[str] = ()) -> list[PodRow]
             cpu_cores=c.cpu_cores,
             throttled_ratio=c.throttled_ratio,
             wait_p50_us=None if (wait := c.evaluated_wait or c.wait) is None else wait.p50_us,
-            wait_p99_us=_wait_p99_us(c),
+            wait_p99_us=evaluated_p99_us(c),
             latency_p99_ms=c.latency.p99_ms if c.latency else None,
             memory_bytes=c.memory_bytes,
             harm_ms=interference_ms(c, view),

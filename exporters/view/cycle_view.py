@@ -168,6 +168,12 @@ def with_evaluated_latency(view: ContainerView, evaluated: RunqLatency | None) -
     return msgspec.structs.replace(view, evaluated_wait=msgspec.structs.replace(evaluated_wait, slots=None))
 
 
+def evaluated_p99_us(container: ContainerView) -> float | None:
+    """Return the run-queue latency p99 that policies evaluate; as measured, if they do not evaluate this container."""
+    wait = container.evaluated_wait or container.wait
+    return None if wait is None else wait.p99_us
+
+
 def other_cgroup_view(
     sample: CgroupSample, before: CgroupSample | None, rate: CgroupRates | None, own_cores: float | None
 ) -> ContainerView:
