@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from api.placement import PLACEMENT_SCORE_KEY
+from api.placement import placement_score
 from api.quantity import format_count
 from api.text import printable
 from cli import formats
@@ -39,7 +39,7 @@ def latest_placements(pods: Sequence[PlacedPod], nodes: Collection[str] | None =
             node=pod.spec.node_name,
             placed_s=placed_s,
             scheduler=pod.spec.scheduler_name,
-            score=_score(pod),
+            score=placement_score(pod.metadata.annotations),
         )
         for pod in pods
         if pod.is_reclaimed
@@ -47,15 +47,6 @@ def latest_placements(pods: Sequence[PlacedPod], nodes: Collection[str] | None =
         and (nodes is None or pod.spec.node_name in nodes)
     ]
     return sorted(results, key=lambda placement: (-placement.placed_s, placement.pod))
-
-
-def _score(pod: PlacedPod) -> float | None:
-    try:
-        score = float(pod.metadata.annotations.get(PLACEMENT_SCORE_KEY, ""))
-    except ValueError:
-        return None
-    # The annotation is text of the pod, which its owner may change.
-    return score if 0 <= score <= 100 else None
 
 
 def pending_table(

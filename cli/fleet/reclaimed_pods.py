@@ -263,6 +263,8 @@ async def list_cnrs(client: KubeClient) -> tuple[OfferingCnr, ...]:
 
 def list_remedy(error: Exception) -> str:
     """Return what to do about a list that failed."""
+    if isinstance(error.__cause__, TimeoutError):
+        return "raise --request-timeout: listing the pods of a large cluster takes long"
     forbidden = isinstance(error, ApiError) and error.status == HTTPStatus.FORBIDDEN
     return NO_RIGHT if forbidden else "check that `kubectl get pods -A` works"
 

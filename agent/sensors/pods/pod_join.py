@@ -5,6 +5,7 @@ nothing for a while. Pods are decoded only when the digest of their text changes
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from functools import cache
 from hashlib import blake2b
@@ -40,6 +41,7 @@ from agent.sensors.pods.resource_quantities import CPU, MEMORY, PodFieldError, R
 from api.pod import Pod
 from api.quantity import convert_quantity
 from api.text import limit_sentences, printable, quote
+from kube.objects import parse_timestamp
 
 
 class RunningContainer(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +79,7 @@ MAX_CONTAINERS = 256
 """Containers of one kind in a pod: an object of 1.5 MiB can have twenty thousand."""
 MAX_LABELS = 1024
 """Labels of a pod, and separately its annotations."""
+POD_SCHEDULED = "PodScheduled"
 RESIZE_PENDING = "PodResizePending"
 """Condition of a pod whose resize the kubelet defers or refuses (KEP-1287)."""
 _UNGRANTED_RESIZES = ("Proposed", "Deferred", "Infeasible")
@@ -151,6 +154,7 @@ class KubeletContainerStatus(msgspec.Struct, frozen=True):
 class KubeletPodCondition(msgspec.Struct, frozen=True):
     type: str = ""
     status: str = ""
+    since: str | None = msgspec.field(name="lastTransitionTime", default=None)
 
 
 class KubeletPodStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -211,6 +215,15 @@ class KubeletPod(msgspec.Struct, frozen=True):
         return self.status.resize in _UNGRANTED_RESIZES or any(
             condition.type == RESIZE_PENDING and condition.status == "True" for condition in conditions
         )
+
+    @property
+    def placed_s(self) -> float | None:
+        """Time at which the pod got its node, in seconds since the epoch; None if the kubelet does not report it."""
+        for condition in self.status.conditions or ():
+            if condition.type == POD_SCHEDULED and condition.status == "True" and condition.since is not None:
+                with suppress(ValueError):
+                    return parse_timestamp(condition.since)
+        return None
 
     @property
     def is_unobserved(self) -> bool:
@@ -497,6 +510,7 @@ def pod_from_kubelet(kube: KubeletPod, cgroups: Mapping[str, str], context: PodP
         pod,
         uid=kube.uid,
         grace_s=None if grace_s is None else float(max(grace_s, 0)),
+        placed_s=kube.placed_s,
         terminating=metadata.deleted_at is not None,
         address=scrape_address(kube.status.pod_ip, host_network=bool(spec.host_network)),
         problems=limit_sentences((*problems, *pod.problems), MAX_PROBLEMS),
