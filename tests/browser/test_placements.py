@@ -42,7 +42,9 @@ def with_pods(cycles: Sequence[Cycle], *ages_s: float) -> list[Cycle]:
     pods = [placed_pod(f"job-{i}", now_s - age_s, "" if i else "71.6") for i, age_s in enumerate(ages_s)]
 
     def changed(cycle: Cycle) -> Cycle:
-        node = msgspec.structs.replace(cycle.snapshot.node, cpu_pressure=Pressure(some_us=1, some_avg10=50.0, some_avg60=8.0))
+        node = msgspec.structs.replace(
+            cycle.snapshot.node, cpu_pressure=Pressure(some_us=1, some_avg10=50.0, some_avg60=8.0)
+        )
         snapshot = msgspec.structs.replace(cycle.snapshot, pods=(*cycle.snapshot.pods, *pods), node=node)
         return msgspec.structs.replace(cycle, snapshot=snapshot)
 
@@ -59,6 +61,7 @@ def test_harm_is_shown_with_its_limits_and_placed_pods_with_their_scores(browser
     page = opened(browser, agent)
     shown = {row[0]: row[1:] for row in rows(page, "#harm-rows tbody")}
     assert shown["waiting for reclaimed pods"] == ["240 ms/s", "500 ms/s", "48 %"]
+    assert shown["run-queue latency p99"][1] == "10 ms"
     assert shown["CPU pressure"] == ["8.0 %", "40 %", "20 %"]
     assert next(iter(shown)) == max(shown, key=lambda name: float(shown[name][2].removesuffix(" %"))), (
         "the worst is first"

@@ -1,21 +1,22 @@
 // What concerns the scheduler: indicators of harm to online pods, and the reclaimed pods that got this node last.
 
 import { byId, each, line, say, sayName, write } from "/static/dom.js";
-import { duration, integer, NONE, percent } from "/static/format.js";
+import { chosen, duration, integer, NONE, percent } from "/static/format.js";
 
 const milliseconds = (share) => `${integer(share * 1e3)} ms/s`;
 
-/** Name and format of each indicator of the CustomNodeResource. */
+/** Name of each indicator of the CustomNodeResource, and the formats of its value and of its limit. */
 const INDICATORS = {
-  "dioptase.io/runq_latency_p99": ["run-queue latency p99", (s) => duration(s * 1e6)],
-  "dioptase.io/reclaimed_interference": ["waiting for reclaimed pods", milliseconds],
-  "dioptase.io/cpu_pressure": ["CPU pressure", percent],
-  "dioptase.io/memory_pressure": ["memory pressure", percent],
+  "dioptase.io/runq_latency_p99": ["run-queue latency p99", (s) => duration(s * 1e6), (s) => chosen(s * 1e6)],
+  "dioptase.io/reclaimed_interference": ["waiting for reclaimed pods", milliseconds, milliseconds],
+  "dioptase.io/cpu_pressure": ["CPU pressure", percent, percent],
+  "dioptase.io/memory_pressure": ["memory pressure", percent, percent],
 };
 
 function showIndicator(row, { name, value, limit }) {
-  const [text, format] = INDICATORS[name] ?? [name, String];
-  write(row, [text, format(value), format(limit), percent(value / limit)]);
+  const [text, format, formatLimit] = INDICATORS[name] ?? [name, String, String];
+  row.dataset.state = value >= limit ? "over" : "below";
+  write(row, [text, format(value), formatLimit(limit), percent(value / limit)]);
 }
 
 /** Time of an age in seconds: the same steps as cli/formats.age. */
