@@ -114,12 +114,17 @@ def top(what: str, names: tuple[str, ...], server: ApiServerOptions, sort_by: st
 def _top_nodes(names: tuple[str, ...], server: ApiServerOptions, sort_by: str, *, wide: bool) -> int:
     """Print the nodes, and below them pending pods and placements; return the exit status."""
 
+    server = _select_nodes(server, names) if names else server
+    is_selected = bool(server.chosen.labels or server.chosen.nodes)
+
     async def question(
         client: KubeClient, proxy: AgentProxy, members: list[AgentEndpoint]
     ) -> tuple[list[AgentReply[View]], ClusterObjects]:
-        return await asyncio.gather(proxy.request_all(members, "/api/v1/view", View), list_cluster_objects(client))
+        nodes = [member.node for member in members] if is_selected else None
+        return await asyncio.gather(
+            proxy.request_all(members, "/api/v1/view", View), list_cluster_objects(client, nodes)
+        )
 
-    server = _select_nodes(server, names) if names else server
     replies, objects = server.ask("top", question)
     now_s = time.time()
     reclaimed = reclaimed_nodes(objects, now_s)
@@ -130,7 +135,6 @@ def _top_nodes(names: tuple[str, ...], server: ApiServerOptions, sort_by: str, *
         return status
     width = terminal_width()
     print_lines(node_table.node_table(rows, None if wide else width))
-    is_selected = bool(server.chosen.labels or server.chosen.nodes)
     nodes = {reply.member.node for reply in replies} if is_selected else None
     # A pending pod belongs to no node, so a selection of nodes excludes it.
     print_lines(placements.overview_lines(objects, nodes, now_s, width, with_pending=not is_selected))

@@ -5,7 +5,7 @@ All come from the API server alone: no agent and no scheduler has to answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -218,7 +218,9 @@ OFFERING_NODE_RESOURCE = ResourceType("", "v1", "nodes", "Node", OfferingNode)
 OFFERING_CNR_RESOURCE = ResourceType(
     "node.katalyst.kubewharf.io", "v1alpha1", "customnoderesources", "CustomNodeResource", OfferingCnr
 )
-UNFINISHED_PODS = ListScope(fields="status.phase!=Succeeded,status.phase!=Failed")
+UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
+MAX_NODE_LISTS = 16
+"""Number of selected nodes up to which only their pods are listed; the API server has an index of pods by node."""
 
 
 class ClusterObjects(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,8 +237,9 @@ class ClusterObjects(msgspec.Struct, frozen=True, kw_only=True):
 T = TypeVar("T", bound=KubeObject)
 
 
-async def list_cluster_objects(client: KubeClient) -> ClusterObjects:
-    """List the objects by the rights of the user. A list that fails leaves the others usable."""
+async def list_cluster_objects(client: KubeClient, nodes: Sequence[str] | None = None) -> ClusterObjects:
+    """List the objects by the rights of the user; the pods of these nodes only, if there are few. A list that fails leaves the
+    others usable."""
     failures: list[ApiError | ApiUnreachable | ValueError] = []
 
     async def listed(resource: ResourceType[T], scope: ListScope | None = None) -> tuple[T, ...] | None:
@@ -246,11 +249,19 @@ async def list_cluster_objects(client: KubeClient) -> ClusterObjects:
             failures.append(error)
             return None
 
-    pods, nodes, cnrs = await asyncio.gather(
-        listed(PENDING_POD_RESOURCE, UNFINISHED_PODS), listed(OFFERING_NODE_RESOURCE), listed(OFFERING_CNR_RESOURCE)
+    async def listed_pods() -> tuple[PlacedPod, ...] | None:
+        if nodes is None or len(nodes) > MAX_NODE_LISTS:
+            return await listed(PENDING_POD_RESOURCE, ListScope(fields=UNFINISHED))
+        scopes = [ListScope(fields=f"spec.nodeName={node},{UNFINISHED}") for node in nodes]
+        parts = await asyncio.gather(*(listed(PENDING_POD_RESOURCE, scope) for scope in scopes))
+        known = [part for part in parts if part is not None]
+        return tuple(pod for part in known for pod in part) if len(known) == len(parts) else None
+
+    pods, offering, cnrs = await asyncio.gather(
+        listed_pods(), listed(OFFERING_NODE_RESOURCE), listed(OFFERING_CNR_RESOURCE)
     )
     problem, remedy = (str(failures[0]), list_remedy(failures[0])) if failures else ("", "")
-    return ClusterObjects(pods=pods, nodes=nodes, cnrs=cnrs, problem=problem, remedy=remedy)
+    return ClusterObjects(pods=pods, nodes=offering, cnrs=cnrs, problem=problem, remedy=remedy)
 
 
 async def list_cnrs(client: KubeClient) -> tuple[OfferingCnr, ...]:

@@ -207,3 +207,16 @@ async def test_a_list_that_is_forbidden_leaves_the_others() -> None:
         lines[2]
         == "  remedy: ask an administrator for the right to list pods, nodes and customnoderesources of the cluster"
     )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [(None, [""]), (["n1", "n2"], ["spec.nodeName=n1,", "spec.nodeName=n2,"]), (["n"] * 17, [""])],
+    ids=["all", "two", "many"],
+)
+async def test_of_few_selected_nodes_only_their_pods_are_listed(nodes: list[str] | None, expected: list[str]) -> None:
+    server = FakeApiServer()
+    async with server.client() as client:
+        await list_cluster_objects(client, nodes)
+    selectors = [each.query["fieldSelector"] for each in server.requests if each.path == "/api/v1/pods"]
+    assert sorted(selectors) == [f"{prefix}status.phase!=Succeeded,status.phase!=Failed" for prefix in expected]
