@@ -254,8 +254,8 @@ async def list_cluster_objects(client: KubeClient, nodes: Sequence[str] | None =
             return await listed(PENDING_POD_RESOURCE, ListScope(fields=UNFINISHED))
         scopes = [ListScope(fields=f"spec.nodeName={node},{UNFINISHED}") for node in nodes]
         parts = await asyncio.gather(*(listed(PENDING_POD_RESOURCE, scope) for scope in scopes))
-        known = [part for part in parts if part is not None]
-        return tuple(pod for part in known for pod in part) if len(known) == len(parts) else None
+        pods_of_nodes = [part for part in parts if part is not None]
+        return tuple(pod for part in pods_of_nodes for pod in part) if len(pods_of_nodes) == len(parts) else None
 
     pods, offering, cnrs = await asyncio.gather(
         listed_pods(), listed(OFFERING_NODE_RESOURCE), listed(OFFERING_CNR_RESOURCE)
