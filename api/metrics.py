@@ -545,6 +545,16 @@ CONTROLLER_METRICS: tuple[Metric, ...] = (
     Metric("dioptase_scheduler_request_seconds_total", "counter", "seconds",
            "Time spent on requests of kube-scheduler.", ("verb",)),
     Metric("dioptase_scheduler_pending_pods", "gauge", "", "Pods that the extender rejected on every node."),
+    Metric("dioptase_scheduler_pending_pods_by_plugin", "gauge", "",
+           "The same pods by the plugin that rejected most nodes at the latest attempt: a plugin's name, Gang, Invalid (a "
+           "value of the pod), Cache (the extender does not know the nodes yet), or Unknown (pods of an earlier extender, not "
+           "tried yet).",
+           ("plugin",)),
+    Metric("dioptase_scheduler_request_duration_seconds", "histogram", "seconds",
+           "Duration of requests of kube-scheduler.", ("verb",)),
+    Metric("dioptase_scheduler_oldest_pending_seconds", "gauge", "seconds",
+           "Time since the first rejection of the pod that waits longest, or since the start of the extender; 0 without such "
+           "pods."),
     Metric("dioptase_scheduler_assumed_pods", "gauge", "",
            "Pods whose binding is under way, or not confirmed by the API server yet."),
     Metric("dioptase_scheduler_nodes", "gauge", "", "Nodes in the extender's state."),

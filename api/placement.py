@@ -6,6 +6,18 @@ from collections.abc import Mapping
 
 import msgspec
 
+PLACEMENT_SCORE_KEY = "dioptase.io/placement-score"
+"""Annotation of a pod that the extender bound: score of its node at that time, 0 to 100."""
+
+
+def placement_score(annotations: Mapping[str, str]) -> float | None:
+    """Return the score in the annotations of a pod; None without one, or if it is no score: owners of pods may change it."""
+    try:
+        score = float(annotations.get(PLACEMENT_SCORE_KEY, ""))
+    except ValueError:
+        return None
+    return score if 0 <= score <= 100 else None
+
 
 class PluginVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What one plugin computes for a pod on a node."""

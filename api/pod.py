@@ -66,6 +66,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float | None = None
     """Termination grace period: deletionGracePeriodSeconds if the pod is being deleted, else terminationGracePeriodSeconds;
     None if unknown."""
+    placed_s: float | None = None
+    """Time at which the pod got this node, in seconds since the epoch; None if the source of pods does not have it."""
     terminating: bool = msgspec.field(default=False, name="leaving")
     """Whether the pod is being deleted (deletionTimestamp is set). It keeps running for its grace period."""
     problems: tuple[str, ...] = ()

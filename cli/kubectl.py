@@ -21,7 +21,7 @@ from api.snapshot import Snapshot
 from api.text import printable, quote, to_json
 from cli.colocation_report import NodeTotals, fleet_report
 from cli.explain.command import ExplainInputs, has_data, print_explanation
-from cli.fleet import findings, node_table, settings
+from cli.fleet import findings, node_table, placements, settings
 from cli.fleet.agent_endpoints import AgentEndpoint
 from cli.fleet.api_server import (
     AgentProxy,
@@ -33,8 +33,11 @@ from cli.fleet.api_server import (
     print_lines,
 )
 from cli.fleet.pending_pods import PendingReason, list_pending_reasons, pending_reason_of
+from cli.fleet.placements import latest_placements, pending_table, placement_table
+from cli.fleet.reclaimed_nodes import reclaimed_nodes
+from cli.fleet.reclaimed_pods import ClusterObjects, list_cluster_objects
 from cli.main import OutputGuardGroup
-from cli.tables import print_table
+from cli.tables import print_table, terminal_width
 from exporters.page.health import HealthStatus
 from exporters.view.cycle_view import View
 from kube.client import KubeClient
@@ -62,7 +65,7 @@ def main() -> None:
 
 
 @kubectl.command()
-@click.argument("what", type=click.Choice(["nodes", "node", "pods", "pod"]), default="nodes")
+@click.argument("what", type=click.Choice(["nodes", "node", "pods", "pod", "pending", "placements"]), default="nodes")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @api_server_options
 @click.option(
@@ -72,35 +75,92 @@ def main() -> None:
     show_default=True,
     help="Show the largest first; lent sorts nodes only, memory pods only.",
 )
-def top(what: str, names: tuple[str, ...], server: ApiServerOptions, sort_by: str) -> None:
-    """Show reclaimable and used CPU, run-queue latency of online pods and state of the agent for every node, or for every pod.
+@click.option("--wide", is_flag=True, help="Show all columns of nodes, also those that do not fit into the terminal.")
+def top(what: str, names: tuple[str, ...], server: ApiServerOptions, sort_by: str, *, wide: bool) -> None:
+    """Show reclaimable and used CPU, harm to online pods and state of the agent for every node, then reclaimed pods that wait
+    for a node, and those that got one last.
 
-    CORE-HOURS is the CPU time that reclaimed pods used since the first agent ran on the node (see kubectl dioptase value).
-    HARM is the time that online tasks wait for a CPU held by reclaimed pods, in milliseconds a second. The NAME of a pod
-    may be prefixed with its namespace and a slash.
+    With pods: every managed pod. With pending or placements: all of the sections below the table of nodes. The NAME of a
+    pod may be prefixed with its namespace and a slash.
+
+    HEADROOM is the CPU that reclaimed pods may request, REQ what they request; MEMORY and MEM-REQ are the same for memory.
+    PODS counts reclaimed pods. HARM% is the largest indicator of harm as a share of the limit at which the scheduler avoids the
+    node. HARM is the time that online tasks wait for a CPU held by reclaimed pods, in milliseconds a second, and WAIT the
+    run-queue latency p99 of the worst online container, both since the agent's previous cycle. CORE-HOURS is the CPU time that
+    reclaimed pods used since the first agent ran on the node (see kubectl dioptase value).
     """
+    if what in ("pending", "placements"):
+        sys.exit(_top_section(what, names, server))
     of_nodes = what.startswith("node")
     if sort_by not in (node_table.NODE_SORTS if of_nodes else node_table.POD_SORTS):
         raise click.UsageError(f"--sort-by {sort_by} does not apply to {what}")
-    if of_nodes and names:
-        server = _select_nodes(server, names)
+    if of_nodes:
+        sys.exit(_top_nodes(names, server, sort_by, wide=wide))
 
     async def question(_client: KubeClient, proxy: AgentProxy, members: list[AgentEndpoint]) -> list[AgentReply[View]]:
         return await proxy.request_all(members, "/api/v1/view", View)
 
     replies = server.ask("top", question)
-    if of_nodes:
-        rows = sorted((node_table.node_row(reply) for reply in replies), key=node_table.NODE_SORTS[sort_by])
-        print_lines([to_json(rows).decode()] if server.as_json else node_table.node_table(rows))
-    else:
-        pods = sorted(
-            (row for reply in replies for row in node_table.pod_rows(reply, names)), key=node_table.POD_SORTS[sort_by]
-        )
-        print_lines([to_json(pods).decode()] if server.as_json else node_table.pod_table(pods))
-        for reply in replies:
-            if reply.answer is None:
-                click.echo(printable(f"✕ {reply.member.node}: {reply.problem}"), err=True)
+    pods = sorted(
+        (row for reply in replies for row in node_table.pod_rows(reply, names)), key=node_table.POD_SORTS[sort_by]
+    )
+    print_lines([to_json(pods).decode()] if server.as_json else node_table.pod_table(pods))
+    for reply in replies:
+        if reply.answer is None:
+            click.echo(printable(f"✕ {reply.member.node}: {reply.problem}"), err=True)
     sys.exit(0 if any(reply.answer is not None for reply in replies) else 1)
+
+
+def _top_nodes(names: tuple[str, ...], server: ApiServerOptions, sort_by: str, *, wide: bool) -> int:
+    """Print the nodes, and below them pending pods and placements; return the exit status."""
+
+    server = _select_nodes(server, names) if names else server
+    is_selected = bool(server.chosen.labels or server.chosen.nodes)
+
+    async def question(
+        client: KubeClient, proxy: AgentProxy, members: list[AgentEndpoint]
+    ) -> tuple[list[AgentReply[View]], ClusterObjects]:
+        nodes = [member.node for member in members] if is_selected else None
+        return await asyncio.gather(
+            proxy.request_all(members, "/api/v1/view", View), list_cluster_objects(client, nodes)
+        )
+
+    replies, objects = server.ask("top", question)
+    now_s = time.time()
+    reclaimed = reclaimed_nodes(objects, now_s)
+    rows = sorted((node_table.node_row(reply, reclaimed) for reply in replies), key=node_table.NODE_SORTS[sort_by])
+    status = 0 if any(reply.answer is not None for reply in replies) else 1
+    if server.as_json:
+        print_lines([to_json(rows).decode()])
+        return status
+    width = terminal_width()
+    print_lines(node_table.node_table(rows, None if wide else width))
+    nodes = {reply.member.node for reply in replies} if is_selected else None
+    # A pending pod belongs to no node, so a selection of nodes excludes it.
+    print_lines(placements.overview_lines(objects, nodes, now_s, width, with_pending=not is_selected))
+    return status
+
+
+def _top_section(what: str, names: tuple[str, ...], server: ApiServerOptions) -> int:
+    """Print all pending pods, or the latest placements; return the exit status. `names` are nodes of placements."""
+    if what == "pending" and names:
+        raise click.UsageError("pending pods have no node: leave out the names")
+
+    async def question(client: KubeClient, _proxy: AgentProxy, _members: list[AgentEndpoint]) -> ClusterObjects:
+        objects = await list_cluster_objects(client)
+        if objects.pods is None:
+            raise Unavailable(objects.problem, objects.remedy)
+        return objects
+
+    objects, now_s = server.ask("top", question), time.time()
+    if what == "pending":
+        reasons = placements.pending_of(objects, now_s)
+        lines = [to_json(reasons).decode()] if server.as_json else pending_table(reasons, now_s, terminal_width())
+    else:
+        latest = latest_placements(objects.pods or (), set(names) or None)[:MAX_ENTRIES]
+        lines = [to_json(latest).decode()] if server.as_json else placement_table(latest, now_s)
+    print_lines(lines)
+    return 0
 
 
 @kubectl.command()

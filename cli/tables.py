@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -27,6 +30,11 @@ def print_table(table: Table) -> None:
         console.print(table)
     for line in captured.get().splitlines():
         click.echo(line.rstrip())
+
+
+def terminal_width() -> int | None:
+    """Return the width of the terminal in cells; None if the output goes to a file or a pipe, where no line is too long."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def check_table(columns: Sequence[str], rows: Iterable[tuple[bool, Sequence[str]]]) -> Table:
@@ -67,6 +75,11 @@ def format_table(heads: Sequence[TableHeading], rows: Sequence[Sequence[str]]) -
         return COLUMN_GAP.join(padded).rstrip()
 
     return [line(head.text for head in heads), *(line(row) for row in rows)]
+
+
+def wrap_text(text: str, width: int, indent: str = "") -> list[str]:
+    """Return the text in lines of at most `width` cells; all but the first begin with `indent`. Names stay in one line."""
+    return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
 def format_node_names(names: Sequence[str], node_count: int) -> str:

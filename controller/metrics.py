@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from api.metrics import CONTROLLER_METRICS
-from controller.reconcile import LabelValues, MetricValues
+from api.metrics import Metric as CatalogueMetric
+from controller.reconcile import DURATION_BOUNDS_S, LabelValues, MetricValues
 from kube.client import KubeClient
 from kube.informer import Informer
 from kube.work_queue import WorkQueue
@@ -50,12 +52,22 @@ class ControllerExposition(Collector):
             values = self._metrics.values(row.name)
             if not values:
                 continue
+            if row.kind == "histogram":
+                yield self._histogram(row)
+                continue
             # Both classes accept the full name, or the name without _total as in OpenMetrics.
             kind = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
             family = kind(row.name, row.help, labels=row.labels)
             for labels, value in sorted(values.items()):
                 family.add_metric(labels, value)
             yield family
+
+    def _histogram(self, row: CatalogueMetric) -> HistogramMetricFamily:
+        family, sums = HistogramMetricFamily(row.name, row.help, labels=row.labels), self._metrics.values(row.name)
+        bounds = [*map(str, DURATION_BOUNDS_S), "+Inf"]
+        for labels, counts in sorted(self._metrics.bucket_counts(row.name).items()):
+            family.add_metric(labels, list(zip(bounds, accumulate(counts), strict=True)), sums[labels])
+        return family
 
     def _refresh(self, now_s: float) -> None:
         if self._refresh_gauges is not None:

@@ -5,7 +5,8 @@ A rejection by the API server or an unexpected exception retries the key later.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from api.metrics import CONTROLLER_METRICS_BY_NAME
@@ -13,6 +14,8 @@ from kube.errors import ApiError, ApiUnreachable
 from kube.work_queue import K, WorkQueue
 
 LabelValues = tuple[str, ...]
+DURATION_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Upper bounds of the buckets of histograms, up to the time that kube-scheduler waits for its extender."""
 
 
 class MetricValues:
@@ -20,6 +23,8 @@ class MetricValues:
 
     def __init__(self) -> None:
         self._values: dict[str, dict[LabelValues, float]] = {name: {} for name in CONTROLLER_METRICS_BY_NAME}
+        histograms = (metric.name for metric in CONTROLLER_METRICS_BY_NAME.values() if metric.kind == "histogram")
+        self._buckets: dict[str, dict[LabelValues, list[int]]] = {name: {} for name in histograms}
 
     def count(self, name: str, *labels: str) -> None:
         """Increment a counter."""
@@ -37,6 +42,17 @@ class MetricValues:
 
     def values(self, name: str) -> Mapping[LabelValues, float]:
         return self._values[name]
+
+    def observe(self, name: str, value: float, *labels: str) -> None:
+        """Count a value in a histogram."""
+        counts = self._buckets[name].setdefault(labels, [0] * (len(DURATION_BOUNDS_S) + 1))
+        counts[bisect_left(DURATION_BOUNDS_S, value)] += 1
+        self.add(name, value, *labels)
+
+    def bucket_counts(self, name: str) -> Mapping[LabelValues, Sequence[int]]:
+        """Return of a histogram by label values how many values each bucket has, the last one those above all bounds. `values`
+        has the sums."""
+        return self._buckets[name]
 
 
 log = logging.getLogger(__name__)

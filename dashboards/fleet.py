@@ -1,4 +1,4 @@
-"""The fleet dashboard: reclaimable resources and interference of all nodes, agents, controller and rollouts."""
+"""The fleet dashboard: reclaimable resources and interference of all nodes, the scheduler, agents, controller and rollouts."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ def board() -> Board:
         "fleet",
         "Dioptase fleet",
         (
-            "Reclaimable CPU and harm on all nodes, the nodes to look at first, and the state of agents, controller and "
-            "rollouts."
+            "Reclaimable CPU and harm on all nodes, the nodes to look at first, pending and placed reclaimed pods, and the "
+            "state of agents, controller and rollouts."
         ),
         (),
         (
             ("Summary", _glance()),
             ("Reclaimable CPU of the fleet", _reclaimable()),
             ("Nodes to look at first", _worst_nodes()),
+            ("Scheduler", _scheduler()),
             ("Agents", _agents()),
             ("Evictions", _evicted()),
             ("Configuration", _configured()),
@@ -158,6 +159,64 @@ def _worst_nodes() -> list[Panel]:
             Query(
                 top_series(f"{RECLAIMABLE} - on ({BY_NODE}) ({IN_USE} or on ({BY_NODE}) 0 * {RECLAIMABLE})"), INSTANCE
             ),
+        ),
+    ]
+
+
+def _scheduler() -> list[Panel]:
+    """Without the scheduler extender (chart: `scheduler.enabled`) only the pods of each node have data."""
+    binds = f'rate(dioptase_scheduler_requests_total{{verb="bind"}}{RATE_INTERVAL})'
+    durations = f"rate(dioptase_scheduler_request_duration_seconds_bucket{RATE_INTERVAL})"
+    failures = f'rate(dioptase_scheduler_requests_total{{verb!="bind",result!="done"}}{RATE_INTERVAL})'
+
+    def pods(offset: str = "") -> str:
+        """A sample for each reclaimed pod; a pod with several containers has several cgroups."""
+        return f"count by ({BY_NODE}, namespace, pod) (dioptase_cgroup_threads{{{RECLAIMED_SELECTOR}}}{offset})"
+
+    return [
+        line_panel(
+            "Pending pods by the plugin that rejects most nodes",
+            units.Short,
+            (
+                "Pods that the scheduler extender rejected on every node. QoSAwareNodeResourcesFit: too few reclaimed "
+                "resources. `kubectl dioptase top pending` lists the pods with their reasons."
+            ),
+            Query("sum by (plugin) (dioptase_scheduler_pending_pods_by_plugin)", "{{plugin}}"),
+            stacked=True,
+        ),
+        line_panel(
+            "Longest wait of a pending pod",
+            units.Seconds,
+            "Time since the first rejection of the pod that waits longest. If it grows, room appears for others only.",
+            Query("max(dioptase_scheduler_oldest_pending_seconds)", "oldest"),
+        ),
+        line_panel(
+            "Placements",
+            "1/s",
+            (
+                "Pods bound a second, and requests that failed. bind: error while pods are bound is a conflict, which is tried "
+                "again. Failures alone: read the log of kube-scheduler."
+            ),
+            Query(f"sum by (result) ({binds})", "bind: {{result}}"),
+            Query(f"sum by (verb, result) ({failures})", "{{verb}}: {{result}}"),
+        ),
+        line_panel(
+            "Duration of requests to the extender, p99",
+            units.Seconds,
+            "kube-scheduler waits for filter and prioritize of one pod before it takes the next one.",
+            Query(f"histogram_quantile(0.99, sum by (verb, le) ({durations}))", "{{verb}}"),
+        ),
+        ranked(
+            "Nodes with most reclaimed pods",
+            units.Short,
+            "Reclaimed pods that run now. All on few nodes: the others offer nothing, or do harm.",
+            Query(top_series(f"count by ({BY_NODE}) ({pods()})"), INSTANCE),
+        ),
+        ranked(
+            "Nodes with most new reclaimed pods",
+            units.Short,
+            "Reclaimed pods that run now and did not ten minutes ago.",
+            Query(top_series(f"count by ({BY_NODE}) ({pods()} unless {pods(' offset 10m')})"), INSTANCE),
         ),
     ]
 

@@ -253,13 +253,16 @@ class KubeClient:
         request = _ApiRequest(method="POST", path=path, resource=f"{pods.gvr}/eviction", body=body, attempts=1)
         await self._answer(request)
 
-    async def bind(self, pods: ResourceType[T], key: str, uid: str, node: str) -> None:
+    async def bind(
+        self, pods: ResourceType[T], key: str, uid: str, node: str, annotations: Mapping[str, str] | None = None
+    ) -> None:
         """Bind a pod to a node. ApiError 409: the pod is bound already, or another pod has its name (another `uid`).
 
-        After ApiUnreachable the pod may be bound; read it before anything else.
+        After ApiUnreachable the pod may be bound; read it before anything else. The API server adds the annotations of a
+        Binding to the pod in the same write (pkg/registry/core/pod/storage/storage.go, setPodNodeAndMetadata).
         """
         namespace, _, name = key.rpartition("/")
-        metadata = {"name": name, "namespace": namespace, "uid": uid}
+        metadata = {"name": name, "namespace": namespace, "uid": uid, "annotations": dict(annotations or {})}
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
         path = pods.path(key, "binding")

@@ -13,9 +13,9 @@ import msgspec
 from agent.reporter.cnr_inputs import NO_CNR_INPUTS, CnrInputs, bytes_quantity, cores_quantity, reclaimed_allocatable
 from agent.reporter.overcommit_annotations import overcommit_annotations
 from agent.reporter.topology_zones import add_pod_resources, topology_zones
+from api.cycle_harm import harm_indicators
 from api.decision import ActMode, Cycle
 from api.eviction import TAINT_PREFIX, EvictionResult
-from api.histogram import quantile_ns
 from api.katalyst.cnr import (
     CustomNodeResourceStatus,
     GroupMetric,
@@ -26,12 +26,12 @@ from api.katalyst.cnr import (
     QosTaint,
     ZoneResources,
 )
-from api.katalyst.harm import CPU_PRESSURE, MEMORY_PRESSURE, RECLAIMED_INTERFERENCE, RUNQ_LATENCY_P99
+from api.katalyst.harm import RUNQ_LATENCY_P99
 from api.katalyst.meta import ResourceList
 from api.node_resources import HardwareInventory, NetworkInterfaceCard
 from api.pod import Pod
 from api.qos import QoSLevel
-from api.rates import Rates, sum_runq_latencies
+from api.rates import Rates
 from api.snapshot import Snapshot
 from api.units import NS_PER_S
 from kube.objects import format_timestamp
@@ -117,18 +117,14 @@ def node_metric_status(cycle: Cycle) -> NodeMetricStatus:
 
 def _harm_quantities(cycle: Cycle) -> ResourceList:
     """Return what the scheduler of the cluster weighs as harm to online pods; only what is measured."""
-    node, amounts = cycle.snapshot.node, dict[str, str | int]()
-    waits = [wait for wait in cycle.evaluated_latency.values() if wait is not None and wait.slots is not None]
-    if waits and (slots := sum_runq_latencies(waits).slots) is not None:
-        # No wait at all is the best that can be reported.
-        amounts[RUNQ_LATENCY_P99] = f"{int((quantile_ns(slots, 0.99) or 0.0) / 1000)}u"
-    if cycle.rates is not None and cycle.interference_ns is not None:
-        amounts[RECLAIMED_INTERFERENCE] = f"{1000 * cycle.interference_ns // cycle.rates.node.interval_ns}m"
-    for name, pressure in ((CPU_PRESSURE, node.cpu_pressure), (MEMORY_PRESSURE, node.memory_pressure)):
-        if pressure is not None:
-            percent = pressure.some_avg10 if pressure.some_avg60 is None else pressure.some_avg60
-            amounts[name] = f"{int(percent * 10)}m"
-    return amounts
+    return {name: _harm_quantity(name, value) for name, value in harm_indicators(cycle).items()}
+
+
+def _harm_quantity(name: str, value: float) -> str:
+    """Return latency in millionths of a second, shares in thousandths, rounded down."""
+    unit, scale = ("u", 1_000_000) if name == RUNQ_LATENCY_P99 else ("m", 1000)
+    # A value such as 0.029 is slightly less than 29 thousandths in binary.
+    return f"{int(value * scale + 1e-6)}{unit}"
 
 
 def _pods_usage(pods: Iterable[Pod], snapshot: Snapshot, change: Rates | None) -> ResourceList:

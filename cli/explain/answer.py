@@ -17,7 +17,8 @@ from api.pod import Pod
 from api.qos import QoSLevel
 from api.snapshot import ComponentHealth, Snapshot
 from api.units import NS_PER_S
-from exporters.view.cycle_view import View
+from cli.top.charts import is_online
+from exporters.view.cycle_view import View, evaluated_p99_us
 from exporters.view.decision_view import ConditionView, NodeAdviceView, ShadowView, ThresholdView
 
 RECLAIM_POOL = "reclaim"
@@ -195,6 +196,15 @@ class PodEvictions(msgspec.Struct, frozen=True, kw_only=True):
     """The latest events, newest first."""
 
 
+class LongestWait(msgspec.Struct, frozen=True, kw_only=True):
+    """Run-queue latency of the online container with the highest p99 of a cycle, as policies evaluate it."""
+
+    pod: str
+    p99_us: float
+    interval_s: float
+    """Time since the previous cycle, within which the waits ended."""
+
+
 class LatestCycle(msgspec.Struct, frozen=True, kw_only=True):
     """The latest cycle; every explanation ends with it."""
 
@@ -213,6 +223,7 @@ class LatestCycle(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[ComponentHealth, ...]
     readings: tuple[SourceReadTime, ...]
     """Parts of the sources that are older than the cycle."""
+    wait: LongestWait | None = None
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,6 +285,7 @@ def explain_target(
         seq=snapshot.seq, wall_time_ns=snapshot.wall_time_ns, age_s=age_s, act=view.act, policy=view.policy,
         action=view.action, rule=view.rule, text=view.reason, threshold=view.threshold, shadow=view.shadow,
         answers=view.answers, forecasts=view.forecasts, sources=snapshot.sources, readings=older_readings(snapshot),
+        wait=_longest_wait(view),
     )  # fmt: skip
     with_decisions = {history.pod for history in knobs if not history.removed}
     thresholds = view.evictions.thresholds if view.evictions is not None else ()
@@ -294,6 +306,14 @@ def explain_target(
             if target in (None, condition.plugin, condition.name)
         ),
     )
+
+
+def _longest_wait(view: View) -> LongestWait | None:
+    waits = [(p99, c.pod) for c in view.containers if is_online(c) and (p99 := evaluated_p99_us(c)) is not None]
+    if not waits or view.interval_ms is None:
+        return None
+    p99_us, pod = max(waits)
+    return LongestWait(pod=pod, p99_us=p99_us, interval_s=view.interval_ms / 1000)
 
 
 def _with_last_decision(pod: PodExplanation, earlier_histories: Sequence[KnobHistory]) -> PodExplanation:

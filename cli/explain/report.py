@@ -23,6 +23,7 @@ from api.text import printable
 from api.units import NS_PER_MS, NS_PER_S
 from cli import formats
 from cli.explain.answer import (
+    RECLAIM_POOL,
     Explanation,
     KnobHistory,
     LatestCycle,
@@ -35,7 +36,7 @@ from exporters.view.decision_view import ConditionView, ThresholdView
 
 _SLOW, _RARE = (f", up to {CADENCE_PERIOD_NS[cadence] // NS_PER_S} s old" for cadence in (Cadence.SLOW, Cadence.RARE))
 _INPUTS_BY_SOURCE = {
-    "waits": ("wait_ms", "own_wait_ms", "waits", "cgroup"),
+    "waits since the previous cycle": ("wait_ms", "waits", "cgroup"),
     "blame": ("blame_ratio", "other_culprit"),
     "cgroups": (
         "reclaimed_use_cores", "requirement_cores", "estimate_cores", "use_cores", "reclaim_use_cores", "other_pods_cores",
@@ -60,9 +61,9 @@ _INPUTS_BY_SOURCE = {
         "min_cache_ratio", "percent", "factor", "budget_watts",
     ),
     "earlier cycles": (
-        "lent_before_cores", "before_cpus", "last_cores", "last_bytes", "asked_before_bytes", "before_us", "rounds", "for_s",
-        "samples", "soft_part", "hard_part", "use", "system_ratio", "lowered_percent", "without_quota_ms", "with_quota_ms",
-        "without_quota_s", "with_quota_s",
+        "own_wait_ms", "lent_before_cores", "before_cpus", "last_cores", "last_bytes", "asked_before_bytes", "before_us",
+        "rounds", "for_s", "samples", "soft_part", "hard_part", "use", "system_ratio", "lowered_percent", "without_quota_ms",
+        "with_quota_ms", "without_quota_s", "with_quota_s",
     ),
     "the reported headroom": ("promised",),
 }  # fmt: skip
@@ -72,16 +73,18 @@ settings, or earlier cycles. Inputs that are missing here are computed from the 
 
 
 def reason_text(reason: Reason) -> Iterator[tuple[str, str]]:
-    """Yield label and text of each part of a reason."""
+    """Yield label and text of each part of a reason; all inputs are one part, so that the next reason stays on the screen."""
     yield "because", printable(reason.text)
     limit = "" if reason.threshold is None else f", threshold {format_number(reason.threshold)}"
     yield "rule", f"{printable(reason.rule)}{limit}"
-    for i, (name, value) in enumerate(reason.inputs.items()):
-        source = INPUT_SOURCES.get(name, "")
-        shown = (
-            "not known" if value is None else printable(format_number(value) if not isinstance(value, str) else value)
-        )
-        yield "" if i else "inputs", f"{printable(name)} {shown}" + (f" (from {source})" if source else "")
+    if reason.inputs:
+        yield "inputs", ", ".join(_input_text(name, value) for name, value in reason.inputs.items())
+
+
+def _input_text(name: str, value: float | str | None) -> str:
+    source = INPUT_SOURCES.get(name, "")
+    shown = "not known" if value is None else printable(value if isinstance(value, str) else format_number(value))
+    return f"{printable(name)} {shown}" + (f" (from {source})" if source else "")
 
 
 def format_number(value: float) -> str:
@@ -126,7 +129,7 @@ _REJECTION_TEXT = {
 }
 
 
-def pod_text(pod: PodExplanation) -> LabelledParts:
+def pod_text(pod: PodExplanation, now: LatestCycle) -> LabelledParts:
     """Describe the current state of one pod."""
     name = printable(pod.pod)
     if pod.untouched:
@@ -149,24 +152,26 @@ def pod_text(pod: PodExplanation) -> LabelledParts:
             f"{card.pods[pod.pod]} Mbit/s of {printable(card.name)} in each direction are guaranteed; {totals}",
         )
     if pod.lending is not None:
-        yield from _reclaimable_text(pod.lending)
+        yield from _reclaimable_text(pod.lending, now)
     for advice in pod.regions:
         yield from _region_text(advice)
 
 
-def pool_text(pool: PoolExplanation) -> LabelledParts:
-    """Describe one pool of CPUs."""
+def pool_text(pool: PoolExplanation, now: LatestCycle) -> LabelledParts:
+    """Describe one pool of CPUs; of the reclaim pool first how much reclaimed pods may use, and why."""
     yield "", f"Pool {printable(pool.name)} has CPUs {printable(pool.cpus) or 'none'}"
+    if pool.lending is not None:
+        yield from _reclaimable_text(pool.lending, now)
     for i, size in enumerate(pool.sizes):
         yield "" if i else "size", _pool_size_text(size)
-    if pool.lending is not None:
-        yield from _reclaimable_text(pool.lending)
     for advice in pool.regions:
         yield from _region_text(advice)
 
 
-def _reclaimable_text(lending: ReclaimableCpu) -> LabelledParts:
+def _reclaimable_text(lending: ReclaimableCpu, now: LatestCycle) -> LabelledParts:
     yield "reclaimable", f"{formats.cores(lending.reclaimable_cores)} cores may be used by reclaimed pods"
+    if now.text:
+        yield "because", printable(now.text)
     yield "need", f"{formats.cores(lending.requirement_cores)} cores are the estimated need of online pods"
     yield from headroom_text(lending.headroom, lending.reported_headroom)
 
@@ -206,9 +211,13 @@ def _region_text(advice: RegionAdvice) -> LabelledParts:
         yield "leaves", printable(advice.headroom_reason.text)
 
 
-def memory_text(advice: MemoryAdvice) -> LabelledParts:
-    """Describe the memory advice: headroom, shortage, and the decisions of the enabled parts."""
+def memory_text(advice: MemoryAdvice, *, brief: bool = False) -> LabelledParts:
+    """Describe the memory advice: headroom, shortage, and the decisions of the enabled parts; `brief`: the headroom only."""
     yield "", f"Memory headroom for reclaimed pods: {_bytes_text(advice.headroom_bytes)}; policy {advice.policy}"
+    if brief:
+        yield "because", printable(advice.headroom_reason.text)
+        yield "more", "explain memory"
+        return
     yield from _memory_by_numa("headroom", advice.headroom_by_numa)
     yield from reason_text(advice.headroom_reason)
     yield from _memory_by_numa("provision", advice.provision_by_numa, "; computed as in Katalyst, not written")
@@ -392,19 +401,33 @@ def latest_cycle_text(now: LatestCycle) -> Iterator[tuple[str, str]]:
         yield advice.topic, f"{printable(advice.text)} (rule {printable(advice.rule)})"
     for i, forecast in enumerate(now.forecasts):
         yield "" if i else "forecast", formats.forecast_text(forecast)
-    older = {each.source: each for each in now.readings}
-    for i, source in enumerate(now.sources):
-        status = f"{formats.age(now.age_s)} old, took {formats.duration(source.duration_ns / 1000)}"
-        if (reading := older.get(source.name)) is not None:
-            age_s = now.age_s + (now.wall_time_ns - reading.read_at_ns) / NS_PER_S
-            status += f"; {reading.what}: {formats.age(age_s)} old"
-        if not source.ok:
-            status = f"failed: {printable(source.error)}; {printable(source.remedy)}"
-        sign, name = (
-            "✓" if source.ok else "✕",
-            formats.join([printable(source.name), printable(source.detail)], " "),
+    if now.wait is not None:
+        wait = now.wait
+        yield (
+            "wait",
+            (
+                f"run-queue latency p99 of {printable(wait.pod)} is {formats.duration(wait.p99_us)}, the longest of online "
+                f"containers, in the {wait.interval_s:.1f} s before; WAIT in kubectl dioptase top is the same number"
+            ),
         )
-        yield "" if i else "sources", f"{sign} {name}: {status}"
+    for i, text in enumerate(_source_texts(now)):
+        yield "" if i else "sources", text
+
+
+def _source_texts(now: LatestCycle) -> Iterator[str]:
+    """Yield failed sources first, then those with older parts, then all others as one text, because they are alike."""
+    older, age = {each.source: each for each in now.readings}, f"{formats.age(now.age_s)} old"
+    names = [formats.join([printable(source.name), printable(source.detail)], " ") for source in now.sources]
+    named = list(zip(now.sources, names, strict=True))
+    for source, name in named:
+        if not source.ok:
+            yield f"✕ {name}: failed: {printable(source.error)}; {printable(source.remedy)}"
+    for source, name in named:
+        if source.ok and (reading := older.get(source.name)) is not None:
+            age_s = now.age_s + (now.wall_time_ns - reading.read_at_ns) / NS_PER_S
+            yield f"✓ {name}: {age}; {reading.what}: {formats.age(age_s)} old"
+    if rest := [name for source, name in named if source.ok and source.name not in older]:
+        yield f"✓ {age}: {', '.join(rest)}"
 
 
 def condition_text(condition: ConditionView) -> Iterator[tuple[str, str]]:
@@ -427,11 +450,12 @@ def explanation_text(explanation: Explanation, now_ns: int, width: int) -> Itera
     for history in explanation.knobs:
         yield from wrap_section(knob_history_text(history, explanation.now, now_ns), width)
     for pod in explanation.pods:
-        yield from wrap_section(pod_text(pod), width)
+        yield from wrap_section(pod_text(pod, explanation.now), width)
     for pool in explanation.pools:
-        yield from wrap_section(pool_text(pool), width)
+        yield from wrap_section(pool_text(pool, explanation.now), width)
     if explanation.memory is not None:
-        yield from wrap_section(memory_text(explanation.memory), width)
+        is_of_pool = [pool.name for pool in explanation.pools] == [RECLAIM_POOL]
+        yield from wrap_section(memory_text(explanation.memory, brief=is_of_pool), width)
     for evicted in explanation.evictions:
         yield from wrap_section(eviction_text(evicted, now_ns), width)
     for threshold in explanation.thresholds:

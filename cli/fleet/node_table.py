@@ -1,13 +1,14 @@
 """Tables of a cluster's nodes and pods: reclaimable and used CPU, run-queue latency, interference. Pure.
-Units: cores, microseconds, milliseconds per second, ratios; None where unknown.
+Units: cores, bytes, microseconds, milliseconds per second, ratios; None where unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
+from rich.cells import cell_len
 
 from api.cpu import parse_cpu_list
 from api.quantity import parse_quantity
@@ -15,9 +16,10 @@ from api.text import printable
 from cli import formats
 from cli.colocation_report import NS_PER_HOUR
 from cli.fleet.api_server import AgentReply
-from cli.tables import TableHeading, format_table
+from cli.fleet.reclaimed_nodes import ReclaimedNode
+from cli.tables import TableHeading, format_node_names, format_table, wrap_text
 from cli.top.charts import is_online, is_reclaimed
-from exporters.view.cycle_view import ContainerView, View
+from exporters.view.cycle_view import ContainerView, View, evaluated_p99_us
 
 MAX_NAMES_PER_PROBLEM = 3
 """Maximum number of names of one kind of problem in a row."""
@@ -46,7 +48,8 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     harm_ms: float | None = None
     """Milliseconds a second that online tasks waited while reclaimed pods had the CPU."""
     wait_p99_us: float | None = None
-    """The highest p99 run-queue latency of the node's online containers."""
+    """The highest p99 run-queue latency of the node's online containers since the previous cycle, own throttling excluded: the
+    number that policies compare with their target."""
     wait_pod: str = ""
     """Pod with the highest p99 run-queue latency."""
     pools: dict[str, int] = {}
@@ -62,6 +65,14 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Pods whose eviction is blocked, with the reason."""
     failed: tuple[str, ...] = ()
     """Sources that failed."""
+    reclaimed: ReclaimedNode | None = None
+    """What the API server has about reclaimed pods of the node; None if it could not be read."""
+
+    @property
+    def headroom_cores(self) -> float | None:
+        """CPU that reclaimed pods may request in total: what the scheduler reads, or else what the agent reports."""
+        offered = None if self.reclaimed is None else self.reclaimed.allocatable_cores
+        return self.advertised_cores if offered is None else offered
 
 
 class PodRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,15 +91,22 @@ class PodRow(msgspec.Struct, frozen=True, kw_only=True):
     harm_ms: float | None
 
 
-def node_row(reply: AgentReply[View]) -> NodeRow:
-    """Return the row of a node, also of one that did not answer."""
+def node_row(reply: AgentReply[View], reclaimed: Mapping[str, ReclaimedNode] | None = None) -> NodeRow:
+    """Return the row of a node, also of one that did not answer. `reclaimed` is by node."""
     member, view = reply.member, reply.answer
     allocatable = _parse_cores(member.allocatable_cpu)
+    of_api = (reclaimed or {}).get(member.node)
     if view is None:
         return NodeRow(
-            node=member.node, pod=member.pod, problem=reply.problem, remedy=reply.remedy, allocatable_cores=allocatable
+            node=member.node,
+            pod=member.pod,
+            problem=reply.problem,
+            remedy=reply.remedy,
+            allocatable_cores=allocatable,
+            used_cores=None if of_api is None else of_api.used_cores,
+            reclaimed=of_api,
         )
-    waits = [(c.wait.p99_us, c.pod) for c in view.containers if is_online(c) and c.wait and c.wait.p99_us is not None]
+    waits = [(p99, c.pod) for c in view.containers if is_online(c) and (p99 := evaluated_p99_us(c)) is not None]
     worst = max(waits, default=(None, ""))
     advertised, evictions = view.reported_headroom or view.headroom, view.evictions
     return NodeRow(
@@ -114,6 +132,7 @@ def node_row(reply: AgentReply[View]) -> NodeRow:
         terminating=() if evictions is None else evictions.terminating,
         held={} if evictions is None else dict(evictions.held),
         failed=tuple(source.name for source in view.sources if not source.ok),
+        reclaimed=of_api,
     )
 
 
@@ -130,8 +149,8 @@ def pod_rows(reply: AgentReply[View], names: Sequence[str] = ()) -> list[PodRow]
             qos=c.qos,
             cpu_cores=c.cpu_cores,
             throttled_ratio=c.throttled_ratio,
-            wait_p50_us=c.wait.p50_us if c.wait else None,
-            wait_p99_us=c.wait.p99_us if c.wait else None,
+            wait_p50_us=None if (wait := c.evaluated_wait or c.wait) is None else wait.p50_us,
+            wait_p99_us=evaluated_p99_us(c),
             latency_p99_ms=c.latency.p99_ms if c.latency else None,
             memory_bytes=c.memory_bytes,
             harm_ms=interference_ms(c, view),
@@ -171,42 +190,44 @@ POD_SORTS: dict[str, Callable[[PodRow], tuple[Any, ...]]] = {
 }
 
 
-def node_table(rows: Sequence[NodeRow]) -> list[str]:
-    """Return the table of nodes, with a total line for several nodes."""
-    right = "cpus alloc busy lent used core-hours headroom harm wait".upper().split()
-    heads = [
-        TableHeading("NODE"),
-        *(TableHeading(head, right=True) for head in right),
-        TableHeading("POOLS"),
-        TableHeading("STATUS"),
-    ]
-    body = [_node_cells(row) for row in rows]
-    if len(rows) > 1:
-        body.append(_total_cells(rows))
-    return format_table(heads, body)
+class NodeColumn(NamedTuple):
+    """A column of the table of nodes. On a narrow terminal the columns of the lowest importance are left out first."""
+
+    heading: TableHeading
+    importance: int
+    cell: Callable[[NodeRow], str]
+    total: Callable[[Sequence[NodeRow]], str]
 
 
-def _node_cells(row: NodeRow) -> list[str]:
-    return [
-        printable(row.node),
-        formats.integer(row.cpus),
-        formats.cores(row.allocatable_cores),
-        *map(formats.cores, _core_amounts(row)),
-        _ms_per_s(row.harm_ms),
-        formats.duration(row.wait_p99_us),
-        pools_text(row.pools),
-        node_status(row),
-    ]
+def node_table(rows: Sequence[NodeRow], width: int | None = None) -> list[str]:
+    """Return the table of nodes, with a total line for several nodes, and the problems of nodes below it. Columns that do not
+    fit into `width` cells are left out; None is no limit."""
+    columns = list(NODE_COLUMNS)
+    while True:
+        body = [[column.cell(row) for column in columns] for row in rows]
+        if len(rows) > 1:
+            body.append([column.total(rows) for column in columns])
+        lines = format_table([column.heading for column in columns], body)
+        least = min(columns, key=lambda column: column.importance)
+        if width is None or least.importance >= ALWAYS or max(map(cell_len, lines)) <= width:
+            return [*lines, *_problem_lines(rows, width)]
+        columns.remove(least)
 
 
-def _core_amounts(row: NodeRow) -> tuple[float | None, ...]:
-    return row.busy_cores, row.reclaimable_cores, row.used_cores, row.used_core_hours, row.advertised_cores
+def _problem_lines(rows: Sequence[NodeRow], width: int | None) -> list[str]:
+    """Return a text for each set of problems, with its nodes, wrapped to `width` cells."""
+    nodes: dict[str, list[str]] = {}
+    for row in rows:
+        if text := problem_text(row):
+            nodes.setdefault(text, []).append(printable(row.node))
+    texts = [f"✕ {format_node_names(names, 0)}: {text}" for text, names in nodes.items()]
+    return texts if width is None else [line for text in texts for line in wrap_text(text, width, "  ")]
 
 
-def node_status(row: NodeRow) -> str:
-    """Describe what the agent does, or why it cannot be reached."""
+def problem_text(row: NodeRow) -> str:
+    """Describe why the data of a node is missing, or what is wrong on it; empty if nothing is."""
     if row.problem:
-        return f"✕ {printable(row.problem)}"
+        return printable(row.problem)
     held = sorted(f"{pod} ({reason})" for pod, reason in row.held.items())
     problems = (
         (row.conditions, ""),
@@ -214,8 +235,15 @@ def node_status(row: NodeRow) -> str:
         (held, "eviction blocked: "),
         (row.failed, "without "),
     )
-    texts = [f"✕ {label}{printable(_first_names(names))}" for names, label in problems if names]
-    return formats.join([formats.join([printable(row.act), printable(row.action) or "no advice"], ", "), *texts])
+    return formats.join([f"{label}{printable(_first_names(names))}" for names, label in problems if names])
+
+
+def node_status(row: NodeRow) -> str:
+    """Describe what the agent does; a mark stands for a problem, which a line below the table names."""
+    if row.problem:
+        return "✕ no data"
+    text = formats.join([printable(row.act), printable(row.action) or "no advice"], ", ")
+    return f"✕ {text}" if problem_text(row) else text
 
 
 def _first_names(names: Sequence[str]) -> str:
@@ -227,20 +255,74 @@ def _first_names(names: Sequence[str]) -> str:
     )
 
 
-def _total_cells(rows: Sequence[NodeRow]) -> list[str]:
+def _status_total(rows: Sequence[NodeRow]) -> str:
     unknown = sum(bool(row.problem) for row in rows)
-    sums = [_sum_known(values) for values in zip(*map(_core_amounts, rows), strict=True)]
-    waits = [row.wait_p99_us for row in rows if row.wait_p99_us is not None]
-    return [
-        f"{len(rows)} nodes",
-        formats.integer(_sum_known(row.cpus for row in rows)),
-        formats.cores(_sum_known(row.allocatable_cores for row in rows)),
-        *map(formats.cores, sums),
-        _ms_per_s(_sum_known(row.harm_ms for row in rows)),
-        formats.duration(max(waits, default=None)),
-        "",
-        f"✕ {unknown} unknown" if unknown else "all answered",
-    ]
+    return f"✕ {unknown} unknown" if unknown else "all answered"
+
+
+def _harm_percent(row: NodeRow) -> str:
+    return formats.percent(None if row.reclaimed is None else row.reclaimed.harm_share)
+
+
+def _max_known(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _sum_column(
+    heading: str, importance: int, value: Callable[[NodeRow], float | None], text: Callable[[float | None], str]
+) -> NodeColumn:
+    """Return a column of numbers whose total is the sum of those that are known."""
+    return NodeColumn(
+        TableHeading(heading, right=True),
+        importance,
+        lambda row: text(value(row)),
+        lambda rows: text(_sum_known(map(value, rows))),
+    )
+
+
+def _of_reclaimed(name: str) -> Callable[[NodeRow], float | None]:
+    return lambda row: None if row.reclaimed is None else getattr(row.reclaimed, name)
+
+
+def _ms_per_s(value: float | None) -> str:
+    return formats.ABSENT if value is None else f"{formats.figures(value)} ms/s"
+
+
+def _size(value: float | None) -> str:
+    return formats.size(None if value is None else round(value))
+
+
+ALWAYS = 100
+"""Importance of columns that no terminal is too narrow for."""
+NODE_COLUMNS = (
+    NodeColumn(TableHeading("NODE"), ALWAYS, lambda row: printable(row.node), lambda rows: f"{len(rows)} nodes"),
+    _sum_column("CPUS", 3, lambda row: row.cpus, formats.integer),
+    _sum_column("ALLOC", 1, lambda row: row.allocatable_cores, formats.cores),
+    _sum_column("BUSY", 6, lambda row: row.busy_cores, formats.cores),
+    _sum_column("LENT", 9, lambda row: row.reclaimable_cores, formats.cores),
+    _sum_column("USED", 9, lambda row: row.used_cores, formats.cores),
+    _sum_column("CORE-HOURS", 2, lambda row: row.used_core_hours, formats.cores),
+    _sum_column("HEADROOM", 9, lambda row: row.headroom_cores, formats.cores),
+    _sum_column("REQ", 8, _of_reclaimed("requested_cores"), formats.cores),
+    _sum_column("MEMORY", 5, _of_reclaimed("allocatable_bytes"), _size),
+    _sum_column("MEM-REQ", 4, _of_reclaimed("requested_bytes"), _size),
+    _sum_column("PODS", 8, _of_reclaimed("pods"), formats.integer),
+    NodeColumn(
+        TableHeading("HARM%", right=True),
+        8,
+        _harm_percent,
+        lambda rows: formats.percent(_max_known(map(_of_reclaimed("harm_share"), rows))),
+    ),
+    _sum_column("HARM", 7, lambda row: row.harm_ms, _ms_per_s),
+    NodeColumn(
+        TableHeading("WAIT", right=True),
+        8,
+        lambda row: formats.duration(row.wait_p99_us),
+        lambda rows: formats.duration(_max_known(row.wait_p99_us for row in rows)),
+    ),
+    NodeColumn(TableHeading("POOLS"), 0, lambda row: pools_text(row.pools), lambda _rows: ""),
+    NodeColumn(TableHeading("STATUS"), ALWAYS, node_status, _status_total),
+)
 
 
 def pod_table(rows: Sequence[PodRow]) -> list[str]:
@@ -271,10 +353,6 @@ def pod_table(rows: Sequence[PodRow]) -> list[str]:
 def pools_text(pools: dict[str, int]) -> str:
     """Format pool sizes: `reclaim 4, share 6`."""
     return ", ".join(f"{printable(name)} {cpus}" for name, cpus in sorted(pools.items())) or formats.ABSENT
-
-
-def _ms_per_s(value: float | None) -> str:
-    return formats.ABSENT if value is None else f"{formats.figures(value)} ms/s"
 
 
 def _sum_known(values: Iterable[float | None]) -> float | None:

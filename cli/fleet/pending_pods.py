@@ -7,158 +7,48 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from http import HTTPStatus
+from typing import Any, NamedTuple
 
 import msgspec
 
-from agent.sensors.pods.koordinator_labels import BATCH_RESOURCES, LEVELS_BY_QOS_CLASS, QOS_CLASS_LABEL
+from agent.sensors.pods.koordinator_labels import BATCH_RESOURCES
 from agent.sensors.pods.resource_quantities import MEMORY
 from api import VERSION
 from api.eviction import TAINT_PREFIX
 from api.interfaces import Unavailable
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
-from api.qos import QOS_LEVEL_KEY, QoSLevel
-from api.quantity import format_bytes, format_count, parse_quantity
+from api.quantity import format_bytes, format_count
+from cli.fleet.reclaimed_pods import (
+    DEFAULT_SCHEDULER,
+    OFFERING_NODE_RESOURCE,
+    PENDING_POD_RESOURCE,
+    RECLAIMED_RESOURCES,
+    OfferingCnr,
+    OfferingNode,
+    PlacedPod,
+    list_cnrs,
+    list_remedy,
+    parse_amount,
+)
 from kube.client import KubeClient, ListScope
 from kube.credentials import ApiAccess
 from kube.errors import ApiError, ApiUnreachable
-from kube.objects import KubeMetadata, ResourceType, parse_timestamp
 
-DEFAULT_SCHEDULER = "default-scheduler"
 MIN_AGE_S = 10.0
 """A younger pod may be between its creation and the first attempt of its scheduler."""
 MAX_NODES, TIMEOUT_S = 3, 10.0
 MAX_MESSAGE_CHARS = 300
 """Length of a message that a scheduler or a kubelet has written about a pod."""
-RECLAIMED_RESOURCES = (RECLAIMED_CPU, RECLAIMED_MEMORY, *BATCH_RESOURCES)
-"""Resources of reclaimed pods. A scheduler compares each by its own name, so that they are not added to each other."""
+_HEADROOM_COLUMN = "column HEADROOM of `kubectl dioptase top` shows the amount of each node"
 OFFER_REMEDY = (
     "use profile colocate or `--set agent.extendedResources=true`, and wait two minutes after the start of an agent; "
-    "column HEADROOM of `kubectl dioptase top` shows the amount of each node"
+    f"{_HEADROOM_COLUMN}"
 )
+CNR_REMEDY = f"use profile colocate, and wait two minutes after the start of an agent; {_HEADROOM_COLUMN}"
 BATCH_REMEDY = (
     f"request {RECLAIMED_CPU} and {RECLAIMED_MEMORY} in its place: Koordinator's manager alone offers batch resources"
 )
 ROOM_REMEDY = "request less, delete reclaimed pods, or wait: a node offers more when its online pods use less"
-NO_RIGHT = "ask an administrator for the right to list pods and nodes of the cluster"
-
-
-class _KubeStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    pass
-
-
-class _Requirements(_KubeStruct, frozen=True, kw_only=True):
-    requests: Mapping[str, str | int | float] = {}
-
-
-class _Container(_KubeStruct, frozen=True, kw_only=True):
-    resources: _Requirements = _Requirements()
-    restart_policy: str = ""
-
-    def requests(self) -> dict[str, Decimal]:
-        requests = self.resources.requests
-        return {name: _quantity(requests[name]) for name in RECLAIMED_RESOURCES if name in requests}
-
-
-class _PodSpec(_KubeStruct, frozen=True, kw_only=True):
-    node_name: str = ""
-    scheduler_name: str = DEFAULT_SCHEDULER
-    containers: tuple[_Container, ...] = ()
-    init_containers: tuple[_Container, ...] = ()
-
-
-class _Condition(_KubeStruct, frozen=True, kw_only=True):
-    type: str = ""
-    status: str = ""
-    reason: str = ""
-    message: str = ""
-
-
-class _State(_KubeStruct, frozen=True, kw_only=True):
-    waiting: _Condition | None = None
-
-
-class _ContainerStatus(_KubeStruct, frozen=True, kw_only=True):
-    state: _State = _State()
-
-
-class _PodStatus(_KubeStruct, frozen=True, kw_only=True):
-    phase: str = ""
-    conditions: tuple[_Condition, ...] = ()
-    container_statuses: tuple[_ContainerStatus, ...] = ()
-
-
-class PlacedPod(_KubeStruct, frozen=True, kw_only=True):
-    """The parts of a pod that decide where it can be placed."""
-
-    metadata: KubeMetadata = KubeMetadata()
-    spec: _PodSpec = _PodSpec()
-    status: _PodStatus = _PodStatus()
-
-    @property
-    def key(self) -> str:
-        """Namespace and name."""
-        return f"{self.metadata.namespace}/{self.metadata.name}"
-
-    def reclaimed_requests(self) -> dict[str, Decimal]:
-        """Return by name the amounts of reclaimed resources that the pod needs on its node. As the scheduler computes them
-        (k8s.io/component-helpers/resource/helpers.go, PodRequests()): init containers run one after another before the
-        containers, and those with restart policy Always, sidecars, run beside all that start later."""
-        running, peak = dict[str, Decimal](), dict[str, Decimal]()
-        for container in self.spec.init_containers:
-            needed = _sum_amounts(running, container.requests())
-            peak = _max_amounts(peak, needed)
-            if container.restart_policy == "Always":
-                running = needed
-        for container in self.spec.containers:
-            running = _sum_amounts(running, container.requests())
-        return {name: amount for name, amount in _max_amounts(peak, running).items() if amount > 0}
-
-    @property
-    def is_pending_reclaimed(self) -> bool:
-        """Whether the pod is reclaimed and none of its containers has started."""
-        return self.status.phase == "Pending" and self.metadata.deletion_timestamp is None and self._is_reclaimed()
-
-    def _is_reclaimed(self) -> bool:
-        requests, level = self.reclaimed_requests(), self.metadata.annotations.get(QOS_LEVEL_KEY)
-        if level == QoSLevel.RECLAIMED.value or RECLAIMED_CPU in requests or RECLAIMED_MEMORY in requests:
-            return True
-        if level is not None:
-            return False
-        # As the agent translates Koordinator's pods: the label counts, and without it the resources do.
-        qos_class = self.metadata.labels.get(QOS_CLASS_LABEL)
-        if qos_class is None:
-            return bool(requests)
-        return LEVELS_BY_QOS_CLASS.get(qos_class) is QoSLevel.RECLAIMED
-
-
-def _sum_amounts(first: Mapping[str, Decimal], second: Mapping[str, Decimal]) -> dict[str, Decimal]:
-    return {name: first.get(name, Decimal(0)) + second.get(name, Decimal(0)) for name in (*first, *second)}
-
-
-def _max_amounts(first: Mapping[str, Decimal], second: Mapping[str, Decimal]) -> dict[str, Decimal]:
-    return {name: max(first.get(name, Decimal(0)), second.get(name, Decimal(0))) for name in (*first, *second)}
-
-
-class _Taint(_KubeStruct, frozen=True, kw_only=True):
-    key: str = ""
-    effect: str = ""
-
-
-class _NodeSpec(_KubeStruct, frozen=True, kw_only=True):
-    taints: tuple[_Taint, ...] = ()
-
-
-class _NodeStatus(_KubeStruct, frozen=True, kw_only=True):
-    allocatable: Mapping[str, str] = {}
-
-
-class OfferingNode(_KubeStruct, frozen=True, kw_only=True):
-    """The parts of a Node that decide which pods fit."""
-
-    metadata: KubeMetadata = KubeMetadata()
-    spec: _NodeSpec = _NodeSpec()
-    status: _NodeStatus = _NodeStatus()
 
 
 class PendingReason(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,10 +59,8 @@ class PendingReason(msgspec.Struct, frozen=True, kw_only=True):
     """False if waiting does not help: nothing schedules the pods, or no node offers what they request."""
     detail: str
     remedy: str
-
-
-PENDING_POD_RESOURCE = ResourceType("", "v1", "pods", "Pod", PlacedPod, namespaced=True)
-OFFERING_NODE_RESOURCE = ResourceType("", "v1", "nodes", "Node", OfferingNode)
+    since_s: float | None = None
+    """Creation of the oldest pod, in seconds since the epoch; None if it is unknown."""
 
 
 def ask_pending_reasons(access: ApiAccess, now_s: float) -> tuple[PendingReason, ...]:
@@ -197,25 +85,33 @@ async def list_pending_reasons(client: KubeClient, now_s: float) -> tuple[Pendin
             client.list(PENDING_POD_RESOURCE, others), client.list(OFFERING_NODE_RESOURCE)
         )
     except (ApiError, ApiUnreachable, ValueError) as error:
-        forbidden = isinstance(error, ApiError) and error.status == HTTPStatus.FORBIDDEN
-        raise Unavailable(str(error), NO_RIGHT if forbidden else "check that `kubectl get pods -A` works") from error
+        raise Unavailable(str(error), list_remedy(error)) from error
+    waiting = [pod for pod in pending.values() if pod.is_pending_reclaimed]
+    cnrs = await list_cnrs(client) if any(pod.spec.scheduler_name != DEFAULT_SCHEDULER for pod in waiting) else ()
     # A pod that started between the two requests is in both.
-    return pending_reasons(tuple({**pending, **pods.objects}.values()), tuple(nodes.objects.values()), now_s)
+    every = tuple({**pending, **pods.objects}.values())
+    return pending_reasons(every, tuple(nodes.objects.values()), now_s, cnrs)
 
 
 def pending_reasons(
-    pods: Sequence[PlacedPod], nodes: Sequence[OfferingNode], now_s: float
+    pods: Sequence[PlacedPod], nodes: Sequence[OfferingNode], now_s: float, cnrs: Sequence[OfferingCnr] = ()
 ) -> tuple[PendingReason, ...]:
     """Return one reason for each group of pending reclaimed pods with the same reason, those that need action first.
     `pods` are all pods of the cluster that have not ended, `now_s` seconds since the epoch."""
-    free = _free_by_node(pods, nodes)
-    groups: dict[tuple[bool, str, str], list[str]] = {}
+    offers = _offers(pods, nodes, cnrs)
+    groups: dict[tuple[bool, str, str], list[PlacedPod]] = {}
     for pod in sorted(pods, key=lambda pod: pod.key):
-        if pod.is_pending_reclaimed and (reason := _reason(pod, nodes, free, now_s)) is not None:
-            groups.setdefault(reason, []).append(pod.key)
+        if pod.is_pending_reclaimed and (reason := _reason(pod, nodes, offers, now_s)) is not None:
+            groups.setdefault(reason, []).append(pod)
     reasons = [
-        PendingReason(pods=tuple(names), ok=ok, detail=detail, remedy=remedy)
-        for (ok, detail, remedy), names in groups.items()
+        PendingReason(
+            pods=tuple(pod.key for pod in members),
+            ok=ok,
+            detail=detail,
+            remedy=remedy,
+            since_s=min((pod.created_s for pod in members if pod.created_s is not None), default=None),
+        )
+        for (ok, detail, remedy), members in groups.items()
     ]
     return tuple(sorted(reasons, key=lambda reason: (reason.ok, -len(reason.pods), reason.pods)))
 
@@ -227,8 +123,31 @@ def pending_reason_of(pod: str, reasons: Sequence[PendingReason] | Unavailable) 
     return next((each for each in reasons for key in each.pods if pod in (key, key.partition("/")[2])), None)
 
 
+class _Offers(NamedTuple):
+    """Free amounts of reclaimed resources by node, as two kinds of schedulers count them."""
+
+    of_nodes: Mapping[str, Mapping[str, Decimal]]
+    """By the allocatable resources of Nodes, as a stock kube-scheduler does."""
+    of_cnrs: Mapping[str, Mapping[str, Decimal]]
+    """By CustomNodeResources, as a scheduler with Katalyst's plugins or with an extender does; empty if none is known."""
+
+    def for_pod(self, pod: PlacedPod) -> tuple[Mapping[str, Mapping[str, Decimal]], str]:
+        """Return the amounts that count for a pod's scheduler, and the remedy if no node offers a resource."""
+        if pod.spec.scheduler_name != DEFAULT_SCHEDULER and self.of_cnrs:
+            return self.of_cnrs, CNR_REMEDY
+        return self.of_nodes, OFFER_REMEDY
+
+
+def _offers(pods: Iterable[PlacedPod], nodes: Iterable[OfferingNode], cnrs: Iterable[OfferingCnr]) -> _Offers:
+    members = tuple(pods)
+    return _Offers(
+        _free_by_node(members, {node.metadata.name: node.status.allocatable for node in nodes}),
+        _free_by_node(members, {cnr.metadata.name: cnr.allocatable for cnr in cnrs}),
+    )
+
+
 def _reason(
-    pod: PlacedPod, nodes: Sequence[OfferingNode], free: Mapping[str, Mapping[str, Decimal]], now_s: float
+    pod: PlacedPod, nodes: Sequence[OfferingNode], offers: _Offers, now_s: float
 ) -> tuple[bool, str, str] | None:
     """Return whether waiting may help, the reason and the remedy; None while it is too early to say."""
     describe = "run `kubectl describe pod` and read its events"
@@ -241,19 +160,20 @@ def _reason(
             f"placed on {pod.spec.node_name}, but not started: {waiting.reason} {_cut(waiting.message)}".strip(),
             describe,
         )
-    scheduled = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
+    scheduled = pod.scheduled
     if scheduled is None:
-        created_s = _created_s(pod)
+        created_s = pod.created_s
         if created_s is not None and now_s - created_s < MIN_AGE_S:
             return None
         return False, f"no scheduler named {pod.spec.scheduler_name} has tried to place it", _scheduler_remedy(pod)
     if scheduled.reason == "SchedulingGated":
         return True, "its scheduling gates are closed", "wait until the owner of the gate, such as a queue, opens it"
+    free, offer_remedy = offers.for_pod(pod)
     shortages = list(_shortages(pod, free))
     if shortages:
         requests = pod.reclaimed_requests()
         offered = any(name in amounts for name in requests for amounts in free.values())
-        unoffered_remedy = OFFER_REMEDY if requests.keys() & {RECLAIMED_CPU, RECLAIMED_MEMORY} else BATCH_REMEDY
+        unoffered_remedy = offer_remedy if requests.keys() & {RECLAIMED_CPU, RECLAIMED_MEMORY} else BATCH_REMEDY
         return offered, "; ".join(shortages), ROOM_REMEDY if offered else unoffered_remedy
     taints = "; ".join(_taint_texts(nodes))
     text = f"its scheduler reports: {_cut(scheduled.message or scheduled.reason)}"
@@ -300,15 +220,11 @@ def _shortages(pod: PlacedPod, free: Mapping[str, Mapping[str, Decimal]]) -> Ite
         yield f"it requests {_amount(name, size)} of {unit}: {listed}{more}"
 
 
-def _free_by_node(pods: Iterable[PlacedPod], nodes: Iterable[OfferingNode]) -> dict[str, dict[str, Decimal]]:
+def _free_by_node(pods: Iterable[PlacedPod], offers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Decimal]]:
     """Return by node what it offers of each reclaimed resource minus the requests of its pods; at least 0."""
     free = {
-        node.metadata.name: {
-            name: _quantity(node.status.allocatable[name])
-            for name in RECLAIMED_RESOURCES
-            if name in node.status.allocatable
-        }
-        for node in nodes
+        node: {name: parse_amount(allocatable[name]) for name in RECLAIMED_RESOURCES if name in allocatable}
+        for node, allocatable in offers.items()
     }
     for pod in pods:
         amounts = free.get(pod.spec.node_name, {})
@@ -325,25 +241,12 @@ def _taint_texts(nodes: Iterable[OfferingNode]) -> Iterator[str]:
                 yield f"{node.metadata.name} has the taint {taint.key}:{taint.effect}"
 
 
-def _quantity(value: str | float) -> Decimal:
-    try:
-        return parse_quantity(str(value))
-    except ValueError:
-        return Decimal(0)
-
-
 def _amount(name: str, size: Decimal) -> str:
     is_memory = name == RECLAIMED_MEMORY or BATCH_RESOURCES.get(name) == MEMORY
     return format_bytes(float(size)) if is_memory else f"{size:.0f}"
 
 
-def _created_s(pod: PlacedPod) -> float | None:
-    """Return when the pod was created; None if that is unknown or no time."""
-    try:
-        return None if pod.metadata.creation_timestamp is None else parse_timestamp(pod.metadata.creation_timestamp)
-    except ValueError:
-        return None
-
-
 def _cut(message: str) -> str:
-    return message if len(message) <= MAX_MESSAGE_CHARS else f"{message[: MAX_MESSAGE_CHARS - 1]}…"
+    # kube-scheduler appends why no pod is preempted, which repeats the reasons.
+    text = message.partition(" preemption: ")[0]
+    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[: MAX_MESSAGE_CHARS - 1]}…"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from api.placement import PLACEMENT_SCORE_KEY
 from controller.scheduler.cluster_state import ClusterState
 from controller.scheduler.extender_messages import ExtenderBindingArgs
 from controller.scheduler.plugin_chain import PluginChain
@@ -86,11 +87,12 @@ class PodBinder:
             return pod
         if pod.spec.node_name:
             return "" if pod.spec.node_name == node else f"{key} is bound to {pod.spec.node_name} already"
-        if problem := self._check_and_assume(pod, node):
-            return problem
+        score = self._check_and_assume(pod, node)
+        if isinstance(score, str):
+            return score
         self._in_flight.add((uid, node))
         try:
-            await self._client.bind(SCHEDULER_PODS, key, uid, node)
+            await self._client.bind(SCHEDULER_PODS, key, uid, node, {PLACEMENT_SCORE_KEY: f"{score:.1f}"})
         except ApiError as error:
             # After an error of the server, such as a timeout of etcd, the binding may be stored (apiserver/pkg/storage/etcd3).
             # A conflict may be with an earlier request for the same node, whose response was lost.
@@ -116,8 +118,8 @@ class PodBinder:
             return f"{key} has the uid {pod.metadata.uid}, not {uid}: it was deleted and created again"
         return pod
 
-    def _check_and_assume(self, stored: ScheduledPod, node: str) -> str:
-        """Check that the pod still fits, and count it at once; return why it does not fit.
+    def _check_and_assume(self, stored: ScheduledPod, node: str) -> float | str:
+        """Check that the pod still fits, and count it at once; return the node's score, 0 to 100, or why the pod does not fit.
 
         No other request runs between the two: this is the only place where reclaimed resources are given away.
         """
@@ -128,18 +130,19 @@ class PodBinder:
             return f"{key}: {error}"
         if (row := state.nodes.row(node)) is None:
             return f"node {node} is not known"
-        now_s = self._clock()
+        now_s, rows = self._clock(), np.array([row])
+        with state.without(pod.uid):
+            score = float(self._chain.score(pod, state.nodes, rows, now_s)[0])
+            outcome = self._chain.filter(pod, state.nodes, rows, now_s)
         # A planned pod has its resources already; so has a repeated request after one whose result was lost.
         if (pod.uid, node) in state.assumptions:
             state.assume(pod, node, now_s)
-            return ""
-        with state.without(pod.uid):
-            outcome = self._chain.filter(pod, state.nodes, np.array([row]), now_s)
+            return score
         if not outcome.passes[0]:
             numbers = self._chain.plugins[outcome.plugins[0]].describe(pod, state.nodes, row, now_s)
             return f"{node} does not fit {key} any more: {self._chain.reason(outcome, 0).message} ({numbers})"
         state.assume(pod, node, now_s)
-        return ""
+        return score
 
     async def _after_unknown_result(
         self, key: str, uid: str, node: str, problem: str, *, is_final: bool = False

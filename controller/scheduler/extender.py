@@ -18,7 +18,9 @@ from controller.scheduler.extender_messages import (
     MetaVictims,
 )
 from controller.scheduler.gangs import GangRejection, Gangs
-from controller.scheduler.plugin_chain import PluginChain
+from controller.scheduler.node_arrays import BoolArray
+from controller.scheduler.pending_pods import INCOMPLETE_GANG, INVALID_POD, UNKNOWN_NODES
+from controller.scheduler.plugin_chain import FilterOutcome, PluginChain
 from controller.scheduler.scheduling_pod import Amounts, SchedulingPod, parse_scheduling_pod
 
 UNKNOWN_NODE = "node(s) not known to the extender yet"
@@ -33,10 +35,12 @@ class Extender:
         self.state, self.chain, self.gangs = state, chain, Gangs(state, chain)
         self.planned_keys: list[str] = []
         """Other pods of its gang that the latest filter request has planned: kube-scheduler has to try them now."""
+        self.rejecting_plugin = ""
+        """Plugin that rejected most nodes of the latest filter request, or one of OTHER_REJECTIONS; empty if none did."""
 
     def filter(self, args: ExtenderArgs, now_s: float) -> ExtenderFilterResult:
         """Return the nodes that pass every plugin, and the reason of each other one."""
-        names, self.planned_keys = _names(args), []
+        names, self.planned_keys, self.rejecting_plugin = _names(args), [], ""
         if isinstance(names, str):
             return ExtenderFilterResult(error=names)
         rows = self.state.nodes.rows_of(names)
@@ -45,8 +49,10 @@ class Extender:
             gang = self.gangs.choose_node(args.pod, names, rows, now_s)
         except ValueError as error:
             # Not an error of the protocol: the pod waits with this text in its events until it is corrected.
+            self.rejecting_plugin = INVALID_POD
             return ExtenderFilterResult(failed_and_unresolvable_nodes=dict.fromkeys(names, str(error)))
         if isinstance(gang, GangRejection):
+            self.rejecting_plugin = INCOMPLETE_GANG
             return ExtenderFilterResult(failed_and_unresolvable_nodes=dict.fromkeys(names, gang.message))
         if gang is not None:
             node, self.planned_keys = gang
@@ -56,6 +62,7 @@ class Extender:
         with self.state.without(pod.uid):
             outcome = self.chain.filter(pod, self.state.nodes, rows, now_s)
         passes = outcome.passes & is_listed
+        self.rejecting_plugin = self._rejecting_plugin(outcome, is_listed)
         # All are final for this attempt: kube-scheduler's own plugins accepted these nodes, so that its preemption would
         # select no victim there, and report an error for each (preemption.go, DryRunPreemption).
         rejected = {
@@ -64,6 +71,12 @@ class Extender:
         }
         passing = [names[index] for index in np.flatnonzero(passes).tolist()] if rejected else names
         return ExtenderFilterResult(node_names=passing, failed_and_unresolvable_nodes=rejected)
+
+    def _rejecting_plugin(self, outcome: FilterOutcome, is_listed: BoolArray) -> str:
+        sources = outcome.plugins[~outcome.passes & is_listed]
+        if len(sources):
+            return self.chain.plugins[int(np.bincount(sources).argmax())].name
+        return "" if is_listed.all() else UNKNOWN_NODES
 
     def prioritize(self, args: ExtenderArgs, now_s: float) -> list[HostPriority]:
         """Return the score of each node, 0 to 10. An invalid request scores nothing; its filter has the reason."""

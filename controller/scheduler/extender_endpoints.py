@@ -32,6 +32,7 @@ VERBS = ("filter", "prioritize", "bind", "preempt")
 MAX_BODY_BYTES = 8 << 20
 """A pod has at most 1.5 MiB (etcd), and 50,000 names of nodes at most 253 letters each, in practice 40."""
 REQUESTS_METRIC, SECONDS_METRIC = "dioptase_scheduler_requests_total", "dioptase_scheduler_request_seconds_total"
+DURATION_METRIC = "dioptase_scheduler_request_duration_seconds"
 ArgsT = TypeVar("ArgsT")
 JSON_HEADERS = {**RESPONSE_HEADERS, "Content-Type": "application/json"}
 
@@ -115,7 +116,8 @@ class ExtenderEndpoints:
             if not result.error:
                 names = list(result.failed_and_unresolvable_nodes)
                 rows = [] if result.node_names else self._extender.state.nodes.rows_of(names).tolist()
-                self._pending.record_result(args.pod, rows, is_rejected=not result.node_names)
+                plugin = self._extender.rejecting_plugin
+                self._pending.record_result(args.pod, rows, is_rejected=not result.node_names, plugin=plugin)
                 self._pending.retry_now(self._extender.planned_keys)
             return result
 
@@ -154,7 +156,9 @@ class ExtenderEndpoints:
         result = await answer(args)
         failed = bool(getattr(result, "error", ""))
         self._metrics.count(REQUESTS_METRIC, verb, "error" if failed else "done")
-        self._metrics.add(SECONDS_METRIC, time.perf_counter() - began_s, verb)
+        duration_s = time.perf_counter() - began_s
+        self._metrics.add(SECONDS_METRIC, duration_s, verb)
+        self._metrics.observe(DURATION_METRIC, duration_s, verb)
         return web.Response(body=self._encoder.encode(result), headers=JSON_HEADERS)
 
     def _refusal(self, verb: str, status: int, problem: str) -> web.Response:

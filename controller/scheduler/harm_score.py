@@ -11,6 +11,13 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from api.katalyst.harm import (
+    CPU_PRESSURE,
+    HARM_LIMITS,
+    MEMORY_PRESSURE,
+    RECLAIMED_INTERFERENCE,
+    RUNQ_LATENCY_P99,
+)
 from controller.scheduler.node_arrays import CPU_COLUMN, HARM_INDICATORS, FloatArray, NodeArrays
 from controller.scheduler.plugin_chain import ReasonNumbers, RejectionReason, Rows
 from controller.scheduler.resource_fit import PluginWeight
@@ -24,13 +31,13 @@ NEUTRAL_SCORE = 50.0
 class HarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """Values at which a node scores 0. Half of a value scores 50."""
 
-    runq_latency_ms: Annotated[float, Meta(gt=0, le=10_000)] = 10.0
+    runq_latency_ms: Annotated[float, Meta(gt=0, le=10_000)] = 1000 * HARM_LIMITS[RUNQ_LATENCY_P99]
     """Run-queue latency p99 of online pods; the default is the target of the agents' policy `latency`."""
-    cpu_pressure: Share = 0.4
+    cpu_pressure: Share = HARM_LIMITS[CPU_PRESSURE]
     """Share of time in which some task waited for a CPU."""
-    memory_pressure: Share = 0.1
+    memory_pressure: Share = HARM_LIMITS[MEMORY_PRESSURE]
     """Share of time in which some task waited for memory."""
-    interference: Annotated[float, Meta(gt=0, le=1000)] = 0.5
+    interference: Annotated[float, Meta(gt=0, le=1000)] = HARM_LIMITS[RECLAIMED_INTERFERENCE]
     """Seconds per second for which online tasks waited for reclaimed pods."""
     half_life_s: Annotated[float, Meta(ge=1, le=86_400)] = 120.0
     """Age of a report at which it counts half; the score then is half way to that of an unknown node. Agents report usage once

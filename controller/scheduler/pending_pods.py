@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -40,6 +41,11 @@ MAX_RETRIES = 50
 """Pods updated in one interval, those with the highest priority first: more than kube-scheduler schedules meanwhile."""
 
 
+INVALID_POD, INCOMPLETE_GANG, UNKNOWN_NODES, NOT_TRIED = OTHER_REJECTIONS = ("Invalid", "Gang", "Cache", "Unknown")
+"""What rejects a pod besides plugins: its own fields, its gang, nodes that have not been listed yet; or this process has not
+tried it."""
+
+
 class RejectedPod(NamedTuple):
     """Pod that no node of a request fits."""
 
@@ -47,6 +53,10 @@ class RejectedPod(NamedTuple):
     candidates: frozenset[int] | None
     """Rows of the nodes that kube-scheduler's own plugins accept; None if that is not known. Room elsewhere is of no use to
     the pod, and if those plugins accept other nodes later, kube-scheduler notices itself."""
+    plugin: str
+    """Plugin that rejected most nodes at the latest attempt, or one of OTHER_REJECTIONS."""
+    since_s: float
+    """Time of the first rejection, in seconds since the epoch."""
 
 
 class PendingPods:
@@ -70,13 +80,32 @@ class PendingPods:
         """Number of pods that wait."""
         return len(self._rejected)
 
-    def record_result(self, pod: ScheduledPod, rows: Iterable[int], *, is_rejected: bool) -> None:
-        """Record the result of a filter request for these candidate rows."""
+    def record_result(
+        self, pod: ScheduledPod, rows: Iterable[int], *, is_rejected: bool, plugin: str = NOT_TRIED
+    ) -> None:
+        """Record the result of a filter request for these candidate rows, and the plugin that rejected most of them."""
         key = key_of(pod.metadata)
         if is_rejected:
-            self._rejected[key] = RejectedPod(pod.metadata.uid, frozenset(rows))
+            self._reject(key, pod.metadata.uid, frozenset(rows), plugin)
         else:
             self._rejected.pop(key, None)
+
+    def _reject(self, key: str, uid: str, candidates: frozenset[int] | None, plugin: str) -> None:
+        earlier = self._rejected.get(key)
+        since_s = self._clock() if earlier is None or earlier.uid != uid else earlier.since_s
+        self._rejected[key] = RejectedPod(uid, candidates, plugin, since_s)
+
+    def counts_by_plugin(self) -> dict[str, int]:
+        """Return the number of pods by what rejects most nodes for them: every plugin, and OTHER_REJECTIONS."""
+        names = (*(plugin.name for plugin in self._chain.plugins), *OTHER_REJECTIONS)
+        counts = Counter(rejected.plugin for rejected in self._rejected.values())
+        return {name: counts[name] for name in names}
+
+    def oldest_age_s(self) -> float:
+        """Return the time since the first rejection of the pod that waits longest; 0 without pods that wait."""
+        since_s = min((rejected.since_s for rejected in self._rejected.values()), default=None)
+        # A clock that was set back is no negative age.
+        return 0.0 if since_s is None else max(self._clock() - since_s, 0.0)
 
     def adopt_pending(self) -> None:
         """Count every pending pod with reclaimed resources as rejected, and each dedicated_cores pod: an earlier process may
@@ -86,7 +115,7 @@ class PendingPods:
                 # Parsing takes long for the many pods that have a node.
                 parsed = None if pod.spec.node_name else parse_scheduling_pod(pod)
                 if parsed is not None and (parsed.reclaimed != (0, 0) or parsed.level is QoSLevel.DEDICATED):
-                    self._rejected[key] = RejectedPod(pod.metadata.uid, None)
+                    self._reject(key, pod.metadata.uid, None, NOT_TRIED)
         self._rows.update(range(len(self._state.nodes.names)))
         self._changed.set()
 

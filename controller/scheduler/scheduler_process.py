@@ -143,6 +143,9 @@ async def _run(options: ProgramOptions, config: SchedulerConfig) -> None:
             gauges = {"nodes": len(state.nodes), "pending_pods": len(pending), "assumed_pods": len(state.assumptions)}
             for name, value in (*gauges.items(), ("problems", len(cache.problems()))):
                 metrics.set(f"dioptase_scheduler_{name}", [((), value)])
+            metrics.set("dioptase_scheduler_oldest_pending_seconds", [((), pending.oldest_age_s())])
+            by_plugin = pending.counts_by_plugin().items()
+            metrics.set("dioptase_scheduler_pending_pods_by_plugin", [((name,), count) for name, count in by_plugin])
 
         exposition = ControllerExposition(metrics, client, set_gauges)
         exposition.watch(cache.informers, {})

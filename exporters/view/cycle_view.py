@@ -65,6 +65,7 @@ from exporters.view.decision_view import (
     shadow_view,
 )
 from exporters.view.descendant_sums import sum_descendants
+from exporters.view.placement_view import HarmIndicatorView, PlacementView, harm_views, placement_views
 
 MAX_SHOWN_AGGRESSORS = 6
 """Number of aggressors listed per cgroup, the worst ones; the rest is one number."""
@@ -166,6 +167,12 @@ def with_evaluated_latency(view: ContainerView, evaluated: RunqLatency | None) -
     if evaluated_wait is None:
         return view
     return msgspec.structs.replace(view, evaluated_wait=msgspec.structs.replace(evaluated_wait, slots=None))
+
+
+def evaluated_p99_us(container: ContainerView) -> float | None:
+    """Return the run-queue latency p99 that policies evaluate; as measured, if they do not evaluate this container."""
+    wait = container.evaluated_wait or container.wait
+    return None if wait is None else wait.p99_us
 
 
 def other_cgroup_view(
@@ -400,6 +407,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryAdvice | None = None
     """Memory advice; its changes of cgroups are in `changes`."""
     node: NodeView = NodeView()
+    harm: tuple[HarmIndicatorView, ...] = ()
+    """Indicators of harm as the agent reports them to the scheduler."""
+    placements: tuple[PlacementView, ...] = ()
+    """Reclaimed pods that were placed here last; empty if the source of pods has no times."""
     containers: tuple[ContainerView, ...]
     others: tuple[ContainerView, ...] = ()
     """Cgroups without a listed pod: first those with most activity, then idle ones with most memory; `cpu_cores` excludes
@@ -477,6 +488,8 @@ def build_view(finished: Cycle, node_name: str = "") -> View:
         cards=advice.cards if advice else (),
         memory=_without_knob_requests(finished.memory),
         node=node_view(snapshot, previous, change.node.interval_ns if change else None, ended, reclaims.values()),
+        harm=harm_views(finished),
+        placements=placement_views(snapshot.pods),
         containers=containers,
         others=_other_cgroups(snapshot, previous, change, reclaims, listed) if previous and change else (),
         other_cgroups=sum(path not in listed for path in snapshot.cgroups),
@@ -512,6 +525,8 @@ def past_view(view: View) -> View:
         memory=None,
         evictions=None,
         totals=None,
+        harm=(),
+        placements=(),
         headroom=None,
         reported_headroom=None,
     )

@@ -25,15 +25,19 @@ from agent.config.config import AgentConfig
 from agent.dynamic_config.effective import effective_configuration
 from agent.dynamic_config.merge import resolve_config
 from api.diagnostics import DoctorCheck, EffectiveConfiguration
+from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from common.http.web_config import WebConfig
 from common.yaml_guard import check_yaml
 from kube.client import KubeClient
+from kube.objects import format_timestamp
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.external_cluster import ExternalCluster
 from tests.cluster.fleet import Agents, Fleet, Reviewing
+from tests.cluster.katalyst import CNRS
 from tests.cluster.objects import a_pod
-from tests.cluster.server import Refused, Server
+from tests.cluster.server import MERGE, Refused, Server
+from tests.cluster.test_scheduler import a_cnr
 from tests.exporters.certificates import Authority
 
 pytestmark = pytest.mark.cluster
@@ -184,6 +188,45 @@ def test_a_pending_pod_is_explained_by_what_it_waits_for(
     assert done.returncode == 1
     chosen = json.loads(call("doctor", "-o", "json").stdout)
     assert "pending pods" not in [row["name"] for row in chosen], "-l selects nodes, on which it is not"
+
+
+def test_placements_and_harm_come_from_the_api_server_where_no_agent_answers(
+    fleet: Fleet, agents: Agents, definitions: Server, call: Call
+) -> None:
+    """A CustomNodeResource offers 3 cores; one pod got the node ten minutes ago, and another one requests too much."""
+    fleet.agent("a", agents.closed())
+    node, now_s = fleet.name("a"), time.time()
+    definitions.ask("POST", CNRS, a_cnr(node))
+    usage = {"cpu": "700m", "memory": "1Gi"}
+    metrics = {
+        "updateTime": format_timestamp(now_s),
+        "nodeMetric": {"genericUsage": {"dioptase.io/runq_latency_p99": "4m", "dioptase.io/cpu_pressure": "100m"}},
+        "groupMetric": [{"QoSLevel": "reclaimed_cores", "genericUsage": usage}],
+    }
+    amounts = {RECLAIMED_CPU: "3k", RECLAIMED_MEMORY: "8Gi"}
+    status = {"resources": {"allocatable": amounts}, "nodeMetricStatus": metrics}
+    definitions.ask("PATCH", f"{CNRS}/{node}/status", {"status": status}, MERGE)
+    pods = f"/api/v1/namespaces/{fleet.namespace}/pods"
+    for name, spec in (("train", {"nodeName": node}), ("large", {"schedulerName": "any-scheduler"})):
+        pod = a_pod(name, "reclaimed_cores", resources={"limits": {RECLAIMED_CPU: "2k" if name == "train" else "4k"}})
+        pod["metadata"]["annotations"]["dioptase.io/placement-score"] = "64.4"
+        definitions.ask("POST", pods, {**pod, "spec": {**pod["spec"], **spec}})
+        condition = {"type": "PodScheduled", "status": str(name == "train"), "reason": "Unschedulable"}
+        condition |= {"lastTransitionTime": format_timestamp(now_s - 600), "message": "0/1 nodes are available"}
+        definitions.ask("PATCH", f"{pods}/{name}/status", {"status": {"conditions": [condition]}}, MERGE)
+    (row,) = json.loads(call("top", "-o", "json").stdout)
+    reclaimed = {name: row["reclaimed"].get(name) for name in ("allocatable_cores", "requested_cores", "pods")}
+    assert reclaimed == {"allocatable_cores": 3.0, "requested_cores": 2.0, "pods": 1}
+    assert (row["reclaimed"]["harm_share"], row["used_cores"]) == (pytest.approx(0.4), 0.7)
+    latest = json.loads(call("top", "placements", node, "-o", "json").stdout)
+    assert [(each["pod"], each["node"], each["score"]) for each in latest] == [(f"{fleet.namespace}/train", node, 64.4)]
+    assert now_s - latest[0]["placed_s"] == pytest.approx(600, abs=2)
+    reasons = json.loads(call("top", "pending", "-o", "json").stdout)
+    (reason,) = [each for each in reasons if f"{fleet.namespace}/large" in each["pods"]]
+    assert f"{node} has 1000 left, 3000 short" in reason["detail"]
+    text = call("top").stdout
+    assert re.search(rf"^{fleet.namespace}/train +{node} +10 min +64$", text, re.MULTILINE), text
+    assert "PENDING" not in text, "-l selects nodes, on which pending pods are not"
 
 
 def test_a_wrong_scheme_is_reported(fleet: Fleet, agents: Agents, call: Call, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from urllib.error import HTTPError
 
 import pytest
 
+from api.placement import PLACEMENT_SCORE_KEY
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from controller.scheduler.pending_pods import RETRY_ANNOTATION
 from tests.cluster import audit
@@ -108,6 +109,8 @@ def test_a_pod_is_bound_where_the_cnr_offers_enough_and_else_its_explanation_has
 ) -> None:
     create(definitions, "large", 12_000)
     wait("the only node that offers 12 cores", lambda: node_of(definitions, "large") == "plenty", 120)
+    annotations = definitions.ask("GET", f"{PODS}/large")["metadata"]["annotations"]
+    assert 0 < float(annotations[PLACEMENT_SCORE_KEY]) <= 100, "the API server adds annotations of a Binding to the pod"
     create(definitions, "second", 12_000)
     # Other tests may have left further nodes.
     wait(

@@ -87,6 +87,26 @@ def test_the_command_reports_invalid_options(
     assert message in result.output
 
 
+async def test_a_histogram_has_cumulative_buckets_and_the_sum() -> None:
+    name = "dioptase_scheduler_request_duration_seconds"
+    values = MetricValues()
+    for seconds in (0.001, 0.0015, 0.03, 40.0):
+        values.observe(name, seconds, "filter")
+    async with KubeClient(ApiAccess("http://127.0.0.1:1", ApiCredentials()), "test") as client:
+        for accept in ("", "application/openmetrics-text"):
+            text = ControllerExposition(values, client).render(accept, 0)[0].decode()
+            samples = {
+                (sample.name.removeprefix(name), sample.labels.get("le", "")): sample.value
+                for family in text_string_to_metric_families(text)
+                for sample in family.samples
+                if sample.name.startswith(name)
+            }
+            counts = {le: value for (suffix, le), value in samples.items() if suffix == "_bucket"}
+            assert (counts["0.001"], counts["0.002"], counts["0.02"], counts["0.05"], counts["30.0"]) == (1, 2, 2, 3, 3)
+            assert (counts["+Inf"], samples["_count", ""]) == (4, 4)
+            assert samples["_sum", ""] == pytest.approx(40.0325)
+
+
 async def test_health_readiness_and_metrics_over_http() -> None:
     tally = MetricValues()
     tally.count("dioptase_lifecycle_evictions_total", "budget")

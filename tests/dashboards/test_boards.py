@@ -114,10 +114,15 @@ def test_series_of_nodes_are_grouped_by_job_and_instance() -> None:
     """Two jobs may scrape the same address; a match on the instance alone fails there, and a sum counts twice."""
     requests = [*panel_queries(), *((rule.record or rule.alert, rule.expr) for rule in rules())]
     groups = {(name, group) for name, expr in requests for group in re.findall(r"\b(?:by|on) \(([^)]*)\)", expr)}
-    # Those of the boards fleet and worth are sums over nodes, or of the controller, of which one replica at a time works.
-    of_nodes = {
-        (name, group) for name, group in groups if not name.startswith(("fleet: ", "worth: ", "DioptaseControllerIdle"))
-    }
+    # Those of the boards fleet and worth are sums over nodes, or of controller and extender, of which one replica works.
+    of_jobs = (
+        "fleet: ",
+        "worth: ",
+        "DioptaseControllerIdle",
+        "DioptaseExtenderSilent",
+        "dioptase:scheduler_extenders:count",
+    )
+    of_nodes = {(name, group) for name, group in groups if not name.startswith(of_jobs)}
     assert {
         (name, group) for name, group in of_nodes if not group.startswith("job, instance") and group != "le"
     } == set()

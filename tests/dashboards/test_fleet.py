@@ -55,6 +55,14 @@ def tally() -> MetricValues:
     values.count("dioptase_lifecycle_taints_total", "taint", "done")
     values.count("dioptase_webhook_reviews_total", "pod-mutation", "failed")
     values.set("dioptase_webhook_certificate_expiry_timestamp_seconds", [((), time.time() + 86_400)])
+    # The extender has a process of its own, and the same exposition.
+    values.set("dioptase_scheduler_nodes", [((), 100)])
+    values.set("dioptase_scheduler_oldest_pending_seconds", [((), 2400)])
+    plugins = {"QoSAwareNodeResourcesFit": 12, "QoSTaints": 3, "Unknown": 0}
+    values.set("dioptase_scheduler_pending_pods_by_plugin", [((name,), count) for name, count in plugins.items()])
+    for verb, result in (("filter", "done"), ("filter", "error"), ("bind", "done"), ("bind", "error")):
+        values.count("dioptase_scheduler_requests_total", verb, result)
+        values.observe("dioptase_scheduler_request_duration_seconds", 0.004, verb)
     return values
 
 
@@ -165,6 +173,20 @@ def test_the_worst_nodes_are_nodes(scraped: Prometheus, feed: Feed) -> None:
     # 26 ms over a target of 5 ms: the 99th is 19/20 through the slot from 16.384 to 32.768 ms.
     waits = {round(value, 3) for _, value in scraped.query(panel("Longest run-queue latency relative to the target"))}
     assert waits == {round((0.016384 + 0.95 * 0.016384) / RICH_ABOUT.runq_latency_target_s, 3)}
+
+
+def test_pending_pods_and_placements_are_those_of_the_extender_and_of_the_agents(scraped: Prometheus) -> None:
+    pending = scraped.query(panel("Pending pods by the plugin that rejects most nodes"))
+    assert {labels["plugin"]: value for labels, value in pending} == {
+        "QoSAwareNodeResourcesFit": 12, "QoSTaints": 3, "Unknown": 0,
+    }  # fmt: skip
+    assert scraped.value(panel("Longest wait of a pending pod")) == 2400
+    assert {labels["result"] for labels, _ in scraped.query(panel("Placements"))} == {"done", "error"}
+    for title in ("Nodes with most reclaimed pods", "Nodes with most new reclaimed pods"):
+        assert [value for _, value in scraped.query(panel(title))] == [1, 1], title
+    ((alert, _),) = until(lambda: scraped.query('ALERTS{alertname="DioptaseReclaimedPodsPending"}'))
+    assert alert["alertstate"] == "pending"
+    assert scraped.query('ALERTS{alertname="DioptaseExtenderSilent"}') == []
 
 
 def test_versions_and_hashes_are_counted(scraped: Prometheus) -> None:

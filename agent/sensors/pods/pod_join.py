@@ -22,6 +22,7 @@ from agent.sensors.cgroup.pod_cgroup_paths import (
     find_container_cgroup,
     is_valid_id,
 )
+from agent.sensors.pods.pod_conditions import KubeletPodCondition, is_resize_pending, placement_time_s
 from agent.sensors.pods.pod_spec import (
     KNOWN_RESOURCES,
     MAX_PROBLEMS,
@@ -77,8 +78,6 @@ MAX_CONTAINERS = 256
 """Containers of one kind in a pod: an object of 1.5 MiB can have twenty thousand."""
 MAX_LABELS = 1024
 """Labels of a pod, and separately its annotations."""
-RESIZE_PENDING = "PodResizePending"
-"""Condition of a pod whose resize the kubelet defers or refuses (KEP-1287)."""
 _UNGRANTED_RESIZES = ("Proposed", "Deferred", "Infeasible")
 MIRROR_ANNOTATION, SOURCE_ANNOTATION = "kubernetes.io/config.mirror", "kubernetes.io/config.source"
 SOURCE_API = "api"
@@ -148,11 +147,6 @@ class KubeletContainerStatus(msgspec.Struct, frozen=True):
         return _quantity_or_zero(requests, resource)
 
 
-class KubeletPodCondition(msgspec.Struct, frozen=True):
-    type: str = ""
-    status: str = ""
-
-
 class KubeletPodStatus(msgspec.Struct, frozen=True, rename="camel"):
     phase: str | None = None
     qos_class: str | None = None
@@ -207,10 +201,7 @@ class KubeletPod(msgspec.Struct, frozen=True):
     @property
     def is_resize_refused(self) -> bool:
         """Whether the kubelet has not granted what the spec requests."""
-        conditions = self.status.conditions or ()
-        return self.status.resize in _UNGRANTED_RESIZES or any(
-            condition.type == RESIZE_PENDING and condition.status == "True" for condition in conditions
-        )
+        return self.status.resize in _UNGRANTED_RESIZES or is_resize_pending(self.status.conditions or ())
 
     @property
     def is_unobserved(self) -> bool:
@@ -497,6 +488,7 @@ def pod_from_kubelet(kube: KubeletPod, cgroups: Mapping[str, str], context: PodP
         pod,
         uid=kube.uid,
         grace_s=None if grace_s is None else float(max(grace_s, 0)),
+        placed_s=placement_time_s(kube.status.conditions or ()),
         terminating=metadata.deleted_at is not None,
         address=scrape_address(kube.status.pod_ip, host_network=bool(spec.host_network)),
         problems=limit_sentences((*problems, *pod.problems), MAX_PROBLEMS),

@@ -10,6 +10,7 @@ import { derive, label, latest, podDirectories, shorten, watching } from "/stati
 import { HeatMap } from "/static/heat.js";
 import { showMemory, showThreads } from "/static/kernel.js";
 import { Matrix } from "/static/matrix.js";
+import { showPlacements } from "/static/placements.js";
 import { showAway, showHeader, showLimits, showPaused, showSources, showTiles } from "/static/panels.js";
 import { RunqLatencyChart, showRunqLatency } from "/static/runq_latency.js";
 import { Timeline } from "/static/timeline.js";
@@ -178,6 +179,7 @@ function draw() {
   evictions.show(view.evictions);
   showAdvice(view);
   showWorth(view);
+  showPlacements(view);
   const drawn = marks(rows);
   charts[0].update(rows, drawn.filter(({ entry }) => entry.outcome.status === "applied"));
   for (const chart of charts.slice(1)) chart.update(rows);

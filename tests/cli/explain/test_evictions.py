@@ -130,10 +130,13 @@ def test_a_threshold_is_explained_by_its_rule_and_inputs() -> None:
     assert list(threshold_text(view.thresholds[0]))[3:] == [
         ("because", "12 are requested."),
         ("rule", "hard_threshold_met, threshold 10"),
-        ("inputs", "requested 12 (from pods)"),
-        ("", f"{headroom_input} 2 (from the reported headroom)"),
-        ("", "factor 5 (from the settings)"),
-        ("", "pods 3 (from pods)"),
+        (
+            "inputs",
+            (
+                f"requested 12 (from pods), {headroom_input} 2 (from the reported headroom), "
+                "factor 5 (from the settings), pods 3 (from pods)"
+            ),
+        ),
     ]
 
 

@@ -16,6 +16,9 @@ from cli import formats
 from cli.explain.answer import Explanation, explain_target, is_about_target, knob_histories, known_targets
 from cli.explain.command import explain
 from cli.explain.report import explanation_text, reason_text
+from cli.fleet.agent_endpoints import AgentEndpoint
+from cli.fleet.api_server import AgentReply
+from cli.fleet.node_table import node_row
 from cli.top.summary import cycle_line
 from exporters.view.cycle_view import build_view
 from tests.builders import colocation_run
@@ -58,7 +61,7 @@ def test_a_knob_is_explained_by_its_newest_decision(agent: AgentServer) -> None:
     assert len(values) == 10, "the waits that the pods cause themselves are not known yet"
     for name, value in values.items():
         assert f"{name} {value:g}" in flat if isinstance(value, float) else f"{name} {value}" in flat
-    assert f"wait_ms {verdict.inputs['wait_ms']:g} (from waits)" in flat
+    assert f"wait_ms {verdict.inputs['wait_ms']:g} (from waits since the previous cycle)" in flat
     assert "between ticks: run-queue latency of online pods exceeded its limit" in flat
     assert "cpu.idle" not in flat
 
@@ -66,7 +69,7 @@ def test_a_knob_is_explained_by_its_newest_decision(agent: AgentServer) -> None:
 def test_the_age_and_state_of_the_sources_end_the_explanation() -> None:
     flat = " ".join(" ".join(explanation_text(explanation_of("cpu.idle"), LATER_NS, 100)).split())
     assert "Now: cycle 206, 2 s ago, --act on" in flat
-    assert "✓ waits tp_btf: 2 s old, took 310 µs" in flat
+    assert "✓ 2 s old: pods, topology, node, cgroups, waits tp_btf" in flat
     assert f"✕ psi: failed: {colocation_run.FAILING.error}; {colocation_run.FAILING.remedy}" in flat
 
 
@@ -93,12 +96,11 @@ def test_readings_that_are_older_than_the_cycle_have_their_own_ages() -> None:
             explanation_text(explanation_of(None, msgspec.structs.replace(RUN, rounds=[finished])), LATER_NS, 300)
         ).split()
     )
-    assert "✓ node: 2 s old, took 190 µs; zones, vmstat, NUMA nodes, disks and file systems: 5 s old" in flat
-    assert "✓ cgroups: 2 s old, took 1.45 ms; memory.stat, numa_stat and io.stat of pods: 6 s old" in flat, (
-        "no pod's: 7"
-    )
-    assert "✓ indicators: 2 s old, took 1.00 µs; the oldest: 3 s old" in flat
-    assert "✓ waits tp_btf: 2 s old, took 310 µs ✕" in flat
+    assert "✓ node: 2 s old; zones, vmstat, NUMA nodes, disks and file systems: 5 s old" in flat
+    assert "✓ cgroups: 2 s old; memory.stat, numa_stat and io.stat of pods: 6 s old" in flat, "no pod's: 7"
+    assert "✓ indicators: 2 s old; the oldest: 3 s old" in flat
+    assert "sources ✕ psi: failed" in flat, "what failed comes first"
+    assert flat.endswith("✓ 2 s old: pods, topology, waits tp_btf")
 
 
 @pytest.mark.parametrize(
@@ -107,12 +109,30 @@ def test_readings_that_are_older_than_the_cycle_have_their_own_ages() -> None:
         ("low_bytes", "files of the node, up to 5 s old"), ("need_bytes", "files of cgroups, up to 5 s old"),
         ("cap_bytes", "limits, up to 30 s old"), ("avg10", "cgroups"), ("promised", "the reported headroom"),
         ("requested", "pods"), ("rounds", "earlier cycles"), ("for_s", "earlier cycles"), ("factor", "the settings"),
-        ("wait_ms", "waits"),
+        ("wait_ms", "waits since the previous cycle"),
     ],
 )  # fmt: skip
 def test_an_input_has_its_source_and_the_maximum_age_of_that(name: str, source: str) -> None:
     verdict = Reason(rule="r", text="t", inputs={name: 1.5, "victims": 2})
-    assert list(reason_text(verdict))[2:] == [("inputs", f"{name} 1.5 (from {source})"), ("", "victims 2")]
+    assert list(reason_text(verdict))[2:] == [("inputs", f"{name} 1.5 (from {source}), victims 2")]
+
+
+def test_the_longest_wait_is_the_number_that_top_shows() -> None:
+    """The table of `kubectl dioptase top` and the explanation read one number of one cycle, with its window."""
+    last = RUN.rounds[-1]
+    wait = explanation_of("cpu.max").now.wait
+    assert wait is not None
+    row = node_row(AgentReply(AgentEndpoint(node="n"), build_view(last)))
+    assert (wait.p99_us, wait.pod, wait.interval_s) == (row.wait_p99_us, row.wait_pod, 1.0)
+    flat = " ".join(" ".join(explanation_text(explanation_of("cpu.max"), LATER_NS, 100)).split())
+    assert f"run-queue latency p99 of {wait.pod} is {formats.duration(wait.p99_us)}, the longest of online" in flat
+
+
+def test_the_reclaim_pool_is_explained_within_one_screen() -> None:
+    """The answer, how much reclaimed pods may use and why, comes first; a terminal has 24 lines or more."""
+    lines = list(explanation_text(explanation_of("reclaim"), LATER_NS, 100))
+    assert [line.split()[0] for line in lines[1:3]] == ["reclaimable", "because"]
+    assert len(lines) <= 40
 
 
 def test_an_event_is_shown_as_it_was_with_the_later_decision() -> None:

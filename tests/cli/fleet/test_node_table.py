@@ -18,9 +18,10 @@ from cli.fleet.node_table import (
     node_table,
     pod_rows,
     pod_table,
+    problem_text,
 )
 from cli.tables import TableHeading, format_node_names, format_table
-from exporters.view.cycle_view import BlameView, View, build_view
+from exporters.view.cycle_view import BlameView, RunqLatencyView, View, build_view
 from exporters.view.decision_view import eviction_view
 from tests.builders.four_cpu_node import BATCH, bare_cycle
 from tests.builders.full_node import RICH_EVICTIONS, full_cycle
@@ -48,14 +49,19 @@ def test_a_node_with_a_shortage_lists_conditions_and_evictions() -> None:
     changed = eviction_view(msgspec.structs.replace(full_cycle(), evictions=RICH_EVICTIONS))
     assert changed is not None
     row = node_row(reply(view=msgspec.structs.replace(VIEW, evictions=changed)))
-    assert node_status(row) == (
-        f"on, {VIEW.action} · ✕ MemoryPressure · ✕ terminating: default/batch · "
-        "✕ eviction blocked: default/needed (budget) · ✕ without psi"
+    assert node_status(row) == f"✕ on, {VIEW.action}"
+    assert problem_text(row) == (
+        "MemoryPressure · terminating: default/batch · eviction blocked: default/needed (budget) · without psi"
     )
     many = msgspec.structs.replace(row, conditions=(), held={}, terminating=tuple(f"a/{i}" for i in range(5)))
-    assert "✕ terminating: a/0, a/1, a/2, 2 more ·" in node_status(many)
+    assert "terminating: a/0, a/1, a/2, 2 more ·" in problem_text(many)
     calm = msgspec.structs.replace(VIEW, evictions=None)
-    assert node_status(node_row(reply(view=calm))) == f"on, {VIEW.action} · ✕ without psi"
+    assert problem_text(node_row(reply(view=calm))) == "without psi"
+    well = msgspec.structs.replace(calm, sources=())
+    assert (node_status(node_row(reply(view=well))), problem_text(node_row(reply(view=well)))) == (
+        f"on, {VIEW.action}",
+        "",
+    )
 
 
 def test_an_unreachable_agent_has_the_reason_and_the_clusters_data() -> None:
@@ -66,7 +72,7 @@ def test_an_unreachable_agent_has_the_reason_and_the_clusters_data() -> None:
 def test_a_first_round_has_no_rates_and_no_advice() -> None:
     row = node_row(reply(view=build_view(bare_cycle()), cpu=""))
     assert (row.allocatable_cores, row.busy_cores, row.reclaimable_cores, row.harm_ms, row.wait_p99_us) == (None,) * 5
-    assert node_table([row])[1].split()[1:] == ["0", *formats.ABSENT * 9, "off,", "no", "advice"]
+    assert node_table([row])[1].split()[1:] == ["0", *formats.ABSENT * 14, "off,", "no", "advice"]
 
 
 @pytest.mark.parametrize(
@@ -88,10 +94,29 @@ def test_interference_counts_waits_for_reclaimed_pods(blame: BlameView | None, e
 
 def test_sums_skip_unknown_values() -> None:
     rows = [node_row(reply("n1")), node_row(reply("n2")), node_row(reply("n3", None, "gone"))]
-    last = node_table(rows)[-1].split()
-    assert last[:7] == ["3", "nodes", "8", "11.76", "7.50", "5.00", "4.50"]
-    assert node_table(rows)[-1].endswith("✕ 1 unknown")
-    assert len(node_table(rows[:1])) == 2, "one node needs no sum"
+    last, *problems = node_table(rows)[4:]
+    assert last.split()[:7] == ["3", "nodes", "8", "11.76", "7.50", "5.00", "4.50"]
+    assert last.endswith("✕ 1 unknown")
+    assert problems[1:] == ["✕ n3: gone"]
+    assert len(node_table([node_row(reply(view=msgspec.structs.replace(VIEW, evictions=None, sources=())))])) == 2, (
+        "one node needs no sum"
+    )
+
+
+def test_the_wait_is_that_which_policies_evaluate() -> None:
+    """A container's own throttling is no wait that reclaimed pods cause: explain has the number without it, so this has too."""
+    (web,) = (each for each in VIEW.containers if each.pod == "default/web")
+    assert (web.wait, web.evaluated_wait) != (None, None)
+    measured = RunqLatencyView(count=10, mean_us=1.0, p50_us=1.0, p99_us=9000.0, slots=None)
+    evaluated = msgspec.structs.replace(measured, p99_us=700.0, p50_us=2.0)
+
+    def of(**waits: RunqLatencyView | None) -> AgentReply[View]:
+        return reply(view=msgspec.structs.replace(VIEW, containers=(msgspec.structs.replace(web, **waits),)))
+
+    both = of(wait=measured, evaluated_wait=evaluated)
+    assert node_row(both).wait_p99_us == 700
+    assert [(row.wait_p50_us, row.wait_p99_us) for row in pod_rows(both)] == [(2.0, 700.0)]
+    assert node_row(of(wait=measured, evaluated_wait=None)).wait_p99_us == 9000
 
 
 @pytest.mark.parametrize(
@@ -110,7 +135,7 @@ def test_the_largest_nodes_come_first(by: str, expected: str) -> None:
 def test_names_from_outside_move_no_cursor() -> None:
     text = "\n".join(node_table([node_row(reply("n\x1b[31m", None, "bad\nline"))]))
     assert "\x1b" not in text
-    assert text.count("\n") == 1
+    assert text.count("\n") == 2
 
 
 def test_pods_are_chosen_by_name_and_sorted() -> None:

@@ -13,14 +13,8 @@ from api.interfaces import Unavailable
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from cli.doctor import check_pending_pods
 from cli.fleet.findings import pending_findings
-from cli.fleet.pending_pods import (
-    OfferingNode,
-    PendingReason,
-    PlacedPod,
-    list_pending_reasons,
-    pending_reason_of,
-    pending_reasons,
-)
+from cli.fleet.pending_pods import PendingReason, list_pending_reasons, pending_reason_of, pending_reasons
+from cli.fleet.reclaimed_pods import OfferingCnr, OfferingNode, PlacedPod
 from tests.builders.api_server import FakeApiServer
 
 NOW_S = 1_800_000_000.0
@@ -168,6 +162,36 @@ def test_batch_resources_of_koordinator_are_reclaimed_and_compared_by_their_own_
         koordinator_pod(annotations={"katalyst.kubewharf.io/qos_level": "shared_cores"}),
     ):
         assert not other.is_pending_reclaimed
+
+
+def cnr(name: str, cpu: str) -> OfferingCnr:
+    status = {"resources": {"allocatable": {RECLAIMED_CPU: cpu}}}
+    return msgspec.convert({"metadata": {"name": name}, "status": status}, OfferingCnr)
+
+
+def test_a_pod_of_a_scheduler_with_the_extender_is_compared_with_what_custom_node_resources_offer() -> None:
+    """Its Nodes need no extended resources, and the default scheduler's pods do not count by CustomNodeResources."""
+    spec = {"schedulerName": "katalyst-scheduler"}
+    running = pod("first", cpu="1500", phase="Running", spec={"nodeName": "node1"})
+    (reason,) = pending_reasons([pod("batch", spec=spec), running], [node("node1")], NOW_S, [cnr("node1", "2k")])
+    assert reason.detail == "it requests 1000 of reclaimed_millicpu: node1 has 500 left, 500 short"
+    (reason,) = pending_reasons([pod("batch", spec=spec)], [node("node1")], NOW_S, [cnr("node1", "2k")])
+    assert reason.detail == "its scheduler reports: 0/2 nodes: no."
+    (reason,) = pending_reasons([pod("batch")], [node("node1")], NOW_S, [cnr("node1", "2k")])
+    assert reason.detail == "it requests 1000 of reclaimed_millicpu, which no node offers"
+
+
+def test_why_no_pod_is_preempted_is_left_out_of_the_schedulers_message() -> None:
+    message = (
+        "0/2 nodes are available: 2 node(s) had a taint. preemption: 0/2 nodes are available: 2 No preemption victims."
+    )
+    reason = only([pod("batch", status={"conditions": [{**UNSCHEDULABLE, "message": message}]})], [node("n", cpu="2k")])
+    assert reason.detail == "its scheduler reports: 0/2 nodes are available: 2 node(s) had a taint."
+
+
+def test_the_age_of_a_reason_is_that_of_its_oldest_pod() -> None:
+    pods = [pod(f"job-{i}", creationTimestamp=f"2027-01-15T07:{50 + i}:00Z") for i in range(3)]
+    assert only(pods, [node("node1", cpu="500")]).since_s == NOW_S - 600
 
 
 def test_a_long_message_is_cut() -> None:

@@ -143,6 +143,16 @@ async def test_pods_that_have_ended_are_not_watched() -> None:
         assert "fieldSelector" not in next(each.query for each in server.requests if each.path == "/api/v1/nodes")
 
 
+async def test_a_bound_pod_carries_the_score_of_its_node() -> None:
+    """LeastAllocated of 1000 of 3000 millicores: two thirds are left. Memory is not requested, and not offered."""
+    server = BindingServer(1)
+    async with binding(server, Clock()) as (binder, _):
+        assert await binder.bind(args("p0")) == ""
+    (body,) = (each.body for each in server.requests if each.path.endswith("/binding"))
+    assert body["metadata"]["annotations"].keys() == {"dioptase.io/placement-score"}
+    assert 0 < float(body["metadata"]["annotations"]["dioptase.io/placement-score"]) <= 67
+
+
 async def test_of_ten_pods_at_once_as_many_are_bound_as_fit() -> None:
     server = BindingServer(10)
     async with binding(server, Clock()) as (binder, cache):

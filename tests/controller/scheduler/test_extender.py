@@ -98,6 +98,13 @@ async def test_filter_and_prioritize_as_kube_scheduler_sends_them() -> None:
         assert len(service.pending) == 0
         await service.post("filter", request_body("20k"))
         assert len(service.pending) == 1, "no node fits"
+        assert service.pending.counts_by_plugin()["QoSAwareNodeResourcesFit"] == 1
+        await service.post("filter", request_body("2k", ["small", "unknown"]))
+        assert service.pending.counts_by_plugin()["QoSAwareNodeResourcesFit"] == 1
+        await service.post("filter", request_body("2k", ["unknown"]))
+        assert service.pending.counts_by_plugin()["Cache"] == 1
+        await service.post("filter", request_body("-5"))
+        assert service.pending.counts_by_plugin()["Invalid"] == len(service.pending) == 1
         await service.post("filter", request_body("1"))
         assert len(service.pending) == 0
 

@@ -85,6 +85,25 @@ async def test_a_pod_that_is_bound_deleted_or_fits_no_longer_waits(waiting: Wait
     assert waiting.due() == ["left"]
 
 
+async def test_waiting_pods_are_counted_by_what_rejects_them_and_age_from_their_first_rejection() -> None:
+    async with FakeApiServer().client() as client:
+        cache, now_s = SchedulerCache(client, ClusterState()), [NOW_S]
+        pending = PendingPods(
+            client, cache.pods, cache.state, PluginChain((ResourceFit(FitSettings()),)), lambda: now_s[0]
+        )
+        assert (pending.oldest_age_s(), sum(pending.counts_by_plugin().values())) == (0, 0)
+        first, second = a_pod("first", 1000), a_pod("second", 1000)
+        pending.record_result(first, (), is_rejected=True, plugin="QoSAwareNodeResourcesFit")
+        now_s[0] += 60
+        pending.record_result(second, (), is_rejected=True, plugin="Gang")
+        pending.record_result(first, (), is_rejected=True, plugin="Gang")
+        assert pending.oldest_age_s() == 60
+        counts = {"QoSAwareNodeResourcesFit": 0, "Invalid": 0, "Gang": 2, "Cache": 0, "Unknown": 0}
+        assert pending.counts_by_plugin() == counts
+        pending.record_result(first, (), is_rejected=False)
+        assert (pending.oldest_age_s(), pending.counts_by_plugin()["Gang"]) == (0, 1)
+
+
 async def test_after_a_restart_every_pending_pod_with_reclaimed_resources_is_tried_once(waiting: Waiting) -> None:
     waiting.apply(a_pod("batch", 1000))
     waiting.apply(a_pod("other"))
