@@ -108,9 +108,9 @@ class DeschedulerController:
         ready = self._observe(loads, classes)
         report = self._describe(loads, classes, now_s)
         if len(classes.targets) <= args.number_of_nodes:
-            found = len(classes.targets)
             message = (
-                f"{found} nodes may take pods, more than {args.number_of_nodes} are needed (lowNodeLoad.numberOfNodes)"
+                f"{len(classes.targets)} nodes may take pods, more than {args.number_of_nodes} are needed"
+                " (lowNodeLoad.numberOfNodes)"
             )
             report = msgspec.structs.replace(report, halt=DeschedulerHalt.TARGETS, message=message)
             ready = []

@@ -155,13 +155,13 @@ def estimate_usage(
     """
     result: dict[str, list[float]] = {pod.uid: [0.0, 0.0] for pod in pods}
     for column in (CPU_COLUMN, MEMORY_COLUMN):
-        known = {level: usage[column] for level, usage in groups.items() if not math.isnan(usage[column])}
+        measured = {level: usage[column] for level, usage in groups.items() if not math.isnan(usage[column])}
         for level in {pod.level for pod in pods}:
             members = [pod for pod in pods if pod.level is level]
             weights = [_weight(pod.load_basis, column) for pod in members]
-            total = known.get(level)
+            total = measured.get(level)
             if total is None:
-                rest = max(node_usage[column] - sum(known.values()), 0.0)
+                rest = max(node_usage[column] - sum(measured.values()), 0.0)
                 total = min(sum(pod.load_basis[column] for pod in members) * factors[column], rest)
             for pod, weight in zip(members, weights, strict=True):
                 result[pod.uid][column] = total * weight / sum(weights)
@@ -198,7 +198,7 @@ class DisruptionAllowances:
 
     def __init__(self, budgets: Iterable[PodDisruptionBudget]) -> None:
         self._budgets: dict[str, list[tuple[LabelSelectorSet, PodDisruptionBudget]]] = {}
-        self._taken: dict[str, int] = {}
+        self._planned: dict[str, int] = {}
         for budget in budgets:
             # Without a selector, unlike with an empty one, a budget of policy/v1 selects no pod.
             if budget.spec.selector is not None:
@@ -211,14 +211,14 @@ class DisruptionAllowances:
         if len(budgets) > 1:
             return "it has more than one PodDisruptionBudget, which the Eviction API does not support"
         for budget in budgets:
-            if budget.status.disruptions_allowed - self._taken.get(budget.metadata.uid, 0) < 1:
+            if budget.status.disruptions_allowed - self._planned.get(budget.metadata.uid, 0) < 1:
                 return f"PodDisruptionBudget {budget.metadata.name} allows no disruption now"
         return ""
 
     def take(self, pod: MovablePod) -> None:
         """Count the eviction of a pod."""
         for budget in self._of(pod):
-            self._taken[budget.metadata.uid] = self._taken.get(budget.metadata.uid, 0) + 1
+            self._planned[budget.metadata.uid] = self._planned.get(budget.metadata.uid, 0) + 1
 
     def _of(self, pod: MovablePod) -> list[PodDisruptionBudget]:
         listed = self._budgets.get(pod.metadata.namespace, ())

@@ -137,8 +137,8 @@ def create(server: Server, name: str, millicpu: int, level: str = "reclaimed", w
         "name": name, "labels": {"app": workload}, "ownerReferences": [owner],
         "annotations": {"katalyst.kubewharf.io/qos_level": f"{level}_cores"},
     }  # fmt: skip
-    placed = {} if "schedulerName" in spec else {"nodeName": "burning"}
-    server.ask("POST", PODS, {"metadata": metadata, "spec": {"containers": [container], **fixed, **placed, **spec}})
+    assigned = {} if "schedulerName" in spec else {"nodeName": "burning"}
+    server.ask("POST", PODS, {"metadata": metadata, "spec": {"containers": [container], **fixed, **assigned, **spec}})
     started = format_timestamp(time.time() - 3600)
     server.ask("PATCH", f"{PODS}/{name}/status", {"status": {"phase": "Running", "startTime": started}}, MERGE)
 
