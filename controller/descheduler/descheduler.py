@@ -129,12 +129,12 @@ class DeschedulerController:
 
     def _observe(self, loads: Mapping[str, NodeLoad], classes: NodeClasses) -> list[str]:
         """Count the reports of all nodes; return the nodes to relieve, the one with the highest usage first."""
-        for name in classes.stale:
-            self._streaks.reset(name)
+        stale = set(classes.stale)
+        self._streaks.retain(loads.keys() - stale)
         ready = [
             name
             for name, load in loads.items()
-            if name not in classes.stale and self._streaks.observe(name, load.reported_at_s, is_hot=name in classes.hot)
+            if name not in stale and self._streaks.observe(name, load.reported_at_s, is_hot=name in classes.hot)
         ]
         args = self._settings.low_node_load
         return sorted(ready, key=lambda name: (-severity(loads[name], args), name))[:MAX_RELIEVED_NODES]

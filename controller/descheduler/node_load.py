@@ -4,7 +4,7 @@ report. Pure. A node without a fresh report is neither."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -203,8 +203,12 @@ class HotStreaks:
         return is_hot and streak.abnormal_since_s is not None
 
     def reset(self, name: str) -> None:
-        """Count from zero: the node was relieved, or its reports are stale."""
+        """Count from zero: the node was relieved."""
         self._streaks.pop(name, None)
+
+    def retain(self, names: Collection[str]) -> None:
+        """Forget all other nodes: they do not exist, or their reports are stale."""
+        self._streaks = {name: streak for name, streak in self._streaks.items() if name in names}
 
     def _next(self, streak: _Streak, reported_at_s: float, *, is_hot: bool) -> _Streak:
         since_s = streak.abnormal_since_s

@@ -153,7 +153,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if .Values.descheduler.enabled -}}
 {{- $descheduler := dict "lease" (printf "%s-descheduler" (include "dioptase.name" .)) -}}
 {{- /* Targets are evaluated by the plugins that will place the pods. */ -}}
-{{- if .Values.scheduler.settings }}{{ $_ := set $descheduler "scheduler" (omit .Values.scheduler.settings "tokenReview") }}{{ end -}}
+{{- if .Values.scheduler.settings }}{{ $_ := set $descheduler "scheduler" .Values.scheduler.settings }}{{ end -}}
 {{- if ne (include "dioptase.act" .) "on" }}{{ $_ := set $descheduler "lowNodeLoad" (dict "dryRun" true) }}{{ end -}}
 {{- $_ := set $settings "descheduler" (mergeOverwrite $descheduler (deepCopy .Values.descheduler.settings)) -}}
 {{- end -}}
