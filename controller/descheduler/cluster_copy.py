@@ -86,13 +86,13 @@ class ClusterCopy:
         ]
 
     def loads(self) -> dict[str, NodeLoad]:
-        """Return the reported load of each selected node that has a CustomNodeResource."""
+        """Return the reported load of each selected node; one without a CustomNodeResource reports nothing."""
         result, arrays = {}, self.state.nodes
         for name, node in self.nodes.store.items():
             cnr, row = self.cnrs.store.get(name), arrays.row(name)
-            if cnr is None or row is None or not self._selector.matches(node.metadata.labels):
+            if row is None or not self._selector.matches(node.metadata.labels):
                 continue
-            taints = () if cnr.spec is None else cnr.spec.taints or ()
+            taints = () if cnr is None or cnr.spec is None else cnr.spec.taints or ()
             keys = (*(taint.key for taint in taints), *(str(taint.get("key", "")) for taint in node.spec.taints))
             harm = arrays.harm[row].tolist()
             result[name] = NodeLoad(

@@ -106,7 +106,7 @@ class DeschedulerController:
         loads = self.copy.loads()
         classes, thresholds = classify_nodes(loads.values(), self._settings, now_s)
         ready = self._observe(loads, classes)
-        report = self._describe(loads, classes, now_s)
+        report = self._describe(classes, now_s)
         if len(classes.targets) <= args.number_of_nodes:
             message = (
                 f"{len(classes.targets)} nodes may take pods, more than {args.number_of_nodes} are needed"
@@ -241,7 +241,7 @@ class DeschedulerController:
             written = await self._client.merge_patch(LEASE_METADATA, self._lease_key, {"metadata": metadata})
         self._lease_version = written.metadata.resource_version
 
-    def _describe(self, loads: Mapping[str, NodeLoad], classes: NodeClasses, now_s: float) -> DeschedulingReport:
+    def _describe(self, classes: NodeClasses, now_s: float) -> DeschedulingReport:
         needed = self._settings.low_node_load.anomaly_condition.consecutive_abnormalities
         hot = []
         for name, reasons in classes.hot.items():
@@ -253,7 +253,7 @@ class DeschedulerController:
         causes = Counter(cause for reasons in classes.hot.values() for cause in {each.cause for each in reasons})
         self._metrics.set(HOT_METRIC, [((cause.value,), causes[cause]) for cause in HotCause])
         self._metrics.set(TARGETS_METRIC, [((), len(classes.targets))])
-        self._metrics.set(STALE_METRIC, [((), len(classes.stale) + len(self.copy.nodes.store) - len(loads))])
+        self._metrics.set(STALE_METRIC, [((), len(classes.stale))])
         return DeschedulingReport(
             at=format_timestamp(now_s),
             dry_run=self._settings.low_node_load.dry_run,

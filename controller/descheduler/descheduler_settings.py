@@ -147,8 +147,9 @@ class DeschedulerSettings(_DeschedulerSettings, frozen=True, kw_only=True):
     harm: HarmLimits = HarmLimits()
     eviction_pressure: bool = True
     """Count a taint of an agent's eviction condition about CPU or memory as hot."""
-    interval_s: Seconds = 60.0
-    """[deschedulingInterval] Time between two evaluations. Agents report once a minute, and a report counts once."""
+    interval_s: Seconds = 30.0
+    """[deschedulingInterval] Time between two evaluations: half of the minute between two reports of an agent, so that none is
+    missed."""
     move_online: bool = True
     """False moves reclaimed pods only."""
     evict_local_storage_pods: bool = False

@@ -82,15 +82,18 @@ async def test_pressures_and_cordons_are_taints(copy: ClusterCopy) -> None:
     assert (load.pressures, load.is_schedulable) == (("MemoryPressure", "CPUPressure"), False)
 
 
-async def test_nodes_without_a_custom_node_resource_and_those_not_selected_have_no_load(copy: ClusterCopy) -> None:
+async def test_nodes_without_a_custom_node_resource_report_nothing_and_others_are_not_selected(
+    copy: ClusterCopy,
+) -> None:
     deliver(copy.nodes, a_node("bare"))
     deliver(copy.nodes, a_node("edge", labels={"edge": ""}))
     deliver(copy.cnrs, a_cnr("edge"))
     deliver(copy.nodes, a_node("gone"))
     deliver(copy.cnrs, a_cnr("gone"))
-    assert list(copy.loads()) == ["gone"]
+    assert list(copy.loads()) == ["bare", "gone"]
+    assert math.isnan(copy.loads()["bare"].reported_at_s)
     deliver(copy.nodes, a_node("gone"), WatchEventType.DELETED)
-    assert copy.loads() == {}
+    assert list(copy.loads()) == ["bare"]
 
 
 async def test_a_target_has_what_its_pods_leave(copy: ClusterCopy) -> None:
