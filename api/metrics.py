@@ -532,6 +532,17 @@ CONTROLLER_METRICS: tuple[Metric, ...] = (
            "disruption budget), refused, dry-run.", ("result",)),
     Metric("dioptase_overcommit_matched_nodes", "gauge", "",
            "Nodes to which a NodeOvercommitConfig applies; 0 if a newer one has the same pool.", ("object",)),
+    Metric("dioptase_descheduler_hot_nodes", "gauge", "",
+           "Nodes that the latest evaluation found hot, by cause; a node may have several.", ("cause",)),
+    Metric("dioptase_descheduler_target_nodes", "gauge", "", "Nodes that may take pods of hot nodes."),
+    Metric("dioptase_descheduler_stale_nodes", "gauge", "",
+           "Nodes without a fresh report, which are neither relieved nor targets."),
+    Metric("dioptase_descheduler_halt", "gauge", "",
+           "1 for the reason why no pod is moved: none, paused, stale (no events received), targets (too few nodes may "
+           "take pods) or history (the recorded moves cannot be read).", ("reason",)),
+    Metric("dioptase_descheduler_evictions_total", "counter", "",
+           "Pods selected to be moved, by QoS level and result: evicted, gone, budget (blocked by a disruption budget), "
+           "cluster-budget (the eviction budget of the cluster is used up), refused, dry-run.", ("level", "result")),
     Metric("dioptase_webhook_reviews_total", "counter", "",
            "Reviews of the webhooks by result: unchanged, changed, rejected, or failed, after which the API server "
            "applies the failure policy.", ("webhook", "result")),

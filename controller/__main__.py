@@ -17,8 +17,10 @@ from api import VERSION
 from common.http.listener import HttpListener
 from common.http.token_review import TokenReviewer
 from common.yaml_guard import check_yaml
+from controller.descheduler.descheduling_report import DeschedulingReport
+from controller.descheduler.plan_endpoint import add_plan_endpoint
 from controller.endpoints import build_application
-from controller.manager import ControllerManager
+from controller.manager import DESCHEDULER, ControllerManager
 from controller.metrics import ControllerExposition
 from controller.reconcile import MetricValues
 from controller.serving import ProgramOptions, load_settings, run_until_signal, serve_with_tls
@@ -60,6 +62,8 @@ async def _run(options: ProgramOptions, config: ControllerConfig) -> None:
         application = build_application(
             exposition, lambda: next(filter(None, (why() for why in unready)), ""), authorize
         )
+        if DESCHEDULER in config.controllers:
+            add_plan_endpoint(application, lambda: replica.descheduling_report, authorize)
         await serve_with_tls(HttpListener(application), options.hosts, options.port, options.web_config, stack)
         await run_until_signal(_run_together(parts))
 
@@ -107,6 +111,11 @@ class Replica:
     def unsynced(self) -> str:
         """Why this replica is not ready: resources not listed yet. A replica on standby is ready."""
         return self._manager.unsynced() if self._manager is not None else ""
+
+    @property
+    def descheduling_report(self) -> DeschedulingReport | None:
+        """The latest evaluation of the descheduler; None unless this replica leads and runs one."""
+        return None if self._manager is None else self._manager.descheduling_report
 
     async def _work(self) -> None:
         self._metrics.set(LEADING_METRIC, [((), 1)])

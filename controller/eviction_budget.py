@@ -9,7 +9,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from api.eviction_budget import BUDGET_ANNOTATION, INTERVAL_S, EvictionBudget, budget_limit, format_budget, parse_budget
+from api.eviction_budget import (
+    BUDGET_ANNOTATION,
+    INTERVAL_S,
+    EvictionBudget,
+    budget_limit,
+    exhausted_reason,
+    format_budget,
+    parse_budget,
+    with_eviction,
+)
 from common.throttled_log import ThrottledLog
 from controller.kcc.rollout_guard import NodeEviction
 from controller.kinds import ControllerNode
@@ -22,6 +31,8 @@ from kube.objects import LEASE_METADATA
 
 log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 5.0
+MAX_TRIES = 5
+"""Attempts of a compare-and-swap that loses against agents."""
 RETAINED_S = 600.0
 """Time for which evictions are remembered; a rollout is evaluated over less."""
 USED_METRIC, LIMIT_METRIC = "dioptase_eviction_budget_used", "dioptase_eviction_budget_limit"
@@ -94,6 +105,27 @@ class EvictionBudgetRenewal:
         self._last_counts = dict(evictions)
         if renews:
             self._renew_at_s = now_s + INTERVAL_S
+
+    async def take(self, node: str) -> str:
+        """Count an eviction of the controller's own on a node; return why it is not allowed, empty if it is.
+
+        Raises ApiUnreachable and ApiError; then the eviction may not be made."""
+        for tries_left in range(MAX_TRIES - 1, -1, -1):
+            lease = await self._client.get(LEASE_METADATA, self._key)
+            budget = parse_budget(lease.metadata.annotations)
+            reason = exhausted_reason(budget, node)
+            if budget is None or reason:
+                return reason
+            body = _annotation(with_eviction(budget, node))
+            body["metadata"]["resourceVersion"] = lease.metadata.resource_version
+            try:
+                await self._client.merge_patch(LEASE_METADATA, self._key, body)
+            except ApiError as error:
+                if not error.conflict or tries_left == 0:
+                    raise
+            else:
+                return ""
+        raise AssertionError("unreachable: the last try returns or raises")
 
     async def _create(self, limit: int) -> None:
         namespace, _, name = self._key.rpartition("/")

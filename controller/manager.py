@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from controller.descheduler.descheduling_report import DeschedulingReport
 from controller.eviction_budget import EvictionBudgetRenewal
 from controller.kcc.reconciler import CONTROLLER_NAME as KCC
 from controller.kcc.reconciler import KccController
@@ -25,6 +26,11 @@ from controller.reconcile import MetricValues
 from controller.settings import ControllerConfig
 from kube.client import KubeClient
 from kube.informer import Informer, describe_unsynced
+
+if TYPE_CHECKING:
+    from controller.descheduler.descheduler import DeschedulerController
+
+DESCHEDULER = "descheduler"
 
 
 class ControllerManager:
@@ -72,7 +78,22 @@ class ControllerManager:
             overcommit = OvercommitController(client, nodes, cnrs, self._watch(Informer(client, NOCS)), metrics)
             self._run_functions.append(overcommit.run)
             queues[OVERCOMMIT] = overcommit.queue
+        self._descheduler: DeschedulerController | None = None
+        if DESCHEDULER in config.controllers:
+            # The plugins of the scheduler need numpy, 15 MiB that a controller without a descheduler does not spend.
+            from controller.descheduler.descheduler import DeschedulerController  # noqa: PLC0415
+
+            self._descheduler = DeschedulerController(
+                client, nodes, config.descheduler, namespace, self._budget.take, metrics
+            )
+            self._informers.extend(self._descheduler.copy.informers)
+            self._run_functions.append(self._descheduler.run)
         exposition.watch(self, queues)
+
+    @property
+    def descheduling_report(self) -> DeschedulingReport | None:
+        """The latest evaluation of the descheduler; None without one."""
+        return None if self._descheduler is None else self._descheduler.report
 
     def __iter__(self) -> Iterator[Informer[Any]]:
         """All informers, including those of configuration kinds that are currently distributed."""

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from api.text import quote
+from controller.descheduler.descheduler_settings import DeschedulerSettings
 from controller.kcc.targets import InvalidTarget, canary_cutoff
 from controller.label_selectors import parse_selector
 from controller.webhooks.webhook_settings import WebhookSettings
@@ -97,7 +98,7 @@ class EvictionBudgetConfig(_ControllerSettings, frozen=True, kw_only=True):
 class ControllerConfig(_ControllerSettings, frozen=True, kw_only=True):
     """Content of the settings file."""
 
-    controllers: tuple[Literal["kcc", "lifecycle", "overcommit"], ...] = ("kcc", "lifecycle")
+    controllers: tuple[Literal["kcc", "lifecycle", "overcommit", "descheduler"], ...] = ("kcc", "lifecycle")
     """Enabled controllers."""
     lease: str = "dioptase-controller"
     """Name of the Lease for leader election among replicas, in the namespace of the controller."""
@@ -110,3 +111,4 @@ class ControllerConfig(_ControllerSettings, frozen=True, kw_only=True):
     rollout: RolloutConfig = RolloutConfig()
     eviction_budget: EvictionBudgetConfig = EvictionBudgetConfig()
     webhooks: WebhookSettings = WebhookSettings()
+    descheduler: DeschedulerSettings = DeschedulerSettings()

@@ -15,6 +15,12 @@ from api import VERSION
 from api.metrics import AGENT_METRICS_BY_NAME, CONTROLLER_METRICS, CONTROLLER_METRICS_BY_NAME
 from bench.__main__ import BENCHMARKS, COMMANDS
 from cli.agent import agent
+from controller.descheduler.descheduler_settings import (
+    AnomalyCondition,
+    DeschedulerSettings,
+    HarmLimits,
+    LowNodeLoadArgs,
+)
 from controller.scheduler.harm_score import HarmSettings
 from controller.scheduler.load_aware import LoadSettings
 from controller.scheduler.resource_fit import FitSettings
@@ -166,6 +172,16 @@ def test_every_setting_of_the_controller_is_documented() -> None:
     names = [each.encode_name for each in fields(ControllerConfig) if each.encode_name not in sections]
     for name in (*names, *(f"{key}.{each.encode_name}" for key, kind in sections.items() for each in fields(kind))):
         assert f"| `{name}` |" in text, f"docs/controller.md does not explain {name}"
+
+
+def test_every_setting_of_the_descheduler_is_documented() -> None:
+    text = (ROOT / "docs/descheduler.md").read_text()
+    sections = {"lowNodeLoad": LowNodeLoadArgs, "lowNodeLoad.anomalyCondition": AnomalyCondition, "harm": HarmLimits}
+    # What Kubernetes writes in every object.
+    others = {*sections, "lowNodeLoad.apiVersion", "lowNodeLoad.kind"}
+    names = [each.encode_name for each in fields(DeschedulerSettings)]
+    for name in (*names, *(f"{key}.{each.encode_name}" for key, kind in sections.items() for each in fields(kind))):
+        assert name in others or f"| `{name}` |" in text, f"docs/descheduler.md does not explain {name}"
 
 
 def test_every_option_of_the_agent_is_documented() -> None:

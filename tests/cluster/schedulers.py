@@ -73,8 +73,8 @@ class ExtendedScheduler:
                 self._cluster.daemons.end(name)
 
     def _grant(self, manifests: list[dict[str, Any]]) -> None:
-        self._cluster.kubectl("create", "namespace", NAMESPACE)
-        listed = [item for item in manifests if item["kind"] in RBAC_KINDS]
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+        listed = [namespace, *(item for item in manifests if item["kind"] in RBAC_KINDS)]
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": listed})
         self._cluster.kubectl("apply", "-f", "-", text=text)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from api.eviction_budget import (
     BUDGET_ANNOTATION,
     INTERVAL_S,
@@ -18,6 +20,7 @@ from controller.kcc.rollout_guard import NodeEviction
 from controller.kinds import NODES, ControllerNode
 from controller.reconcile import MetricValues
 from controller.settings import EvictionBudgetConfig
+from kube.errors import ApiError
 from kube.informer import Informer
 from tests.builders.api_server import FakeApiServer
 
@@ -105,3 +108,22 @@ async def test_an_annotation_of_another_program_is_replaced() -> None:
         await renewal.sync(0.0, WALL_S)
     assert budget(server) == EvictionBudget(limit=10)
     assert server.objects[LEASE]["metadata"]["annotations"]["other"] == "stays"
+
+
+async def test_the_controllers_own_evictions_count_like_those_of_agents() -> None:
+    """Half of the limit is the limit of a node; agents that count at the same time lose no eviction."""
+    server = FakeApiServer({f"{LEASE}-other": {"metadata": {"name": "dioptase-evictions-other"}}})
+    async with renewing(server) as (renewal, _):
+        with pytest.raises(ApiError, match="404"):
+            await renewal.take("n1")
+        await renewal.sync(0.0, WALL_S)
+        server.rivals = 2
+        assert [await renewal.take("n1") for _ in range(5)] == [""] * 5
+        assert await renewal.take("n1") == "this node evicted 5 pods in this interval, the limit of a node is 5"
+        evict(server, "n2", 5)
+        assert await renewal.take("n3") == "the nodes of the cluster evicted 10 pods in this interval, the limit is 10"
+        assert budget(server) == EvictionBudget(limit=10, evictions={"n1": 5, "n2": 5})
+        server.rivals = 5
+        server.objects[LEASE]["metadata"]["annotations"][BUDGET_ANNOTATION] = format_budget(EvictionBudget(limit=10))
+        with pytest.raises(ApiError, match="409"):
+            await renewal.take("n1")

@@ -209,6 +209,41 @@ def test_the_rights_to_overcommit_come_with_the_controller_that_does(render: Any
 
 
 @needs_helm
+def test_one_value_enables_the_descheduler_with_its_rights_and_the_settings_of_the_scheduler(render: Any) -> None:
+    without = render()
+    assert "descheduler" not in without.controller.controllers
+    rendered = render(
+        descheduler={
+            "enabled": True,
+            "settings": {"lowNodeLoad": {"lowThresholds": {"cpu": 20}, "highThresholds": {"cpu": 70}}},
+        },
+        scheduler={"enabled": True, "settings": {"load": {"thresholds": {"cpu": 60}}}},
+    )
+    added = rendered.rights("controller") - without.rights("controller")
+    assert added == {("poddisruptionbudgets", "list"), ("poddisruptionbudgets", "watch")}
+    assert rendered.controller.controllers == ("kcc", "lifecycle", "descheduler")
+    settings = rendered.controller.descheduler
+    assert (settings.lease, settings.low_node_load.high_thresholds) == ("dioptase-descheduler", {"cpu": 70})
+    assert settings.scheduler == {"load": {"thresholds": {"cpu": 60}}}
+    assert not settings.low_node_load.dry_run
+    (leases,) = (
+        rule["resourceNames"] for rule in rendered.find("Role", "controller")["rules"] if "patch" in rule["verbs"]
+    )
+    assert leases == ["dioptase-controller", "dioptase-evictions", "dioptase-descheduler"]
+    agent = msgspec.yaml.decode(rendered.find("ConfigMap", "agent")["data"]["agent.yaml"])
+    assert agent["report"]["nodeMetrics"] is True
+
+
+@needs_helm
+def test_the_descheduler_explains_only_where_agents_write_nothing(render: Any) -> None:
+    for values, dry_run in (({"profile": "observe"}, True), ({}, False)):
+        rendered = render(descheduler={"enabled": True}, **values)
+        assert rendered.controller.descheduler.low_node_load.dry_run is dry_run
+    more = render(descheduler={"enabled": True}, controller={"settings": {"controllers": ["kcc", "overcommit"]}})
+    assert more.controller.controllers == ("kcc", "overcommit", "descheduler")
+
+
+@needs_helm
 @pytest.mark.parametrize(
     ("values", "evicts", "lists"),
     [

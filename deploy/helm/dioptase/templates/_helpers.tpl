@@ -74,8 +74,8 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $settings := dict "kubelet" $kubelet "exporters" (dict "tokenReview" .Values.tokenReview "metricProfile" .Values.metrics.profile) -}}
 {{- $report := dict -}}
 {{- if kindIs "bool" .Values.agent.extendedResources -}}{{- $_ := set $report "extendedResources" .Values.agent.extendedResources -}}{{- end -}}
-{{- /* Load and harm, by which the scheduler prefers nodes. */ -}}
-{{- if .Values.scheduler.enabled -}}{{- $_ := set $report "nodeMetrics" true -}}{{- end -}}
+{{- /* Load and harm, by which the scheduler prefers nodes, and the descheduler finds hot ones. */ -}}
+{{- if or .Values.scheduler.enabled .Values.descheduler.enabled -}}{{- $_ := set $report "nodeMetrics" true -}}{{- end -}}
 {{- if $report -}}{{- $_ := set $settings "report" $report -}}{{- end -}}
 {{- $eviction := dict -}}
 {{- if eq (toString .Values.agent.evictions) "false" -}}{{- $_ := set $eviction "plugins" list -}}{{- end -}}
@@ -150,7 +150,18 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if include "dioptase.webhooks" . -}}
 {{- $_ := set $settings "webhooks" (dict "serve" (include "dioptase.webhooks" . | fromYamlArray) "port" (int .Values.webhooks.port) "service" (include "dioptase.webhooksName" .) "configuration" (include "dioptase.webhooksName" .) "secret" (include "dioptase.webhooksSecret" .) "certManager" (not (empty .Values.webhooks.certManager.secretName))) -}}
 {{- end -}}
-{{ mergeOverwrite $settings (deepCopy .Values.controller.settings) | toYaml }}
+{{- if .Values.descheduler.enabled -}}
+{{- $descheduler := dict "lease" (printf "%s-descheduler" (include "dioptase.name" .)) -}}
+{{- /* Targets are evaluated by the plugins that will place the pods. */ -}}
+{{- if .Values.scheduler.settings }}{{ $_ := set $descheduler "scheduler" .Values.scheduler.settings }}{{ end -}}
+{{- if ne (include "dioptase.act" .) "on" }}{{ $_ := set $descheduler "lowNodeLoad" (dict "dryRun" true) }}{{ end -}}
+{{- $_ := set $settings "descheduler" (mergeOverwrite $descheduler (deepCopy .Values.descheduler.settings)) -}}
+{{- end -}}
+{{- $settings = mergeOverwrite $settings (deepCopy .Values.controller.settings) -}}
+{{- if .Values.descheduler.enabled -}}
+{{- $_ := set $settings "controllers" (append ($settings.controllers | default (list "kcc" "lifecycle")) "descheduler" | uniq) -}}
+{{- end -}}
+{{ $settings | toYaml }}
 {{- end -}}
 
 {{/* Webhooks that the controller serves, as a list; empty if none. */}}

@@ -1,0 +1,195 @@
+"""The descheduler's copy of the cluster: the state and the plugins of the scheduler, with what only the descheduler reads."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from api.eviction import TAINT_PREFIX
+from api.overcommit import OVERCOMMIT_KEYS
+from api.qos import QoSLevel
+from controller.descheduler.descheduler_kinds import (
+    BUDGETS,
+    MEASURED_CNRS,
+    ZONED_MEASURED_CNRS,
+    MovablePod,
+    PodDisruptionBudget,
+)
+from controller.descheduler.descheduler_settings import DeschedulerSettings
+from controller.descheduler.node_load import NodeLoad, Pair
+from controller.descheduler.stock_placement import TargetNode, is_unschedulable
+from controller.kinds import ControllerNode
+from controller.lifecycle.agent_health import MAX_COPY_AGE_S, MAX_WATCH_S
+from controller.scheduler.cluster_state import ClusterState
+from controller.scheduler.scheduler_kinds import (
+    SCHEDULER_PODS,
+    NodeMetadata,
+    SchedulerCnr,
+    SchedulerNode,
+    SchedulerNodeAnnotations,
+    SchedulerNodeStatus,
+)
+from controller.scheduler.scheduler_process import build_chain
+from controller.scheduler.scheduler_settings import SchedulerConfig
+from controller.scheduler.scheduling_pod import (
+    Amounts,
+    ScheduledPod,
+    SchedulingPod,
+    amounts_of,
+    parse_scheduling_pod,
+    quantity_units,
+)
+from controller.scheduler.topology_plugin import topology_rules
+from controller.webhooks.colocation_profiles import parse_label_selector
+from kube.client import KubeClient
+from kube.informer import Informer
+from kube.watch import ObjectChange
+
+
+class ClusterCopy:
+    """Informers, and the state that follows from them. The caller runs the informers."""
+
+    def __init__(self, client: KubeClient, nodes: Informer[ControllerNode], settings: DeschedulerSettings) -> None:
+        scheduler = msgspec.convert(settings.scheduler, SchedulerConfig)
+        rules = topology_rules(scheduler.topology)
+        self.factors: Pair = (scheduler.load.cpu_factor / 100, scheduler.load.memory_factor / 100)
+        self.state = ClusterState(self.factors, scheduler.load.percentile, rules)
+        # Without elastic quotas: an eviction gives back first what the new pod requests again.
+        self.chain = build_chain(scheduler)
+        self.nodes = nodes
+        self.cnrs: Informer[SchedulerCnr] = Informer(
+            client, MEASURED_CNRS if rules is None else ZONED_MEASURED_CNRS, max_s=MAX_WATCH_S
+        )
+        self.pods: Informer[ScheduledPod] = Informer(client, SCHEDULER_PODS, max_s=MAX_WATCH_S)
+        self.budgets: Informer[PodDisruptionBudget] = Informer(client, BUDGETS, max_s=MAX_WATCH_S)
+        self._selector = parse_label_selector("nodeSelector", settings.low_node_load.node_selector)
+        nodes.listen(self._on_node)
+        self.cnrs.listen(lambda change: self.state.apply_cnr(change.key, change.new))
+        self.pods.listen(self._on_pod)
+
+    @property
+    def informers(self) -> tuple[Informer[Any], ...]:
+        """The informers of this copy, without that of nodes, which the caller has."""
+        return (self.cnrs, self.pods, self.budgets)
+
+    def stale_resources(self, tick_s: float) -> list[str]:
+        """Return the resources of which nothing was received for too long; `tick_s` is monotonic."""
+        return [
+            informer.resource.gvr
+            for informer in (self.nodes, *self.informers)
+            if (age_s := informer.age_s(tick_s)) is None or age_s > MAX_COPY_AGE_S
+        ]
+
+    def loads(self) -> dict[str, NodeLoad]:
+        """Return the reported load of each selected node; one without a CustomNodeResource reports nothing."""
+        result, arrays = {}, self.state.nodes
+        for name, node in self.nodes.store.items():
+            cnr, row = self.cnrs.store.get(name), arrays.row(name)
+            if row is None or not self._selector.matches(node.metadata.labels):
+                continue
+            taints = () if cnr is None or cnr.spec is None else cnr.spec.taints or ()
+            keys = (*(taint.key for taint in taints), *(str(taint.get("key", "")) for taint in node.spec.taints))
+            harm = arrays.harm[row].tolist()
+            result[name] = NodeLoad(
+                name=name,
+                capacity=_raw_capacity(node, arrays.native_allocatable[row].tolist()),
+                usage=_pair(arrays.usage[row].tolist()),
+                unmeasured=_pair(arrays.unmeasured[row].tolist()),
+                harm=(harm[0], harm[1], harm[2], harm[3]),
+                pressures=tuple(
+                    dict.fromkeys(key.removeprefix(TAINT_PREFIX) for key in keys if key.startswith(TAINT_PREFIX))
+                ),
+                reported_at_s=float(arrays.reported_at_s[row]),
+                is_schedulable=not is_unschedulable(node.spec.taints),
+            )
+        return result
+
+    def target_nodes(self, names: Iterable[str]) -> dict[str, TargetNode]:
+        """Return what kube-scheduler's own plugins evaluate of these nodes."""
+        counts = Counter(pod.spec.node_name for pod in self.pods.store.values() if pod.holds_resources)
+        result, arrays = {}, self.state.nodes
+        for name in names:
+            node, row = self.nodes.store.get(name), arrays.row(name)
+            if node is None or row is None:
+                continue
+            free = (arrays.native_allocatable[row] - arrays.native_requested[row]).tolist()
+            room = _pod_limit(node) - counts[name]
+            result[name] = TargetNode(
+                name, node.metadata.labels, node.spec.taints, Amounts(int(free[0]), int(free[1])), room
+            )
+        return result
+
+    def group_usages(self, name: str) -> dict[QoSLevel, Pair]:
+        """Return the measured usage of the pods of each QoS level of a node; invalid and unknown ones are left out."""
+        cnr = self.cnrs.store.get(name)
+        metrics = None if cnr is None or cnr.status is None else cnr.status.node_metric_status
+        result = {}
+        for group in getattr(metrics, "group_metric", None) or ():
+            usage = group.generic_usage or {}
+            try:
+                amounts = amounts_of(usage, "cpu", "memory", 1000)
+                level = QoSLevel(group.qos_level)
+            except (ValueError, TypeError):
+                continue
+            result[level] = (
+                float(amounts.millicpu) if "cpu" in usage else math.nan,
+                float(amounts.memory) if "memory" in usage else math.nan,
+            )
+        return result
+
+    def with_requests(self, pods: Mapping[str, MovablePod]) -> list[tuple[MovablePod, SchedulingPod]]:
+        """Return listed pods with their parsed requests; those that the state does not count yet are left out."""
+        result = []
+        for key, pod in pods.items():
+            stored = self.pods.store.get(key)
+            if stored is None or stored.metadata.uid != pod.metadata.uid or not stored.holds_resources:
+                continue
+            try:
+                result.append((pod, parse_scheduling_pod(stored)))
+            except ValueError:
+                continue  # Its QoS level is unknown; the state counts it as shared_cores, and it stays.
+        return result
+
+    def _on_node(self, change: ObjectChange[ControllerNode]) -> None:
+        node = change.new
+        if node is None:
+            self.state.apply_node(change.key, None)
+            return
+        annotations = msgspec.convert(dict(node.metadata.annotations), SchedulerNodeAnnotations)
+        metadata = NodeMetadata(name=change.key, uid=node.metadata.uid, annotations=annotations)
+        status = SchedulerNodeStatus(allocatable=node.status.allocatable)
+        self.state.apply_node(change.key, SchedulerNode(metadata=metadata, status=status))
+
+    def _on_pod(self, change: ObjectChange[ScheduledPod]) -> None:
+        # Pods of the first list have run for a while; their usage is in the reports.
+        self.state.apply_pod(change.old, change.new, time.time() if self.pods.synced.is_set() else None)
+
+
+def _pair(amounts: list[float]) -> Pair:
+    return (amounts[0], amounts[1])
+
+
+def _raw_capacity(node: ControllerNode, allocatable: list[int]) -> Pair:
+    """Return the allocatable amounts that the kubelet reported, before an overcommit ratio multiplied them: usage is
+    compared with what the machine has."""
+    capacity = [float(amount) for amount in allocatable]
+    for column, (name, scale) in enumerate((("cpu", 1000), ("memory", 1))):
+        original = node.metadata.annotations.get(OVERCOMMIT_KEYS[name].original_allocatable)
+        if original is not None:
+            try:
+                capacity[column] = float(quantity_units(original, scale))
+            except ValueError:
+                continue
+    return (capacity[0], capacity[1])
+
+
+def _pod_limit(node: ControllerNode) -> int:
+    try:
+        return quantity_units(node.status.allocatable.get("pods", 0))
+    except (ValueError, TypeError):
+        return 0
