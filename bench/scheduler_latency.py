@@ -54,7 +54,12 @@ def node_documents(count: int, randomness: random.Random) -> Iterator[tuple[str,
     """Yield name, Node and CustomNodeResource of each node as JSON."""
     zone = {"resources": {"allocatable": {"cpu": "8", "memory": "32Gi"}}, "allocations": [{"consumer": "a/b/c"}] * 4}
     sockets = [
-        {"type": "Socket", "name": str(n), "children": [{"type": "Numa", "name": str(m), **zone} for m in range(4)]}
+        # Numbers of NUMA nodes are unique on a node, as the kernel's are.
+        {
+            "type": "Socket",
+            "name": str(n),
+            "children": [{"type": "Numa", "name": str(4 * n + m), **zone} for m in range(4)],
+        }
         for n in range(2)
     ]
     for number in range(count):
