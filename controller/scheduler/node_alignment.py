@@ -20,7 +20,7 @@ from api.overcommit import (
     effective_ratio,
 )
 from controller.scheduler.node_arrays import NodeArrays
-from controller.scheduler.node_overcommitment import RATIO_ONE
+from controller.scheduler.node_overcommitment import MAX_MILLICPU, MAX_PINNED_CPUS, MAX_RATIO_PPM, RATIO_ONE
 from controller.scheduler.node_zones import ALIGNED_RESOURCES, NodeZones, parse_node_zones
 from controller.scheduler.numa_topology import PluginPolicy, TopologyRules, assumed_charge, is_aligned
 from controller.scheduler.pod_alignment import PodAlignment
@@ -33,12 +33,8 @@ from controller.scheduler.scheduler_kinds import (
 )
 from controller.scheduler.scheduling_pod import quantity_units
 
-MAX_AMOUNT = (1 << 53) - 1
+MAX_ZONE_AMOUNT = (1 << 53) - 1
 """Largest amount of a zone that the plugins compute with exactly."""
-MAX_PINNED_CPUS = 1 << 20
-MAX_RATIO_PPM = 1000 * RATIO_ONE
-MAX_MILLICPU = 1 << 33
-"""With MAX_RATIO_PPM, products of the two fit in 64 bits."""
 ValueT = TypeVar("ValueT")
 _NO_ANNOTATIONS = SchedulerNodeAnnotations()
 _NO_MANAGERS = CnrAnnotations()
@@ -155,7 +151,8 @@ class NodeAlignment:
         text = managers.guaranteed_cpus
         is_number = text.isascii() and text.isdigit() and len(text) <= 7
         arrays.reported_pinned_cpus[slot] = min(int(text), MAX_PINNED_CPUS) if is_number else 0
-        arrays.pinned_cpus[slot] = sum(each.pinned_cpus for uid, each in pods.items() if uid != self._hidden_uid)
+        pinned = sum(each.pinned_cpus for uid, each in pods.items() if uid != self._hidden_uid)
+        arrays.pinned_cpus[slot] = min(pinned, MAX_PINNED_CPUS)
         try:
             arrays.original_allocatable_m[slot] = min(original_millicpu(marks), MAX_MILLICPU)
         except ValueError:
@@ -165,8 +162,8 @@ class NodeAlignment:
         arrays, pods, count = self._nodes.aligned, self._pods.get(row, {}), len(zones.sockets)
         arrays.widen(count)
         arrays.zones[slot, :count], arrays.sockets[slot, :count] = True, zones.sockets
-        arrays.capacity[slot, :count] = np.minimum(zones.capacity, MAX_AMOUNT)
-        allocatable = arrays.allocatable[slot, :count] = np.minimum(zones.allocatable, MAX_AMOUNT)
+        arrays.capacity[slot, :count] = np.minimum(zones.capacity, MAX_ZONE_AMOUNT)
+        allocatable = arrays.allocatable[slot, :count] = np.minimum(zones.allocatable, MAX_ZONE_AMOUNT)
         arrays.reported[slot], arrays.pod_level[slot] = zones.reported, zones.pod_level
         arrays.policies[slot] = zones.policy
         allocated = arrays.allocated[slot]
@@ -175,8 +172,8 @@ class NodeAlignment:
                 continue
             for zone, amounts in shares:
                 is_exclusive = rules.plugin is PluginPolicy.DYNAMIC and uid in pods and pods[uid].exclusive
-                added = allocatable[zone] if is_exclusive else np.minimum(amounts, MAX_AMOUNT)
-                allocated[zone] = np.minimum(allocated[zone] + added, MAX_AMOUNT)
+                added = allocatable[zone] if is_exclusive else np.minimum(amounts, MAX_ZONE_AMOUNT)
+                allocated[zone] = np.minimum(allocated[zone] + added, MAX_ZONE_AMOUNT)
         assumed = arrays.assumed[slot, :count]
         for uid, alignment in pods.items():
             if (
@@ -184,7 +181,7 @@ class NodeAlignment:
                 and uid != self._hidden_uid
                 and is_aligned(pod := alignment.topology_pod(), rules)
             ):
-                assumed[:] = np.minimum(assumed + assumed_charge(allocatable, pod, rules), MAX_AMOUNT)
+                assumed[:] = np.minimum(assumed + assumed_charge(allocatable, pod, rules), MAX_ZONE_AMOUNT)
 
 
 def original_millicpu(annotations: SchedulerNodeAnnotations) -> int:

@@ -28,6 +28,11 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 CodeArray: TypeAlias = NDArray[np.int8]
 RATIO_ONE = 1_000_000
 """A ratio of 1 in `cpu_ratio_ppm`."""
+MAX_PINNED_CPUS = 1 << 20
+"""Pinned CPUs of a node, and of a pod, above which more make no difference."""
+MAX_RATIO_PPM = 1000 * RATIO_ONE
+MAX_MILLICPU = 1 << 33
+"""With MAX_RATIO_PPM, products of the two fit in 64 bits."""
 
 
 class OvercommitRejection(IntEnum):
@@ -78,7 +83,7 @@ def cpu_demand(containers: Sequence[ContainerCpu], overhead_m: int = 0, *, guara
     apps = [container.request_m for container in containers if not container.init]
     inits = [container.request_m for container in containers if container.init]
     pinned = sum(request // 1000 for request in apps if request % 1000 == 0) if guaranteed else 0
-    return CpuDemand(max(sum(apps), *inits, 0) + overhead_m, pinned)
+    return CpuDemand(max(sum(apps), *inits, 0) + overhead_m, min(pinned, MAX_PINNED_CPUS))
 
 
 def filter_overcommitted(nodes: OvercommittedNodes, pod: CpuDemand) -> CodeArray:

@@ -8,6 +8,7 @@ import numpy as np
 
 from controller.scheduler.node_arrays import CPU_COLUMN, FloatArray, NodeArrays
 from controller.scheduler.node_overcommitment import (
+    MAX_MILLICPU,
     RATIO_ONE,
     CpuDemand,
     OvercommittedNodes,
@@ -63,7 +64,9 @@ def _overcommitted(nodes: NodeArrays, rows: Rows) -> OvercommittedNodes:
     slots, arrays = nodes.aligned_slot[rows], nodes.aligned
     original = arrays.original_allocatable_m[slots]
     return OvercommittedNodes(
-        allocatable_m=np.where(original > 0, original, nodes.native_allocatable[rows, CPU_COLUMN]),
+        allocatable_m=np.where(
+            original > 0, original, np.minimum(nodes.native_allocatable[rows, CPU_COLUMN], MAX_MILLICPU)
+        ),
         requested_m=nodes.native_requested[rows, CPU_COLUMN],
         guaranteed_m=np.maximum(arrays.reported_pinned_cpus[slots], arrays.pinned_cpus[slots]) * 1000,
         cpu_ratio_ppm=arrays.cpu_ratio_ppm[slots],

@@ -25,6 +25,9 @@ GANG_NAME_KEY, GANG_MIN_KEY = (
     "gang.scheduling.koordinator.sh/name",
     "gang.scheduling.koordinator.sh/min-available",
 )
+MAX_AMOUNT = (1 << 47) - 1
+"""Amounts above this count as this: 128 TiB, or 140 billion cores. The API server stores up to 2^63 - 1 for each container, of
+which two would overflow the arrays of the nodes, into free resources. Of this amount 65,536 pods can be on one node."""
 FINISHED_PHASES = frozenset(("Succeeded", "Failed"))
 
 
@@ -241,7 +244,9 @@ def _total(containers: Iterable[Amounts], inits: Iterable[tuple[Amounts, bool]],
 
 def _sum(amounts: Iterable[Amounts]) -> Amounts:
     listed = list(amounts)
-    return Amounts(sum(each.millicpu for each in listed), sum(each.memory for each in listed))
+    return Amounts(
+        min(sum(each.millicpu for each in listed), MAX_AMOUNT), min(sum(each.memory for each in listed), MAX_AMOUNT)
+    )
 
 
 def _max(first: Amounts, second: Amounts) -> Amounts:
@@ -252,7 +257,7 @@ def _milli_or_units(where: str, name: str, value: str | float | None, scale: int
     if value is None:
         return 0
     try:
-        return quantity_units(value, scale)
+        return min(quantity_units(value, scale), MAX_AMOUNT)
     except ValueError as error:
         raise ValueError(f"{where}: {name}: {error}") from None
 
@@ -267,8 +272,11 @@ def quantity_units(value: str | float, scale: int = 1) -> int:
 
 
 def amounts_of(quantities: Mapping[str, str | int | float], cpu: str, memory: str, cpu_scale: int) -> Amounts:
-    """Return CPU and memory of a resource list by their names. A missing resource is 0. Raises ValueError as quantity_units."""
+    """Return CPU and memory of a resource list by their names, at most MAX_AMOUNT; 0 for a missing one.
+
+    Raises ValueError as quantity_units.
+    """
     return Amounts(
-        quantity_units(quantities[cpu], cpu_scale) if cpu in quantities else 0,
-        quantity_units(quantities[memory]) if memory in quantities else 0,
+        min(quantity_units(quantities[cpu], cpu_scale), MAX_AMOUNT) if cpu in quantities else 0,
+        min(quantity_units(quantities[memory]), MAX_AMOUNT) if memory in quantities else 0,
     )
