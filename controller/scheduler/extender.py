@@ -32,11 +32,16 @@ class Extender:
     def __init__(self, state: ClusterState, chain: PluginChain) -> None:
         self.state, self.chain, self.gangs = state, chain, Gangs(state, chain)
         self.planned_keys: list[str] = []
-        """Other pods of its gang that the latest filter request has planned: kube-scheduler has to try them now."""
+        """Other pods of its gang that can start since the latest filter request: kube-scheduler has to try them now."""
+        self.rejected_gang = ""
+        """Gang of which too few pods fit, by the latest filter request."""
+        self.needs_room = True
+        """Whether resources on a node would help the pod of the latest filter request. False for one that waits for other pods
+        of its gang, which have it tried again, or for its correction."""
 
     def filter(self, args: ExtenderArgs, now_s: float) -> ExtenderFilterResult:
         """Return the nodes that pass every plugin, and the reason of each other one."""
-        names, self.planned_keys = _names(args), []
+        names, self.planned_keys, self.rejected_gang, self.needs_room = _names(args), [], "", True
         if isinstance(names, str):
             return ExtenderFilterResult(error=names)
         rows = self.state.nodes.rows_of(names)
@@ -45,8 +50,10 @@ class Extender:
             gang = self.gangs.choose_node(args.pod, names, rows, now_s)
         except ValueError as error:
             # Not an error of the protocol: the pod waits with this text in its events until it is corrected.
+            self.needs_room = False
             return ExtenderFilterResult(failed_and_unresolvable_nodes=dict.fromkeys(names, str(error)))
         if isinstance(gang, GangRejection):
+            self.needs_room, self.rejected_gang = gang.is_complete, gang.key
             return ExtenderFilterResult(failed_and_unresolvable_nodes=dict.fromkeys(names, gang.message))
         if gang is not None:
             node, self.planned_keys = gang

@@ -113,9 +113,11 @@ class ExtenderEndpoints:
                 return ExtenderFilterResult(error=f"the extender is starting: {missing}")
             result = self._extender.filter(args, time.time())
             if not result.error:
-                names = list(result.failed_and_unresolvable_nodes)
-                rows = [] if result.node_names else self._extender.state.nodes.rows_of(names).tolist()
-                self._pending.record_result(args.pod, rows, is_rejected=not result.node_names)
+                is_rejected = not result.node_names
+                names = list(result.failed_and_unresolvable_nodes) if is_rejected and self._extender.needs_room else []
+                rows = self._extender.state.nodes.rows_of(names)
+                gang = self._extender.rejected_gang
+                self._pending.record_result(args.pod, rows, is_rejected=is_rejected, gang=gang)
                 self._pending.retry_now(self._extender.planned_keys)
             return result
 

@@ -28,7 +28,10 @@ class Gang(NamedTuple):
 class GangRejection(NamedTuple):
     """Why no pod of a gang can start yet."""
 
+    key: str
     message: str
+    is_complete: bool
+    """Whether enough of its pods exist, so that only room for them is missing."""
 
 
 class Gangs:
@@ -51,8 +54,8 @@ class Gangs:
     def choose_node(
         self, stored: ScheduledPod, names: list[str], rows: Rows, now_s: float
     ) -> tuple[str, list[str]] | GangRejection | None:
-        """Return the node of a gang's pod and the keys of other pods that were planned with it; None if the pod may use any
-        node, because it is in no gang or enough of the gang have one.
+        """Return the node of a gang's pod and the keys of the other pods that can start now; None if the pod may use any node,
+        because it is in no gang or enough of the gang have one.
 
         Raises ValueError that names the annotation.
         """
@@ -76,13 +79,16 @@ class Gangs:
         }
         if started + 1 + len(waiting) < gang.min_pods:
             present = format_count(started + 1 + len(waiting), "pod")
-            return GangRejection(f"gang {gang.key} has {present} of at least {gang.min_pods}")
+            message = f"gang {gang.key} has {present} of at least {gang.min_pods}"
+            return GangRejection(gang.key, message, is_complete=False)
         selected = dict(list(waiting.items())[: gang.min_pods - started - 1])
         pods = [parse_scheduling_pod(each) for each in (stored, *selected.values())]
         fitting = self._plan(pods, names, rows, now_s)
         if fitting < len(pods):
-            return GangRejection(f"gang {gang.key}: only {fitting} of {len(pods)} pods that have to start together fit")
-        return next(node for (planned, node) in self._state.assumptions if planned == uid), list(selected)
+            message = f"gang {gang.key}: only {fitting} of {len(pods)} pods that have to start together fit"
+            return GangRejection(gang.key, message, is_complete=True)
+        # Those beyond the minimum wait for nothing else.
+        return next(node for (planned, node) in self._state.assumptions if planned == uid), list(waiting)
 
     def describe(self, stored: ScheduledPod) -> str:
         """Return the state of a pod's gang as a sentence; empty without one."""
