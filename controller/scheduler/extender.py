@@ -19,7 +19,7 @@ from controller.scheduler.extender_messages import (
 )
 from controller.scheduler.gangs import GangRejection, Gangs
 from controller.scheduler.plugin_chain import PluginChain
-from controller.scheduler.scheduling_pod import Amounts, SchedulingPod, parse_scheduling_pod
+from controller.scheduler.scheduling_pod import Amounts, SchedulingPod, parse_pending_pod
 
 UNKNOWN_NODE = "node(s) not known to the extender yet"
 MAX_EXTENDER_SCORE = 10
@@ -46,7 +46,7 @@ class Extender:
             return ExtenderFilterResult(error=names)
         rows = self.state.nodes.rows_of(names)
         try:
-            pod = parse_scheduling_pod(args.pod)
+            pod = parse_pending_pod(args.pod)
             gang = self.gangs.choose_node(args.pod, names, rows, now_s)
         except ValueError as error:
             # Not an error of the protocol: the pod waits with this text in its events until it is corrected.
@@ -75,7 +75,7 @@ class Extender:
         """Return the score of each node, 0 to 10. An invalid request scores nothing; its filter has the reason."""
         names = _names(args)
         try:
-            pod = parse_scheduling_pod(args.pod)
+            pod = parse_pending_pod(args.pod)
         except ValueError:
             return []
         if isinstance(names, str):
@@ -95,7 +95,7 @@ class Extender:
         resources alone a stock kube-scheduler never preempts.
         """
         try:
-            pod = parse_scheduling_pod(args.pod)
+            pod = parse_pending_pod(args.pod)
         except ValueError:
             return ExtenderPreemptionResult()
         results: dict[str, MetaVictims] = {}

@@ -20,7 +20,7 @@ from controller.scheduler.cluster_state import ClusterState
 from controller.scheduler.node_arrays import BoolArray
 from controller.scheduler.plugin_chain import PluginChain, Rows
 from controller.scheduler.scheduler_kinds import SCHEDULER_PODS
-from controller.scheduler.scheduling_pod import Amounts, ScheduledPod, SchedulingPod, parse_scheduling_pod
+from controller.scheduler.scheduling_pod import Amounts, ScheduledPod, SchedulingPod, parse_pending_pod
 from kube.client import KubeClient
 from kube.errors import ApiError, ApiUnreachable
 from kube.informer import Informer
@@ -133,7 +133,7 @@ class PendingPods:
         for key, pod in self._pods.store.items():
             with contextlib.suppress(ValueError):
                 # Parsing takes long for the many pods that have a node.
-                parsed = None if pod.spec.node_name else parse_scheduling_pod(pod)
+                parsed = None if pod.spec.node_name else parse_pending_pod(pod)
                 if parsed is not None and (parsed.reclaimed != (0, 0) or parsed.level is QoSLevel.DEDICATED):
                     self._rejected[key] = RejectedPod(pod.metadata.uid, None, self._clock())
         self._rows.update(range(len(self._state.nodes.names)))
@@ -209,6 +209,8 @@ class PendingPods:
             if len(results) < MAX_RETRIES and self._begin_retry(due, now_s, is_gang=bool(rejected.gang)):
                 free[index] -= pod.reclaimed
                 results[due] = (key, pod.uid)
+                # Nodes that one pod of a gang may use need not be those of another: the next time another one is tried.
+                self._rejected[key] = self._rejected.pop(key)
             else:
                 self._rows.add(changed[index])
                 self._changed.set()
@@ -255,7 +257,7 @@ class PendingPods:
         if not self._is_parsed(key, stored):
             pod = None
             with contextlib.suppress(ValueError):
-                pod = parse_scheduling_pod(stored)
+                pod = parse_pending_pod(stored)
             self._parsed[key] = ParsedPod(stored.metadata.resource_version, pod)
         return self._parsed[key].pod
 

@@ -174,6 +174,14 @@ async def test_nothing_is_evaluated_before_everything_is_listed() -> None:
             assert "the extender is starting: not listed yet: nodes.v1" in (await service.post(verb, body))["Error"]
 
 
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a%2fb", "n" * 300, "a/../../nodes/n1"])
+async def test_a_binding_of_a_name_that_no_pod_can_have_is_refused(name: str) -> None:
+    async with serving() as service:
+        body = {"PodName": name, "PodNamespace": "default", "PodUID": "u", "Node": "large"}
+        assert len((await service.post("bind", body))["Error"]) > 20
+        assert not service.cache.state.assumptions
+
+
 async def test_other_paths_accept_no_body() -> None:
     async with serving() as service, service.session.post("/metrics", data=b"x") as answer:
         assert (answer.status, await answer.text()) == (

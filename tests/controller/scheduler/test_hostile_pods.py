@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
+from api.qos import MAIN_CONTAINER_KEY, MEMORY_KEY, QOS_LEVEL_KEY
 from controller.scheduler.cluster_state import ClusterState
 from controller.scheduler.extender import Extender
 from controller.scheduler.extender_messages import ExtenderArgs
 from controller.scheduler.scheduler_process import build_chain
 from controller.scheduler.scheduler_settings import SchedulerConfig
-from controller.scheduler.scheduling_pod import MAX_AMOUNT, ScheduledPod
+from controller.scheduler.scheduling_pod import GANG_MIN_KEY, GANG_NAME_KEY, MAX_AMOUNT, ScheduledPod
 from tests.controller.scheduler.objects import NOW_S, a_cnr, a_node, a_pod, a_state, pod_of
 
 GIB = 1 << 30
@@ -99,3 +100,24 @@ def test_a_node_and_a_cnr_with_amounts_beyond_any_machine_offer_as_much_as_there
     extender = Extender(state, build_chain(SchedulerConfig()))
     args = ExtenderArgs(pod=a_pod("p", 1000, GIB), node_names=["n1"])
     assert extender.prioritize(args, NOW_S)[0].score >= 0
+
+
+def test_the_scheduler_retains_a_few_characters_of_an_annotation_of_256_kib() -> None:
+    """Ten thousand pods of a tenant had 2.5 GiB of every extender's memory."""
+    keys = (GANG_NAME_KEY, GANG_MIN_KEY, QOS_LEVEL_KEY, MAIN_CONTAINER_KEY)
+    annotations = dict.fromkeys(keys, "x" * 60_000) | {MEMORY_KEY: "x" * 20_000}
+    document = {"metadata": {"name": "p", "annotations": annotations}, "spec": {"containers": []}}
+    pod = msgspec.json.decode(msgspec.json.encode(document), type=ScheduledPod)
+    lengths = [len(text) for text in msgspec.structs.astuple(pod.metadata.annotations)]
+    assert sorted(lengths) == [254, 254, 254, 254, 16_385]
+
+
+def test_a_pod_with_thousands_of_containers_waits_with_the_reason_and_counts_where_it_runs() -> None:
+    resources = {"requests": {RECLAIMED_CPU: "1"}}
+    spec = {"containers": [{"name": f"c{number}", "resources": resources} for number in range(1025)]}
+    extender = Extender(a_state(("n1", 4000, 0)), build_chain(SchedulerConfig()))
+    result = extender.filter(ExtenderArgs(pod=pod_of("h", spec, "reclaimed_cores"), node_names=["n1"]), NOW_S)
+    reason = "spec.containers: 1025 containers are more than 1024; write several pods"
+    assert result.failed_and_unresolvable_nodes == {"n1": reason}
+    extender.state.apply_pod(None, pod_of("h", {**spec, "nodeName": "n1"}, "reclaimed_cores"), None)
+    assert extender.state.nodes.requested[0].tolist() == [1025, 0]
