@@ -12,7 +12,8 @@ from api.text import quote
 
 MAX_QUANTITY = (1 << 63) - 1
 """Largest quantity of the API server, an int64."""
-_QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2}|)", re.ASCII)
+_QUANTITY = re.compile(r"(\d{1,28}(?:\.\d{1,9})?)([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2}|)", re.ASCII)
+"""28 digits: MAX_QUANTITY in nano units, which the API server stores as such."""
 _SCALE = {
     "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("0.001"), "": Decimal(1),
     "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12), "P": Decimal(10**15),

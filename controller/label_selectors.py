@@ -25,6 +25,16 @@ _TERM = re.compile(
 )
 
 
+def is_label_key(text: str) -> bool:
+    """Return whether a label or an annotation may have this key."""
+    return _KEY.fullmatch(text) is not None
+
+
+def is_label_value(text: str) -> bool:
+    """Return whether a label may have this value."""
+    return _VALUE.fullmatch(text) is not None
+
+
 class LabelRequirement(msgspec.Struct, frozen=True):
     """Requirement on one label. `=` and `!=` are stored as `in` and `notin` with one value."""
 

@@ -15,7 +15,7 @@ from controller.scheduler.cluster_state import ClusterState
 from controller.scheduler.extender_messages import ExtenderBindingArgs
 from controller.scheduler.plugin_chain import PluginChain
 from controller.scheduler.scheduler_kinds import SCHEDULER_PODS
-from controller.scheduler.scheduling_pod import ScheduledPod, parse_scheduling_pod
+from controller.scheduler.scheduling_pod import ScheduledPod, parse_pending_pod
 from kube.client import KubeClient
 from kube.errors import ApiError, ApiUnreachable
 from kube.informer import Informer
@@ -49,10 +49,14 @@ class PodBinder:
         """Uid and node of the bindings that the API server is working on."""
 
     async def bind(self, args: ExtenderBindingArgs) -> str:
-        """Bind a pod; return why it is not bound, empty on success.
+        """Bind a pod; return why it is not bound, empty on success. Names that no object can have are refused.
 
         The request continues if kube-scheduler disconnects, so that its result is known here.
         """
+        try:
+            SCHEDULER_PODS.path(f"{args.pod_namespace}/{args.pod_name}")
+        except ValueError as error:
+            return str(error)
         task = asyncio.create_task(self._bind(args))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -125,7 +129,7 @@ class PodBinder:
         """
         key, state = f"{stored.metadata.namespace}/{stored.metadata.name}", self._state
         try:
-            pod = parse_scheduling_pod(stored)
+            pod = parse_pending_pod(stored)
         except ValueError as error:
             return f"{key}: {error}"
         if (row := state.nodes.row(node)) is None:

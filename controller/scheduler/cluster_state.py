@@ -28,6 +28,7 @@ from controller.scheduler.scheduling_pod import (
     Amounts,
     PodAnnotations,
     ScheduledPod,
+    ScheduledPodSpec,
     SchedulingPod,
     amounts_of,
     parse_scheduling_pod,
@@ -368,9 +369,15 @@ class ClusterState:
         try:
             return parse_scheduling_pod(pod)
         except ValueError as error:
-            # An unknown QoS level must not hide what the pod takes; its quantities come from the API server and are valid.
             self._note(f"pod {key_of(pod.metadata)}", str(error))
-            return parse_scheduling_pod(without_level(pod))
+        plain = without_level(pod)
+        try:
+            # An unknown QoS level must not hide what the pod takes.
+            return parse_scheduling_pod(plain)
+        except ValueError:
+            # Quantities of the API server are valid. If one is not, the pod counts nothing, instead of ending this process and
+            # the next one that lists it.
+            return parse_scheduling_pod(msgspec.structs.replace(plain, spec=ScheduledPodSpec()))
 
     def _note(self, subject: str, problem: str) -> None:
         if subject in self.problems or len(self.problems) < MAX_PROBLEMS:

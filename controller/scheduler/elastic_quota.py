@@ -105,8 +105,8 @@ class ElasticQuotas:
         for column, request in enumerate(pod.reclaimed):
             if not request or used[column] + request <= quota.guaranteed[column]:
                 continue
-            offered = int(nodes.allocatable[:, column].sum())
-            free = offered - int(nodes.requested[:, column].sum())
+            # Any user can name a node in a pod, so that a node may have more pods than it offers, or not exist.
+            free = int(np.maximum(nodes.allocatable[:, column] - nodes.requested[:, column], 0).sum())
             unused_guarantees = sum(
                 max(other.guaranteed[column] - self._requested.get(name, Amounts())[column], 0)
                 for name, other in self._by_namespace.items()

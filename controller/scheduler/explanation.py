@@ -9,7 +9,7 @@ import numpy as np
 from api.placement import NodePlacement, PlacementExplanation, PluginVerdict
 from controller.scheduler.cluster_state import ClusterState
 from controller.scheduler.plugin_chain import PluginChain
-from controller.scheduler.scheduling_pod import ScheduledPod, SchedulingPod, parse_scheduling_pod
+from controller.scheduler.scheduling_pod import ScheduledPod, SchedulingPod, parse_pending_pod
 
 MAX_EXPLAINED_NODES = 100
 
@@ -20,7 +20,7 @@ def explain_placement(
     """Evaluate a pod on every node; a pod that has a node is evaluated as if it had none yet."""
     key, bound = f"{stored.metadata.namespace}/{stored.metadata.name}", stored.spec.node_name
     try:
-        pod = parse_scheduling_pod(stored)
+        pod = parse_pending_pod(stored)
     except ValueError as error:
         return PlacementExplanation(
             pod=key, level=stored.metadata.annotations.qos_level, node=bound, problem=str(error)

@@ -21,7 +21,7 @@ from controller.scheduler.gangs import GangRejection, Gangs
 from controller.scheduler.node_arrays import BoolArray
 from controller.scheduler.pending_pods import INCOMPLETE_GANG, INVALID_POD, UNKNOWN_NODES
 from controller.scheduler.plugin_chain import FilterOutcome, PluginChain
-from controller.scheduler.scheduling_pod import Amounts, SchedulingPod, parse_scheduling_pod
+from controller.scheduler.scheduling_pod import Amounts, SchedulingPod, parse_pending_pod
 
 UNKNOWN_NODE = "node(s) not known to the extender yet"
 MAX_EXTENDER_SCORE = 10
@@ -34,25 +34,28 @@ class Extender:
     def __init__(self, state: ClusterState, chain: PluginChain) -> None:
         self.state, self.chain, self.gangs = state, chain, Gangs(state, chain)
         self.planned_keys: list[str] = []
-        """Other pods of its gang that the latest filter request has planned: kube-scheduler has to try them now."""
+        """Other pods of its gang that can start since the latest filter request: kube-scheduler has to try them now."""
         self.rejecting_plugin = ""
         """Plugin that rejected most nodes of the latest filter request, or one of OTHER_REJECTIONS; empty if none did."""
+        self.needs_room = True
+        """Whether resources on a node would help the pod of the latest filter request. False for one that waits for other pods
+        of its gang, which have it tried again, or for its correction."""
 
     def filter(self, args: ExtenderArgs, now_s: float) -> ExtenderFilterResult:
         """Return the nodes that pass every plugin, and the reason of each other one."""
-        names, self.planned_keys, self.rejecting_plugin = _names(args), [], ""
+        names, self.planned_keys, self.rejecting_plugin, self.needs_room = _names(args), [], "", True
         if isinstance(names, str):
             return ExtenderFilterResult(error=names)
         rows = self.state.nodes.rows_of(names)
         try:
-            pod = parse_scheduling_pod(args.pod)
+            pod = parse_pending_pod(args.pod)
             gang = self.gangs.choose_node(args.pod, names, rows, now_s)
         except ValueError as error:
             # Not an error of the protocol: the pod waits with this text in its events until it is corrected.
-            self.rejecting_plugin = INVALID_POD
+            self.rejecting_plugin, self.needs_room = INVALID_POD, False
             return ExtenderFilterResult(failed_and_unresolvable_nodes=dict.fromkeys(names, str(error)))
         if isinstance(gang, GangRejection):
-            self.rejecting_plugin = INCOMPLETE_GANG
+            self.rejecting_plugin, self.needs_room = INCOMPLETE_GANG, gang.is_complete
             return ExtenderFilterResult(failed_and_unresolvable_nodes=dict.fromkeys(names, gang.message))
         if gang is not None:
             node, self.planned_keys = gang
@@ -82,7 +85,7 @@ class Extender:
         """Return the score of each node, 0 to 10. An invalid request scores nothing; its filter has the reason."""
         names = _names(args)
         try:
-            pod = parse_scheduling_pod(args.pod)
+            pod = parse_pending_pod(args.pod)
         except ValueError:
             return []
         if isinstance(names, str):
@@ -103,7 +106,7 @@ class Extender:
         resources alone a stock kube-scheduler never preempts.
         """
         try:
-            pod = parse_scheduling_pod(args.pod)
+            pod = parse_pending_pod(args.pod)
         except ValueError:
             return ExtenderPreemptionResult()
         results: dict[str, MetaVictims] = {}

@@ -114,10 +114,10 @@ class ExtenderEndpoints:
                 return ExtenderFilterResult(error=f"the extender is starting: {missing}")
             result = self._extender.filter(args, time.time())
             if not result.error:
-                names = list(result.failed_and_unresolvable_nodes)
-                rows = [] if result.node_names else self._extender.state.nodes.rows_of(names).tolist()
-                plugin = self._extender.rejecting_plugin
-                self._pending.record_result(args.pod, rows, is_rejected=not result.node_names, plugin=plugin)
+                is_rejected, extender = not result.node_names, self._extender
+                names = list(result.failed_and_unresolvable_nodes) if is_rejected and extender.needs_room else []
+                rows, plugin = extender.state.nodes.rows_of(names), extender.rejecting_plugin
+                self._pending.record_result(args.pod, rows, is_rejected=is_rejected, plugin=plugin)
                 self._pending.retry_now(self._extender.planned_keys)
             return result
 

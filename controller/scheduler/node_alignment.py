@@ -23,7 +23,7 @@ from controller.scheduler.aligned_arrays import RATIO_ONE
 from controller.scheduler.node_arrays import NodeArrays
 from controller.scheduler.node_zones import NodeZones, parse_node_zones
 from controller.scheduler.numa_topology import PluginPolicy, TopologyRules, assumed_charge, is_aligned
-from controller.scheduler.pod_alignment import PodAlignment
+from controller.scheduler.pod_alignment import MAX_PINNED_CPUS, PodAlignment
 from controller.scheduler.scheduler_kinds import (
     CnrAnnotations,
     CnrZone,
@@ -32,9 +32,8 @@ from controller.scheduler.scheduler_kinds import (
     ZonedCnrStatus,
 )
 
-MAX_AMOUNT = (1 << 53) - 1
+MAX_ZONE_AMOUNT = (1 << 53) - 1
 """Largest amount of a zone that the plugins compute with exactly."""
-MAX_PINNED_CPUS = 1 << 20
 MAX_RATIO_PPM = 1000 * RATIO_ONE
 ValueT = TypeVar("ValueT")
 _NO_ANNOTATIONS = SchedulerNodeAnnotations()
@@ -150,14 +149,15 @@ class NodeAlignment:
         text = managers.guaranteed_cpus
         is_number = text.isascii() and text.isdigit() and len(text) <= 7
         arrays.reported_pinned_cpus[slot] = min(int(text), MAX_PINNED_CPUS) if is_number else 0
-        arrays.pinned_cpus[slot] = sum(each.pinned_cpus for uid, each in pods.items() if uid != self._hidden_uid)
+        pinned = sum(each.pinned_cpus for uid, each in pods.items() if uid != self._hidden_uid)
+        arrays.pinned_cpus[slot] = min(pinned, MAX_PINNED_CPUS)
 
     def _fill_zones(self, slot: int, row: int, zones: NodeZones, rules: TopologyRules) -> None:
         arrays, pods, count = self._nodes.aligned, self._pods.get(row, {}), len(zones.sockets)
         arrays.widen(count)
         arrays.zones[slot, :count], arrays.sockets[slot, :count] = True, zones.sockets
-        arrays.capacity[slot, :count] = np.minimum(zones.capacity, MAX_AMOUNT)
-        allocatable = arrays.allocatable[slot, :count] = np.minimum(zones.allocatable, MAX_AMOUNT)
+        arrays.capacity[slot, :count] = np.minimum(zones.capacity, MAX_ZONE_AMOUNT)
+        allocatable = arrays.allocatable[slot, :count] = np.minimum(zones.allocatable, MAX_ZONE_AMOUNT)
         arrays.reported[slot], arrays.pod_level[slot] = zones.reported, zones.pod_level
         arrays.policies[slot] = zones.policy
         allocated = arrays.allocated[slot]
@@ -166,8 +166,8 @@ class NodeAlignment:
                 continue
             for zone, amounts in shares:
                 is_exclusive = rules.plugin is PluginPolicy.DYNAMIC and uid in pods and pods[uid].exclusive
-                added = allocatable[zone] if is_exclusive else np.minimum(amounts, MAX_AMOUNT)
-                allocated[zone] = np.minimum(allocated[zone] + added, MAX_AMOUNT)
+                added = allocatable[zone] if is_exclusive else np.minimum(amounts, MAX_ZONE_AMOUNT)
+                allocated[zone] = np.minimum(allocated[zone] + added, MAX_ZONE_AMOUNT)
         assumed = arrays.assumed[slot, :count]
         for uid, alignment in pods.items():
             if (
@@ -175,7 +175,7 @@ class NodeAlignment:
                 and uid != self._hidden_uid
                 and is_aligned(pod := alignment.topology_pod(), rules)
             ):
-                assumed[:] = np.minimum(assumed + assumed_charge(allocatable, pod, rules), MAX_AMOUNT)
+                assumed[:] = np.minimum(assumed + assumed_charge(allocatable, pod, rules), MAX_ZONE_AMOUNT)
 
 
 def _store(values: dict[int, ValueT], row: int, value: ValueT | None, empty: ValueT) -> None:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,9 +20,9 @@ from api.qos import QoSLevel
 from controller.scheduler.cluster_state import ClusterState
 from controller.scheduler.gangs import gang_key
 from controller.scheduler.node_arrays import BoolArray
-from controller.scheduler.plugin_chain import PluginChain
+from controller.scheduler.plugin_chain import PluginChain, Rows
 from controller.scheduler.scheduler_kinds import SCHEDULER_PODS
-from controller.scheduler.scheduling_pod import ScheduledPod, SchedulingPod, parse_scheduling_pod
+from controller.scheduler.scheduling_pod import Amounts, ScheduledPod, SchedulingPod, parse_pending_pod
 from kube.client import KubeClient
 from kube.errors import ApiError, ApiUnreachable
 from kube.informer import Informer
@@ -35,10 +34,38 @@ RETRY_ANNOTATION = "dioptase.io/scheduling-retry"
 """Time at which the extender last saw room for a pending pod."""
 RETRY_INTERVAL_S = 0.25
 MIN_RETRY_AGE_S, MAX_RETRY_AGE_S = 1.0, 8.0
-"""Time between the first two updates of one pod that stays pending; it doubles up to the second number. Updates in vain, such
-as those of a gang for which there is room for some of its pods, would be hundreds of writes a second."""
+"""Time between the first two updates of a pod, or of a gang, that stays pending; it doubles up to the second number. Updates in
+vain, such as those of a gang for which there is room for some of its pods, would be hundreds of writes a second."""
 MAX_RETRIES = 50
 """Pods updated in one interval, those with the highest priority first: more than kube-scheduler schedules meanwhile."""
+MAX_COST_US = 20_000.0
+"""Estimated CPU time of one evaluation, which delays requests by as much. Other pods are evaluated after an interval."""
+SKIP_US, PARSE_US, COMPARE_US, FILTER_US = 5.0, 40.0, 20.0, 150.0
+COMPARE_ROW_US, FILTER_ROW_US = 0.02, 0.25
+"""CPU time of the steps for one pod, and for each node of it, as measured."""
+MAX_UNKNOWN_AGE_S = 60.0
+"""Age at which a rejected pod that the watch does not have is not waited for any more."""
+MAX_RETRY_MEMORY_S = 60.0
+"""Age at which an update in vain is forgotten, so that the next interval is the shortest one again."""
+
+
+class RowSet(NamedTuple):
+    """Set of rows as bits. 10,000 pods that wait on 5,000 nodes have 6 MiB of these; sets of numbers would take 6 GiB."""
+
+    bits: bytes
+
+    @classmethod
+    def of(cls, rows: Rows) -> RowSet:
+        """Return the set of these rows; -1 stands for an unknown node."""
+        mask = np.zeros(int(rows.max(initial=-1)) + 1, np.uint8)
+        mask[rows[rows >= 0]] = 1
+        return cls(np.packbits(mask).tobytes())
+
+    def contains(self, rows: Rows) -> BoolArray:
+        """Return which of these rows are in the set."""
+        mask = np.unpackbits(np.frombuffer(self.bits, np.uint8))
+        inside = rows < len(mask)
+        return inside & (mask[np.where(inside, rows, 0)] == 1) if len(mask) else inside
 
 
 INVALID_POD, INCOMPLETE_GANG, UNKNOWN_NODES, NOT_TRIED = OTHER_REJECTIONS = ("Invalid", "Gang", "Cache", "Unknown")
@@ -50,13 +77,27 @@ class RejectedPod(NamedTuple):
     """Pod that no node of a request fits."""
 
     uid: str
-    candidates: frozenset[int] | None
+    candidates: RowSet | None
     """Rows of the nodes that kube-scheduler's own plugins accept; None if that is not known. Room elsewhere is of no use to
     the pod, and if those plugins accept other nodes later, kube-scheduler notices itself."""
     plugin: str
     """Plugin that rejected most nodes at the latest attempt, or one of OTHER_REJECTIONS."""
     since_s: float
     """Time of the first rejection, in seconds since the epoch."""
+
+
+class RetryTime(NamedTuple):
+    """Latest update of a pod, or of a pod of a gang, and the age at which it may be repeated."""
+
+    at_s: float
+    min_age_s: float
+
+
+class ParsedPod(NamedTuple):
+    """Amounts of one version of a pod; None if they are invalid."""
+
+    version: str
+    pod: SchedulingPod | None
 
 
 class PendingPods:
@@ -68,10 +109,14 @@ class PendingPods:
     ) -> None:  # fmt: skip
         self._client, self._pods, self._state, self._chain, self._clock = client, pods, state, chain, clock
         self._rejected: dict[str, RejectedPod] = {}
-        self._next_update_s: dict[str, tuple[float, float]] = {}
-        """Earliest time of the next update of a pod, and the interval after that."""
+        self._parsed: dict[str, ParsedPod] = {}
+        self._retries: dict[str, RetryTime] = {}
+        """By `_retry_key`."""
         self._rows: set[int] = set()
         """Rows of nodes that changed since the last evaluation."""
+        self._unevaluated: list[str] = []
+        """Pods for which the rows of the evaluation under way are not evaluated yet."""
+        self._evaluated_rows: list[int] = []
         self._forced: set[str] = set()
         self._changed = asyncio.Event()
         pods.listen(self._on_pod)
@@ -81,16 +126,19 @@ class PendingPods:
         return len(self._rejected)
 
     def record_result(
-        self, pod: ScheduledPod, rows: Iterable[int], *, is_rejected: bool, plugin: str = NOT_TRIED
+        self, pod: ScheduledPod, rows: Sequence[int] | Rows, *, is_rejected: bool, plugin: str = NOT_TRIED
     ) -> None:
         """Record the result of a filter request for these candidate rows, and the plugin that rejected most of them."""
         key = key_of(pod.metadata)
         if is_rejected:
-            self._reject(key, pod.metadata.uid, frozenset(rows), plugin)
-        else:
-            self._rejected.pop(key, None)
+            self._reject(key, pod.metadata.uid, RowSet.of(np.asarray(rows, np.intp)), plugin)
+            return
+        rejected = self._rejected.pop(key, None)
+        # Its gang is planned now. A pod may be rejected by kube-scheduler's own plugins, which must not make it urgent again.
+        if rejected is not None and (retry_key := _retry_key(key, pod, rejected)) != key:
+            self._retries.pop(retry_key, None)
 
-    def _reject(self, key: str, uid: str, candidates: frozenset[int] | None, plugin: str) -> None:
+    def _reject(self, key: str, uid: str, candidates: RowSet | None, plugin: str) -> None:
         earlier = self._rejected.get(key)
         since_s = self._clock() if earlier is None or earlier.uid != uid else earlier.since_s
         self._rejected[key] = RejectedPod(uid, candidates, plugin, since_s)
@@ -113,7 +161,7 @@ class PendingPods:
         for key, pod in self._pods.store.items():
             with contextlib.suppress(ValueError):
                 # Parsing takes long for the many pods that have a node.
-                parsed = None if pod.spec.node_name else parse_scheduling_pod(pod)
+                parsed = None if pod.spec.node_name else parse_pending_pod(pod)
                 if parsed is not None and (parsed.reclaimed != (0, 0) or parsed.level is QoSLevel.DEDICATED):
                     self._reject(key, pod.metadata.uid, None, NOT_TRIED)
         self._rows.update(range(len(self._state.nodes.names)))
@@ -151,70 +199,106 @@ class PendingPods:
     def fitting_pods(self, now_s: float) -> list[tuple[str, str]]:
         """Return key and uid of pods to update, those with the highest priority first.
 
-        Room that one of them would take is not counted twice, so that one freed core does not wake a thousand pods.
+        Room that one of them would take is not counted twice, so that one freed core does not wake a thousand pods. Of many
+        different pods a part is evaluated, and the others by the next calls: this runs between two requests.
         """
-        nodes, changed = self._state.nodes, sorted(self._rows)
-        self._rows.clear()
+        if not self._unevaluated:
+            self._begin_evaluation(now_s)
+        changed, nodes, store = self._evaluated_rows, self._state.nodes, self._pods.store
         rows = np.array(changed, np.intp)
-        reserved = np.zeros((len(rows), 2), np.int64)
+        free = nodes.allocatable[rows] - nodes.requested[rows]
+        largest = Amounts(*free.max(axis=0, initial=0).tolist())
         passes_by_shape: dict[tuple[str, SchedulingPod], BoolArray] = {}
-        results: list[tuple[str, str]] = []
-        gangs: set[str] = set()
-        for key, pod, rejected in self._parsed():
-            # The first pod of a gang plans the others, which are tried then.
-            if (gang := gang_key(self._pods.store[key])) in gangs:
+        results: dict[str, tuple[str, str]] = {}
+        cost_us = 0.0
+        while self._unevaluated and cost_us < MAX_COST_US:
+            key = self._unevaluated.pop()
+            rejected, stored = self._rejected.get(key), store.get(key)
+            if rejected is None or stored is None or (retry_key := _retry_key(key, stored, rejected)) in results:
                 continue
-            is_due = self._is_due(key, now_s)
+            cost_us += SKIP_US if self._is_parsed(key, stored) else PARSE_US
+            if (pod := self._parse_waiting(key, stored)) is None or not _is_within(pod.reclaimed, largest):
+                continue
             # The namespace matters to quotas.
             shape = (key.partition("/")[0], pod._replace(key="", uid="", priority=0))
             if (passes := passes_by_shape.get(shape)) is None:
                 passes = passes_by_shape[shape] = self._chain.filter(pod, nodes, rows, now_s).passes
-            fits = passes.copy()
-            if rejected.candidates is not None:
-                fits &= np.fromiter((row in rejected.candidates for row in changed), np.bool_, len(changed))
+                cost_us += FILTER_US + len(changed) * FILTER_ROW_US
+            if not passes.any():
+                continue
+            cost_us += COMPARE_US + len(changed) * COMPARE_ROW_US
             if pod.reclaimed != (0, 0):
-                free = nodes.allocatable[rows] - nodes.requested[rows] - reserved
-                fits &= (np.asarray(pod.reclaimed) <= free).all(axis=1)
+                # What is free only decreases, so that the next equal pod need not be compared with nodes that are full now.
+                passes = passes_by_shape[shape] = passes & (np.asarray(pod.reclaimed) <= free).all(axis=1)
+            fits = passes if rejected.candidates is None else passes & rejected.candidates.contains(rows)
             if not fits.any():
                 continue
-            if gang:
-                gangs.add(gang)
             index = int(np.flatnonzero(fits)[0])
-            if is_due and len(results) < MAX_RETRIES:
-                reserved[index] += pod.reclaimed
-                results.append((key, pod.uid))
-                self._record_update(key, now_s)
-                # Another scheduler may have an adopted pod: from then on only filter requests show that it is this one's.
-                if rejected.candidates is None:
-                    self._rejected.pop(key)
+            if len(results) < MAX_RETRIES and self._begin_retry(retry_key, now_s):
+                free[index] -= pod.reclaimed
+                results[retry_key] = (key, pod.uid)
+                self._rejected.pop(key)
+                # Nodes that one pod of a gang may use need not be those of another: the next time another one is tried.
+                # Another scheduler may have an adopted pod: from now on only filter requests show that it is this one's.
+                if rejected.candidates is not None:
+                    self._rejected[key] = rejected
             else:
                 self._rows.add(changed[index])
                 self._changed.set()
-        return results
+        if self._unevaluated:
+            self._changed.set()
+        return list(results.values())
 
-    def _is_due(self, key: str, now_s: float) -> bool:
-        next_s, interval_s = self._next_update_s.get(key, (-math.inf, 0.0))
+    def _begin_evaluation(self, now_s: float) -> None:
+        """Take the rows that have changed, and all pods, by descending priority from the end of the list."""
+        self._evaluated_rows = sorted(self._rows)
+        self._rows.clear()
+        if not self._evaluated_rows:
+            return
+        for key, rejected in list(self._rejected.items()):
+            # The request may have arrived after the deletion of its pod, of which nothing is heard any more.
+            if key not in self._pods.store and abs(now_s - rejected.since_s) >= MAX_UNKNOWN_AGE_S:
+                self._forget(key)
+        self._retries = {
+            key: retry for key, retry in self._retries.items() if abs(now_s - retry.at_s) < MAX_RETRY_MEMORY_S
+        }
+        stored = self._pods.store
+        waiting = [(stored[key].spec.priority or 0, key) for key in self._rejected if key in stored]
+        waiting.reverse()
+        waiting.sort(key=lambda item: item[0])
+        self._unevaluated = [key for _, key in waiting]
+
+    def _begin_retry(self, retry_key: str, now_s: float) -> bool:
+        """Return whether a pod or a gang may be updated now, and count it as updated."""
+        retry = self._retries.get(retry_key)
         # A clock that was set back must not delay an update for longer than the interval.
-        return now_s >= next_s or now_s < next_s - interval_s
+        if retry is not None and abs(now_s - retry.at_s) < retry.min_age_s:
+            return False
+        min_age_s = MIN_RETRY_AGE_S if retry is None else min(2 * retry.min_age_s, MAX_RETRY_AGE_S)
+        self._retries[retry_key] = RetryTime(now_s, min_age_s)
+        return True
 
-    def _record_update(self, key: str, now_s: float) -> None:
-        _, interval_s = self._next_update_s.get(key, (0.0, 0.0))
-        interval_s = min(2 * interval_s, MAX_RETRY_AGE_S) or MIN_RETRY_AGE_S
-        self._next_update_s[key] = now_s + interval_s, interval_s
+    def _is_parsed(self, key: str, stored: ScheduledPod) -> bool:
+        version, parsed = stored.metadata.resource_version, self._parsed.get(key)
+        return parsed is not None and bool(version) and parsed.version == version
 
-    def _parsed(self) -> list[tuple[str, SchedulingPod, RejectedPod]]:
-        """Return the pods that wait, by descending priority."""
-        results = []
-        for key, rejected in self._rejected.items():
-            stored = self._pods.store.get(key)
-            if stored is not None and stored.metadata.uid == rejected.uid and not stored.spec.node_name:
-                with contextlib.suppress(ValueError):
-                    results.append((key, parse_scheduling_pod(stored), rejected))
-        return sorted(results, key=lambda item: -item[1].priority)
+    def _parse_waiting(self, key: str, stored: ScheduledPod) -> SchedulingPod | None:
+        """Return the amounts of a pod, parsed once for each version; None if they are invalid, or if it waits no more."""
+        if stored.metadata.uid != self._rejected[key].uid or stored.spec.node_name:
+            return None
+        if not self._is_parsed(key, stored):
+            pod = None
+            with contextlib.suppress(ValueError):
+                pod = parse_pending_pod(stored)
+            self._parsed[key] = ParsedPod(stored.metadata.resource_version, pod)
+        return self._parsed[key].pod
+
+    def _forget(self, key: str) -> None:
+        for each in (self._rejected, self._parsed, self._retries):
+            each.pop(key, None)
 
     async def _update(self, key: str, uid: str) -> None:
-        now_s = self._clock()
-        metadata = {"uid": uid, "annotations": {RETRY_ANNOTATION: format_timestamp(now_s, micro=True)}}
+        metadata = {"uid": uid, "annotations": {RETRY_ANNOTATION: format_timestamp(self._clock(), micro=True)}}
         try:
             await self._client.merge_patch(SCHEDULER_PODS, key, {"metadata": metadata})
         except ApiError as error:
@@ -228,5 +312,16 @@ class PendingPods:
         new = change.new
         rejected = self._rejected.get(change.key)
         if new is None or new.spec.node_name or (rejected is not None and rejected.uid != new.metadata.uid):
-            self._rejected.pop(change.key, None)
-            self._next_update_s.pop(change.key, None)
+            self._forget(change.key)
+
+
+def _retry_key(key: str, pod: ScheduledPod, rejected: RejectedPod) -> str:
+    """Return what is updated at most once in an interval: the gang of a pod that waits for room for all of it, or that no
+    request is known of, as its first pod plans the others, which are tried then; otherwise the pod itself. A space
+    separates the two kinds."""
+    gang = gang_key(pod) if rejected.plugin in (INCOMPLETE_GANG, NOT_TRIED) else ""
+    return f"gang {gang}" if gang else key
+
+
+def _is_within(amounts: Amounts, limit: Amounts) -> bool:
+    return amounts.millicpu <= limit.millicpu and amounts.memory <= limit.memory

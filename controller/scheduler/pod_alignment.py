@@ -13,6 +13,8 @@ from api.annotations import parse_enhancements
 from api.qos import MEMORY_KEY, QoSLevel
 from controller.scheduler.numa_topology import TopologyPod
 
+MAX_PINNED_CPUS = 1 << 20
+"""Pinned CPUs of a pod, and of a node, above which more make no difference."""
 CpuAndMemory = tuple[int, int]
 """Milli-CPUs and bytes."""
 
@@ -71,7 +73,7 @@ def parse_pod_alignment(
     dedicated = level is QoSLevel.DEDICATED
     if not (guaranteed or dedicated):
         return None
-    pinned_cpus = sum(map(_pinned_cpus, containers)) if guaranteed else 0
+    pinned_cpus = min(sum(map(_pinned_cpus, containers)), MAX_PINNED_CPUS) if guaranteed else 0
     if not (pinned_cpus or dedicated):
         return None
     enhancements = parse_enhancements({MEMORY_KEY: enhancement} if enhancement else {}, level)[0] if dedicated else None

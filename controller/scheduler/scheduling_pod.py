@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from api.annotations import MAX_ANNOTATION_CHARS
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from api.qos import MAIN_CONTAINER_KEY, MEMORY_KEY, QOS_LEVEL_KEY, QoSLevel, explicit_qos_level
 from api.quantity import convert_quantity
@@ -25,6 +26,13 @@ GANG_NAME_KEY, GANG_MIN_KEY = (
     "gang.scheduling.koordinator.sh/name",
     "gang.scheduling.koordinator.sh/min-available",
 )
+MAX_AMOUNT = (1 << 47) - 1
+"""Amounts above this count as this: 128 TiB, or 140 billion cores. The API server stores up to 2^63 - 1 for each container, of
+which two would overflow the arrays of the nodes, into free resources. Of this amount 65,536 pods can be on one node."""
+MAX_NAME_CHARS = 253
+"""Characters of the name of a gang, as of any object."""
+MAX_CONTAINERS = 1024
+"""Containers of a pod that is placed. A pod of 1.5 MiB can have 30,000, which take 0.4 s at each attempt."""
 FINISHED_PHASES = frozenset(("Succeeded", "Failed"))
 
 
@@ -40,6 +48,17 @@ class PodAnnotations(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     gang_min: str = msgspec.field(default="", name=GANG_MIN_KEY)
     memory_enhancement: str = msgspec.field(default="", name=MEMORY_KEY)
     main_container: str = msgspec.field(default="", name=MAIN_CONTAINER_KEY)
+
+    def __post_init__(self) -> None:
+        # A pod has 256 KiB of annotations, which every extender would have in memory for as long as the pod exists.
+        for name in ("qos_level", "gang_name", "gang_min", "main_container"):
+            self._cut(name, MAX_NAME_CHARS)
+        self._cut("memory_enhancement", MAX_ANNOTATION_CHARS)
+
+    def _cut(self, name: str, max_chars: int) -> None:
+        # One character more than is valid, so that a text that was cut is reported as too long.
+        if len(text := getattr(self, name)) > max_chars + 1:
+            msgspec.structs.force_setattr(self, name, text[: max_chars + 1])
 
 
 class ScheduledPodMetadata(_PodStruct, frozen=True, kw_only=True, gc=False):
@@ -72,6 +91,12 @@ class ScheduledContainer(_PodStruct, frozen=True, kw_only=True, gc=False):
     """`Always` makes an init container a sidecar (KEP-753)."""
 
 
+class SchedulingGate(_PodStruct, frozen=True, kw_only=True, gc=False):
+    """What a pod waits for before kube-scheduler tries it (KEP-3521)."""
+
+    name: str = ""
+
+
 class ScheduledPodSpec(_PodStruct, frozen=True, kw_only=True, gc=False):
     node_name: str = ""
     scheduler_name: str = ""
@@ -80,6 +105,7 @@ class ScheduledPodSpec(_PodStruct, frozen=True, kw_only=True, gc=False):
     init_containers: tuple[ScheduledContainer, ...] | None = None
     overhead: ResourceAmounts = ResourceAmounts()
     tolerations: tuple[Toleration, ...] | None = None
+    scheduling_gates: tuple[SchedulingGate, ...] | None = None
 
 
 class PodPhase(_PodStruct, frozen=True, kw_only=True, gc=False):
@@ -132,6 +158,17 @@ class SchedulingPod(NamedTuple):
     @property
     def is_reclaimed(self) -> bool:
         return self.level is QoSLevel.RECLAIMED
+
+
+def parse_pending_pod(pod: ScheduledPod) -> SchedulingPod:
+    """Compute the amounts of a pod that is to be placed.
+
+    Raises ValueError that names the field and the fix, also for more than MAX_CONTAINERS.
+    """
+    count = len(pod.spec.containers) + len(pod.spec.init_containers or ())
+    if count > MAX_CONTAINERS:
+        raise ValueError(f"spec.containers: {count} containers are more than {MAX_CONTAINERS}; write several pods")
+    return parse_scheduling_pod(pod)
 
 
 def parse_scheduling_pod(pod: ScheduledPod) -> SchedulingPod:
@@ -241,7 +278,9 @@ def _total(containers: Iterable[Amounts], inits: Iterable[tuple[Amounts, bool]],
 
 def _sum(amounts: Iterable[Amounts]) -> Amounts:
     listed = list(amounts)
-    return Amounts(sum(each.millicpu for each in listed), sum(each.memory for each in listed))
+    return Amounts(
+        min(sum(each.millicpu for each in listed), MAX_AMOUNT), min(sum(each.memory for each in listed), MAX_AMOUNT)
+    )
 
 
 def _max(first: Amounts, second: Amounts) -> Amounts:
@@ -252,7 +291,7 @@ def _milli_or_units(where: str, name: str, value: str | float | None, scale: int
     if value is None:
         return 0
     try:
-        return quantity_units(value, scale)
+        return min(quantity_units(value, scale), MAX_AMOUNT)
     except ValueError as error:
         raise ValueError(f"{where}: {name}: {error}") from None
 
@@ -267,8 +306,11 @@ def quantity_units(value: str | float, scale: int = 1) -> int:
 
 
 def amounts_of(quantities: Mapping[str, str | int | float], cpu: str, memory: str, cpu_scale: int) -> Amounts:
-    """Return CPU and memory of a resource list by their names. A missing resource is 0. Raises ValueError as quantity_units."""
+    """Return CPU and memory of a resource list by their names, at most MAX_AMOUNT; 0 for a missing one.
+
+    Raises ValueError as quantity_units.
+    """
     return Amounts(
-        quantity_units(quantities[cpu], cpu_scale) if cpu in quantities else 0,
-        quantity_units(quantities[memory]) if memory in quantities else 0,
+        min(quantity_units(quantities[cpu], cpu_scale), MAX_AMOUNT) if cpu in quantities else 0,
+        min(quantity_units(quantities[memory]), MAX_AMOUNT) if memory in quantities else 0,
     )

@@ -10,6 +10,9 @@ import msgspec
 MIRROR_KEY = "kubernetes.io/config.mirror"
 """Annotation of a mirror pod, the copy of a static pod that a kubelet creates and that must equal its file."""
 
+MAX_CONTAINERS = 1024
+"""Containers of a pod, init containers included. Agents interpret 256 of one kind."""
+
 
 class _PodStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     pass
@@ -57,6 +60,14 @@ class AdmittedPod(_PodStruct, frozen=True, kw_only=True):
     @property
     def labels(self) -> Mapping[str, str]:
         return self.metadata.labels or {}
+
+    @property
+    def size_problem(self) -> str:
+        """Return why the pod is too large to be reviewed; empty if it is not."""
+        count = len(self.spec.containers) + len(self.spec.init_containers or ())
+        if count <= MAX_CONTAINERS:
+            return ""
+        return f"spec.containers: {count} containers are more than {MAX_CONTAINERS}; write several pods"
 
     def containers(self) -> Iterator[tuple[str, AdmittedContainer]]:
         """Yield every container with its path in the pod, such as `spec.initContainers[0]`."""

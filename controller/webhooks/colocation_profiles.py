@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
@@ -11,12 +12,24 @@ from api.colocation_profile import DRAW_KEY, ColocationProfile
 from api.katalyst.ihpa import LabelSelector
 from api.qos import QOS_LEVEL_KEY, QoSLevel
 from api.text import quote
-from controller.label_selectors import ABSENT, EXISTS, IN, NOT_IN, LabelRequirement, LabelSelectorSet
+from controller.label_selectors import (
+    ABSENT,
+    EXISTS,
+    IN,
+    NOT_IN,
+    LabelRequirement,
+    LabelSelectorSet,
+    is_label_key,
+    is_label_value,
+)
 from kube.objects import UnstructuredObject
 
 SKIP_RESOURCES_KEY = "config.koordinator.sh/skip-update-resources"
 """Annotation of a ClusterColocationProfile: requests of its pods are not moved."""
 DRAWS = 100
+MAX_ANNOTATION_BYTES = 64 << 10
+"""Size of a profile's annotations. The API server refuses pods with more than 256 KiB (apimachinery/pkg/api/validation)."""
+_OBJECT_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
 _OPERATORS = {"In": IN, "NotIn": NOT_IN, "Exists": EXISTS, "DoesNotExist": ABSENT}
 _KOORDINATOR_LEVELS = {"BE": QoSLevel.RECLAIMED, "LS": QoSLevel.SHARED, "": None}
 _WITHOUT_EFFECT = ("labelKeysMapping", "annotationKeysMapping", "labelSuffixes", "patch")
@@ -64,15 +77,17 @@ def parse_profile(profile: ColocationProfile) -> PodProfile:
         raise ValueError(
             f"spec.annotations: remove {QOS_LEVEL_KEY}, which the profile sets to {QoSLevel.RECLAIMED.value}"
         )
-    return PodProfile(
-        name=profile.metadata.name or "",
-        namespaces=namespaces,
-        pods=pods,
-        percent=100 if spec.percent is None else spec.percent,
-        priority_class=spec.priority_class_name or "",
-        scheduler=spec.scheduler_name or "",
-        labels=spec.labels or {},
-        annotations=spec.annotations or {},
+    return _checked(
+        PodProfile(
+            name=profile.metadata.name or "",
+            namespaces=namespaces,
+            pods=pods,
+            percent=100 if spec.percent is None else spec.percent,
+            priority_class=spec.priority_class_name or "",
+            scheduler=spec.scheduler_name or "",
+            labels=spec.labels or {},
+            annotations=spec.annotations or {},
+        )
     )
 
 
@@ -92,18 +107,43 @@ def parse_koordinator_profile(profile: UnstructuredObject) -> PodProfile:
     if spec.qos_class not in _KOORDINATOR_LEVELS:
         raise ValueError(f"spec.qosClass: {quote(spec.qos_class)} is not supported; write BE for reclaimed pods, or LS")
     level = _KOORDINATOR_LEVELS[spec.qos_class]
-    return PodProfile(
-        name=profile.metadata.name,
-        namespaces=parse_label_selector("spec.namespaceSelector", spec.namespace_selector),
-        pods=parse_label_selector("spec.selector", spec.selector),
-        percent=_parse_probability(spec.probability),
-        level=level,
-        moves_requests=SKIP_RESOURCES_KEY not in profile.metadata.annotations,
-        priority_class=spec.priority_class_name,
-        scheduler=spec.scheduler_name,
-        labels=spec.labels or {},
-        annotations=spec.annotations or {},
+    return _checked(
+        PodProfile(
+            name=profile.metadata.name,
+            namespaces=parse_label_selector("spec.namespaceSelector", spec.namespace_selector),
+            pods=parse_label_selector("spec.selector", spec.selector),
+            percent=_parse_probability(spec.probability),
+            level=level,
+            moves_requests=SKIP_RESOURCES_KEY not in profile.metadata.annotations,
+            priority_class=spec.priority_class_name,
+            scheduler=spec.scheduler_name,
+            labels=spec.labels or {},
+            annotations=spec.annotations or {},
+        )
     )
+
+
+def _checked(profile: PodProfile) -> PodProfile:
+    """Return a profile whose pods the API server can accept; with any other one it would refuse every pod of the selection.
+
+    Raises ValueError that names the field and the remedy.
+    """
+    for field, texts in (("labels", profile.labels), ("annotations", profile.annotations)):
+        for key in texts:
+            if not is_label_key(key):
+                raise ValueError(f"spec.{field}: {quote(key)} is no key; write letters, digits, '-', '_' and '.'")
+    for key, value in profile.labels.items():
+        if not is_label_value(value):
+            raise ValueError(
+                f"spec.labels.{key}: {quote(value)} is no label value; write at most 63 letters and digits"
+            )
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in profile.annotations.items())
+    if size > MAX_ANNOTATION_BYTES:
+        raise ValueError(f"spec.annotations: has {size} bytes, more than {MAX_ANNOTATION_BYTES}; shorten them")
+    for field, name in (("priorityClassName", profile.priority_class), ("schedulerName", profile.scheduler)):
+        if name and not _OBJECT_NAME.fullmatch(name):
+            raise ValueError(f"spec.{field}: {quote(name)} is no name; write lower-case letters, digits, '-' and '.'")
+    return profile
 
 
 def parse_label_selector(field: str, selector: LabelSelector | None) -> LabelSelectorSet:

@@ -46,6 +46,8 @@ def mutate_pod(
     pod = decode_admitted(request.object, AdmittedPod)
     if request.namespace == KUBE_SYSTEM or MIRROR_KEY in pod.annotations:
         return ReviewResult()
+    if problem := pod.size_problem:
+        return ReviewResult(warnings=(f"{problem}; the pod was not changed",))
     try:
         own_level = explicit_qos_level(pod.annotations)
     except ValueError as error:

@@ -19,6 +19,8 @@ def validate_pod(request: ReviewRequest) -> ReviewResult:
     pod = decode_admitted(request.object, AdmittedPod)
     if MIRROR_KEY in pod.annotations:
         return ReviewResult()
+    if problem := pod.size_problem:
+        return ReviewResult(problems=(problem,))
     try:
         level = explicit_qos_level(pod.annotations) or QoSLevel.SHARED
     except ValueError as error:

@@ -71,13 +71,14 @@ def serving_context(material: ServingMaterial) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # OpenSSL reads certificates and keys from files only.
     with memory_files([material.certificate, material.key]) as (certificate, key):
-        context.load_cert_chain(descriptor_path(certificate), descriptor_path(key))
+        # Without the callback, OpenSSL asks for the password of an encrypted key on the terminal.
+        context.load_cert_chain(descriptor_path(certificate), descriptor_path(key), password=lambda: "")
     return context
 
 
 def examine_material(material: ServingMaterial, name: str) -> CertificateFacts:
     """Verify that a client that trusts the authorities accepts the certificate for this DNS name, whatever the time is."""
-    can_sign = bool(material.authority_key)
+    can_sign = _can_sign(material)
     authorities = tuple(period for block in material.authorities if (period := _authority_period(block)) is not None)
     facts = CertificateFacts(authorities, None, signed_by_newest=False, can_sign=can_sign)
     if not authorities or len(authorities) != len(material.authorities):
@@ -91,6 +92,17 @@ def examine_material(material: ServingMaterial, name: str) -> CertificateFacts:
     except (ssl.SSLError, ValueError):
         return msgspec.structs.replace(facts, serving=serving)
     return msgspec.structs.replace(facts, serving=serving, signed_by_newest=True)
+
+
+def _can_sign(material: ServingMaterial) -> bool:
+    """Return whether the Secret has the private key of the newest authority, and not another one or anything else."""
+    if not (material.authorities and material.authority_key):
+        return False
+    try:
+        serving_context(ServingMaterial(certificate=material.authorities[0], key=material.authority_key))
+    except (ssl.SSLError, ValueError):
+        return False
+    return True
 
 
 def _authority_period(block: str) -> ValidityPeriod | None:

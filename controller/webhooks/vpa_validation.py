@@ -6,14 +6,41 @@ Unlike Katalyst's webhook it compares targets within a namespace, since two name
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
+import msgspec
+
 from api.quantity import convert_quantity
-from api.text import quote
-from controller.webhooks.admission_review import ReviewRequest, ReviewResult, decode_admitted
+from api.text import printable, quote
+from controller.webhooks.admission_review import InvalidReview, ReviewRequest, ReviewResult, decode_admitted
 from kube.objects import UnstructuredObject
 
 RESOURCES = ("cpu", "memory")
+MAX_PROBLEMS = 64
+"""Problems that are looked for; a response names the first ones."""
+
+
+class _VpaStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    pass
+
+
+class _ControlledResource(_VpaStruct, frozen=True, kw_only=True):
+    resource_name: str = ""
+    min_allowed: Any = None
+    max_allowed: Any = None
+
+
+class _ContainerPolicy(_VpaStruct, frozen=True, kw_only=True):
+    container_name: str = ""
+    controlled_resources: tuple[str, ...] | None = None
+    min_allowed: Mapping[str, Any] | None = None
+    max_allowed: Mapping[str, Any] | None = None
+    controlled_resources_policies: tuple[_ControlledResource, ...] | None = None
+
+
+class _ResourcePolicy(_VpaStruct, frozen=True, kw_only=True):
+    container_policies: tuple[_ContainerPolicy, ...] | None = None
 
 
 def validate_vpa(request: ReviewRequest, others: Iterable[UnstructuredObject]) -> ReviewResult:
@@ -21,7 +48,12 @@ def validate_vpa(request: ReviewRequest, others: Iterable[UnstructuredObject]) -
     vpa = decode_admitted(request.object, UnstructuredObject)
     if vpa.metadata.deletion_timestamp is not None:
         return ReviewResult()
-    problems = list(_policy_problems(vpa.spec))
+    try:
+        policy = msgspec.convert(vpa.spec.get("resourcePolicy") or {}, _ResourcePolicy)
+    except msgspec.ValidationError as error:
+        # Of the API server objects have the types of their definition; any client in the cluster's network can send others.
+        raise InvalidReview(f"spec.resourcePolicy: {printable(str(error), 200)}") from None
+    problems = list(islice(_policy_problems(policy), MAX_PROBLEMS))
     target = _target(vpa.spec)
     for other in others:
         same = (other.metadata.namespace, other.metadata.name) == (request.namespace, vpa.metadata.name)
@@ -42,27 +74,25 @@ def _target(spec: Mapping[str, Any]) -> tuple[str, ...]:
     return group, str(target.get("kind", "")), str(target.get("name", ""))
 
 
-def _policy_problems(spec: Mapping[str, Any]) -> Iterator[str]:
-    policies = (spec.get("resourcePolicy") or {}).get("containerPolicies") or ()
-    for number, policy in enumerate(policies):
+def _policy_problems(policy: _ResourcePolicy) -> Iterator[str]:
+    for number, container in enumerate(policy.container_policies or ()):
         where = f"spec.resourcePolicy.containerPolicies[{number}]"
-        if not policy.get("containerName"):
+        if not container.container_name:
             yield f"{where}.containerName: is missing; name a container, or write * for all"
-        for index, name in enumerate(policy.get("controlledResources") or ()):
+        for index, name in enumerate(container.controlled_resources or ()):
             if name not in RESOURCES:
                 yield f"{where}.controlledResources[{index}]: {quote(name)} cannot be scaled; use {' or '.join(RESOURCES)}"
-        low, high = policy.get("minAllowed") or {}, policy.get("maxAllowed") or {}
+        low, high = container.min_allowed or {}, container.max_allowed or {}
         for name in sorted(low.keys() | high.keys()):
             yield from _bound_problems(
                 f"{where}.minAllowed.{name}", f"{where}.maxAllowed.{name}", low.get(name), high.get(name)
             )
-        for index, resource in enumerate(policy.get("controlledResourcesPolicies") or ()):
+        for index, resource in enumerate(container.controlled_resources_policies or ()):
             field = f"{where}.controlledResourcesPolicies[{index}]"
-            if resource.get("resourceName") not in RESOURCES:
-                name = quote(resource.get("resourceName"))
-                yield f"{field}.resourceName: {name} cannot be scaled; use {' or '.join(RESOURCES)}"
+            if resource.resource_name not in RESOURCES:
+                yield f"{field}.resourceName: {quote(resource.resource_name)} cannot be scaled; use {' or '.join(RESOURCES)}"
             yield from _bound_problems(
-                f"{field}.minAllowed", f"{field}.maxAllowed", resource.get("minAllowed"), resource.get("maxAllowed")
+                f"{field}.minAllowed", f"{field}.maxAllowed", resource.min_allowed, resource.max_allowed
             )
 
 

@@ -49,7 +49,8 @@ class WebhookApplication:
         self.is_draining = False
         """Whether to close each connection after its next response: API servers keep connections to an address that the Service
         no longer has."""
-        self._throttled_log = ThrottledLog(log)
+        # Any client in the cluster's network can cause lines of these two.
+        self._throttled_log, self._bug_log = ThrottledLog(log), ThrottledLog(log)
 
     def build(self) -> web.Application:
         app = web.Application(client_max_size=MAX_REVIEW_BYTES)
@@ -100,8 +101,8 @@ class WebhookApplication:
             return self._failure(name, 400, str(error))
         except ReviewsNotReady as error:
             return self._failure(name, 503, str(error))
-        except Exception:
-            log.exception("webhook %s", name)
+        except Exception:  # noqa: BLE001 - it is logged with its traceback, once a minute
+            self._bug_log.warn(f"webhook {name}: a bug", with_traceback=True)
             return self._failure(name, 500, "the review failed; the log of the controller has the reason")
         self._metrics.count(REVIEWS_METRIC, name, result.outcome)
         return web.Response(body=encoded, content_type="application/json")

@@ -21,7 +21,7 @@ from controller.scheduler.scheduler_process import build_chain
 from controller.scheduler.scheduler_settings import SchedulerConfig
 from controller.scheduler.scheduling_pod import ScheduledPod, parse_scheduling_pod
 from controller.scheduler.topology_plugin import TopologySettings, topology_rules
-from tests.controller.scheduler.objects import NOW_S
+from tests.controller.scheduler.objects import NOW_S, pod_of
 
 PREFIX = "katalyst.kubewharf.io/"
 ZONES_FULL = "node(s) whose NUMA nodes cannot hold the pod"
@@ -327,6 +327,18 @@ def test_pods_that_are_assumed_pin_cpus_before_the_agent_reports_them() -> None:
         assert fitting(extender, requesting("p", (cpu, "1Gi"), level="", limited=False), ["o"]) == expected
     extender.state.release("uid-pinned", "o")
     assert fitting(extender, requesting("p", ("28", "1Gi"), level="", limited=False), ["o"]) == "o"
+
+
+@pytest.mark.parametrize("containers", [1, 2, 60])
+def test_a_pod_that_pins_more_cpus_than_any_machine_has_is_rejected_and_leaves_no_room(containers: int) -> None:
+    extender = Extender(ClusterState(), build_chain(SchedulerConfig()))
+    overcommitted(extender, "0", guaranteed_cpus="0")
+    amounts = {"cpu": "140000000000", "memory": "7Ei"}
+    spec = {"containers": [{"name": "c", "resources": {"requests": amounts, "limits": amounts}}] * containers}
+    pod = pod_of("huge", spec)
+    assert fitting(extender, pod, ["o"]) == ""
+    extender.state.apply_pod(None, pod_of("huge", {**spec, "nodeName": "o"}), None)
+    assert fitting(extender, requesting("p", ("1", "1Gi"), level="", limited=False), ["o"]) == ""
 
 
 def test_a_static_memory_manager_excludes_overcommitted_memory() -> None:

@@ -100,3 +100,13 @@ def test_an_explanation_names_use_and_bounds() -> None:
         "reclaimed_millicpu: requests 6000, namespace a uses 3000, min 4000, max 8000; "
         f"{RECLAIMED_MEMORY.rpartition('/')[2]}: requests 0, namespace a uses 0, min 0, no max"
     )
+
+
+def test_pods_that_name_a_node_themselves_take_only_what_that_node_offers_from_borrowers() -> None:
+    """Any user can set spec.nodeName: 100 cores on n1, and on a node that does not exist, stopped all borrowing."""
+    state, quotas = two_teams()
+    for node in ("n1", "no-such-node"):
+        state.assume(a_pod_of("attacker", 100_000, f"on-{node}"), node, NOW_S)
+    # n2 has 4 cores free; 1 is guaranteed to a and 2 to b.
+    assert rejection(state, quotas, a_pod_of("c", 1000)) == ""
+    assert rejection(state, quotas, a_pod_of("c", 1001)) == BORROWED

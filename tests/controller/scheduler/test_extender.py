@@ -155,6 +155,23 @@ async def test_a_thousand_annotations_and_huge_names_change_nothing() -> None:
         assert result["NodeNames"] == ["large"]
 
 
+async def test_room_does_not_wake_a_pod_that_waits_for_others_of_its_gang_or_for_its_correction() -> None:
+    """Three hundred pods of a gang of 1000 took the room, and the updates, of every pod after them once a second."""
+    prefix = "gang.scheduling.koordinator.sh"
+    async with serving() as service:
+        for number, least in enumerate(("1000", "many")):
+            gang = {f"{prefix}/name": "g", f"{prefix}/min-available": least}
+            body = request_body("1k", name=f"p{number}", uid=f"uid-p{number}", annotations=gang)
+            pod = a_pod(f"p{number}", 1000)
+            service.cache.pods.store.put(f"default/p{number}", pod)
+            assert not (await service.post("filter", body))["NodeNames"]
+        service.cache.pods.store.put("default/other", a_pod("other", 9000))
+        await service.post("filter", request_body("10k", name="other", uid="uid-other"))
+        assert len(service.pending) == 3
+        service.pending.record_room("large")
+        assert service.pending.fitting_pods(time.time()) == [("default/other", "uid-other")]
+
+
 async def test_nothing_is_evaluated_before_everything_is_listed() -> None:
     async with serving(is_synced=False) as service:
         for verb, body in (
@@ -162,6 +179,14 @@ async def test_nothing_is_evaluated_before_everything_is_listed() -> None:
             ("bind", {"PodName": "p", "PodNamespace": "default", "PodUID": "u", "Node": "large"}),
         ):
             assert "the extender is starting: not listed yet: nodes.v1" in (await service.post(verb, body))["Error"]
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a%2fb", "n" * 300, "a/../../nodes/n1"])
+async def test_a_binding_of_a_name_that_no_pod_can_have_is_refused(name: str) -> None:
+    async with serving() as service:
+        body = {"PodName": name, "PodNamespace": "default", "PodUID": "u", "Node": "large"}
+        assert len((await service.post("bind", body))["Error"]) > 20
+        assert not service.cache.state.assumptions
 
 
 async def test_other_paths_accept_no_body() -> None:

@@ -14,8 +14,14 @@ from controller.scheduler.extender_messages import ExtenderArgs, ExtenderFilterR
 from controller.scheduler.node_arrays import NodeArrays
 from controller.scheduler.plugin_chain import PluginChain, ReasonNumbers, Rows
 from controller.scheduler.resource_fit import FitSettings, ResourceFit
-from controller.scheduler.scheduling_pod import PodAnnotations, ScheduledPod, SchedulingPod, parse_scheduling_pod
-from tests.controller.scheduler.objects import NOW_S, a_pod, a_state
+from controller.scheduler.scheduling_pod import (
+    PodAnnotations,
+    ScheduledPod,
+    SchedulingGate,
+    SchedulingPod,
+    parse_scheduling_pod,
+)
+from tests.controller.scheduler.objects import NOW_S, a_cnr, a_pod, a_state
 
 NODES = ["n1", "n2"]
 
@@ -43,8 +49,8 @@ class Cluster:
         self.state.apply_pod(self.pods.get(name), pod, NOW_S)
         self.pods[name] = pod
 
-    def filter(self, name: str, nodes: list[str] | None = None) -> ExtenderFilterResult:
-        return self.extender.filter(ExtenderArgs(pod=self.pods[name], node_names=nodes or NODES), NOW_S)
+    def filter(self, name: str, nodes: list[str] | None = None, now_s: float = NOW_S) -> ExtenderFilterResult:
+        return self.extender.filter(ExtenderArgs(pod=self.pods[name], node_names=nodes or NODES), now_s)
 
     def bind(self, name: str, node: str) -> None:
         pod = self.pods[name]
@@ -160,7 +166,7 @@ def test_a_binding_that_is_under_way_stays_when_its_gang_is_planned_again() -> N
         "gang default/g: only 0 of 1 pods that have to start together fit"
     )
     assert dict(cluster.state.assumptions.keys()) == {"uid-a": planned["uid-a"]}
-    assert cluster.filter("b").node_names == [planned["uid-b"]], "a counts as started"
+    assert cluster.filter("b", now_s=NOW_S + 1).node_names == [planned["uid-b"]], "a counts as started"
     assert cluster.requested() == [4000, 4000]
 
 
@@ -196,3 +202,50 @@ def test_an_invalid_minimum_is_named(text: str) -> None:
     assert reason(cluster.filter("a")) == (
         f"annotation gang.scheduling.koordinator.sh/min-available: {text!r} is no number of pods; write 1 to 1000"
     )
+
+
+def test_pods_that_kube_scheduler_does_not_try_are_not_planned() -> None:
+    """One pod of a tenant held the resources of 999 others that no scheduler would ever bind."""
+    cluster = Cluster()
+    cluster.create("a", least="2")
+    gated = cluster.create("gated", least="2")
+    gates = (SchedulingGate(name="later"),)
+    cluster.apply(msgspec.structs.replace(gated, spec=msgspec.structs.replace(gated.spec, scheduling_gates=gates)))
+    other = cluster.create("other", least="2")
+    cluster.apply(msgspec.structs.replace(other, spec=msgspec.structs.replace(other.spec, scheduler_name="default")))
+    assert reason(cluster.filter("a")) == "gang default/g has 1 pod of at least 2"
+    assert cluster.requested() == [0, 0]
+    cluster.apply(gated)
+    assert len(cluster.filter("a").node_names) == 1, "its gate was removed"
+
+
+def test_a_gang_that_never_fits_is_planned_less_often_the_larger_it_is() -> None:
+    """Planning 1000 pods on 5,000 nodes takes 2 s, in which no other pod is scheduled."""
+    cluster = Cluster()
+    for number in range(100):
+        cluster.create(f"p{number:02}", 100 if number else 150, least="100")
+    message = "gang default/g: only 99 of 100 pods that have to start together fit"
+    assert reason(cluster.filter("p00")) == message
+    cluster.state.apply_cnr("n1", a_cnr("n1", 9000, 0))
+    assert reason(cluster.filter("p01", now_s=NOW_S + 0.9)) == message
+    assert len(cluster.filter("p01", now_s=NOW_S + 1.1).node_names) == 1
+
+
+def test_a_clock_that_is_set_back_holds_no_gang() -> None:
+    cluster = Cluster()
+    for number in range(100):
+        cluster.create(f"p{number:02}", 100 if number else 150, least="100")
+    reason(cluster.filter("p00"))
+    cluster.state.apply_cnr("n1", a_cnr("n1", 9000, 0))
+    assert len(cluster.filter("p01", now_s=NOW_S - 3600).node_names) == 1
+
+
+@pytest.mark.parametrize("name", ["g" * 254, "g" * 200_000, "a\x1b[2J", "a\nb"])
+def test_a_name_that_is_too_long_or_controls_a_terminal_is_refused(name: str) -> None:
+    cluster = Cluster()
+    cluster.create("a", gang=name)
+    text = reason(cluster.filter("a"))
+    assert text.startswith("annotation gang.scheduling.koordinator.sh/name: '")
+    assert text.endswith(" is no name; write at most 253 letters")
+    assert text.isprintable()
+    assert len(text) < 200

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
+import numpy as np
 import pytest
 
 from api.pod import RECLAIMED_CPU
 from controller.scheduler.cluster_state import ClusterState
 from controller.scheduler.elastic_quota import ElasticQuotas
-from controller.scheduler.pending_pods import PendingPods
-from controller.scheduler.plugin_chain import PluginChain
+from controller.scheduler.node_arrays import NodeArrays
+from controller.scheduler.pending_pods import PendingPods, RowSet
+from controller.scheduler.plugin_chain import FilterOutcome, NodePlugin, PluginChain, Rows
 from controller.scheduler.resource_fit import FitSettings, ResourceFit
 from controller.scheduler.scheduler_kinds import ElasticQuota
 from controller.scheduler.scheduler_process import SchedulerCache
-from controller.scheduler.scheduling_pod import ScheduledPod
+from controller.scheduler.scheduling_pod import ScheduledPod, SchedulingPod
 from kube.watch import WatchEvent, WatchEventType
 from tests.builders.api_server import FakeApiServer
 from tests.controller.scheduler.objects import NOW_S, a_cnr, a_pod, pod_of
+
+
+class CountingChain(PluginChain):
+    """Chain that counts its filters in the last of `calls`."""
+
+    def __init__(self, plugins: Sequence[NodePlugin], calls: list[int]) -> None:
+        super().__init__(plugins)
+        self._calls = calls
+
+    def filter(self, pod: SchedulingPod, nodes: NodeArrays, rows: Rows, now_s: float) -> FilterOutcome:
+        self._calls[-1] += 1
+        return super().filter(pod, nodes, rows, now_s)
 
 
 class Waiting:
@@ -43,6 +57,13 @@ class Waiting:
     def apply(self, pod: ScheduledPod, what: WatchEventType = WatchEventType.ADDED) -> None:
         event = WatchEvent(what, f"default/{pod.metadata.name}", "1", pod)
         self.cache.pods._apply(event)  # as the watch delivers it
+
+    def join_gang(self, pod: ScheduledPod, gang: str) -> ScheduledPod:
+        annotations = msgspec.structs.replace(pod.metadata.annotations, gang_name=gang, gang_min="3")
+        metadata = msgspec.structs.replace(pod.metadata, annotations=annotations, resource_version="2")
+        member = msgspec.structs.replace(pod, metadata=metadata)
+        self.apply(member, WatchEventType.MODIFIED)
+        return member
 
     def due(self, at_s: float = 0) -> list[str]:
         return [key.removeprefix("default/") for key, _ in self.pending.fitting_pods(NOW_S + at_s)]
@@ -134,9 +155,7 @@ async def test_one_pod_of_a_gang_is_tried_for_all(waiting: Waiting) -> None:
     """It plans the others, and these are tried then."""
     for number in range(3):
         pod = waiting.reject(f"job{number}", 1000)
-        annotations = msgspec.structs.replace(pod.metadata.annotations, gang_name="job", gang_min="3")
-        metadata = msgspec.structs.replace(pod.metadata, annotations=annotations, resource_version="2")
-        waiting.apply(msgspec.structs.replace(pod, metadata=metadata), WatchEventType.MODIFIED)
+        waiting.join_gang(pod, "job")
     waiting.reject("single", 1000)
     waiting.offer("n1", 9000)
     assert waiting.due() == ["job0", "single"]
@@ -175,3 +194,63 @@ async def test_a_new_process_watches_for_room_for_pods_that_an_earlier_one_may_h
     waiting.pending.adopt_pending()
     waiting.offer("n1", 1000)
     assert sorted(waiting.due()) == ["dedicated", "reclaimed"]
+
+
+async def test_what_a_rejected_pod_remembers_of_5000_nodes_is_a_bit_for_each(waiting: Waiting) -> None:
+    """A set of numbers had 650 KiB: 10,000 pending pods of one tenant had 6 GiB."""
+    candidates = RowSet.of(np.arange(0, 5000, 2))
+    assert len(candidates.bits) == 625
+    rows = np.array([0, 1, 4998, 4999, 70_000])
+    assert candidates.contains(rows).tolist() == [True, False, True, False, False]
+    assert RowSet.of(np.array([-1])).contains(rows).tolist() == [False] * 5, "an unknown node is none"
+    waiting.reject("p", 1000, "n1", "unknown")
+    waiting.offer("n2", 1000)
+    assert waiting.due() == []
+
+
+async def test_a_request_that_arrives_after_the_deletion_of_its_pod_is_forgotten(waiting: Waiting) -> None:
+    pod = waiting.reject("deleted", 1000)
+    waiting.apply(pod, WatchEventType.DELETED)
+    waiting.pending.record_result(pod, [0, 1], is_rejected=True)
+    waiting.reject("waits", 1000)
+    waiting.offer("n1", 100)
+    assert (waiting.due(59), len(waiting.pending)) == ([], 2)
+    waiting.offer("n1", 200)
+    assert (waiting.due(61), len(waiting.pending)) == ([], 1)
+
+
+async def test_a_thousand_different_pods_are_evaluated_in_parts_and_all_of_them(waiting: Waiting) -> None:
+    pods = {f"p{n:03}": waiting.reject(f"p{n:03}", 1000 + n, priority=n) for n in range(1000)}
+    waiting.offer("n1", 10**9)
+    chain = waiting.pending._chain
+    calls: list[int] = []
+    waiting.pending._chain = CountingChain(chain.plugins, calls)
+    woken: list[str] = []
+    for interval in range(40):
+        calls.append(0)
+        for name in waiting.due(interval / 4):
+            woken.append(name)
+            waiting.pending.record_result(pods[name], (), is_rejected=False)
+    assert max(calls) <= 130, "twenty milliseconds of filters at most, so that requests of kube-scheduler are answered"
+    assert woken[:2] == ["p999", "p998"]
+    assert sorted(woken) == sorted(pods)
+
+
+async def test_a_gang_of_which_too_few_fit_is_tried_less_and_less_often_and_by_one_of_its_pods(
+    waiting: Waiting,
+) -> None:
+    """Such pods would be tried every second, in vain, and keep the room from the pods after them."""
+    for name in ("a", "b", "c"):
+        pod = waiting.reject(name, 1000)
+        pod = waiting.join_gang(pod, "g")
+        waiting.pending.record_result(pod, [0, 1], is_rejected=True, plugin="Gang")
+    times: dict[int, list[str]] = {}
+    for at_s in range(30):
+        waiting.offer("n1", 1000)
+        if due := waiting.due(at_s):
+            times[at_s] = due
+    assert list(times) == [0, 1, 3, 7, 15, 23]
+    assert {len(due) for due in times.values()} == {1}
+    waiting.reject("other", 1000)
+    waiting.offer("n1", 1000)
+    assert waiting.due(24) == ["other"], "what the gang does not use is for others"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 import time
 
 import msgspec
@@ -16,7 +18,13 @@ from controller.webhooks.certificate_plan import (
     next_step,
 )
 from controller.webhooks.openssl import create_authority, create_certificate
-from controller.webhooks.serving_material import ServingMaterial, decode_material, encode_material, examine_material
+from controller.webhooks.serving_material import (
+    ServingMaterial,
+    decode_material,
+    encode_material,
+    examine_material,
+    serving_context,
+)
 
 NOW_S = 1_000_000_000.0
 NAME = "dioptase-webhooks.dioptase.svc"
@@ -107,3 +115,26 @@ async def test_material_that_clients_would_refuse_is_described() -> None:
         assert facts.problem.startswith(problem)
     assert "Hostname mismatch" in examine_material(material, "other.default.svc").problem
     assert decode_material({"ca.crt": "%", "tls.crt": "/w=="}) == ServingMaterial()
+
+
+async def test_a_key_of_the_authority_that_is_another_one_or_garbage_cannot_sign() -> None:
+    """openssl would refuse each renewal, until the certificate has ended and clients trust nothing."""
+    authority, other = await create_authority("one", 730), await create_authority("other", 730)
+    pair = await create_certificate(authority, [NAME], 90)
+    for key, can_sign in ((authority.key, True), (other.key, False), ("garbage", False), ("", False)):
+        facts = examine_material(ServingMaterial((authority.certificate,), key, pair.certificate, pair.key), NAME)
+        assert facts.serving is not None
+        assert facts.can_sign is can_sign
+
+
+async def test_an_encrypted_key_is_refused_and_asks_for_no_password() -> None:
+    """OpenSSL would read the password from the terminal, and wait for it."""
+    pair = await create_certificate(await create_authority("one", 730), [NAME], 90)
+    words = ("openssl", "ec", "-aes256", "-passout", "pass:secret")
+    process = await asyncio.create_subprocess_exec(
+        *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    encrypted, _ = await process.communicate(pair.key.encode())
+    assert b"ENCRYPTED" in encrypted
+    with pytest.raises(ssl.SSLError):
+        serving_context(ServingMaterial(certificate=pair.certificate, key=encrypted.decode()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -12,7 +13,10 @@ from api.annotations import PROFILE_KEY
 from api.colocation_profile import APPLIED_KEY
 from api.qos import CPU_KEY, MEMORY_KEY, QOS_LEVEL_KEY
 from controller.__main__ import check_config
+from controller.webhooks.admission_review import InvalidReview
+from controller.webhooks.colocation_profiles import parse_koordinator_profile
 from controller.webhooks.config_validation import validate_config
+from controller.webhooks.pod_mutation import mutate_pod
 from controller.webhooks.pod_validation import validate_pod
 from controller.webhooks.vpa_validation import validate_vpa
 from kube.objects import UnstructuredObject
@@ -133,3 +137,60 @@ def test_autoscalers(vpa: dict[str, Any], namespace: str, problems: list[str]) -
     others = [msgspec.json.decode(json.dumps(a_vpa("a", "one")), type=UnstructuredObject)]
     result = validate_vpa(a_review(vpa, namespace=namespace), others)
     assert [text[: len(start)] for text, start in zip(result.problems, problems, strict=True)] == problems
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"resourcePolicy": [1]},
+        {"resourcePolicy": {"containerPolicies": 5}},
+        {"resourcePolicy": {"containerPolicies": [1]}},
+        {"resourcePolicy": {"containerPolicies": [{"minAllowed": [1]}]}},
+        {"resourcePolicy": {"containerPolicies": [{"controlledResources": 5}]}},
+        {"resourcePolicy": {"containerPolicies": [{"controlledResourcesPolicies": [1]}]}},
+    ],
+)
+def test_an_autoscaler_of_the_wrong_shape_is_no_bug(spec: dict[str, Any]) -> None:
+    with pytest.raises(InvalidReview, match=r"^spec.resourcePolicy: Expected"):
+        validate_vpa(a_review({"metadata": {"name": "a"}, "spec": spec}), ())
+
+
+def test_of_a_million_problems_of_an_autoscaler_the_first_ones_are_looked_for() -> None:
+    vpa = a_vpa("b", "one", containerName="a", controlledResources=["disk"] * 1_000_000)
+    assert len(validate_vpa(a_review(vpa), ()).problems) == 64
+
+
+@pytest.mark.parametrize("field", ["containers", "initContainers"])
+def test_a_pod_with_thousands_of_containers_is_refused(field: str) -> None:
+    pod = {"spec": {field: [{"name": "c"}] * 1025}}
+    assert validate_pod(a_review(pod)).problems == (
+        "spec.containers: 1025 containers are more than 1024; write several pods",
+    )
+    result = mutate_pod(a_review(pod), (), {})
+    assert (result.patch, len(result.warnings)) == ((), 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"labels": {"": "x"}}, "spec.labels: '' is no key"),
+        ({"labels": {"a b": "x"}}, "spec.labels: 'a b' is no key"),
+        ({"labels": {"a": "x\ny"}}, "spec.labels.a: 'x\\ny' is no label value"),
+        ({"labels": {"a": "x" * 64}}, "spec.labels.a: 'xxx"),
+        ({"annotations": {"a/b/c": "x"}}, "spec.annotations: 'a/b/c' is no key"),
+        ({"annotations": {"a": "x" * 70_000}}, "spec.annotations: has 70001 bytes, more than 65536"),
+        ({"priorityClassName": "Batch \x1b[1m"}, "spec.priorityClassName: 'Batch \\x1b[1m' is no name"),
+        ({"schedulerName": "a_b"}, "spec.schedulerName: 'a_b' is no name"),
+    ],
+)
+def test_a_profile_with_which_the_api_server_would_refuse_every_selected_pod_is_rejected(
+    fields: dict[str, Any], problem: str
+) -> None:
+    spec = {"selector": {"matchLabels": {"a": "b"}}, **fields}
+    profile = {"apiVersion": "v1", "kind": "ColocationProfile", "metadata": {"name": "p"}, "spec": spec}
+    request = a_review(profile, resource=("colocation.dioptase.io", "v1alpha1", "colocationprofiles"))
+    (text,) = validate_config(request, check_config).problems
+    assert text.startswith(problem)
+    document = msgspec.convert({"metadata": {"name": "p"}, "spec": {"qosClass": "BE", **spec}}, UnstructuredObject)
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        parse_koordinator_profile(document)

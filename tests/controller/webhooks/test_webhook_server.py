@@ -130,3 +130,41 @@ async def test_connections_end_with_their_next_response_while_a_replica_ends(
         async with session.post("/pod-mutation", data=review_body(POD)) as answer:
             ended.append((answer.status, answer.headers.get("Connection")))
     assert ended == [(200, None), (200, "close")]
+
+
+@pytest.mark.parametrize(
+    ("containers", "expected"),
+    [
+        (b"[" + b",".join([b"{}"] * 100_000) + b"]", "the review has 100009 objects and lists, more than 100000"),
+        (b"[" * 100_001, "the review has 100009 objects and lists, more than 100000"),
+        (b'"' + b'\\"{' * 200_000, "the review cannot be decoded"),
+    ],
+    ids=["objects", "lists", "a string that does not end"],
+)
+async def test_a_body_with_millions_of_objects_is_not_decoded(
+    session: aiohttp.ClientSession, containers: bytes, expected: str
+) -> None:
+    """2.3 million empty containers in 7 MiB stopped the controller for 4 s, and 4 such bodies for as long as its Lease."""
+    body = review_body({"metadata": {}, "spec": {"containers": 7}}).replace(b"7}", containers + b"}", 1)
+    async with session.post(
+        "/pod-mutation", data=io.BytesIO(body), headers={"Content-Length": str(len(body))}
+    ) as answer:
+        assert (answer.status, (await answer.text())[: len(expected)]) == (400, expected)
+
+
+@pytest.mark.parametrize("webhook", ["pod-mutation", "pod-validation"])
+async def test_braces_in_an_annotation_bypass_no_webhook(session: aiohttp.ClientSession, webhook: str) -> None:
+    pod = {**POD, "metadata": {"annotations": {**POD["metadata"]["annotations"], "any": "{[" * 100_000}}}
+    async with session.post(f"/{webhook}", data=review_body(pod)) as answer:
+        response = msgspec.json.decode(await answer.read())["response"]
+    assert "patch" in response if webhook == "pod-mutation" else not response["allowed"]
+
+
+async def test_a_bug_that_any_client_can_trigger_is_logged_once_a_minute(
+    session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(20):
+        async with session.post("/bug", data=review_body(POD)) as answer:
+            assert answer.status == 500
+    (line,) = [record for record in caplog.records if record.exc_info]
+    assert line.getMessage() == "webhook bug: a bug"
