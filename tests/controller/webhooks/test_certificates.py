@@ -118,7 +118,7 @@ async def test_material_that_clients_would_refuse_is_described() -> None:
 
 
 async def test_a_key_of_the_authority_that_is_another_one_or_garbage_cannot_sign() -> None:
-    """openssl would refuse each renewal, until the certificate has ended and clients trust nothing."""
+    """OpenSSL would refuse each renewal, until the certificate has ended and clients trust nothing."""
     authority, other = await create_authority("one", 730), await create_authority("other", 730)
     pair = await create_certificate(authority, [NAME], 90)
     for key, can_sign in ((authority.key, True), (other.key, False), ("garbage", False), ("", False)):
