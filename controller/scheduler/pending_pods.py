@@ -132,11 +132,8 @@ class PendingPods:
         key = key_of(pod.metadata)
         if is_rejected:
             self._reject(key, pod.metadata.uid, RowSet.of(np.asarray(rows, np.intp)), plugin)
-            return
-        rejected = self._rejected.pop(key, None)
-        # Its gang is planned now. A pod may be rejected by kube-scheduler's own plugins, which must not make it urgent again.
-        if rejected is not None and (retry_key := _retry_key(key, pod, rejected)) != key:
-            self._retries.pop(retry_key, None)
+        else:
+            self._rejected.pop(key, None)
 
     def _reject(self, key: str, uid: str, candidates: RowSet | None, plugin: str) -> None:
         earlier = self._rejected.get(key)

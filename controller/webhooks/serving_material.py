@@ -49,7 +49,7 @@ class ServingMaterial(msgspec.Struct, frozen=True):
 
 
 def decode_material(data: Mapping[str, str]) -> ServingMaterial:
-    """Decode the data of a Secret. Values that are no base64 or no text count as missing."""
+    """Decode the data of a Secret. Values that are no base64 or no ASCII text count as missing."""
     texts = {name: _decode(data.get(name, "")) for name in (AUTHORITIES, AUTHORITY_KEY, CERTIFICATE, PRIVATE_KEY)}
     blocks = tuple(f"{block.strip()}\n" for block in _PEM.findall(texts[AUTHORITIES]))
     return ServingMaterial(blocks, texts[AUTHORITY_KEY], texts[CERTIFICATE], texts[PRIVATE_KEY])
@@ -144,6 +144,6 @@ def _encode(text: str) -> str:
 
 def _decode(text: str) -> str:
     try:
-        return base64.b64decode(text, validate=True).decode()
+        return base64.b64decode(text, validate=True).decode("ascii")  # as PEM is
     except (binascii.Error, ValueError):
         return ""

@@ -32,6 +32,7 @@ from controller.webhooks.webhook_settings import WebhookSettings
 from kube.client import KubeClient
 from kube.informer import Informer, describe_unsynced
 from kube.objects import PartialObjectMetadata, ResourceType, UnstructuredObject
+from kube.watch import ObjectChange
 
 log = logging.getLogger(__name__)
 
@@ -156,27 +157,34 @@ class WebhookService:
 
 
 class PodProfiles:
-    """Valid profiles of all kinds, parsed when they change."""
+    """Valid profiles of all kinds, each parsed when it changes."""
 
     def __init__(self, *kinds: tuple[Informer[Any], Callable[[Any], PodProfile]], metrics: MetricValues) -> None:
-        self._kinds, self._metrics = kinds, metrics
-        self.profiles: tuple[PodProfile, ...] = ()
+        self._metrics = metrics
+        self._by_object: dict[tuple[str, str], PodProfile] = {}
         self._problems: dict[tuple[str, str], str] = {}
-        for informer, _ in kinds:
-            informer.listen(lambda _change: self.parse())
+        self._current: tuple[PodProfile, ...] | None = ()
+        for informer, parse in kinds:
+            informer.listen(partial(self._apply, informer.resource.kind, parse))
 
-    def parse(self) -> None:
-        """Parse all profiles; those that are invalid have no effect, and are logged once."""
-        profiles: list[PodProfile] = []
-        problems: dict[tuple[str, str], str] = {}
-        for informer, parse in self._kinds:
-            for key, object_ in informer.store.items():
-                try:
-                    profiles.append(parse(object_))
-                except ValueError as error:
-                    problems[informer.resource.kind, key] = str(error)
-        for (kind, key), problem in problems.items():
-            if self._problems.get((kind, key)) != problem:
-                log.warning("%s %s has no effect: %s", kind, key, problem)
-        self.profiles, self._problems = tuple(profiles), problems
-        self._metrics.set(INVALID_PROFILES_METRIC, [(each, 1.0) for each in problems])
+    @property
+    def profiles(self) -> tuple[PodProfile, ...]:
+        """Return all valid profiles."""
+        if self._current is None:
+            self._current = tuple(self._by_object.values())
+        return self._current
+
+    def _apply(self, kind: str, parse: Callable[[Any], PodProfile], change: ObjectChange[Any]) -> None:
+        """Parse the new version of a profile. An invalid one has no effect, and each problem is logged once."""
+        key = (kind, change.key)
+        self._by_object.pop(key, None)
+        former, problem = self._problems.pop(key, ""), ""
+        if change.new is not None:
+            try:
+                self._by_object[key] = parse(change.new)
+            except ValueError as error:
+                problem = self._problems[key] = str(error)
+        if problem and problem != former:
+            log.warning("%s %s has no effect: %s", *key, problem)
+        self._current = None
+        self._metrics.set(INVALID_PROFILES_METRIC, [(each, 1.0) for each in self._problems])

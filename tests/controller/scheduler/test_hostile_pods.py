@@ -3,6 +3,7 @@ can be, and none of them stops the scheduler or makes room that does not exist."
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 import msgspec
@@ -13,9 +14,10 @@ from api.qos import MAIN_CONTAINER_KEY, MEMORY_KEY, QOS_LEVEL_KEY
 from controller.scheduler.cluster_state import ClusterState
 from controller.scheduler.extender import Extender
 from controller.scheduler.extender_messages import ExtenderArgs
-from controller.scheduler.scheduler_process import build_chain
+from controller.scheduler.scheduler_process import SchedulerCache, build_chain
 from controller.scheduler.scheduler_settings import SchedulerConfig
 from controller.scheduler.scheduling_pod import GANG_MIN_KEY, GANG_NAME_KEY, MAX_AMOUNT, ScheduledPod
+from tests.builders.api_server import FakeApiServer
 from tests.controller.scheduler.objects import NOW_S, a_cnr, a_node, a_pod, a_state, pod_of
 
 GIB = 1 << 30
@@ -24,7 +26,7 @@ LARGEST = "9223372036854775807"
 
 
 def hostile_pod(amounts: Mapping[str, str], containers: int = 1, *, node: str = "n1", uid: str = "h") -> ScheduledPod:
-    """Return a pod whose containers have these requests and limits. Any user who creates pods can set the node."""
+    """Return a pod whose containers have these requests and limits. Any user with the right to create pods can set the node."""
     resources = {"requests": amounts, "limits": amounts}
     spec = {"nodeName": node, "containers": [{"name": f"c{i}", "resources": resources} for i in range(containers)]}
     return pod_of(uid, spec, "dedicated_cores")
@@ -121,3 +123,31 @@ def test_a_pod_with_thousands_of_containers_waits_with_the_reason_and_counts_whe
     assert result.failed_and_unresolvable_nodes == {"n1": reason}
     extender.state.apply_pod(None, pod_of("h", {**spec, "nodeName": "n1"}, "reclaimed_cores"), None)
     assert extender.state.nodes.requested[0].tolist() == [1025, 0]
+
+
+async def test_an_extender_lists_and_watches_hostile_pods_and_continues() -> None:
+    """A listener that raises ends the process, and each next one that lists the same pod."""
+    server = FakeApiServer()
+    pods = "/api/v1/pods"
+
+    def store(name: str, node: str, amounts: Mapping[str, str], containers: int = 1) -> None:
+        resources = {"requests": amounts, "limits": amounts}
+        listed = [{"name": f"c{number}", "resources": resources} for number in range(containers)]
+        metadata = {"name": name, "namespace": "default", "uid": name}
+        server.put(f"{pods}/{name}", {"metadata": metadata, "spec": {"nodeName": node, "containers": listed}})
+
+    store("listed", "no-such-node", {"memory": LARGEST})
+    async with server.client() as client:
+        state = ClusterState()
+        cache = SchedulerCache(client, state)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(cache.pods.run())]
+            await cache.pods.synced.wait()
+            async with asyncio.timeout(60):
+                while state.pod_count < 2:
+                    # The server sends changes from the beginning of the watch on.
+                    store("watched", "n1", {RECLAIMED_MEMORY: "7Ei"}, containers=3)
+                    await asyncio.sleep(0.05)
+            for task in tasks:
+                task.cancel()
+    assert state.nodes.requested[state.nodes.row("n1")].tolist() == [0, MAX_AMOUNT]

@@ -163,6 +163,31 @@ async def test_one_pod_of_a_gang_is_tried_for_all(waiting: Waiting) -> None:
     assert waiting.due(0.5) == [], "nor another one meanwhile"
 
 
+async def test_pods_beyond_the_minimum_of_a_started_gang_are_tried_each_for_itself(waiting: Waiting) -> None:
+    for name in ("a", "b"):
+        pod = waiting.join_gang(waiting.reject(name, 1000), "g")
+        waiting.pending.record_result(pod, [0, 1], is_rejected=True, plugin="QoSAwareNodeResourcesFit")
+    waiting.offer("n1", 2000)
+    assert waiting.due() == ["a", "b"]
+
+
+async def test_what_is_accepted_here_and_rejected_by_kube_scheduler_is_tried_ever_less_often_too(
+    waiting: Waiting,
+) -> None:
+    """Each plan of a gang has all of its pods updated."""
+    member = waiting.join_gang(waiting.reject("a", 1000), "g")
+    other = waiting.reject("other", 1000)
+    attempts_s: dict[str, list[float]] = {"a": [], "other": []}
+    for half_s in range(32):
+        for pod, plugin in ((member, "Gang"), (other, "QoSAwareNodeResourcesFit")):
+            waiting.pending.record_result(pod, (), is_rejected=False)
+            waiting.pending.record_result(pod, [0, 1], is_rejected=True, plugin=plugin)
+        waiting.offer("n1", 9000)
+        for name in waiting.due(half_s / 2):
+            attempts_s[name].append(half_s / 2)
+    assert attempts_s == {"a": [0, 1, 3, 7, 15], "other": [0, 1, 3, 7, 15]}
+
+
 async def test_equal_pods_of_two_namespaces_are_evaluated_by_their_own_quota() -> None:
     async with FakeApiServer().client() as client:
         state = ClusterState()

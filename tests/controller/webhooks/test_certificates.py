@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import random
 import ssl
 import time
 
@@ -118,7 +120,7 @@ async def test_material_that_clients_would_refuse_is_described() -> None:
 
 
 async def test_a_key_of_the_authority_that_is_another_one_or_garbage_cannot_sign() -> None:
-    """openssl would refuse each renewal, until the certificate has ended and clients trust nothing."""
+    """OpenSSL would refuse each renewal, until the certificate has ended and clients trust nothing."""
     authority, other = await create_authority("one", 730), await create_authority("other", 730)
     pair = await create_certificate(authority, [NAME], 90)
     for key, can_sign in ((authority.key, True), (other.key, False), ("garbage", False), ("", False)):
@@ -138,3 +140,35 @@ async def test_an_encrypted_key_is_refused_and_asks_for_no_password() -> None:
     assert b"ENCRYPTED" in encrypted
     with pytest.raises(ssl.SSLError):
         serving_context(ServingMaterial(certificate=pair.certificate, key=encrypted.decode()))
+
+
+async def test_any_content_of_the_secret_is_described_and_ends_nothing() -> None:
+    """A letter outside of ASCII in ca.crt ended the controller, and each next one, because the Secret stays."""
+    authority = await create_authority("one", 730)
+    pair = await create_certificate(authority, [NAME], 90)
+    valid = {
+        "ca.crt": authority.certificate, "ca.key": authority.key, "tls.crt": pair.certificate, "tls.key": pair.key,
+    }  # fmt: skip
+    randomness = random.Random(1)
+    changes = (
+        "",
+        "\0",
+        "\u00e9",
+        "\u2028",
+        "-----BEGIN CERTIFICATE-----\n",
+        "-----END CERTIFICATE-----\n",
+        "\n" * 9,
+        "=" * 70,
+    )
+    for number in range(400):
+        data = dict(valid)
+        for name in randomness.sample(list(valid), randomness.randint(1, 2)):
+            at, text = randomness.randrange(len(valid[name])), valid[name]
+            data[name] = text[:at] + changes[number % len(changes)] + text[at + randomness.randint(0, 40) :]
+        material = decode_material({name: base64.b64encode(text.encode()).decode() for name, text in data.items()})
+        facts = examine_material(material, NAME)
+        assert facts.serving is not None or facts.problem
+    for name, content in valid.items():
+        texts = {**valid, name: content.replace("A", "\u00e9", 1)}
+        material = decode_material({each: base64.b64encode(text.encode()).decode() for each, text in texts.items()})
+        assert (examine_material(material, NAME).serving is None) is (name != "ca.key")
