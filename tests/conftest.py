@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 
 # How long an example takes depends on the machine: a busy one fails nothing.
 settings.register_profile("repeated", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-# Where the variable CI is set, Hypothesis repeats its examples unless told otherwise.
+# Where the variable CI is set, Hypothesis repeats its examples unless a profile is selected.
 settings.register_profile(
     "fresh",
     deadline=None,
