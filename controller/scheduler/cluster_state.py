@@ -201,10 +201,10 @@ class ClusterState:
 
     def assume(self, pod: SchedulingPod, node: str, now_s: float, *, is_planned: bool = False) -> None:
         """Count a pod on a node from now on, before its binding is confirmed. Repeating it renews the time."""
-        known = self._assumed.get((pod.uid, node))
-        charge = charge_of(pod, node) if known is None else known.charge
+        earlier = self._assumed.get((pod.uid, node))
+        charge = charge_of(pod, node) if earlier is None else earlier.charge
         self._assumed[pod.uid, node] = Assumption(charge, now_s, is_planned)
-        if known is None:
+        if earlier is None:
             self._add(pod.uid, charge, now_s)
 
     def release_plans(self, uids: Collection[str]) -> None:
