@@ -52,8 +52,15 @@ def _lines(client: Sequence[int], units: int) -> Iterator[str]:
     yield f"demo_batch_units_total {units}"
 
 
+REQUEST_TIMEOUT_S = 2.0
+"""A client that sends no request for this long is disconnected, so that it does not delay the end of the demo."""
+
+
 class _QuietServer(ThreadingHTTPServer):
     """A server whose clients may leave before they have their answer, as a scrape does after its timeout on a busy machine."""
+
+    daemon_threads = False
+    """`server_close` waits for the threads: the counters that they read are closed after it."""
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Print errors of this program only: the base class also prints a traceback for a client that left."""
@@ -66,6 +73,8 @@ class DemoMetricsServer:
 
     def __init__(self, client: SharedCounters, batch: SharedCounters) -> None:
         class Handler(BaseHTTPRequestHandler):
+            timeout = REQUEST_TIMEOUT_S
+
             def do_GET(self) -> None:
                 if self.path != "/metrics":
                     self.send_error(404, "only /metrics is here")

@@ -275,6 +275,9 @@ class HeadroomConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Policy of dedicated regions."""
     whole_cores: bool | None = None
     """`common` rounds: up on bound NUMA nodes, else down. Unset: from 16 CPUs."""
+    system_use: bool = True
+    """`estimate` leaves the system the CPU that it uses. False: only its reserved CPUs, as Koordinator's policy
+    `request`, where processes outside of pods yield to pods."""
     util: CpuUtilBasedConfig = CpuUtilBasedConfig()
     koordinator: KoordinatorHeadroomConfig = KoordinatorHeadroomConfig()
 

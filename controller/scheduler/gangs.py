@@ -178,8 +178,10 @@ class _Shortlist:
         """Return the position, among the rows, of the best node that the pod fits; None if it fits none."""
         # The namespace of all pods is that of their gang.
         shape = pod._replace(key="", uid="")
-        if shape == self._shape and (best := self._best_of(pod, self._indices))[1] >= self._best_other:
-            return best[0]
+        if shape == self._shape:
+            index, score = self._best_of(pod, self._indices)
+            if score >= self._best_other:
+                return index
         self._shape, listed = shape, np.flatnonzero(self._rows >= 0)
         scores = self._scores(pod, listed)
         order = np.argsort(-scores, kind="stable")

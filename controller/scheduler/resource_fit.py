@@ -163,7 +163,8 @@ def balance_score(capacity: IntArray, requested: IntArray) -> FloatArray:
     """Return the score of balanced allocation for each row. A resource that a node does not offer is left out."""
     shares = _used_shares(capacity, requested)
     deviation = np.abs(shares[:, CPU_COLUMN] - shares[:, MEMORY_COLUMN]) / 2
-    return np.asarray(np.floor((1 - np.where((capacity > 0).all(axis=1), deviation, 0)) * 100), np.float64)
+    score: FloatArray = np.floor((1 - np.where((capacity > 0).all(axis=1), deviation, 0)) * 100)
+    return score
 
 
 def _used_shares(capacity: IntArray, requested: IntArray) -> FloatArray:

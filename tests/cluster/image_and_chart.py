@@ -14,6 +14,8 @@ from tests.cluster.cluster import Cluster, printed
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy/helm/dioptase"
 IMAGE, TAG = "localhost/dioptase", "test"
+SHARED_MACHINE = {"headroom": {"systemUse": False}}
+"""Settings of the advisor on a machine that other tests keep busy, which would leave nothing to reclaimed pods."""
 _CODE = ("api", "kube", "probes", "agent", "exporters", "controller", "cli", "demo")
 _FILES = (
     "deploy/Dockerfile", "deploy/image", "deploy/sbom.py", "requirements.lock", "requirements-build.lock", "pyproject.toml",

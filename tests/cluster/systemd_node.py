@@ -21,7 +21,7 @@ from tests.cluster import images
 from tests.cluster.cgroups import ROOT
 from tests.cluster.cluster import CONSENT, Cluster
 from tests.cluster.daemons import PATIENCE, wait
-from tests.cluster.image_and_chart import CHART, IMAGE, TAG, helm
+from tests.cluster.image_and_chart import CHART, IMAGE, SHARED_MACHINE, TAG, helm
 from tests.cluster.names import HOME
 from tests.cluster.objects import IDLING, a_pod
 from tests.cluster.programs import AGENT_PORT, CODE
@@ -100,6 +100,7 @@ class SystemdNode:
         settings = {
             "intervalS": 1,
             "probes": [],
+            "advisor": SHARED_MACHINE,
             # The chart's capabilities do not include the one that shows the version of systemd.
             "kubelet": {"idleClass": True},
             # Minutes on a real node.

@@ -17,14 +17,15 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import PATIENCE, wait
 from tests.cluster.doc_commands import follow, steps
 from tests.cluster.external_cluster import ExternalCluster
-from tests.cluster.image_and_chart import IMAGE, TAG, image_archive
+from tests.cluster.image_and_chart import IMAGE, SHARED_MACHINE, TAG, image_archive
 from tests.cluster.programs import CODE
 from tests.cluster.test_quick_start import PAGE as QUICK_START
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 PAGE = (CODE / "docs/first-steps.md").read_text()
 HELM = '#!/bin/sh\nif [ "$1" = install ]; then set -- "$@" --values {values}; fi\nexec {helm} "$@"\n'
-"""Values of this machine: the image's tag, the node's cgroup and state directory. The page installs with none."""
+"""Values of this machine: the image's tag, the node's cgroup and state directory, and that other tests keep it busy. The page
+installs with none."""
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def world(own_cluster: Cluster, cluster: Cluster | ExternalCluster, tmp_path: Pa
                 "image": {"repository": IMAGE, "tag": TAG, "pullPolicy": "Never"},
                 "agent": {
                     "stateDir": str(own_cluster.names.run / "first-steps"),
-                    "settings": {"kubelet": {"cgroupRoot": node.cgroup_root}},
+                    "settings": {"advisor": SHARED_MACHINE, "kubelet": {"cgroupRoot": node.cgroup_root}},
                 },
             }
         )

@@ -26,7 +26,7 @@ from tests.cluster.binaries import Missing
 from tests.cluster.cgroups import knobs_of_pods
 from tests.cluster.cluster import Cluster, Failed
 from tests.cluster.daemons import Late, wait
-from tests.cluster.image_and_chart import CHART, IMAGE, ROOT, TAG, helm, image_archive
+from tests.cluster.image_and_chart import CHART, IMAGE, ROOT, SHARED_MACHINE, TAG, helm, image_archive
 from tests.cluster.objects import a_pod
 from tests.cluster.server import MERGE, Server
 from tests.cluster.service_accounts import granted_by
@@ -163,6 +163,7 @@ def installed(own_cluster: Cluster, server: Server) -> Iterator[Installed]:
         "agent": {
             "stateDir": str(state),
             "settings": {
+                "advisor": SHARED_MACHINE,
                 "kubelet": {"cgroupRoot": own_cluster.nodes[0].cgroup_root},
                 # Minutes on a real node.
                 "report": {"periodS": 1, "windowS": 3},

@@ -13,6 +13,7 @@ from tests.cluster import images
 from tests.cluster.cluster import CONSENT, Cluster
 from tests.cluster.doc_commands import answers, blocks, follow, steps
 from tests.cluster.external_cluster import ExternalCluster
+from tests.cluster.image_and_chart import SHARED_MACHINE
 from tests.cluster.programs import CODE, Agent, Controller
 from tests.cluster.service_accounts import LENDING, Account
 
@@ -64,12 +65,13 @@ def world(
     archive = tmp_path / "busybox.tar"
     images.write(archive, {BUSYBOX: ()})
     node.load(archive)
-    settings = next(text for _, kind, text in blocks(PAGE) if kind == "yaml")
+    settings = msgspec.yaml.decode(next(text for _, kind, text in blocks(PAGE) if kind == "yaml"))
+    settings["advisor"]["headroom"] |= SHARED_MACHINE["headroom"]
     folder = tmp_path_factory.mktemp("quick")
     own_cluster.kubectl("apply", "--server-side", "-f", CODE / "deploy/crds")
     controller = Controller(own_cluster, Account(own_cluster, "dioptase-controller", CONSENT, folder), folder, 5)
     account = Account(own_cluster, "dioptase-agent", CONSENT, folder, (LENDING,))
-    agent = Agent(own_cluster, node, account, folder, msgspec.yaml.decode(settings), ("--profile", "katalyst"))
+    agent = Agent(own_cluster, node, account, folder, settings, ("--profile", "katalyst"))
     for item in (controller, agent):
         item.begin()
     path = f"{Path(sys.executable).parent}:{own_cluster.programs['kubectl'].parent}:/usr/bin:/bin"

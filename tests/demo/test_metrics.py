@@ -80,3 +80,21 @@ def test_a_client_that_leaves_early_is_no_error_of_the_server(
         client.close()
         batch.close()
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_client_that_sends_nothing_delays_the_end_and_is_no_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    client, batch = SharedCounters(tmp_path / "client", CLIENT_CELLS), SharedCounters(tmp_path / "batch", 2)
+    server = DemoMetricsServer(client, batch)
+    with socket.create_connection(("127.0.0.1", server.port)) as silent:
+        # Connections are accepted in their order.
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=5)
+        connection.request("GET", "/metrics")
+        assert connection.getresponse().status == 200
+        connection.close()
+        server.close()
+        client.close()
+        batch.close()
+        assert silent.recv(1) == b"", "the server has disconnected it"
+    assert capfd.readouterr() == ("", "")

@@ -668,6 +668,11 @@ def test_the_scheduler_is_rendered_only_if_enabled_with_settings_that_the_extend
     spec = rendered.find("Deployment", "scheduler")["spec"]["template"]["spec"]
     containers = {each["name"]: each for each in spec["containers"]}
     assert containers["kube-scheduler"]["image"] == f"registry.k8s.io/kube-scheduler:v{chart.KUBE_VERSION}"
+    # 0.0.0.0 has no address of a cluster with IPv6 only, at which the kubelet probes it.
+    assert containers["kube-scheduler"]["command"][-1] == "--bind-address=$(POD_IP)"
+    assert containers["kube-scheduler"]["env"] == [
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    ]
     hosts, port = parse_listen_hosts(
         containers["extender"]["args"][1].partition("=")[2].replace("$(POD_ADDRESSES)", "::1")
     )

@@ -400,6 +400,8 @@ def _estimate_headroom(inputs: HeadroomInputs) -> Headroom:
 def _system_cores(inputs: HeadroomInputs) -> float | None:
     """The larger of the system's CPU use and its reserved CPUs, which already cover that use; None if it is not measured."""
     use = inputs.state.system_use
+    if not inputs.config.headroom.system_use:
+        return _system_reserve_cores(inputs)
     return None if use is None else max(use.cores, _system_reserve_cores(inputs))
 
 
@@ -410,7 +412,7 @@ def _system_reserve_cores(inputs: HeadroomInputs) -> float:
 
 def _system_text(inputs: HeadroomInputs, system: float) -> str:
     reserve = _system_reserve_cores(inputs)
-    if system > reserve or not reserve:
+    if system > reserve or (inputs.config.headroom.system_use and not reserve):
         return f"processes outside of online and reclaimed pods use {system:.2f}"
     return f"{reserve:g} are reserved for processes outside of online and reclaimed pods"
 

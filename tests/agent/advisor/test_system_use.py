@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from agent.advisor.advisor_state import AdvisorState, SystemUse
 from agent.advisor.headroom.headroom_policies import CpuAllowance, compute_headroom
 from agent.advisor.system_use import update_system_use
-from agent.config.advisor import AdvisorConfig
+from agent.config.advisor import AdvisorConfig, HeadroomConfig
 from agent.config.config import AgentConfig
 from agent.config.qrm import CpuPlacementConfig
 from agent.qrm.cpuset.topology_layout import restrict_topology
@@ -79,6 +79,17 @@ def test_a_container_of_no_listed_pod_counts_as_the_system() -> None:
     shots = steady([WEB, shared("stray")], 10, {"web": 4, "stray": 6})
     listed = [replace(shot, pods=(WEB,)) for shot in shots]
     assert headroom_of(evaluate_cycles(listed, CONFIG)[0][-1]).cores == pytest.approx(48 - 5 - 6 - 4)
+
+
+@pytest.mark.parametrize(("reserved_cpus", "cores"), [(0, 39), (8, 31)])
+def test_without_system_use_only_the_reserve_counts_also_in_the_first_cycle(reserved_cpus: int, cores: float) -> None:
+    advisor = AdvisorConfig(ramp_up_s=0, headroom=HeadroomConfig(system_use=False))
+    config = AgentConfig(advisor=advisor, placing=CpuPlacementConfig(reserved_cpus=reserved_cpus))
+    results, _ = evaluate_cycles(steady([WEB], 44, {"web": 4}), config)
+    assert headroom_of(results[0]).cores is not None
+    last = headroom_of(results[-1])
+    assert last.cores == pytest.approx(cores)
+    assert f"{reserved_cpus} are reserved for processes outside of online" in last.reason.text
 
 
 def test_the_parts_by_numa_node_leave_the_system_its_share_of_each() -> None:

@@ -195,7 +195,7 @@ def test_a_pod_that_states_another_level_keeps_it(level: str, *, applies: bool) 
 
 
 def test_the_second_review_of_a_pod_that_another_webhook_has_changed_lists_the_same_profiles() -> None:
-    """By reinvocationPolicy IfNeeded. The level that the first review set must not exclude a profile that it applied."""
+    """As of reinvocationPolicy IfNeeded: the level that the first review set must not exclude a profile that it applied."""
     shared = PodProfile(name="a", level=QoSLevel.SHARED, labels={"tier": "a"})
     changed = mutated(a_pod(labels={"app": "job"}), shared, PROFILE)
     assert changed["metadata"]["annotations"] == {QOS_LEVEL_KEY: "reclaimed_cores", APPLIED_KEY: "a,batch"}
