@@ -43,6 +43,7 @@ HARM_HALF_LIFE_S = 60.0
 MAX_REPORTS = 20
 """Reports of a node of which the percentile of usage is computed."""
 MAX_PROBLEMS = 100
+MAX_SHARED_CONTAINERS = 16
 
 
 class PodCharge(NamedTuple):
@@ -399,8 +400,16 @@ def charge_of(pod: SchedulingPod, node: str) -> PodCharge:
         _shared(pod.native),
         _shared(pod.load_basis),
         pod.priority,
-        None if pod.alignment is None else _shared_alignment(pod.alignment),
+        None if pod.alignment is None else shared_alignment(pod.alignment),
     )
+
+
+def shared_alignment(alignment: PodAlignment) -> PodAlignment:
+    """Return one object for equal alignments, of pods with few containers.
+
+    Those of a thousand containers have 130 KiB each, and would stay in the cache after their pods.
+    """
+    return _cached_alignment(alignment) if len(alignment.containers) <= MAX_SHARED_CONTAINERS else alignment
 
 
 @lru_cache(maxsize=65_536)
@@ -410,7 +419,7 @@ def _shared(amounts: Amounts) -> Amounts:
 
 
 @lru_cache(maxsize=65_536)
-def _shared_alignment(alignment: PodAlignment) -> PodAlignment:
+def _cached_alignment(alignment: PodAlignment) -> PodAlignment:
     return alignment
 
 

@@ -26,9 +26,10 @@ from controller.scheduler.scheduling_pod import (
 MAX_GANG_PODS = 1000
 SHORTLIST_NODES = 64
 PLAN_INTERVAL_S = 0.01
-"""Time for each pod of a plan until the gang is planned again, times the number of such gangs. Planning a pod that differs from
-the one before it takes 2 ms for 5,000 nodes, so that gangs of which some pod never fits take a fifth of the time, not all of
-it."""
+"""Time for each pod of a plan until the gang is planned again, for gangs of many pods times the number of such gangs. Planning
+a pod that differs from the one before it takes 2 ms for 5,000 nodes: gangs of which some pod never fits take a fifth of the
+time, and not all of it."""
+MAX_HOLD_S = 300.0
 MAX_QUICK_PODS = 50
 """Pods of a gang that is planned again at once if a pod does not accept its node."""
 
@@ -53,6 +54,8 @@ class PlanHold(NamedTuple):
 
     message: str
     until_s: float
+    is_large: bool
+    """Whether the plan had more than MAX_QUICK_PODS pods."""
 
 
 class Gangs:
@@ -123,15 +126,18 @@ class Gangs:
         return planned[uid], list(waiting)
 
     def _hold(self, key: str, message: str, planned: int, now_s: float) -> None:
-        self._holds[key] = PlanHold(message, now_s)
-        self._holds[key] = PlanHold(message, now_s + planned * PLAN_INTERVAL_S * len(self._holds))
+        # A clock that was set back must not hold a gang for longer.
+        self._holds = {each: hold for each, hold in self._holds.items() if 0 < hold.until_s - now_s <= MAX_HOLD_S}
+        is_large = planned > MAX_QUICK_PODS
+        # Gangs of few pods are no reason for others to wait: any number of them costs little time.
+        others = sum(hold.is_large for each, hold in self._holds.items() if each != key) if is_large else 0
+        until_s = now_s + min(planned * PLAN_INTERVAL_S * (1 + others), MAX_HOLD_S)
+        self._holds[key] = PlanHold(message, until_s, is_large)
 
     def _held(self, key: str, now_s: float) -> GangRejection | None:
         """Return the result of the latest plan of a gang if it may not be planned again yet."""
         hold = self._holds.get(key)
-        longest_s = len(self._holds) * MAX_GANG_PODS * PLAN_INTERVAL_S
-        # A clock that was set back must not hold a gang for longer.
-        if hold is None or not 0 < hold.until_s - now_s <= longest_s:
+        if hold is None or not 0 < hold.until_s - now_s <= MAX_HOLD_S:
             return None
         return GangRejection(hold.message, is_complete=True)
 

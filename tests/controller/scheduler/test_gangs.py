@@ -249,3 +249,27 @@ def test_a_name_that_is_too_long_or_controls_a_terminal_is_refused(name: str) ->
     assert text.endswith(" is no name; write at most 253 letters")
     assert text.isprintable()
     assert len(text) < 200
+
+
+def test_many_small_gangs_that_never_fit_hold_no_other_gang() -> None:
+    cluster = Cluster()
+    for number in range(200):
+        cluster.create(f"huge{number}", 90_000, gang=f"huge{number}", least="1")
+        assert "only 0 of 1" in reason(cluster.filter(f"huge{number}"))
+    for name in ("a", "b", "c"):
+        cluster.create(name, 3000)
+    assert "only 2 of 3" in reason(cluster.filter("a"))
+    cluster.state.apply_cnr("n1", a_cnr("n1", 9000, 0))
+    assert len(cluster.filter("a", now_s=NOW_S + 0.05).node_names) == 1
+
+
+def test_large_gangs_that_never_fit_share_the_time_of_one() -> None:
+    cluster = Cluster()
+    for gang in ("g", "h"):
+        for number in range(100):
+            cluster.create(f"{gang}{number:02}", 100 if number else 150, gang=gang, least="100")
+        assert "only 99 of 100" in reason(cluster.filter(f"{gang}00"))
+    cluster.state.apply_cnr("n1", a_cnr("n1", 30_000, 0))
+    assert "only 99 of 100" in reason(cluster.filter("h01", now_s=NOW_S + 1.9))
+    assert len(cluster.filter("g01", now_s=NOW_S + 1.1).node_names) == 1
+    assert len(cluster.filter("h01", now_s=NOW_S + 2.1).node_names) == 1

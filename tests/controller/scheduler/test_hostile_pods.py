@@ -11,7 +11,7 @@ import pytest
 
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from api.qos import MAIN_CONTAINER_KEY, MEMORY_KEY, QOS_LEVEL_KEY
-from controller.scheduler.cluster_state import ClusterState
+from controller.scheduler.cluster_state import ClusterState, _cached_alignment
 from controller.scheduler.extender import Extender
 from controller.scheduler.extender_messages import ExtenderArgs
 from controller.scheduler.scheduler_process import SchedulerCache, build_chain
@@ -151,3 +151,16 @@ async def test_an_extender_lists_and_watches_hostile_pods_and_continues() -> Non
             for task in tasks:
                 task.cancel()
     assert state.nodes.requested[state.nodes.row("n1")].tolist() == [0, MAX_AMOUNT]
+
+
+def test_pods_that_come_and_go_leave_nothing() -> None:
+    """Alignments of pods with a thousand containers stayed in a cache of 65,536 entries: 8 GiB."""
+    state = a_state(("n1", 4000, 8 * GIB))
+    cached = _cached_alignment.cache_info().currsize
+    for number in range(300):
+        pod = hostile_pod({"cpu": str(number + 1), "memory": "1Gi"}, 17, uid=f"h{number}", node=f"n{number % 7}")
+        state.apply_pod(None, pod, NOW_S)
+        state.apply_pod(pod, None, None)
+    assert _cached_alignment.cache_info().currsize == cached
+    assert (state.pod_count, len(state.nodes), state.namespace_requests, state.problems) == (0, 1, {}, {})
+    assert not state.nodes.native_requested.any()
