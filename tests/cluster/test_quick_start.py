@@ -40,22 +40,6 @@ def test_an_answer_is_as_written_or_not(text: str, expected: str, same: bool) ->
     assert answers(text, expected) is same
 
 
-@pytest.mark.parametrize(
-    ("text", "same"),
-    [
-        ("NODE   LENT  HARM  STATUS\nnode1  0.25  1.23 ms/s  on, grow\n", True),
-        ("NODE   LENT  HARM  STATUS\nworker7  \N{EN DASH}  0  on, grow\n", True),
-        ("NODE LENT HARM STATUS\nnode1 0.25 1.23 ms/s on, grow · without psi\n", True),
-        ("NODE   LENT  HARM  STATUS\nnode1  0.25  1.23 ms/s  off\n", False),
-        ("NODE   LENT  HARM  STATUS\nnode1  0.25  on, grow\n", False),
-        ("NODE   LENT  STATUS\nnode1  0.25  1.23 ms/s  on, grow\n", False),
-        ("NODE   LENT  HARM  STATUS\n", False),
-    ],
-)
-def test_an_answer_differs_from_a_sample_in_values_only(text: str, same: bool) -> None:
-    assert answers(text, "NODE   LENT  HARM      STATUS\nnode1  1.50  206 ms/s  on, grow…\n", sample=True) is same
-
-
 @pytest.fixture
 def world(
     own_cluster: Cluster, cluster: Cluster | ExternalCluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
