@@ -15,6 +15,7 @@ BENCHMARKS = (
     "peers",
     "cluster",
     "scheduler_latency",
+    "scheduler_throughput",
     "colocation",
     "colocation_flat",
     "predictors",
