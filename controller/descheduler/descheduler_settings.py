@@ -179,5 +179,5 @@ class DeschedulerSettings(_DeschedulerSettings, frozen=True, kw_only=True):
             try:
                 msgspec.convert(self.scheduler, SchedulerConfig)
             except msgspec.ValidationError as error:
-                text = describe_validation_error(error, self.scheduler, SchedulerConfig)
-                raise ValueError(f"scheduler.{text}; see docs/scheduler.md") from None
+                text = f"scheduler.{describe_validation_error(error, self.scheduler, SchedulerConfig)}"
+                raise ValueError(f"{text.replace('.top level: ', ': ', 1)}; see docs/scheduler.md") from None

@@ -46,7 +46,7 @@ def fits(value: object, kind: Any) -> bool:
 def misfits(kind: Any, depth: int = 0) -> Iterator[tuple[Any, str]]:
     """Documents that are wrong in one place, and that place: in lists and maps it is in the second item."""
     origin, args = get_origin(kind), get_args(kind)
-    if depth > DEEPEST:
+    if depth > DEEPEST or kind is Any:
         return
     if origin is Annotated:
         yield from misfits(args[0], depth)
