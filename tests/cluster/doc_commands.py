@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,9 @@ from typing import NamedTuple
 from tests.cluster.daemons import PATIENCE, Late, wait
 
 _FENCE = re.compile(r"^```(?P<kind>[a-z ]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+_END = "# the end of this part"
 
 
 class Step(NamedTuple):
@@ -70,3 +74,40 @@ def follow(step: Step, settings: Mapping[str, str], folder: Path, seconds: float
         wait(f"line {step.line}", once, seconds)
     except Late as error:
         raise AssertionError(f"{error}; it said {last[0]!r}") from None
+
+
+class PastingShell:
+    """A bash into which a script of a page is pasted part by part, so that a test can look at the cluster between two parts."""
+
+    def __init__(self, settings: Mapping[str, str], folder: Path) -> None:
+        self._process = subprocess.Popen(
+            ["bash", "-eu", "-o", "pipefail"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, env=dict(settings), cwd=folder,
+        )  # fmt: skip
+
+    def run(self, part: str, seconds: float) -> str:
+        """Return the output of a part. Raises AssertionError if one of its commands fails, or after the timeout."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        timeout = threading.Timer(seconds * PATIENCE, self._process.kill)
+        timeout.start()
+        try:
+            self._process.stdin.write(f"{part}\necho '{_END}'\n")
+            self._process.stdin.flush()
+            output = ""
+            for line in self._process.stdout:
+                if line == f"{_END}\n":
+                    return output
+                output += line
+        finally:
+            timeout.cancel()
+        raise AssertionError(f"the script ended with {self._process.wait()} in {part!r}; its output: {output!r}")
+
+    def close(self) -> None:
+        """End the bash, which has no command to run any more."""
+        self._process.communicate(timeout=60)
+
+
+def parts(script: str) -> list[str]:
+    """Return the parts of a script. Each begins with a numbered comment: `# 2. Label a namespace` is that of the second."""
+    return re.split(r"^(?=# \d+\. )", script, flags=re.MULTILINE)[1:]

@@ -19,9 +19,10 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _FOLDERS = ("bin", "tmp", "etc", "proc", "sys", "dev")
 
 
-def write(archive: Path, images: Mapping[str, Sequence[str]] = IMAGES) -> None:
-    """Write these images, which share one layer, in the format of `docker save`."""
-    layer = _layer()
+def write(archive: Path, images: Mapping[str, Sequence[str]] = IMAGES, programs: Sequence[Path] = ()) -> None:
+    """Write these images, which share one layer, in the format of `docker save`. `programs` are static ones that the layer has
+    in its PATH besides busybox."""
+    layer = _layer(programs)
     files = {"layer.tar": layer}
     manifest = []
     for name, entrypoint in images.items():
@@ -43,14 +44,15 @@ def write(archive: Path, images: Mapping[str, Sequence[str]] = IMAGES) -> None:
             tar.addfile(entry, io.BytesIO(content))
 
 
-def _layer() -> bytes:
+def _layer(programs: Sequence[Path]) -> bytes:
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as tar:
         for folder in _FOLDERS:
             entry = tarfile.TarInfo(folder)
             entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
             tar.addfile(entry)
-        tar.add(BUSYBOX, "bin/busybox")
+        for program in (BUSYBOX, *programs):
+            tar.add(program, f"bin/{program.name}")
         applets = subprocess.run([BUSYBOX, "--list"], check=True, capture_output=True, text=True).stdout.split()
         for applet in applets:
             if applet != "busybox":

@@ -5,27 +5,24 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import images
-from tests.cluster.binaries import Missing, compiled_program
+from tests.cluster.binaries import Missing
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import PATIENCE, wait
 from tests.cluster.doc_commands import follow, steps
 from tests.cluster.external_cluster import ExternalCluster
-from tests.cluster.image_and_chart import IMAGE, SHARED_MACHINE, TAG, image_archive
+from tests.cluster.image_and_chart import image_archive
+from tests.cluster.page_shell import page_shell
 from tests.cluster.programs import CODE
 from tests.cluster.test_quick_start import PAGE as QUICK_START
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 PAGE = (CODE / "docs/first-steps.md").read_text()
-HELM = '#!/bin/sh\nif [ "$1" = install ]; then set -- "$@" --values {values}; fi\nexec {helm} "$@"\n'
-"""Values of this machine: the image's tag, the node's cgroup and state directory, and that other tests keep it busy. The page
-installs with none."""
 
 
 @pytest.fixture
@@ -40,27 +37,7 @@ def world(own_cluster: Cluster, cluster: Cluster | ExternalCluster, tmp_path: Pa
     images.write(shell, {_image_of(PAGE): ()})
     for archive in (image, shell):
         node.load(archive)
-    values = tmp_path / "values.json"
-    values.write_text(
-        json.dumps(
-            {
-                "image": {"repository": IMAGE, "tag": TAG, "pullPolicy": "Never"},
-                "agent": {
-                    "stateDir": str(own_cluster.names.run / "first-steps"),
-                    "settings": {"advisor": SHARED_MACHINE, "kubelet": {"cgroupRoot": node.cgroup_root}},
-                },
-            }
-        )
-    )
-    helm = tmp_path / "bin/helm"
-    helm.parent.mkdir()
-    helm.write_text(HELM.format(values=values, helm=compiled_program("helm")))
-    helm.chmod(0o755)
-    path = [helm.parent, Path(sys.executable).parent, own_cluster.programs["kubectl"].parent, "/usr/bin", "/bin"]
-    yield {
-        "PATH": ":".join(map(str, path)), "KUBECONFIG": str(own_cluster.kubeconfig), "IMAGE": _image_of(PAGE),
-        "HOME": str(tmp_path), "PYTHONPATH": str(CODE),
-    }  # fmt: skip
+    yield page_shell(own_cluster, tmp_path, "first-steps") | {"IMAGE": _image_of(PAGE)}
     own_cluster.kubectl("delete", "job,pod", "batch", "service", "-n", "default", "--ignore-not-found", "--wait=false")
 
 

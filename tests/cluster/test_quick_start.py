@@ -11,13 +11,15 @@ import pytest
 
 from tests.cluster import images
 from tests.cluster.cluster import CONSENT, Cluster
-from tests.cluster.doc_commands import answers, blocks, follow, steps
+from tests.cluster.doc_commands import PastingShell, answers, blocks, follow, parts, steps
 from tests.cluster.external_cluster import ExternalCluster
 from tests.cluster.image_and_chart import SHARED_MACHINE
 from tests.cluster.programs import CODE, Agent, Controller
 from tests.cluster.service_accounts import LENDING, Account
 
 PAGE = (CODE / "docs/quick-start.md").read_text()
+ONE_SCRIPT = "## The whole path in one script"
+"""Heading of the last section, which installs the chart and has a test of its own: test_namespace_colocation.py."""
 BUSYBOX = "docker.io/library/busybox:1.36"
 
 
@@ -38,6 +40,27 @@ BUSYBOX = "docker.io/library/busybox:1.36"
 )
 def test_an_answer_is_as_written_or_not(text: str, expected: str, same: bool) -> None:
     assert answers(text, expected) is same
+
+
+def test_parts_of_a_script_share_the_variables_of_one_shell(tmp_path: Path) -> None:
+    first, second = parts(
+        "# 1. Begin.\nx=3\n\n# 2. Go on.\n# more\ntouch y\necho $((x + 1))\nprintf 'no newline'; echo\n"
+    )
+    shell = PastingShell({"PATH": "/usr/bin:/bin"}, tmp_path)
+    assert (shell.run(first, 20), shell.run(second, 20)) == ("", "4\nno newline\n")
+    assert (tmp_path / "y").exists()
+    with pytest.raises(
+        AssertionError, match=r"the script ended with 2 in 'ls none\\necho not reached'; its output: .*No such file"
+    ):
+        shell.run("ls none\necho not reached", 20)
+    shell.close()
+
+
+def test_a_part_of_a_script_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    shell = PastingShell({"PATH": "/usr/bin:/bin"}, tmp_path)
+    with pytest.raises(AssertionError, match="the script ended with -9"):
+        shell.run("while :; do read -t 0.05 < /dev/zero || :; done", 0.2)
+    shell.close()
 
 
 @pytest.fixture
@@ -70,7 +93,7 @@ def world(
 @pytest.mark.cluster
 @pytest.mark.long
 def test_the_commands_of_the_page_have_the_outputs_of_the_page(world: dict[str, str]) -> None:
-    listed = list(steps(PAGE))
+    listed = list(steps(PAGE[: PAGE.index(ONE_SCRIPT)]))
     assert len(listed) > 10
     for step in listed:
         follow(step, world, CODE, 60)
