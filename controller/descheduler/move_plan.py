@@ -210,8 +210,8 @@ class MovePlanner:
         moved_at_s = self._inputs.history.workloads.get(candidate.workload)
         if moved_at_s is not None:
             age_s = max(self._inputs.now_s - moved_at_s, 0.0)
-            moved = f"a pod of {candidate.workload} was moved {age_s:.0f} s ago"
-            return f"{moved}, workloadCooldownS is {settings.workload_cooldown_s:g}"
+            requested = f"the eviction of a pod of {candidate.workload} was requested {age_s:.0f} s ago"
+            return f"{requested}, workloadCooldownS is {settings.workload_cooldown_s:g}"
         return ""
 
     def _find_target(self, candidate: MoveCandidate, source: str) -> TargetNode | str:

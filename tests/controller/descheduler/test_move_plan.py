@@ -56,7 +56,7 @@ def test_online_pods_stay_while_a_reclaimed_pod_only_waits_for_its_cooldown() ->
     moves, skipped = hot_cluster(PodSpec("batch", 40), PodSpec("web", 40, SHARED), **MANY).plan(history=history)
     assert moves == []
     assert skipped == {
-        "default/batch": "a pod of default/ReplicaSet/rs-batch was moved 60 s ago, workloadCooldownS is 900",
+        "default/batch": "the eviction of a pod of default/ReplicaSet/rs-batch was requested 60 s ago, workloadCooldownS is 900",
         "default/web": "reclaimed pods are moved first, and default/batch waits",
     }
 
