@@ -34,7 +34,7 @@ from controller.scheduler.scheduler_kinds import (
     SchedulerNodeAnnotations,
     SchedulerNodeStatus,
 )
-from controller.scheduler.scheduler_process import build_chain
+from controller.scheduler.scheduler_process import RUNNING_PODS, build_chain
 from controller.scheduler.scheduler_settings import SchedulerConfig
 from controller.scheduler.scheduling_pod import (
     Amounts,
@@ -65,7 +65,7 @@ class ClusterCopy:
         self.cnrs: Informer[SchedulerCnr] = Informer(
             client, MEASURED_CNRS if rules is None else ZONED_MEASURED_CNRS, max_s=MAX_WATCH_S
         )
-        self.pods: Informer[ScheduledPod] = Informer(client, SCHEDULER_PODS, max_s=MAX_WATCH_S)
+        self.pods: Informer[ScheduledPod] = Informer(client, SCHEDULER_PODS, RUNNING_PODS, max_s=MAX_WATCH_S)
         self.budgets: Informer[PodDisruptionBudget] = Informer(client, BUDGETS, max_s=MAX_WATCH_S)
         self._selector = parse_label_selector("nodeSelector", settings.low_node_load.node_selector)
         nodes.listen(self._on_node)

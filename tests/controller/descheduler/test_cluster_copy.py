@@ -154,6 +154,11 @@ async def test_a_listed_pod_counts_only_as_the_one_of_the_copy(copy: ClusterCopy
     assert [(pod.metadata.name, parsed.native.millicpu) for pod, parsed in pairs] == [("same", 500)]
 
 
+async def test_pods_that_have_ended_are_not_in_memory(copy: ClusterCopy) -> None:
+    """A cluster of batch jobs has more of them than of pods that run."""
+    assert copy.pods.scope.fields == "status.phase!=Succeeded,status.phase!=Failed"
+
+
 async def test_a_copy_that_received_nothing_is_stale(copy: ClusterCopy) -> None:
     assert len(copy.stale_resources(1000.0)) == 4
     for informer in (copy.nodes, *copy.informers):
