@@ -25,7 +25,13 @@ from controller.descheduler.descheduling_report import (
     MoveReport,
 )
 from controller.descheduler.movable_pods import DisruptionAllowances
-from controller.descheduler.move_history import MOVES_ANNOTATION, MoveHistory, format_history, parse_history
+from controller.descheduler.move_history import (
+    MAX_ANNOTATION_CHARS,
+    MOVES_ANNOTATION,
+    MoveHistory,
+    format_history,
+    parse_history,
+)
 from controller.descheduler.move_plan import HotNode, MovePlanner, NodePlan, PlanInputs, PlannedMove
 from controller.descheduler.node_load import (
     HotCause,
@@ -85,13 +91,18 @@ class DeschedulerController:
         """Run until cancelled."""
         for informer in (self.copy.nodes, *self.copy.informers):
             await informer.synced.wait()
-        while True:
-            try:
-                await self.evaluate(time.time(), time.monotonic())
-                self._throttled_log.clear()
-            except (ApiError, ApiUnreachable) as error:
-                self._throttled_log.warn(f"nothing more is moved in this evaluation: {error}")
-            await asyncio.sleep(self._settings.interval_s)
+        try:
+            while True:
+                try:
+                    await self.evaluate(time.time(), time.monotonic())
+                    self._throttled_log.clear()
+                except (ApiError, ApiUnreachable) as error:
+                    self._throttled_log.warn(f"nothing more is moved in this evaluation: {error}")
+                await asyncio.sleep(self._settings.interval_s)
+        finally:
+            # The next leader reports other nodes.
+            for name in (HOT_METRIC, TARGETS_METRIC, STALE_METRIC, HALT_METRIC):
+                self._metrics.set(name, ())
 
     async def evaluate(self, now_s: float, tick_s: float) -> None:
         """Evaluate all nodes once, and move pods. `now_s` is since the epoch, `tick_s` monotonic. Raises ApiError and
@@ -191,6 +202,12 @@ class DeschedulerController:
         """Move one pod; return the result. Raises ApiError and ApiUnreachable if no other pod can be moved now."""
         before, pod = self._history, move.candidate.pod
         self._history = before.with_move(move.candidate.workload, move.source, move.target, now_s)
+        if len(format_history(self._history)) > MAX_ANNOTATION_CHARS:
+            self._history = before
+            log.warning(
+                "pod %s is not moved: the Lease has no room for another cool-down; shorten workloadCooldownS", pod.key
+            )
+            return "refused"
         if self._settings.low_node_load.dry_run:
             return DRY_RUN
         if denial := await self._take_budget(move.source):

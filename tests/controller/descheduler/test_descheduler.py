@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -15,7 +16,13 @@ from api.eviction_budget import BUDGET_ANNOTATION, EvictionBudget, format_budget
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from controller.descheduler.descheduler import DeschedulerController
 from controller.descheduler.descheduling_report import DeschedulerHalt
-from controller.descheduler.move_history import MOVES_ANNOTATION, MoveHistory, parse_history
+from controller.descheduler.move_history import (
+    MAX_ANNOTATION_CHARS,
+    MOVES_ANNOTATION,
+    MoveHistory,
+    format_history,
+    parse_history,
+)
 from controller.eviction_budget import EvictionBudgetRenewal
 from controller.kinds import NODES, ControllerNode
 from controller.reconcile import MetricValues
@@ -312,6 +319,31 @@ async def test_invalid_moves_halt_until_they_are_removed() -> None:
         assert harness.report.halt is DeschedulerHalt.HISTORY
         assert harness.report.message.endswith("so that cool-downs are not known; remove it")
         assert harness.evicted == []
+
+
+async def test_moves_that_the_next_leader_could_not_read_are_not_made() -> None:
+    """A long cool-down and large budgets fill the annotation, which is invalid above its limit."""
+    workloads = {f"default/Job/{number:060}": NOW_S for number in range(2272)}
+    moves = format_history(MoveHistory(workloads=workloads))
+    assert MAX_ANNOTATION_CHARS - 100 < len(moves) < MAX_ANNOTATION_CHARS, len(moves)
+    async with descheduling(a_server(moves=moves)) as harness:
+        for number in range(2):
+            await harness.minute(number)
+        assert (harness.evicted, harness.results()) == ([], {("refused",): 1})
+
+
+async def test_a_replica_that_leads_no_more_reports_no_nodes() -> None:
+    async with descheduling(a_server()) as harness:
+        await harness.minute(0)
+        for informer in (harness.nodes, *harness.controller.copy.informers):
+            informer.synced.set()
+        running = asyncio.create_task(harness.controller.run())
+        await asyncio.sleep(0)
+        assert sum(harness.metrics.values("dioptase_descheduler_halt").values()) == 1
+        running.cancel()
+        await asyncio.wait([running])
+        for name in ("hot_nodes", "target_nodes", "stale_nodes", "halt"):
+            assert harness.metrics.values(f"dioptase_descheduler_{name}") == {}
 
 
 async def test_stale_copies_and_stale_reports_evict_nothing() -> None:
