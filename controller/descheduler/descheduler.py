@@ -58,7 +58,7 @@ HOT_METRIC, TARGETS_METRIC = "dioptase_descheduler_hot_nodes", "dioptase_desched
 STALE_METRIC, HALT_METRIC = "dioptase_descheduler_stale_nodes", "dioptase_descheduler_halt"
 EVICTIONS_METRIC = "dioptase_descheduler_evictions_total"
 EVICTED, DRY_RUN = "evicted", "dry-run"
-MADE = (EVICTED, DRY_RUN)
+SUCCESSES = (EVICTED, DRY_RUN)
 TakeBudget = Callable[[str], Awaitable[str]]
 """Counts an eviction of a node in the eviction budget of the cluster; returns why it is not allowed, empty if it is."""
 
@@ -187,15 +187,15 @@ class DeschedulerController:
                 result = await self._move(move, now_s)
                 self._metrics.count(EVICTIONS_METRIC, move.candidate.parsed.level.value, result)
                 moves.append(_describe_move(move, result))
-                level = logging.INFO if result in MADE else logging.WARNING
+                level = logging.INFO if result in SUCCESSES else logging.WARNING
                 log.log(level, "pod %s: %s: %s", move.candidate.pod.key, result, moves[-1].message)
-                if result not in MADE:
+                if result not in SUCCESSES:
                     # What was planned next was for a node without this pod: an online pod must not leave in its place.
                     why = f"the move of {move.candidate.pod.key}, planned before it, was not made: {result}"
                     skipped |= {each.candidate.pod.key: why for each in plan.moves[number + 1 :]}
                     break
         finally:
-            state = "relieved" if any(each.result in MADE for each in moves) else "no pod can be moved"
+            state = "relieved" if any(each.result in SUCCESSES for each in moves) else "no pod can be moved"
             self._update_report(plan.node, state=state, moves=tuple(moves), skipped=skipped)
 
     async def _move(self, move: PlannedMove, now_s: float) -> str:
