@@ -87,6 +87,8 @@ log = logging.getLogger(__name__)
 
 MAX_WATCH_S = 480
 """Maximum duration of a watch; each lasts between half of it and all of it, so that they are not renewed together."""
+NOTIFIED_AT_ONCE = 500
+"""Objects of a first list whose listeners are called before other tasks run."""
 ChangeListener = Callable[[ObjectChange[T]], None]
 
 
@@ -167,7 +169,11 @@ class Informer(Generic[T]):
             listing = await self._client.list(self.resource, self.scope)
             self._record_message()
             self.problems = dict(listing.problems)
-            self._notify(iter(self.store.replace(listing.objects, listing.problems)))
+            changes = self.store.replace(listing.objects, listing.problems)
+            if self.synced.is_set():
+                self._notify(iter(changes))
+            else:
+                await self._notify_in_batches(changes)
             since = listing.resource_version
             self._position = self._position.listed(since)
             self.missing = False
@@ -212,6 +218,13 @@ class Informer(Generic[T]):
         for change in changes:
             for listener in self._listeners:
                 listener(change)
+
+    async def _notify_in_batches(self, changes: list[ObjectChange[T]]) -> None:
+        """Notify of the first list, and let other tasks run meanwhile: the listeners of 150,000 pods take seconds, in which a
+        leader could not renew its lease. Later lists are notified at once, because a write may be recorded in between."""
+        for first in range(0, len(changes), NOTIFIED_AT_ONCE):
+            self._notify(iter(changes[first : first + NOTIFIED_AT_ONCE]))
+            await asyncio.sleep(0)
 
     def _record_message(self) -> None:
         self._received_at_s = time.monotonic()

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from api.eviction import TAINT_PREFIX
-from api.overcommit import OVERCOMMIT_KEYS
 from api.qos import QoSLevel
 from controller.descheduler.descheduler_kinds import (
     BUDGETS,
@@ -26,6 +25,7 @@ from controller.descheduler.stock_placement import TargetNode, is_unschedulable
 from controller.kinds import ControllerNode
 from controller.lifecycle.agent_health import MAX_COPY_AGE_S, MAX_WATCH_S
 from controller.scheduler.cluster_state import ClusterState
+from controller.scheduler.harm_indicators import parse_harm
 from controller.scheduler.scheduler_kinds import (
     SCHEDULER_PODS,
     NodeMetadata,
@@ -34,7 +34,7 @@ from controller.scheduler.scheduler_kinds import (
     SchedulerNodeAnnotations,
     SchedulerNodeStatus,
 )
-from controller.scheduler.scheduler_process import build_chain
+from controller.scheduler.scheduler_process import RUNNING_PODS, build_chain
 from controller.scheduler.scheduler_settings import SchedulerConfig
 from controller.scheduler.scheduling_pod import (
     Amounts,
@@ -65,7 +65,7 @@ class ClusterCopy:
         self.cnrs: Informer[SchedulerCnr] = Informer(
             client, MEASURED_CNRS if rules is None else ZONED_MEASURED_CNRS, max_s=MAX_WATCH_S
         )
-        self.pods: Informer[ScheduledPod] = Informer(client, SCHEDULER_PODS, max_s=MAX_WATCH_S)
+        self.pods: Informer[ScheduledPod] = Informer(client, SCHEDULER_PODS, RUNNING_PODS, max_s=MAX_WATCH_S)
         self.budgets: Informer[PodDisruptionBudget] = Informer(client, BUDGETS, max_s=MAX_WATCH_S)
         self._selector = parse_label_selector("nodeSelector", settings.low_node_load.node_selector)
         nodes.listen(self._on_node)
@@ -94,13 +94,12 @@ class ClusterCopy:
                 continue
             taints = () if cnr is None or cnr.spec is None else cnr.spec.taints or ()
             keys = (*(taint.key for taint in taints), *(str(taint.get("key", "")) for taint in node.spec.taints))
-            harm = arrays.harm[row].tolist()
             result[name] = NodeLoad(
                 name=name,
-                capacity=_raw_capacity(node, arrays.native_allocatable[row].tolist()),
+                capacity=_pair(arrays.native_allocatable[row].tolist()),
                 usage=_pair(arrays.usage[row].tolist()),
                 unmeasured=_pair(arrays.unmeasured[row].tolist()),
-                harm=(harm[0], harm[1], harm[2], harm[3]),
+                harm=_latest_harm(cnr),
                 pressures=tuple(
                     dict.fromkeys(key.removeprefix(TAINT_PREFIX) for key in keys if key.startswith(TAINT_PREFIX))
                 ),
@@ -117,11 +116,10 @@ class ClusterCopy:
             node, row = self.nodes.store.get(name), arrays.row(name)
             if node is None or row is None:
                 continue
-            free = (arrays.native_allocatable[row] - arrays.native_requested[row]).tolist()
-            room = _pod_limit(node) - counts[name]
-            result[name] = TargetNode(
-                name, node.metadata.labels, node.spec.taints, Amounts(int(free[0]), int(free[1])), room
-            )
+            millicpu, memory, max_pods = _reported_room(node)
+            requested = arrays.native_requested[row].tolist()
+            free = Amounts(millicpu - int(requested[0]), memory - int(requested[1]))
+            result[name] = TargetNode(name, node.metadata.labels, node.spec.taints, free, max_pods - counts[name])
         return result
 
     def group_usages(self, name: str) -> dict[QoSLevel, Pair]:
@@ -174,22 +172,24 @@ def _pair(amounts: list[float]) -> Pair:
     return (amounts[0], amounts[1])
 
 
-def _raw_capacity(node: ControllerNode, allocatable: list[int]) -> Pair:
-    """Return the allocatable amounts that the kubelet reported, before an overcommit ratio multiplied them: usage is
-    compared with what the machine has."""
-    capacity = [float(amount) for amount in allocatable]
-    for column, (name, scale) in enumerate((("cpu", 1000), ("memory", 1))):
-        original = node.metadata.annotations.get(OVERCOMMIT_KEYS[name].original_allocatable)
-        if original is not None:
-            try:
-                capacity[column] = float(quantity_units(original, scale))
-            except ValueError:
-                continue
-    return (capacity[0], capacity[1])
-
-
-def _pod_limit(node: ControllerNode) -> int:
+def _latest_harm(cnr: SchedulerCnr | None) -> tuple[float, float, float, float]:
+    """Return the harm of the latest report; NaN for what is invalid, which the state lists as a problem. The state has a mean
+    that decays, in which one extreme report would be hot for as many reports as a node has to be hot before it is relieved."""
+    metrics = None if cnr is None or cnr.status is None else cnr.status.node_metric_status
+    usage = None if metrics is None or metrics.node_metric is None else metrics.node_metric.generic_usage
     try:
-        return quantity_units(node.status.allocatable.get("pods", 0))
+        harm = parse_harm(usage or {})
+    except ValueError:
+        harm = parse_harm({})
+    return (harm[0], harm[1], harm[2], harm[3])
+
+
+def _reported_room(node: ControllerNode) -> tuple[int, int, int]:
+    """Return the thousandths of a core, bytes and pods that kube-scheduler gives away on a node: what the Node reports, after
+    an overcommit ratio multiplied it; the state has the amounts before that."""
+    allocatable = node.status.allocatable
+    try:
+        amounts = amounts_of(allocatable, "cpu", "memory", 1000)
+        return (amounts.millicpu, amounts.memory, quantity_units(allocatable.get("pods", 0)))
     except (ValueError, TypeError):
-        return 0
+        return (0, 0, 0)

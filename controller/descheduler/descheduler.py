@@ -25,7 +25,13 @@ from controller.descheduler.descheduling_report import (
     MoveReport,
 )
 from controller.descheduler.movable_pods import DisruptionAllowances
-from controller.descheduler.move_history import MOVES_ANNOTATION, MoveHistory, format_history, parse_history
+from controller.descheduler.move_history import (
+    MAX_ANNOTATION_CHARS,
+    MOVES_ANNOTATION,
+    MoveHistory,
+    format_history,
+    parse_history,
+)
 from controller.descheduler.move_plan import HotNode, MovePlanner, NodePlan, PlanInputs, PlannedMove
 from controller.descheduler.node_load import (
     HotCause,
@@ -51,7 +57,8 @@ MAX_RELIEVED_NODES = 20
 HOT_METRIC, TARGETS_METRIC = "dioptase_descheduler_hot_nodes", "dioptase_descheduler_target_nodes"
 STALE_METRIC, HALT_METRIC = "dioptase_descheduler_stale_nodes", "dioptase_descheduler_halt"
 EVICTIONS_METRIC = "dioptase_descheduler_evictions_total"
-EVICTED = "evicted"
+EVICTED, DRY_RUN = "evicted", "dry-run"
+SUCCESSES = (EVICTED, DRY_RUN)
 TakeBudget = Callable[[str], Awaitable[str]]
 """Counts an eviction of a node in the eviction budget of the cluster; returns why it is not allowed, empty if it is."""
 
@@ -84,13 +91,18 @@ class DeschedulerController:
         """Run until cancelled."""
         for informer in (self.copy.nodes, *self.copy.informers):
             await informer.synced.wait()
-        while True:
-            try:
-                await self.evaluate(time.time(), time.monotonic())
-                self._throttled_log.clear()
-            except (ApiError, ApiUnreachable) as error:
-                self._throttled_log.warn(f"nothing more is moved in this evaluation: {error}")
-            await asyncio.sleep(self._settings.interval_s)
+        try:
+            while True:
+                try:
+                    await self.evaluate(time.time(), time.monotonic())
+                    self._throttled_log.clear()
+                except (ApiError, ApiUnreachable) as error:
+                    self._throttled_log.warn(f"nothing more is moved in this evaluation: {error}")
+                await asyncio.sleep(self._settings.interval_s)
+        finally:
+            # The next leader reports other nodes.
+            for name in (HOT_METRIC, TARGETS_METRIC, STALE_METRIC, HALT_METRIC):
+                self._metrics.set(name, ())
 
     async def evaluate(self, now_s: float, tick_s: float) -> None:
         """Evaluate all nodes once, and move pods. `now_s` is since the epoch, `tick_s` monotonic. Raises ApiError and
@@ -169,24 +181,35 @@ class DeschedulerController:
 
     async def _execute(self, plan: NodePlan, now_s: float) -> None:
         moves: list[MoveReport] = []
+        skipped = {each.pod: each.reason for each in plan.skipped[:MAX_LISTED]}
         try:
-            for move in plan.moves:
+            for number, move in enumerate(plan.moves):
                 result = await self._move(move, now_s)
                 self._metrics.count(EVICTIONS_METRIC, move.candidate.parsed.level.value, result)
                 moves.append(_describe_move(move, result))
-                level = logging.INFO if result in (EVICTED, "dry-run") else logging.WARNING
+                level = logging.INFO if result in SUCCESSES else logging.WARNING
                 log.log(level, "pod %s: %s: %s", move.candidate.pod.key, result, moves[-1].message)
+                if result not in SUCCESSES:
+                    # What was planned next was for a node without this pod: an online pod must not leave in its place.
+                    why = f"the move of {move.candidate.pod.key}, planned before it, was not made: {result}"
+                    skipped |= {each.candidate.pod.key: why for each in plan.moves[number + 1 :]}
+                    break
         finally:
-            skipped = {each.pod: each.reason for each in plan.skipped[:MAX_LISTED]}
-            state = "relieved" if any(each.result in (EVICTED, "dry-run") for each in moves) else "no pod can be moved"
+            state = "relieved" if any(each.result in SUCCESSES for each in moves) else "no pod can be moved"
             self._update_report(plan.node, state=state, moves=tuple(moves), skipped=skipped)
 
     async def _move(self, move: PlannedMove, now_s: float) -> str:
         """Move one pod; return the result. Raises ApiError and ApiUnreachable if no other pod can be moved now."""
         before, pod = self._history, move.candidate.pod
         self._history = before.with_move(move.candidate.workload, move.source, move.target, now_s)
+        if len(format_history(self._history)) > MAX_ANNOTATION_CHARS:
+            self._history = before
+            log.warning(
+                "pod %s is not moved: the Lease has no room for another cool-down; shorten workloadCooldownS", pod.key
+            )
+            return "refused"
         if self._settings.low_node_load.dry_run:
-            return "dry-run"
+            return DRY_RUN
         if denial := await self._take_budget(move.source):
             self._history = before
             log.warning("pod %s is not moved: the eviction budget of the cluster: %s", pod.key, denial)
@@ -195,10 +218,15 @@ class DeschedulerController:
         try:
             await self._client.evict(MOVABLE_PODS, pod.key, pod.metadata.uid)
         except ApiError as error:
-            # After ApiUnreachable the pod may have been evicted, so that the move stays recorded.
-            self._history = before
+            # After ApiUnreachable, and after an error of the server, such as a timeout of etcd, the pod may have been evicted,
+            # so that the move stays recorded.
+            if error.status >= 500:
+                raise
+            is_gone = error.missing or error.conflict
+            # A refused pod would be refused again in the next evaluations, and each request counts in the cluster's budget.
+            self._history = before if is_gone else before.with_attempt(move.candidate.workload, now_s)
             await self._store_history()
-            if error.missing or error.conflict:
+            if is_gone:
                 return "gone"
             if error.status != 429:
                 log.warning("pod %s cannot be evicted: %s", pod.key, error)

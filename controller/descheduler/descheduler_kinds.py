@@ -154,6 +154,8 @@ class DisruptionBudgetSpec(_DeschedulerStruct, frozen=True, kw_only=True):
 
 class DisruptionBudgetStatus(_DeschedulerStruct, frozen=True, kw_only=True):
     disruptions_allowed: int = 0
+    expected_pods: int = 0
+    desired_healthy: int = 0
 
 
 class PodDisruptionBudget(_DeschedulerStruct, frozen=True, kw_only=True):

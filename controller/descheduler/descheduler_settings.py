@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from api.katalyst.harm import HARM_LIMITS, MEMORY_PRESSURE, RECLAIMED_INTERFERENCE, RUNQ_LATENCY_P99
 from api.katalyst.ihpa import LabelSelector
 from api.quantity import parse_duration_s
 from api.text import quote
@@ -129,14 +130,14 @@ class LowNodeLoadArgs(_DeschedulerSettings, frozen=True, kw_only=True):
 class HarmLimits(_DeschedulerSettings, frozen=True, kw_only=True):
     """Reported harm above which a node is hot; 0 is no limit."""
 
-    runq_latency_ms: Annotated[float, Meta(ge=0, le=10_000)] = 10.0
+    runq_latency_ms: Annotated[float, Meta(ge=0, le=10_000)] = 1000 * HARM_LIMITS[RUNQ_LATENCY_P99]
     """Run-queue latency p99 of online pods; the default is the target of the agents' policy `latency`."""
     cpu_pressure: Share = 0.0
     """Share of time in which some task waited for a CPU. Off by default: it counts tasks of batch pods, which are meant to
     wait."""
-    memory_pressure: Share = 0.1
+    memory_pressure: Share = HARM_LIMITS[MEMORY_PRESSURE]
     """Share of time in which some task waited for memory."""
-    interference: Annotated[float, Meta(ge=0, le=1000)] = 0.5
+    interference: Annotated[float, Meta(ge=0, le=1000)] = HARM_LIMITS[RECLAIMED_INTERFERENCE]
     """Seconds per second for which tasks of online pods waited for reclaimed pods."""
 
 

@@ -33,6 +33,9 @@ AGE_SCALE_S, RESTART_SCALE = 86_400.0, 10
 """Age at which a move costs twice as much as at the start, and restarts at which it costs half as much as without."""
 EVALUATED_RESOURCES = frozenset(("cpu", "memory", "ephemeral-storage", RECLAIMED_CPU, RECLAIMED_MEMORY))
 _HASH_LABEL = "pod-template-hash"
+_TERMINATING, _STARTED = "it is terminating", f"it started less than {MIN_RUN_S:.0f} s ago"
+PASSING_OBSTACLES = frozenset((_TERMINATING, _STARTED))
+"""Obstacles that end by themselves: what the pod uses is free soon, or the pod may be moved soon."""
 
 
 class MoveCandidate(NamedTuple):
@@ -71,7 +74,7 @@ class MoveRules:
         metadata, annotations = pod.metadata, pod.metadata.annotations
         owner = controlling_owner(pod)
         if metadata.deletion_timestamp is not None:
-            return "it is terminating"
+            return _TERMINATING
         if pod.status.phase != "Running":
             return f"its phase is {pod.status.phase or 'not known'}"
         if MIRROR_KEY in annotations or annotations.get(SOURCE_KEY, "api") != "api":
@@ -215,6 +218,15 @@ class DisruptionAllowances:
                 return f"PodDisruptionBudget {budget.metadata.name} allows no disruption now"
         return ""
 
+    def may_allow_later(self, pod: MovablePod) -> bool:
+        """Return whether the budget of a pod allows an eviction while all its pods are healthy: it waits for a new pod in place
+        of one that was evicted or failed."""
+        budgets = self._of(pod)
+        return len(budgets) == 1 and (
+            budgets[0].status.disruptions_allowed > 0
+            or budgets[0].status.expected_pods > budgets[0].status.desired_healthy
+        )
+
     def take(self, pod: MovablePod) -> None:
         """Count the eviction of a pod."""
         for budget in self._of(pod):
@@ -227,7 +239,7 @@ class DisruptionAllowances:
 
 def _start_obstacle(pod: MovablePod, now_s: float) -> str:
     if pod.status.start_time is None or now_s - parse_timestamp(pod.status.start_time) < MIN_RUN_S:
-        return f"it started less than {MIN_RUN_S:.0f} s ago"
+        return _STARTED
     return ""
 
 

@@ -17,6 +17,7 @@ class MoveHistory(msgspec.Struct, frozen=True, kw_only=True):
     """Times of the latest moves, in seconds since the epoch."""
 
     workloads: Mapping[str, float] = {}
+    """Also of evictions that were refused."""
     sources: Mapping[str, float] = {}
     targets: Mapping[str, float] = {}
 
@@ -27,6 +28,10 @@ class MoveHistory(msgspec.Struct, frozen=True, kw_only=True):
             sources={**self.sources, source: at_s},
             targets={**self.targets, target: at_s},
         )
+
+    def with_attempt(self, workload: str, at_s: float) -> MoveHistory:
+        """Return the history with a refused eviction, after which only the workload rests."""
+        return MoveHistory(workloads={**self.workloads, workload: at_s}, sources=self.sources, targets=self.targets)
 
     def within(self, node_cooldown_s: float, workload_cooldown_s: float, now_s: float) -> MoveHistory:
         """Return the moves whose cool-down has not ended. A move that lies further in the future than its cool-down is long

@@ -15,6 +15,7 @@ from api.qos import QoSLevel
 from controller.descheduler.descheduler_kinds import MovablePod
 from controller.descheduler.descheduler_settings import RESOURCES, DeschedulerSettings
 from controller.descheduler.movable_pods import (
+    PASSING_OBSTACLES,
     DisruptionAllowances,
     MoveCandidate,
     MoveRules,
@@ -101,7 +102,7 @@ class NodePlan(NamedTuple):
 class _Refusal(NamedTuple):
     why: str
     passes_by_itself: bool = False
-    """Whether a later evaluation may move the pod: a budget of evaluations or a cool-down does not allow it now."""
+    """Whether a later evaluation may move the pod: a budget or a cool-down does not allow it now."""
 
 
 class MovePlanner:
@@ -137,17 +138,19 @@ class MovePlanner:
         inputs, now_s = self._inputs, self._inputs.now_s
         load = inputs.loads[node.name]
         usages = estimate_usage([parsed for _, parsed in node.pods], node.groups, load.usage, inputs.factors)
+        columns = _columns(inputs.classes.hot[node.name])
+        gains = {uid: relief(usage, load.capacity, columns, self._weights) for uid, usage in usages.items()}
         skipped, candidates = [], []
+        waiting = ""
         for pod, parsed in node.pods:
             if obstacle := self._rules.obstacle(pod, parsed.level, now_s):
                 skipped.append(SkippedPod(pod.key, obstacle))
+                if parsed.is_reclaimed and obstacle in PASSING_OBSTACLES and gains[parsed.uid] >= MIN_RELIEF:
+                    waiting = waiting or pod.key
             else:
                 candidates.append(MoveCandidate(pod, parsed, workload_of(pod), usages[parsed.uid]))
-        columns = _columns(inputs.classes.hot[node.name])
-        gains = {each.parsed.uid: relief(each.usage, load.capacity, columns, self._weights) for each in candidates}
         candidates.sort(key=lambda each: move_order(each, gains[each.parsed.uid], now_s))
         moves: list[PlannedMove] = []
-        waiting = ""
         for candidate in candidates:
             remaining = self._remaining(load, moves)
             if not remaining:
@@ -187,7 +190,7 @@ class MovePlanner:
         if why := self._exhausted(candidate, planned):
             return _Refusal(why, passes_by_itself=True)
         if why := self._inputs.allowances.blocking(candidate.pod):
-            return _Refusal(why)
+            return _Refusal(why, passes_by_itself=self._inputs.allowances.may_allow_later(candidate.pod))
         target = self._find_target(candidate, load.name)
         if isinstance(target, str):
             return _Refusal(target)
@@ -210,8 +213,8 @@ class MovePlanner:
         moved_at_s = self._inputs.history.workloads.get(candidate.workload)
         if moved_at_s is not None:
             age_s = max(self._inputs.now_s - moved_at_s, 0.0)
-            moved = f"a pod of {candidate.workload} was moved {age_s:.0f} s ago"
-            return f"{moved}, workloadCooldownS is {settings.workload_cooldown_s:g}"
+            requested = f"the eviction of a pod of {candidate.workload} was requested {age_s:.0f} s ago"
+            return f"{requested}, workloadCooldownS is {settings.workload_cooldown_s:g}"
         return ""
 
     def _find_target(self, candidate: MoveCandidate, source: str) -> TargetNode | str:

@@ -235,12 +235,16 @@ def test_one_value_enables_the_descheduler_with_its_rights_and_the_settings_of_t
 
 
 @needs_helm
-def test_the_descheduler_explains_only_where_agents_write_nothing(render: Any) -> None:
+def test_the_descheduler_explains_only_where_agents_write_nothing(render: Any, tmp_path: Path) -> None:
     for values, dry_run in (({"profile": "observe"}, True), ({}, False)):
         rendered = render(descheduler={"enabled": True}, **values)
         assert rendered.controller.descheduler.low_node_load.dry_run is dry_run
     more = render(descheduler={"enabled": True}, controller={"settings": {"controllers": ["kcc", "overcommit"]}})
     assert more.controller.controllers == ("kcc", "overcommit", "descheduler")
+    refused = Rendered({"controller": {"settings": {"controllers": ["kcc", "descheduler"]}}}, tmp_path)
+    assert (
+        "remove descheduler, and set descheduler.enabled=true, by which profile observe only explains" in refused.errors
+    )
 
 
 @needs_helm

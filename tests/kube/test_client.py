@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -277,6 +278,34 @@ async def test_the_end_of_a_silent_watch_updates_the_age() -> None:
     age_s = informer.age_s(now_s)
     assert age_s is not None
     assert age_s < now_s - began[0], "the end of the first one"
+
+
+async def test_other_tasks_run_between_the_objects_of_the_first_list() -> None:
+    """Else the lease of a leader that begins to watch 150,000 pods is not renewed for seconds."""
+    items = ",".join(f'{{"metadata":{{"name":"p{number}","namespace":"n"}}}}' for number in range(2100))
+
+    async def handler(request: web.Request) -> web.Response:
+        if "watch" in request.query:
+            await asyncio.sleep(60)
+        return status_response(200, f'{{"metadata":{{"resourceVersion":"5"}},"items":[{items}]}}')
+
+    turn, turns = 0, list[int]()
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    async with client_of(handler) as client:
+        informer = Informer(client, PODS)
+        informer.listen(lambda _change: turns.append(turn))
+        tasks = [asyncio.create_task(each) for each in (count_turns(), informer.run())]
+        await asyncio.wait_for(informer.synced.wait(), 10)
+        for task in tasks:
+            task.cancel()
+    assert len(turns) == 2100, "all are notified before the list counts as received"
+    assert max(Counter(turns).values()) == 500
 
 
 async def test_a_watch_cut_within_a_line_resumes_after_the_last_complete_one() -> None:

@@ -43,9 +43,11 @@ def a_node(name: str = "n", *, taints: Any = (), **metadata: Any) -> dict[str, A
     return {"metadata": {"name": name, **metadata}, "spec": {"taints": list(taints)}, "status": status}
 
 
-def a_cnr(name: str = "n", *, taints: Any = (), groups: Any = ()) -> dict[str, Any]:
-    usage = {"cpu": "5", "memory": "10Gi", "dioptase.io/runq_latency_p99": "2500u"}
-    metrics = {"updateTime": "2027-01-15T08:00:00Z", "nodeMetric": {"genericUsage": usage}, "groupMetric": list(groups)}
+def a_cnr(
+    name: str = "n", *, taints: Any = (), groups: Any = (), latency: str = "2500u", at: str = "2027-01-15T08:00:00Z"
+) -> dict[str, Any]:
+    usage = {"cpu": "5", "memory": "10Gi", "dioptase.io/runq_latency_p99": latency}
+    metrics = {"updateTime": at, "nodeMetric": {"genericUsage": usage}, "groupMetric": list(groups)}
     return {"metadata": {"name": name}, "spec": {"taints": list(taints)}, "status": {"nodeMetricStatus": metrics}}
 
 
@@ -71,6 +73,19 @@ async def test_usage_is_compared_with_what_the_machine_has_not_with_a_multiple(c
     deliver(copy.nodes, a_node(annotations={f"{ORIGINAL}cpu": "10", f"{ORIGINAL}memory": "invalid"}))
     deliver(copy.cnrs, a_cnr())
     assert copy.loads()["n"].capacity == (10_000, 100 * GIB)
+
+
+async def test_harm_is_that_of_the_latest_report_not_the_decaying_mean_that_the_scheduler_scores(
+    copy: ClusterCopy,
+) -> None:
+    """One report of 320 ms, decayed by half a minute after minute, would be five reports above a limit of 10 ms."""
+    deliver(copy.nodes, a_node())
+    latencies = []
+    for minute, latency in enumerate(("320m", "0", "0", "x")):
+        deliver(copy.cnrs, a_cnr(latency=latency, at=f"2027-01-15T08:0{minute}:00Z"))
+        latencies.append(copy.loads()["n"].harm[0])
+    assert latencies[:3] == [0.32, 0, 0]
+    assert math.isnan(latencies[3])
 
 
 async def test_pressures_and_cordons_are_taints(copy: ClusterCopy) -> None:
@@ -106,6 +121,14 @@ async def test_a_target_has_what_its_pods_leave(copy: ClusterCopy) -> None:
     assert target.labels == {"zone": "a"}
 
 
+async def test_kube_scheduler_gives_away_what_an_overcommitted_node_reports(copy: ClusterCopy) -> None:
+    deliver(copy.nodes, a_node(annotations={f"{ORIGINAL}cpu": "10"}))
+    deliver(copy.cnrs, a_cnr())
+    deliver(copy.pods, a_pod("a"))
+    assert copy.loads()["n"].capacity[0] == 10_000
+    assert copy.target_nodes(["n"])["n"].free.millicpu == 19_500
+
+
 async def test_the_usage_of_each_level_without_invalid_ones(copy: ClusterCopy) -> None:
     groups = [
         {"QoSLevel": "reclaimed_cores", "genericUsage": {"cpu": "1500m"}},
@@ -129,6 +152,11 @@ async def test_a_listed_pod_counts_only_as_the_one_of_the_copy(copy: ClusterCopy
     )
     pairs = copy.with_requests({pod.key: pod for pod in listed.values()})
     assert [(pod.metadata.name, parsed.native.millicpu) for pod, parsed in pairs] == [("same", 500)]
+
+
+async def test_pods_that_have_ended_are_not_in_memory(copy: ClusterCopy) -> None:
+    """A cluster of batch jobs has more of them than of pods that run."""
+    assert copy.pods.scope.fields == "status.phase!=Succeeded,status.phase!=Failed"
 
 
 async def test_a_copy_that_received_nothing_is_stale(copy: ClusterCopy) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,7 +16,13 @@ from api.eviction_budget import BUDGET_ANNOTATION, EvictionBudget, format_budget
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from controller.descheduler.descheduler import DeschedulerController
 from controller.descheduler.descheduling_report import DeschedulerHalt
-from controller.descheduler.move_history import MOVES_ANNOTATION, parse_history
+from controller.descheduler.move_history import (
+    MAX_ANNOTATION_CHARS,
+    MOVES_ANNOTATION,
+    MoveHistory,
+    format_history,
+    parse_history,
+)
 from controller.eviction_budget import EvictionBudgetRenewal
 from controller.kinds import NODES, ControllerNode
 from controller.reconcile import MetricValues
@@ -48,6 +55,15 @@ def a_pod(name: str, *, node: str = "hot", millicpu: int = 4000) -> dict[str, An
     return {"metadata": metadata, "spec": spec, "status": {"phase": "Running", "startTime": started}}
 
 
+def answering(status: int) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Return a handler that refuses every request with this status."""
+
+    async def refuse(_request: web.Request) -> web.Response:
+        return FakeApiServer.error(status, "refused by the test")
+
+    return refuse
+
+
 class Harness:
     """A descheduler, and the objects of which it has received the latest versions."""
 
@@ -74,15 +90,16 @@ class Harness:
     async def _evict(self, request: web.Request) -> web.Response:
         return web.json_response({"kind": "Status", "status": "Success"}, status=201)
 
-    async def minute(self, number: int, usage: float = 80, *, received_s: float = 0.0) -> None:
-        """Deliver the reports of a minute, and evaluate them."""
+    async def minute(
+        self, number: int, usage: float = 80, *, reclaimed: float | None = None, received_s: float = 0.0
+    ) -> None:
+        """Deliver the reports of a minute, and evaluate them; reclaimed pods use all, or `reclaimed` percent of a node."""
         now_s = NOW_S + number * MINUTE_S
         for name, percent in (("hot", usage), ("idle", 5.0)):
             self._version += 1
             amounts = {"cpu": f"{percent * 100:.0f}m", "memory": "1Gi"}
-            groups = [
-                {"QoSLevel": "reclaimed_cores", "genericUsage": {"cpu": f"{percent * 100:.0f}m", "memory": "1Gi"}}
-            ]
+            part = percent if reclaimed is None else reclaimed
+            groups = [{"QoSLevel": "reclaimed_cores", "genericUsage": {"cpu": f"{part * 100:.0f}m", "memory": "1Gi"}}]
             status = {
                 "resources": {"allocatable": {RECLAIMED_CPU: "10000", RECLAIMED_MEMORY: str(10 * GIB)}},
                 "nodeMetricStatus": {"updateTime": format_timestamp(now_s), "nodeMetric": {"genericUsage": amounts},
@@ -198,22 +215,64 @@ async def test_a_dry_run_explains_and_writes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "result"), [(429, "budget"), (403, "refused"), (409, "gone")]
+    ("status", "result", "attempts"), [(429, "budget", ["batch", "other"]), (403, "refused", ["batch", "other"])]
 )  # fmt: skip
-async def test_a_refused_eviction_is_no_move(status: int, result: str) -> None:
+async def test_a_pod_whose_eviction_is_refused_is_not_tried_at_every_evaluation(
+    status: int, result: str, attempts: list[str]
+) -> None:
+    """Each attempt is counted in the budget of the cluster, which agents need for pods that endanger their node."""
     server = a_server()
+    server.handlers[f"{PODS}/"] = answering(status)
+    async with descheduling(server) as harness:
+        for number in range(8):
+            await harness.minute(number)
+        assert harness.results() == {(result,): 2}
+        assert harness.evicted == attempts
+    history = parse_history(server.objects[MOVES_LEASE]["metadata"]["annotations"])
+    assert history is not None
+    assert set(history.workloads) == {"default/ReplicaSet/batch", "default/ReplicaSet/other"}
+    assert (history.sources, history.targets) == ({}, {}), "the node may be relieved of other pods"
 
-    async def refuse(_request: web.Request) -> web.Response:
-        return FakeApiServer.error(status, "refused by the test")
 
-    server.handlers[f"{PODS}/"] = refuse
+async def test_a_pod_that_does_not_exist_any_more_is_no_move() -> None:
+    server = a_server()
+    server.handlers[f"{PODS}/"] = answering(409)
     async with descheduling(server) as harness:
         for number in range(2):
             await harness.minute(number)
-        assert harness.results() == {(result,): 1}
+        assert harness.results() == {("gone",): 1}
+    assert parse_history(server.objects[MOVES_LEASE]["metadata"]["annotations"]) == MoveHistory()
+
+
+@pytest.mark.parametrize("status", [500, 504])
+async def test_the_cooldown_stays_recorded_if_the_result_of_an_eviction_is_unknown(status: int) -> None:
+    """After a timeout of etcd the API server answers 500 or 504, and the pod may have been evicted."""
+    server = a_server()
+    server.handlers[f"{PODS}/"] = answering(status)
+    async with descheduling(server) as harness:
+        await harness.minute(0)
+        with pytest.raises(ApiError, match=str(status)):
+            await harness.minute(1)
+        for number in range(2, 6):
+            await harness.minute(number)
+        assert harness.evicted == ["batch"]
     history = parse_history(server.objects[MOVES_LEASE]["metadata"]["annotations"])
     assert history is not None
-    assert history.workloads == {}
+    assert history.sources == {"hot": NOW_S + 60}
+
+
+async def test_after_a_refused_eviction_no_other_pod_of_the_node_is_moved_in_its_place() -> None:
+    """Both pods are planned, because one is not enough. Without the first one the plan is not what was evaluated."""
+    server = a_server()
+    server.handlers[f"{PODS}/batch/"] = answering(429)
+    async with descheduling(server, highThresholds={"cpu": 90}) as harness:
+        for number in range(2):
+            await harness.minute(number, usage=95, reclaimed=4)
+        assert harness.evicted == ["batch"]
+        (hot,) = harness.report.hot_nodes
+        assert hot.skipped == {"default/other": "the move of default/batch, planned before it, was not made: budget"}
+        await harness.minute(2, usage=95, reclaimed=4)
+        assert harness.evicted == ["batch", "other"]
 
 
 async def test_the_eviction_budget_of_the_cluster_holds_for_moves() -> None:
@@ -260,6 +319,31 @@ async def test_invalid_moves_halt_until_they_are_removed() -> None:
         assert harness.report.halt is DeschedulerHalt.HISTORY
         assert harness.report.message.endswith("so that cool-downs are not known; remove it")
         assert harness.evicted == []
+
+
+async def test_moves_that_the_next_leader_could_not_read_are_not_made() -> None:
+    """A long cool-down and large budgets fill the annotation, which is invalid above its limit."""
+    workloads = {f"default/Job/{number:060}": NOW_S for number in range(2272)}
+    moves = format_history(MoveHistory(workloads=workloads))
+    assert MAX_ANNOTATION_CHARS - 100 < len(moves) < MAX_ANNOTATION_CHARS, len(moves)
+    async with descheduling(a_server(moves=moves)) as harness:
+        for number in range(2):
+            await harness.minute(number)
+        assert (harness.evicted, harness.results()) == ([], {("refused",): 1})
+
+
+async def test_a_replica_that_leads_no_more_reports_no_nodes() -> None:
+    async with descheduling(a_server()) as harness:
+        await harness.minute(0)
+        for informer in (harness.nodes, *harness.controller.copy.informers):
+            informer.synced.set()
+        running = asyncio.create_task(harness.controller.run())
+        await asyncio.sleep(0)
+        assert sum(harness.metrics.values("dioptase_descheduler_halt").values()) == 1
+        running.cancel()
+        await asyncio.wait([running])
+        for name in ("hot_nodes", "target_nodes", "stale_nodes", "halt"):
+            assert harness.metrics.values(f"dioptase_descheduler_{name}") == {}
 
 
 async def test_stale_copies_and_stale_reports_evict_nothing() -> None:

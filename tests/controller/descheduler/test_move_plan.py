@@ -56,7 +56,8 @@ def test_online_pods_stay_while_a_reclaimed_pod_only_waits_for_its_cooldown() ->
     moves, skipped = hot_cluster(PodSpec("batch", 40), PodSpec("web", 40, SHARED), **MANY).plan(history=history)
     assert moves == []
     assert skipped == {
-        "default/batch": "a pod of default/ReplicaSet/rs-batch was moved 60 s ago, workloadCooldownS is 900",
+        "default/batch": "the eviction of a pod of default/ReplicaSet/rs-batch was requested 60 s ago,"
+        " workloadCooldownS is 900",
         "default/web": "reclaimed pods are moved first, and default/batch waits",
     }
 
@@ -112,6 +113,41 @@ def test_a_disruption_budget_is_charged_for_every_planned_pod() -> None:
     moves, skipped = hot_cluster(PodSpec("a", 10), PodSpec("b", 10), **MANY).plan(budgets=[budget])
     assert moves == [("a", "idle")]
     assert skipped["default/b"] == "PodDisruptionBudget web allows no disruption now"
+
+
+@pytest.mark.parametrize(
+    ("status", "moved"),
+    [
+        # Two pods are there, one has to be: the budget allows the next eviction when the first pod has been replaced.
+        ({"disruptionsAllowed": 0, "expectedPods": 2, "desiredHealthy": 1}, []),
+        # It never allows one, so that an online pod has to be moved.
+        ({"disruptionsAllowed": 0, "expectedPods": 2, "desiredHealthy": 2}, [("web", "idle")]),
+    ],
+)
+def test_online_pods_stay_while_a_reclaimed_pod_waits_for_its_disruption_budget(status: Any, moved: list[Any]) -> None:
+    batch = PodSpec("batch", 30, fields={"labels": {"app": "batch"}})
+    budget = {
+        "metadata": {"name": "b", "namespace": "default", "uid": "u"},
+        "spec": {"selector": {"matchLabels": {"app": "batch"}}}, "status": status,
+    }  # fmt: skip
+    cluster = hot_cluster(batch, PodSpec("web", 40, SHARED), usage=80, **MANY)
+    assert cluster.plan(budgets=[budget])[0] == moved
+
+
+@pytest.mark.parametrize(
+    ("fields", "moved"),
+    [
+        ({"age_s": 59}, []),  # in a minute it may be moved
+        ({"deletionTimestamp": "2027-01-15T07:59:50Z"}, []),  # what it uses is free soon
+        ({"owner": None}, [("web", "idle")]),  # it never may be moved
+    ],
+)
+def test_online_pods_stay_while_a_reclaimed_pod_starts_or_ends(fields: Any, moved: list[Any]) -> None:
+    cluster = hot_cluster(PodSpec("batch", 30, fields=fields), PodSpec("web", 40, SHARED), usage=80, **MANY)
+    moves, skipped = cluster.plan()
+    assert moves == moved
+    if not moved:
+        assert skipped["default/web"] == "reclaimed pods are moved first, and default/batch waits"
 
 
 @pytest.mark.parametrize(
