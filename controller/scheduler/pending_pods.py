@@ -303,22 +303,11 @@ class PendingPods:
         metadata = {"uid": uid, "annotations": {RETRY_ANNOTATION: format_timestamp(self._clock(), micro=True)}}
         try:
             await self._client.merge_patch(SCHEDULER_PODS, key, {"metadata": metadata})
-        except ApiError as error:
-            # Deleted, or created again, meanwhile: the watch delivers it.
-            if not (error.missing or error.conflict):
-                log.warning(
-                    "%s: cannot set %s, so kube-scheduler may try it again only after 5 min: %s",
-                    key,
-                    RETRY_ANNOTATION,
-                    error,
-                )
-        except ApiUnreachable as error:
-            log.warning(
-                "%s: cannot set %s, so kube-scheduler may try it again only after 5 min: %s",
-                key,
-                RETRY_ANNOTATION,
-                error,
-            )
+        except (ApiError, ApiUnreachable) as error:
+            # If the pod was deleted or created again meanwhile, the watch delivers this.
+            if not (isinstance(error, ApiError) and (error.missing or error.conflict)):
+                problem = f"cannot set {RETRY_ANNOTATION}, so kube-scheduler may try it again only after 5 min"
+                log.warning("%s: %s: %s", key, problem, error)
 
     def _on_pod(self, change: ObjectChange[ScheduledPod]) -> None:
         new = change.new
