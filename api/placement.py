@@ -1,4 +1,4 @@
-"""Explanation of a pod's placement: what each plugin of the scheduler extender says about each node. Exchanged as JSON."""
+"""Explanation of a pod's placement: the result of each plugin of the scheduler extender for each node. Exchanged as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PLACEMENT_SCORE_KEY = "dioptase.io/placement-score"
 
 
 def placement_score(annotations: Mapping[str, str]) -> float | None:
-    """Return the score in the annotations of a pod; None without one, or if it is no score: owners of pods may change it."""
+    """Return the score in the annotations of a pod; None if it is missing or invalid, because owners of pods may change it."""
     try:
         score = float(annotations.get(PLACEMENT_SCORE_KEY, ""))
     except ValueError:
@@ -20,7 +20,7 @@ def placement_score(annotations: Mapping[str, str]) -> float | None:
 
 
 class PluginVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What one plugin computes for a pod on a node."""
+    """Result of one plugin for a pod on a node."""
 
     plugin: str
     rejection: str = ""
@@ -60,4 +60,5 @@ class PlacementExplanation(msgspec.Struct, frozen=True, kw_only=True):
     rejections: Mapping[str, int] = {}
     """Number of nodes by the reason of their rejection."""
     nodes: tuple[NodePlacement, ...] = ()
-    """The pod's own node, then those with the best score, then rejected ones; not all of a large cluster."""
+    """The pod's own node, then nodes that fit, the best score first, then rejected nodes. A large cluster has more nodes than
+    are listed."""

@@ -1,7 +1,7 @@
-"""Measures the CPU that the system uses, which is Koordinator's word: everything but online and reclaimed pods.
-That is daemons, the kubelet, the container runtime, a control plane outside of pods, containers of no listed pod,
-and system pods. It is busy time by CPU (/proc/stat) less CPU time of the listed containers' cgroups, from the
-same frozen snapshot.
+"""Measures the CPU use of the system. As in Koordinator, the system is everything but online and reclaimed pods:
+daemons, the kubelet, the container runtime, a control plane outside of pods, containers of no listed pod, and system
+pods. Its use is the busy time of each CPU (/proc/stat) minus the CPU time of the cgroups of all listed online and
+reclaimed containers, from the same frozen snapshot.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from api.snapshot import Snapshot
 from api.units import NS_PER_S
 
 MAX_SKIPPED_S = 30.0
-"""Intervals in which a container starts or ends are skipped for this long: its unknown CPU time would count as the
-system's, and the end of each batch job would be a burst. Where containers end all the time, such an interval counts then:
-an amount that is too high harms no online pod."""
+"""Maximum time for which intervals in which a container starts or ends are skipped. The CPU time of such a container is
+unknown and would count as the system's, so that the end of each batch job would look like a burst. If containers start or
+end for longer, such an interval counts after all: a use that is too high harms no online pod."""
 
 
 def update_system_use(
     previous: Snapshot | None, snapshot: Snapshot, change: Rates | None, before: SystemUse | None
 ) -> SystemUse | None:
-    """Return the use averaged over the same five seconds as the use of pods; `before` if this interval is not measured.
+    """Return the use averaged over five seconds, as the use of pods is; `before` if this interval is not measured.
 
-    Only the CPUs of the snapshot's topology count: a process on a CPU that pods may not have takes nothing from them.
+    Only the CPUs of the snapshot's topology count: a process on a CPU that pods may not use takes no CPU time from pods.
     """
     if previous is None or change is None or "/" not in snapshot.cgroups:
         return before
@@ -47,6 +47,7 @@ def update_system_use(
 
 
 def _pod_cgroups(snapshot: Snapshot) -> set[str]:
-    """Cgroups of online and reclaimed containers. System pods are a part of the system: no other estimate has them."""
+    """Return the cgroups of online and reclaimed containers. System pods are part of the system, because no other estimate
+    contains them."""
     pods = (pod for pod in snapshot.pods if pod.qos.online or pod.qos is QoSLevel.RECLAIMED)
     return {container.cgroup for pod in pods for container in pod.containers}

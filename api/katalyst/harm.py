@@ -15,8 +15,8 @@ MEMORY_PRESSURE = "dioptase.io/memory_pressure"
 RECLAIMED_INTERFERENCE = "dioptase.io/reclaimed_interference"
 """Seconds per second for which tasks of online pods waited while reclaimed pods had the CPU, summed over tasks."""
 HARM_LIMITS = {RUNQ_LATENCY_P99: 0.010, CPU_PRESSURE: 0.4, MEMORY_PRESSURE: 0.1, RECLAIMED_INTERFERENCE: 0.5}
-"""Value of each indicator at which the scheduler gives a node the score 0, unless its settings `harm` say otherwise. The limit
-of run-queue latency is the target of the agents' policy `latency`."""
+"""Value of each indicator at which the scheduler gives a node the score 0; the scheduler's settings `harm` can set others. The
+limit of run-queue latency is the target of the agents' policy `latency`."""
 
 
 def worst_indicator(values: Mapping[str, float]) -> tuple[str, float] | None:

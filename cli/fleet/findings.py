@@ -128,8 +128,8 @@ def pending_findings(pending: Sequence[PendingReason] | Unavailable) -> list[Fle
 
 
 def pending_texts(reasons: Sequence[PendingReason]) -> list[tuple[bool, str, str]]:
-    """Return of each reason whether waiting may help, its pods with the reason, and the remedy; at most MAX_REASONS, and a line
-    for the others."""
+    """Return for each reason: whether waiting may help, the pods with the reason, and the remedy. After MAX_REASONS, one entry
+    has the number of the others."""
     texts = [(reason.ok, _pending_text(reason), reason.remedy) for reason in reasons[:MAX_REASONS]]
     if others := reasons[MAX_REASONS:]:
         count = sum(len(reason.pods) for reason in others)

@@ -46,7 +46,7 @@ OFFER_REMEDY = (
 )
 CNR_REMEDY = f"use profile colocate, and wait two minutes after the start of an agent; {_HEADROOM_COLUMN}"
 BATCH_REMEDY = (
-    f"request {RECLAIMED_CPU} and {RECLAIMED_MEMORY} in its place: Koordinator's manager alone offers batch resources"
+    f"request {RECLAIMED_CPU} and {RECLAIMED_MEMORY} instead: only Koordinator's manager offers batch resources"
 )
 ROOM_REMEDY = "request less, delete reclaimed pods, or wait: a node offers more when its online pods use less"
 
@@ -124,7 +124,7 @@ def pending_reason_of(pod: str, reasons: Sequence[PendingReason] | Unavailable) 
 
 
 class _Offers(NamedTuple):
-    """Free amounts of reclaimed resources by node, as two kinds of schedulers count them."""
+    """Free amounts of reclaimed resources by node, counted in the ways of two kinds of schedulers."""
 
     of_nodes: Mapping[str, Mapping[str, Decimal]]
     """By the allocatable resources of Nodes, as a stock kube-scheduler does."""
@@ -149,7 +149,7 @@ def _offers(pods: Iterable[PlacedPod], nodes: Iterable[OfferingNode], cnrs: Iter
 def _reason(
     pod: PlacedPod, nodes: Sequence[OfferingNode], offers: _Offers, now_s: float
 ) -> tuple[bool, str, str] | None:
-    """Return whether waiting may help, the reason and the remedy; None while it is too early to say."""
+    """Return whether waiting may help, the reason and the remedy; None if the pod may start at any moment."""
     describe = "run `kubectl describe pod` and read its events"
     if pod.spec.node_name:
         waiting = next((s.state.waiting for s in pod.status.container_statuses if s.state.waiting is not None), None)
@@ -194,7 +194,7 @@ def _scheduler_remedy(pod: PlacedPod) -> str:
         return "check that kube-scheduler runs: `kubectl -n kube-system get pods,leases`"
     remedy = "remove spec.schedulerName, so that the stock scheduler places the pod, or run a scheduler of that name"
     if pod.spec.scheduler_name == KATALYST_SCHEDULER:
-        return f"{remedy}: `helm upgrade` with `--set scheduler.enabled=true` does"
+        return f"{remedy} by `helm upgrade` with `--set scheduler.enabled=true`"
     return remedy
 
 
@@ -247,6 +247,6 @@ def _amount(name: str, size: Decimal) -> str:
 
 
 def _cut(message: str) -> str:
-    # kube-scheduler appends why no pod is preempted, which repeats the reasons.
+    # kube-scheduler appends why it preempts no pod, in a text that repeats the reasons.
     text = message.partition(" preemption: ")[0]
     return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[: MAX_MESSAGE_CHARS - 1]}…"

@@ -1,4 +1,4 @@
-"""Reclaimed pods that wait for a node, and those that got one last, as sections of `kubectl dioptase top`. Pure."""
+"""Pending reclaimed pods and the latest placements of reclaimed pods, as sections of `kubectl dioptase top`. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Time at which it got the node, in seconds since the epoch."""
     scheduler: str
     score: float | None = None
-    """Score of the node for this pod, 0 to 100, as the scheduler extender noted it; None for other schedulers."""
+    """Score of the node for this pod, 0 to 100, which the scheduler extender wrote; None for pods of other schedulers."""
 
 
 def latest_placements(pods: Sequence[PlacedPod], nodes: Collection[str] | None = None) -> list[Placement]:
@@ -52,8 +52,8 @@ def latest_placements(pods: Sequence[PlacedPod], nodes: Collection[str] | None =
 def pending_table(
     reasons: Sequence[PendingReason], now_s: float, width: int | None, limit: int | None = None
 ) -> list[str]:
-    """Return a line for each reason: a pod, the number of pods with this reason, the age of the oldest one, and the reason,
-    wrapped to `width` cells. Reasons beyond `limit` are counted."""
+    """Return a line for each reason: one pod, the number of pods with this reason, the age of the oldest of them, and the
+    reason, wrapped to `width` cells. After `limit` reasons, one line has the number of the others."""
     if not reasons:
         return ["No reclaimed pod is pending."]
     shown = reasons[:limit]
@@ -108,8 +108,8 @@ def pending_of(objects: ClusterObjects, now_s: float) -> tuple[PendingReason, ..
 def overview_lines(
     objects: ClusterObjects, nodes: Collection[str] | None, now_s: float, width: int | None, *, with_pending: bool
 ) -> list[str]:
-    """Return the sections below the table of nodes, each after an empty line, and what the user may not list. `nodes` limits
-    the placements to these nodes."""
+    """Return the sections below the table of nodes, each after an empty line, and lists that failed with their remedy. `nodes`
+    limits the placements to these nodes."""
     lines = []
     if objects.pods is not None:
         if with_pending:

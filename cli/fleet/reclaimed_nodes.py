@@ -16,7 +16,7 @@ from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from cli.fleet.reclaimed_pods import ClusterObjects, OfferingCnr, PlacedPod, parse_amount, parse_time_s
 
 MAX_REPORT_AGE_S = 180.0
-"""Age in seconds from which a report of usage says nothing about now; the scheduler ignores it from then on too."""
+"""Age in seconds from which a report of usage is ignored, here and by the scheduler."""
 MILLI = 1000
 
 
@@ -29,21 +29,22 @@ class ReclaimedNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     requested_cores: float | None = None
     requested_bytes: int | None = None
     used_cores: float | None = None
-    """CPU that reclaimed pods used at the time of the report; None if that is too old."""
+    """CPU that reclaimed pods used at the time of the report; None if the report is too old."""
     used_bytes: int | None = None
     pods: int | None = None
     """Reclaimed pods that have this node and have not ended."""
     harm: dict[str, float] = {}
     """Indicators of harm to online pods, by their names in the CustomNodeResource."""
     harm_share: float | None = None
-    """Largest indicator as a share of the limit at which the scheduler scores 0, by default; above 1 it is exceeded."""
+    """Largest indicator divided by its limit, at which the scheduler by default scores 0; above 1 the limit is exceeded."""
     worst_indicator: str = ""
     report_age_s: float | None = None
     """Age of usage and indicators."""
 
 
 def reclaimed_nodes(objects: ClusterObjects, now_s: float) -> dict[str, ReclaimedNode]:
-    """Return what is known of each node with a CustomNodeResource, a Node or a pod; `now_s` is in seconds since the epoch."""
+    """Return the reclaimed resources of each node that has a CustomNodeResource, a Node or a pod; `now_s` is in seconds since
+    the epoch."""
     cnrs = {cnr.metadata.name: cnr for cnr in objects.cnrs or ()}
     pods_by_node: dict[str, list[PlacedPod]] = {}
     for pod in objects.pods or ():
@@ -78,7 +79,8 @@ def _reclaimed_node(cnr: OfferingCnr | None, pods: Iterable[PlacedPod] | None, n
 
 
 def _report(cnr: OfferingCnr | None, now_s: float) -> tuple[float | None, Mapping[str, object], dict[str, float]]:
-    """Return the age of the report, what reclaimed pods use, and the indicators; the latter two only of a recent report."""
+    """Return the age of the report, the usage of reclaimed pods, and the indicators; without the latter two if it is too
+    old."""
     if cnr is None or (reported_s := parse_time_s(cnr.metrics.update_time)) is None:
         return None, {}, {}
     age_s = max(now_s - reported_s, 0.0)

@@ -22,7 +22,7 @@ from kube.objects import KubeMetadata, KubeObject, ResourceType, parse_timestamp
 
 DEFAULT_SCHEDULER = "default-scheduler"
 RECLAIMED_RESOURCES = (RECLAIMED_CPU, RECLAIMED_MEMORY, *BATCH_RESOURCES)
-"""Resources of reclaimed pods. A scheduler compares each by its own name, so that they are not added to each other."""
+"""Resources of reclaimed pods. A scheduler compares each of them by its own name, so they are never added to each other."""
 NO_RIGHT = "ask an administrator for the right to list pods, nodes and customnoderesources of the cluster"
 
 
@@ -85,9 +85,9 @@ class PlacedPod(_KubeStruct, frozen=True, kw_only=True):
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
     def reclaimed_requests(self) -> dict[str, Decimal]:
-        """Return by name the amounts of reclaimed resources that the pod needs on its node. As the scheduler computes them
-        (k8s.io/component-helpers/resource/helpers.go, PodRequests()): init containers run one after another before the
-        containers, and those with restart policy Always, sidecars, run beside all that start later."""
+        """Return by name the amounts of reclaimed resources that the pod needs on its node, as the scheduler computes them
+        (k8s.io/component-helpers/resource/helpers.go, PodRequests()). Init containers run one after another before the
+        containers; an init container with restart policy Always, a sidecar, runs beside all containers that start later."""
         running, peak = dict[str, Decimal](), dict[str, Decimal]()
         for container in self.spec.init_containers:
             needed = _sum_amounts(running, container.requests())
@@ -189,7 +189,8 @@ class _CnrStatus(_KubeStruct, frozen=True, kw_only=True):
 
 
 class OfferingCnr(_KubeStruct, frozen=True, kw_only=True):
-    """The parts of a CustomNodeResource that say what reclaimed pods may request, what they use, and the harm that they do."""
+    """The fields of a CustomNodeResource with the amounts that reclaimed pods may request and use, and with the harm to online
+    pods."""
 
     metadata: KubeMetadata = KubeMetadata()
     status: _CnrStatus | None = None
@@ -220,7 +221,7 @@ OFFERING_CNR_RESOURCE = ResourceType(
 )
 UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
 MAX_NODE_LISTS = 16
-"""Number of selected nodes up to which only their pods are listed; the API server has an index of pods by node."""
+"""Maximum number of selected nodes for which only their pods are listed; the API server has an index of pods by node."""
 
 
 class ClusterObjects(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,8 +239,8 @@ T = TypeVar("T", bound=KubeObject)
 
 
 async def list_cluster_objects(client: KubeClient, nodes: Sequence[str] | None = None) -> ClusterObjects:
-    """List the objects by the rights of the user; the pods of these nodes only, if there are few. A list that fails leaves the
-    others usable."""
+    """List the objects with the rights of the user. Up to MAX_NODE_LISTS `nodes` limit the list of pods to these nodes. If a
+    list fails, the others are returned."""
     failures: list[ApiError | ApiUnreachable | ValueError] = []
 
     async def listed(resource: ResourceType[T], scope: ListScope | None = None) -> tuple[T, ...] | None:

@@ -1,4 +1,4 @@
-"""The descheduler's copy of the cluster: the state and the plugins of the scheduler, with what only the descheduler reads."""
+"""The descheduler's copy of the cluster: state and plugins of the scheduler, and objects that only the descheduler reads."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ from kube.watch import ObjectChange
 
 
 class ClusterCopy:
-    """Informers, and the state that follows from them. The caller runs the informers."""
+    """Informers, and the state that is computed from their objects. The caller runs the informers."""
 
     def __init__(self, client: KubeClient, nodes: Informer[ControllerNode], settings: DeschedulerSettings) -> None:
         scheduler = msgspec.convert(settings.scheduler, SchedulerConfig)
         rules = topology_rules(scheduler.topology)
         self.factors: Pair = (scheduler.load.cpu_factor / 100, scheduler.load.memory_factor / 100)
         self.state = ClusterState(self.factors, scheduler.load.percentile, rules)
-        # Without elastic quotas: an eviction gives back first what the new pod requests again.
+        # Without elastic quotas, because an eviction frees the same amounts that the new pod requests.
         self.chain = build_chain(scheduler)
         self.nodes = nodes
         self.cnrs: Informer[SchedulerCnr] = Informer(
@@ -74,11 +74,11 @@ class ClusterCopy:
 
     @property
     def informers(self) -> tuple[Informer[Any], ...]:
-        """The informers of this copy, without that of nodes, which the caller has."""
+        """The informers of this copy, except the informer of nodes, which belongs to the caller."""
         return (self.cnrs, self.pods, self.budgets)
 
     def stale_resources(self, tick_s: float) -> list[str]:
-        """Return the resources of which nothing was received for too long; `tick_s` is monotonic."""
+        """Return the resources without an event for more than MAX_COPY_AGE_S; `tick_s` is monotonic."""
         return [
             informer.resource.gvr
             for informer in (self.nodes, *self.informers)
@@ -109,7 +109,7 @@ class ClusterCopy:
         return result
 
     def target_nodes(self, names: Iterable[str]) -> dict[str, TargetNode]:
-        """Return what kube-scheduler's own plugins evaluate of these nodes."""
+        """Return the properties of these nodes that kube-scheduler's own plugins evaluate."""
         counts = Counter(pod.spec.node_name for pod in self.pods.store.values() if pod.holds_resources)
         result, arrays = {}, self.state.nodes
         for name in names:

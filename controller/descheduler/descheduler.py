@@ -1,6 +1,6 @@
 """The controller `descheduler`: evaluates nodes, plans moves, and evicts by the Eviction API.
-Every evaluation starts from current objects. Without a fresh answer of the API server, or with stale copies, no pod is
-evicted: the pods of hot nodes are listed, and a move is written to the Lease, before the first eviction."""
+Every evaluation starts from current objects. If the API server does not answer, or if copies are stale, no pod is evicted:
+before an eviction the pods of the hot node are listed, and the move is written to the Lease."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class DeschedulerController:
         take_budget: TakeBudget,
         metrics: MetricValues,
     ) -> None:
-        """`namespace` is the controller's own, which has the Lease with the moves."""
+        """`namespace` is the controller's namespace, in which the Lease with the moves is."""
         self._client, self._settings, self._metrics, self._take_budget = client, settings, metrics, take_budget
         self.copy = ClusterCopy(client, nodes, settings)
         self.report: DeschedulingReport | None = None
@@ -83,7 +83,7 @@ class DeschedulerController:
         self._streaks = HotStreaks(settings.low_node_load)
         self._lease_key = f"{namespace}/{settings.lease}"
         self._history = MoveHistory()
-        """In a dry run the moves that would have been made; else what the Lease has."""
+        """The moves that the Lease has; in a dry run those that would have been made."""
         self._lease_version: str | None = None
         self._throttled_log = ThrottledLog(log)
 
@@ -97,7 +97,7 @@ class DeschedulerController:
                     await self.evaluate(time.time(), time.monotonic())
                     self._throttled_log.clear()
                 except (ApiError, ApiUnreachable) as error:
-                    self._throttled_log.warn(f"nothing more is moved in this evaluation: {error}")
+                    self._throttled_log.warn(f"no other pod is moved in this evaluation: {error}")
                 await asyncio.sleep(self._settings.interval_s)
         finally:
             # The next leader reports other nodes.
@@ -237,7 +237,7 @@ class DeschedulerController:
         return EVICTED
 
     async def _load_history(self, now_s: float) -> bool:
-        """Read the latest moves; return False if they are invalid. A dry run knows only its own."""
+        """Read the latest moves; return False if they are invalid. A dry run uses only its own moves."""
         history: MoveHistory | None = self._history
         if not self._settings.low_node_load.dry_run:
             try:
@@ -257,7 +257,7 @@ class DeschedulerController:
         return True
 
     async def _store_history(self) -> None:
-        """Write the moves. A conflict (409) means that another replica writes, too: then nothing is evicted."""
+        """Write the moves. A conflict (409) means that another replica writes too; ApiError then prevents the eviction."""
         annotations = {MOVES_ANNOTATION: format_history(self._history)}
         metadata: dict[str, Any] = {"annotations": annotations}
         if self._lease_version is None:
@@ -294,7 +294,7 @@ class DeschedulerController:
         )
 
     def _update_report(self, name: str, **fields: Any) -> None:
-        """Change what the report says about a hot node."""
+        """Change fields of a hot node in the report."""
         assert self.report is not None, "a report is published before pods are moved"
         hot = tuple(
             msgspec.structs.replace(each, **fields) if each.node == name else each for each in self.report.hot_nodes

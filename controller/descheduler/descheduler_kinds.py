@@ -1,6 +1,6 @@
 """Pods, CustomNodeResources and PodDisruptionBudgets with the fields that the descheduler reads. Pure.
-The copy of all pods in memory is that of the scheduler, with few fields. These pods are listed for hot nodes only, when they
-are relieved, so that their fields are also current."""
+The copy of all pods in memory has only the scheduler's few fields. Pods with the fields of this module are listed for a hot
+node when it is relieved, so that their fields are also current."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Settings of the descheduler. `lowNodeLoad` has the names and meanings of Koordinator's LowNodeLoadArgs, so that such a
-snippet works as it is. Names in brackets are those of the descheduler of kubernetes-sigs."""
+"""Settings of the descheduler. `lowNodeLoad` has the names and meanings of Koordinator's LowNodeLoadArgs, so that such
+arguments can be used without changes. Names in brackets are those of the descheduler of kubernetes-sigs."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class AnomalyCondition(_DeschedulerSettings, frozen=True, kw_only=True):
     """How many reports of a node have to be above a threshold before it is relieved."""
 
     consecutive_abnormalities: Count = 5
-    """Consecutive hot reports from which a node is relieved."""
+    """Number of consecutive hot reports after which a node is relieved."""
     consecutive_normalities: Annotated[int, Meta(ge=0, le=1000)] = 3
-    """Consecutive normal reports after which such a node starts to count from zero again."""
+    """Number of consecutive normal reports after which the count of hot reports begins again at zero."""
     timeout: str | None = None
-    """Time after which such a node starts to count from zero again while it is hot. Without it, it stays abnormal."""
+    """Time after which the count of a node that is still hot begins again at zero. Without it the node stays abnormal."""
 
     def __post_init__(self) -> None:
         _check_duration("timeout", self.timeout)
@@ -87,16 +87,16 @@ class LowNodeLoadArgs(_DeschedulerSettings, frozen=True, kw_only=True):
     number_of_nodes: Annotated[int, Meta(ge=0)] = 0
     """Pods are moved only while more nodes than this are below all low thresholds."""
     node_metric_expiration_seconds: Annotated[int, Meta(ge=1, le=86_400)] = 180
-    """Age from which a report counts for nothing: its node is neither relieved nor a target."""
+    """Age in seconds from which a report is ignored: its node is neither relieved nor a target."""
     evictable_namespaces: EvictableNamespaces = EvictableNamespaces(exclude=("kube-system",))
     node_selector: LabelSelector | None = None
-    """Nodes that are relieved and that are targets; all without it."""
+    """Nodes that are relieved or may be targets; without it all nodes."""
     pod_selectors: tuple[NamedPodSelector, ...] = ()
-    """Pods that may be moved: those that match one of the selectors; all without any."""
+    """Pods that may be moved: those that match one of the selectors; without selectors all pods."""
     node_fit: bool = True
-    """False does not evaluate whether a target takes the pod, only that its usage stays below the high thresholds."""
+    """False does not check whether the pod fits on its target, only that the target's usage stays below the high thresholds."""
     use_deviation_thresholds: bool = False
-    """True measures the thresholds from the mean usage of all nodes: mean - low, mean + high."""
+    """True uses the thresholds as deviations from the mean usage of all nodes: mean - low, mean + high."""
     high_thresholds: Mapping[Resource, Percentage] = {}
     """Usage in percent of the allocatable amount above which a node is hot. None by default: batch work is meant to use the CPU
     that online pods leave."""
@@ -106,7 +106,7 @@ class LowNodeLoadArgs(_DeschedulerSettings, frozen=True, kw_only=True):
     """Weights of the resources in the order of nodes and pods; 1 for a resource that is not listed."""
     anomaly_condition: AnomalyCondition = AnomalyCondition()
     detector_cache_timeout: str = "5m0s"
-    """Time without a fresh report after which a node counts from zero again."""
+    """Time without a fresh report after which the count of a node begins again at zero."""
 
     def __post_init__(self) -> None:
         if missing := self.high_thresholds.keys() ^ self.low_thresholds.keys():
@@ -147,7 +147,7 @@ class DeschedulerSettings(_DeschedulerSettings, frozen=True, kw_only=True):
     low_node_load: LowNodeLoadArgs = LowNodeLoadArgs()
     harm: HarmLimits = HarmLimits()
     eviction_pressure: bool = True
-    """Count a taint of an agent's eviction condition about CPU or memory as hot."""
+    """True makes a node hot if it has the taint of an agent's eviction condition about CPU or memory."""
     interval_s: Seconds = 30.0
     """[deschedulingInterval] Time between two evaluations: half of the minute between two reports of an agent, so that none is
     missed."""

@@ -1,4 +1,4 @@
-"""What the latest evaluation found and did, as JSON for people and programs. Pure."""
+"""Results and moves of the latest evaluation, as JSON for people and programs. Pure."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class MoveReport(_ReportStruct, frozen=True, kw_only=True):
     pod: str
     level: str
     target: str
-    """Node that would take the pod by the plugins of the scheduler, which decides when the new pod is placed."""
+    """Node with the best score for the pod by the scheduler's plugins. The scheduler decides later where the new pod runs."""
     relieves: float
-    """Share of the node's capacity that the pod is estimated to use, of the resources that make it hot."""
+    """Estimated share of the node's capacity that the pod uses, in the resources that make the node hot."""
     result: str
     message: str
 
@@ -48,7 +48,7 @@ class HotNodeReport(_ReportStruct, frozen=True, kw_only=True):
     state: str
     moves: tuple[MoveReport, ...] = ()
     skipped: Mapping[str, str] = {}
-    """Why a pod is not moved, by namespace and name."""
+    """Reasons why pods are not moved, by namespace and name of the pod."""
 
 
 class DeschedulingReport(_ReportStruct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Which pods may be moved, in which order, and what a move relieves. Pure.
+"""Decides which pods may be moved, and in which order, and computes how much a move relieves. Pure.
 The rules and annotations are those of the descheduler of kubernetes-sigs (pkg/framework/plugins/defaultevictor), the order
 that of Koordinator's (pkg/descheduler/utils/sorter/pod.go)."""
 
@@ -19,8 +19,8 @@ from controller.webhooks.colocation_profiles import parse_label_selector
 from kube.objects import KubeOwnerReference, parse_timestamp
 
 EVICT_KEY = "descheduler.alpha.kubernetes.io/evict"
-"""Annotation of a pod that may be moved though it has no owner, local storage or a critical priority. The value does not
-matter for the descheduler of kubernetes-sigs; here `false` means that the pod is never moved."""
+"""Annotation of a pod that may be moved although it has no owner, has local storage, or has a critical priority. The
+descheduler of kubernetes-sigs ignores the value; here a pod with the value `false` is never moved."""
 PREFER_NO_EVICTION_KEY = "descheduler.alpha.kubernetes.io/prefer-no-eviction"
 """Annotation of a pod that is moved after all others of its kind."""
 DELETION_COST_KEY = "controller.kubernetes.io/pod-deletion-cost"
@@ -28,9 +28,10 @@ MIRROR_KEY, SOURCE_KEY = "kubernetes.io/config.mirror", "kubernetes.io/config.so
 CRITICAL_PRIORITY = 2_000_000_000
 """Lowest priority of the critical system classes (pkg/apis/scheduling/types.go, SystemCriticalPriority)."""
 MIN_RUN_S = 60.0
-"""Time for which a pod has to have run: before, no report has what it uses."""
+"""Minimum time since the start of a pod that is moved: no report contains the usage of a younger pod."""
 AGE_SCALE_S, RESTART_SCALE = 86_400.0, 10
-"""Age at which a move costs twice as much as at the start, and restarts at which it costs half as much as without."""
+"""Age in seconds at which a move costs twice as much as at the start of the pod, and number of restarts at which it costs half
+as much as without a restart."""
 EVALUATED_RESOURCES = frozenset(("cpu", "memory", "ephemeral-storage", RECLAIMED_CPU, RECLAIMED_MEMORY))
 _HASH_LABEL = "pod-template-hash"
 _TERMINATING, _STARTED = "it is terminating", f"it started less than {MIN_RUN_S:.0f} s ago"
@@ -80,13 +81,13 @@ class MoveRules:
         if MIRROR_KEY in annotations or annotations.get(SOURCE_KEY, "api") != "api":
             return "it is a static pod"
         if owner is not None and owner.kind in ("DaemonSet", "Node"):
-            return f"its {owner.kind} has it on this node"
+            return f"its {owner.kind} binds it to this node"
         if level is QoSLevel.SYSTEM:
             return "its QoS level is system_cores"
         if annotations.get(EVICT_KEY, "").lower() == "false":
             return f"its annotation {EVICT_KEY} is false"
         if not self._namespaces.allows(metadata.namespace):
-            return "evictableNamespaces leaves its namespace out"
+            return "evictableNamespaces excludes its namespace"
         if self._selectors and not any(selector.matches(metadata.labels) for selector in self._selectors):
             return "no podSelector matches its labels"
         if level is not QoSLevel.RECLAIMED and not self._settings.move_online:
@@ -106,8 +107,8 @@ class MoveRules:
 
 
 def placement_obstacle(pod: MovablePod) -> str:
-    """Return which rule of the pod's placement is not evaluated here, so that no target can be chosen; empty if there is
-    none."""
+    """Return a rule of the pod's placement that the descheduler does not evaluate, so that it cannot choose a target; empty if
+    there is none."""
     spec = pod.spec
     if any(each.persistent_volume_claim is not None or each.ephemeral is not None for each in spec.volumes or ()):
         return "it has persistent volumes, and where these can be attached is not evaluated"
@@ -152,9 +153,9 @@ def estimate_usage(
 ) -> dict[str, Pair]:
     """Return the estimated usage of each pod of a node by its uid.
 
-    Reports have the usage of each QoS level, which is divided in proportion to the pods' requests. Of levels that are not
-    reported,
-    the share of the request that LoadAware assumes counts, and together at most what the node uses beyond the other levels.
+    Reports contain the usage of each QoS level, which is divided in proportion to the pods' requests. For a level that is not
+    reported, the usage is the share of the requests that LoadAware assumes, at most what the node uses beyond the reported
+    levels.
     """
     result: dict[str, list[float]] = {pod.uid: [0.0, 0.0] for pod in pods}
     for column in (CPU_COLUMN, MEMORY_COLUMN):
@@ -172,16 +173,17 @@ def estimate_usage(
 
 
 def relief(usage: Pair, capacity: Pair, columns: Iterable[int], weights: Pair) -> float:
-    """Return what a move relieves: the weighted mean share of the node's capacity in the resources that make it hot."""
+    """Return the relief by a move: the share of the node's capacity that the pod uses, as the weighted mean over the resources
+    that make the node hot."""
     pairs = [(weights[column], usage[column] / capacity[column]) for column in columns if capacity[column] > 0]
     total = sum(weight for weight, _ in pairs)
     return sum(weight * share for weight, share in pairs) / total if total else 0.0
 
 
 def move_order(candidate: MoveCandidate, gain: float, now_s: float) -> tuple[bool, bool, int, int, float, str]:
-    """Return the key by which candidates are sorted: reclaimed pods first, then by what their owners state (prefer-no-eviction,
-    priority, deletion cost), then by relief for the cost of a move, in which work is lost that grows with the time since the
-    last start."""
+    """Return the key by which candidates are sorted: reclaimed pods first, then by the values that their owners set
+    (prefer-no-eviction, priority, deletion cost), then by relief divided by the cost of the move. The cost is the work that is
+    lost; it grows with the time since the last start."""
     pod = candidate.pod
     age_s = 0.0 if pod.status.start_time is None else max(now_s - parse_timestamp(pod.status.start_time), 0.0)
     restarts = sum(each.restart_count for each in pod.status.container_statuses or ())
@@ -197,7 +199,7 @@ def move_order(candidate: MoveCandidate, gain: float, now_s: float) -> tuple[boo
 
 
 class DisruptionAllowances:
-    """Evictions that PodDisruptionBudgets still allow, less those of the plan."""
+    """Evictions that PodDisruptionBudgets still allow, minus the evictions of the plan."""
 
     def __init__(self, budgets: Iterable[PodDisruptionBudget]) -> None:
         self._budgets: dict[str, list[tuple[LabelSelectorSet, PodDisruptionBudget]]] = {}

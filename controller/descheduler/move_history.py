@@ -1,6 +1,6 @@
-"""Latest moves, for the cool-downs that prevent ping-pong. Pure.
-They are stored in an annotation of a Lease before a pod is evicted, so that the next leader, also after a crash, continues
-them."""
+"""Latest moves, for the cool-downs that prevent moves to and fro between nodes. Pure.
+They are stored in an annotation of a Lease before a pod is evicted, so that the next leader continues the cool-downs, even
+after a crash."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class MoveHistory(msgspec.Struct, frozen=True, kw_only=True):
         return MoveHistory(workloads={**self.workloads, workload: at_s}, sources=self.sources, targets=self.targets)
 
     def within(self, node_cooldown_s: float, workload_cooldown_s: float, now_s: float) -> MoveHistory:
-        """Return the moves whose cool-down has not ended. A move that lies further in the future than its cool-down is long
-        has the time of a wrong clock, and counts no longer."""
+        """Return the moves whose cool-down has not ended. A move with a time that is further in the future than its cool-down
+        is long was written with a wrong clock, and is left out."""
         return MoveHistory(
             workloads=_recent(self.workloads, workload_cooldown_s, now_s),
             sources=_recent(self.sources, node_cooldown_s, now_s),

@@ -1,6 +1,6 @@
 """Plans moves from hot nodes to targets, by the plugins that place pods. Pure.
-Each planned pod is assumed on its target in the state of the cluster and charged to the target's usage, so that the next one is
-evaluated with it. At the end the assumptions are released: where a pod really goes, the scheduler decides."""
+Each planned pod is assumed on its target in the state of the cluster and charged to the target's usage, so that the next pod is
+evaluated with it. At the end the assumptions are released, because the scheduler decides where a pod really runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from controller.scheduler.plugin_chain import PluginChain
 from controller.scheduler.scheduling_pod import Amounts, SchedulingPod
 
 MIN_RELIEF = 0.005
-"""Share of the node's capacity that a move has to relieve at least."""
+"""Minimum relief by a move, as a share of the node's capacity."""
 MAX_EVALUATIONS = 100
 """Pods for which targets are searched in one evaluation: 0.5 s for 5,000 nodes, in which the controller does nothing else."""
 _USAGE_CAUSES = (HotCause.CPU_USAGE, HotCause.MEMORY_USAGE)
@@ -57,13 +57,13 @@ class HotNode(NamedTuple):
 
 
 class PlanInputs(NamedTuple):
-    """What a plan follows from."""
+    """Inputs from which a plan is computed."""
 
     state: ClusterState
     chain: PluginChain
     settings: DeschedulerSettings
     factors: Pair
-    """Share of its CPU and memory requests that LoadAware estimates a pod to use."""
+    """Estimated usage of a pod as a share of its requests, for CPU and memory, as in LoadAware."""
     loads: Mapping[str, NodeLoad]
     classes: NodeClasses
     thresholds: NodeThresholds
@@ -80,7 +80,7 @@ class PlannedMove(NamedTuple):
     source: str
     target: str
     gain: float
-    """Share of the source's capacity that the pod is estimated to use, of the resources that make it hot."""
+    """Estimated share of the source's capacity that the pod uses, in the resources that make the source hot."""
     reasons: tuple[HotReason, ...]
 
 
@@ -92,7 +92,7 @@ class SkippedPod(NamedTuple):
 
 
 class NodePlan(NamedTuple):
-    """What is planned for one hot node."""
+    """Moves of one hot node, and its pods that stay."""
 
     node: str
     moves: tuple[PlannedMove, ...]
@@ -123,7 +123,7 @@ class MovePlanner:
         self._evaluations = 0
 
     def plan(self, nodes: Sequence[HotNode]) -> tuple[NodePlan, ...]:
-        """Return the plan of each node, in this order. The state of the cluster is afterwards as it was."""
+        """Return the plan of each node, in this order. The state of the cluster is unchanged afterwards."""
         try:
             return tuple(self._relieve(node) for node in nodes)
         finally:
@@ -168,8 +168,8 @@ class MovePlanner:
         return NodePlan(node.name, tuple(moves), tuple(skipped))
 
     def _remaining(self, load: NodeLoad, moves: Sequence[PlannedMove]) -> tuple[HotReason, ...]:
-        """Return why the node is still hot after the moves. By how much one move lowers a latency or a pressure is not
-        predictable, so that after one the next reports decide."""
+        """Return why the node is still hot after the moves. The effect of a move on a latency or a pressure is not predictable:
+        after one move these reasons are left out, and the next reports decide."""
         usage = tuple(
             amount - sum(move.candidate.usage[column] for move in moves) for column, amount in enumerate(load.usage)
         )
@@ -198,7 +198,7 @@ class MovePlanner:
         return PlannedMove(candidate, load.name, target.name, gain, reasons)
 
     def _exhausted(self, candidate: MoveCandidate, planned: int) -> str:
-        """Return which budget or cool-down does not allow the move; empty if all do."""
+        """Return the limit or the cool-down that does not allow the move; empty if all allow it."""
         settings, namespace = self._inputs.settings, candidate.pod.metadata.namespace
         counts = (
             ("Node", planned, settings.max_no_of_pods_to_evict_per_node),
@@ -218,18 +218,16 @@ class MovePlanner:
         return ""
 
     def _find_target(self, candidate: MoveCandidate, source: str) -> TargetNode | str:
-        """Return the node with the best score that takes the pod and does not become hot by it, or why there is none."""
+        """Return the node with the best score of those that the pod fits without making them hot, or why there is none."""
         parsed = candidate.parsed
         kind = (candidate.workload, parsed.reclaimed, parsed.native)
-        # Targets only become fuller during a plan, so what did not fit does not fit later.
+        # Targets only become fuller during a plan, so a pod that did not fit does not fit later.
         if kind in self._unplaceable:
             return self._unplaceable[kind]
         if not self._targets:
             return "no node is below the low thresholds and without harm"
         if self._evaluations >= MAX_EVALUATIONS:
-            return (
-                f"targets of {MAX_EVALUATIONS} pods were searched in this evaluation; it is tried again in the next one"
-            )
+            return f"this evaluation has searched targets for {MAX_EVALUATIONS} pods already; the next one tries this pod again"
         self._evaluations += 1
         inputs, names = self._inputs, [name for name in self._targets if name != source]
         obstacles: Counter[str] = Counter()
@@ -268,7 +266,8 @@ class MovePlanner:
         return ""
 
     def _charged(self, candidate: MoveCandidate) -> Pair:
-        """Return what a target is charged: the measured usage, or the estimate for a new pod, whichever is more."""
+        """Return the usage that is charged to the target: the pod's measured usage or the estimate for a new pod, whichever is
+        more."""
         basis, factors = candidate.parsed.load_basis, self._inputs.factors
         return (
             max(candidate.usage[0], basis.millicpu * factors[0]),

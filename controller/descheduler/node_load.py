@@ -1,5 +1,5 @@
-"""Which nodes are hot and which may take pods: usage by Koordinator's LowNodeLoad thresholds, and the harm that agents
-report. Pure. A node without a fresh report is neither."""
+"""Decides which nodes are hot and which may take pods, by the usage (Koordinator's LowNodeLoad thresholds) and the harm that
+agents report. Pure. A node without a fresh report is neither."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from controller.descheduler.descheduler_settings import RESOURCES, DeschedulerSe
 CPU_COLUMN, MEMORY_COLUMN = 0, 1
 """Columns of pairs of amounts: CPU in thousandths, memory in bytes."""
 COOL_SHARE = 0.5
-"""Share of a limit of harm up to which a node may be a target: how much harm a pod adds there is not predictable."""
+"""Share of a limit of harm up to which a node may be a target. It is below 1, because the harm that a pod adds is not
+predictable."""
 Pair = tuple[float, float]
 
 
@@ -42,7 +43,7 @@ class NodeLoad(NamedTuple):
     harm: tuple[float, float, float, float] = (math.nan, math.nan, math.nan, math.nan)
     """Run-queue latency p99 in seconds, CPU pressure, memory pressure and interference, as HARM_INDICATORS of node_arrays."""
     pressures: tuple[str, ...] = ()
-    """Conditions of evictions that the agent or Katalyst's agent reports by a taint, such as `MemoryPressure`."""
+    """Eviction conditions that the agent, or Katalyst's agent, reports by a taint, such as `MemoryPressure`."""
     reported_at_s: float = math.nan
     is_schedulable: bool = True
 
@@ -67,12 +68,12 @@ class HotReason(NamedTuple):
 
     cause: HotCause
     columns: tuple[int, ...]
-    """What moved pods have to use for the node to be relieved: CPU, memory or both."""
+    """Columns of the resources that a moved pod must use to relieve the node: CPU, memory or both."""
     text: str
 
 
 class NodeClasses(NamedTuple):
-    """Nodes by what may be done with them."""
+    """Names of hot nodes with their reasons, of targets, and of nodes without a fresh report."""
 
     hot: Mapping[str, tuple[HotReason, ...]]
     targets: tuple[str, ...]
@@ -80,13 +81,12 @@ class NodeClasses(NamedTuple):
 
 
 def is_fresh(load: NodeLoad, args: LowNodeLoadArgs, now_s: float) -> bool:
-    """Return whether the report counts. One from the future as well as one from the past is of a clock that cannot be
-    trusted."""
+    """Return whether the report is fresh. A report that is as far in the future has the time of a wrong clock, and is not."""
     return abs(now_s - load.reported_at_s) < args.node_metric_expiration_seconds
 
 
 def compute_thresholds(args: LowNodeLoadArgs, fresh: Iterable[NodeLoad]) -> NodeThresholds:
-    """Return the thresholds that hold now; with deviations they follow from the mean usage of the nodes."""
+    """Return the thresholds. With `use_deviation_thresholds` they are relative to the current mean usage of the nodes."""
     low, high = [_listed(args.low_thresholds), _listed(args.high_thresholds)]
     if not args.use_deviation_thresholds:
         return NodeThresholds((low[0], low[1]), (high[0], high[1]))
@@ -128,8 +128,8 @@ def find_hot_reasons(
 
 
 def pressure_columns(condition: str) -> tuple[int, ...]:
-    """Return which resource an eviction condition is about; empty for another one, such as a full disk, that moves do not
-    relieve."""
+    """Return the columns of the resources that an eviction condition is about; empty for a condition that moves do not relieve,
+    such as a full disk."""
     names = {"memory": MEMORY_COLUMN, "cpu": CPU_COLUMN}
     return tuple(sorted(column for name, column in names.items() if name in condition.lower()))
 
@@ -137,7 +137,7 @@ def pressure_columns(condition: str) -> tuple[int, ...]:
 def classify_nodes(
     loads: Iterable[NodeLoad], settings: DeschedulerSettings, now_s: float
 ) -> tuple[NodeClasses, NodeThresholds]:
-    """Return hot nodes, targets and nodes without a fresh report, and the thresholds by which they are."""
+    """Return hot nodes, targets and nodes without a fresh report, and the thresholds that decided this."""
     args, listed = settings.low_node_load, list(loads)
     fresh = [load for load in listed if is_fresh(load, args, now_s)]
     thresholds = compute_thresholds(args, fresh)
@@ -193,7 +193,7 @@ class HotStreaks:
         return 0 if streak is None else streak.hot
 
     def observe(self, name: str, reported_at_s: float, *, is_hot: bool) -> bool:
-        """Count a report; return whether the node has been hot for long enough to be relieved, and still is."""
+        """Count a report; return whether the node is hot and has been for enough consecutive reports to be relieved."""
         streak = self._streaks.get(name)
         if streak is None or not 0 <= reported_at_s - streak.reported_at_s < self._forget_s:
             streak = _Streak(-math.inf, 0)

@@ -1,5 +1,5 @@
-"""The parts of a placement that the scheduler extender leaves to kube-scheduler: requests of CPU, memory and pods, taints, node
-selectors and node affinity. Pure, and with the meaning of kube-scheduler's plugins."""
+"""Rules of a placement that kube-scheduler's own plugins check, not the extender: requests of CPU and memory, number of pods,
+taints, node selectors and node affinity. Pure, and with the meaning of kube-scheduler's plugins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNSCHEDULABLE_TAINT = "node.kubernetes.io/unschedulable"
 
 
 class TargetNode(NamedTuple):
-    """A node that may receive pods. `free` counts what the plan has placed there already."""
+    """A node that may receive pods. `free` is CPU and memory that neither its pods nor pods planned on it request."""
 
     name: str
     labels: Mapping[str, str]

@@ -1,1 +1,1 @@
-"""Overcommit ratios of nodes, from the NodeOvercommitConfig of their pool and what their agents recommend."""
+"""Overcommit ratios of nodes, from the NodeOvercommitConfig of their pool and the recommendation of their agents."""

@@ -1,7 +1,7 @@
 """Watches Nodes, CustomNodeResources and NodeOvercommitConfigs, and writes ratios to Nodes and matches to configurations.
-Cleanup is level-triggered, without a finalizer, so that a configuration can be deleted while no controller runs: a Node with
-this controller's annotations that no configuration matches loses them. The annotations have no effect by themselves: the
-webhook applies them to the next status that the kubelet writes, within ten seconds.
+Configurations have no finalizer, so they can be deleted while no controller runs: the controller removes its annotations from
+every Node that no configuration matches. The annotations have no effect by themselves: the webhook applies them to the next
+status that the kubelet writes, within ten seconds.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 CONTROLLER_NAME, ALL_CONFIGS = "overcommit", ""
 """ALL_CONFIGS is the queue's key for the status of all configurations; other keys are names of Nodes."""
 CONFIGS_DELAY_S = 0.5
-"""Delay of the status, which combines the changes of many Nodes."""
+"""Delay of an update of the statuses, which combines the changes of many Nodes into one update."""
 PATCHES_PER_S, PATCHES_BURST, WORKERS = 50.0, 200.0, 4
-"""Rate and burst of changes of Nodes: every kubelet and scheduler receives its share of them."""
+"""Rate and burst of changes of Nodes. They are limited, because every scheduler receives all of them by its watch."""
 MATCHED_METRIC = "dioptase_overcommit_matched_nodes"
 
 
@@ -123,7 +123,7 @@ class OvercommitController:
         return annotation_changes(node, config_of(node, self._in_force), _recommended(self._cnrs.store.get(name)))
 
     async def _update_configs(self) -> None:
-        """Update the list of matched Nodes of every configuration, and report what is wrong with it once."""
+        """Update the list of matched Nodes of every configuration, and report each problem of a configuration once."""
         matched = matched_nodes(self._nodes.store.values(), self._in_force)
         configs = dict(self._configs.store.items())
         self._metrics.set(MATCHED_METRIC, [((name,), len(matched.get(name, ()))) for name in configs])
@@ -146,7 +146,7 @@ class OvercommitController:
 
 
 def _node_inputs(node: ControllerNode | None) -> tuple[str | None, Mapping[str, str]] | None:
-    """Return what the result of a Node depends on: its pool and annotations; None without a Node."""
+    """Return pool and annotations of a Node, on which the result depends; None without a Node."""
     if node is None:
         return None
     annotations = node.metadata.annotations

@@ -1,6 +1,7 @@
 """Computes the overcommit annotations of a Node from its NodeOvercommitConfig and its agent's CustomNodeResource. Pure.
-Katalyst computes them in pkg/controller/overcommit/node/node.go. Differences: a Node that no configuration matches loses the
-annotations instead of getting the ratio 1, and CPUs that are pinned beyond the Node's own do not lower the amount.
+Katalyst computes them in pkg/controller/overcommit/node/node.go. Differences: from a Node that no configuration matches the
+annotations are removed, while Katalyst sets the ratio 1; and if more CPUs are pinned than the Node has, the surplus does not
+lower the amount.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ RECOMMENDED_KEYS = frozenset((CPU_MANAGER_KEY, GUARANTEED_CPUS_KEY, *(keys.ratio
 
 
 def resolve_configs(configs: Iterable[Noc]) -> dict[str, Noc]:
-    """Return the configuration in force by pool: of several for one pool the newest, as in Katalyst.
+    """Return the configuration in force by pool. If a pool has several, the newest is in force, as in Katalyst.
 
-    Creation times have a resolution of one second, so equal ones are ordered by name. Objects that are being deleted are not in
-    force, even if a finalizer retains them.
+    Creation times have a resolution of one second, so objects with equal times are ordered by name. Objects that are being
+    deleted are not in force, even if a finalizer retains them.
     """
     existing = [config for config in configs if config.metadata.deletion_timestamp is None]
     by_age = sorted(existing, key=lambda config: (config.metadata.creation_timestamp or "", config.metadata.name))
@@ -80,7 +81,7 @@ def annotation_changes(
     CustomNodeResource."""
     current = node.metadata.annotations
     if config is None:
-        # Without the annotation with the configuration's name, an administrator wrote the ratios.
+        # If the annotation with the configuration's name is missing, an administrator wrote the ratios.
         return {key: None for key in OWN_KEYS if key in current} if CONFIG_KEY in current else {}
     desired = node_annotations(config, current, recommended)
     changes: dict[str, str | None] = {key: text for key, text in desired.items() if current.get(key) != text}
@@ -90,8 +91,8 @@ def annotation_changes(
 def node_annotations(config: Noc, node: Mapping[str, str], recommended: Mapping[str, str]) -> dict[str, str]:
     """Return the controller's annotations of a Node. `node` are its current annotations.
 
-    Overcommitted amounts need the original ones, which the webhook stores: those in the Node's status may already be
-    overcommitted, and would compound.
+    The overcommitted amounts are computed from the original amounts that the webhook stores. The amounts in the Node's status
+    may be overcommitted already, and would be multiplied twice.
     """
     result = {CONFIG_KEY: config.metadata.name}
     for resource, keys in OVERCOMMIT_KEYS.items():
@@ -110,7 +111,7 @@ def node_annotations(config: Noc, node: Mapping[str, str], recommended: Mapping[
 
 
 def config_warnings(config: Noc, in_force: Mapping[str, Noc]) -> list[ObjectWarning]:
-    """Return what is wrong with a configuration: ratios that have no effect, or a newer one for the same pool."""
+    """Return the problems of a configuration: ratios without effect, and a newer configuration for the same pool."""
     warnings = []
     for resource, text in sorted(config.spec.resource_overcommit_ratio.items()):
         field = f"spec.resourceOvercommitRatio.{resource}"

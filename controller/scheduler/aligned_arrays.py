@@ -27,7 +27,7 @@ _COLUMNS = {
 
 
 class AlignedArrays:
-    """Zones, in the meaning of ZoneState, and what OvercommittedNodes needs, by slot. Written by NodeAlignment only."""
+    """Zones as in ZoneState, and the columns of OvercommittedNodes, by slot. Only NodeAlignment writes them."""
 
     capacity: NDArray[np.int64]
     allocatable: NDArray[np.int64]
@@ -85,7 +85,7 @@ class AlignedArrays:
         self.cpu_ratio_ppm[slot] = self.memory_ratio_ppm[slot] = RATIO_ONE
 
     def widen(self, zone_count: int) -> None:
-        """Have room for this many zones in each slot."""
+        """Extend each slot to this many zones."""
         if (missing := zone_count - self.zones.shape[1]) > 0:
             for name in (*_ZONE_COLUMNS, "zones", "sockets"):
                 old = getattr(self, name)

@@ -1,5 +1,5 @@
-"""The verb bind: checks and assumes in one step, binds at the API server, and undoes the assumption if that is refused.
-If the result is unknown, because the API server did not answer, the pod is read back: the API server's data are the truth.
+"""The verb bind: checks and assumes a pod in one step, and binds it at the API server. If the API server refuses, the
+assumption is released. If the result is unknown, because the API server did not answer, the pod is read to find its node.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from kube.informer import Informer
 
 log = logging.getLogger(__name__)
 RESOLVE_AFTER_S = 75.0
-"""Age of an assumption from which its pod is read back. Longer than the API server works on a request (--request-timeout,
-60 s): before that, a binding whose response was lost may still take effect."""
+"""Age of an assumption from which its pod is read. It is longer than the API server works on a request (--request-timeout,
+60 s), because until then a binding whose response was lost may still take effect."""
 RESOLVE_INTERVAL_S = 5.0
 MAX_FINISH_S = 5.0
 """Time for bindings under way when the process ends; kubelets wait 30 s."""
@@ -49,9 +49,9 @@ class PodBinder:
         """Uid and node of the bindings that the API server is working on."""
 
     async def bind(self, args: ExtenderBindingArgs) -> str:
-        """Bind a pod; return why it is not bound, empty on success. Names that no object can have are refused.
+        """Bind a pod; return why it is not bound, empty on success. A name that no object can have is an error.
 
-        The request continues if kube-scheduler disconnects, so that its result is known here.
+        If kube-scheduler disconnects, the request to the API server continues, so that the extender knows its result.
         """
         try:
             SCHEDULER_PODS.path(f"{args.pod_namespace}/{args.pod_name}")
@@ -68,13 +68,13 @@ class PodBinder:
             await asyncio.wait(self._tasks, timeout=MAX_FINISH_S)
 
     async def run(self) -> None:
-        """Read back pods whose binding the watch has not confirmed, until cancelled."""
+        """Read the pods whose binding the watch has not confirmed, until cancelled."""
         while True:
             await asyncio.sleep(RESOLVE_INTERVAL_S)
             await self.resolve_old_assumptions()
 
     async def resolve_old_assumptions(self) -> None:
-        """Replace each assumption older than RESOLVE_AFTER_S by what the API server has."""
+        """Replace each assumption older than RESOLVE_AFTER_S by the node that the API server has."""
         now_s = self._clock()
         for (uid, node), assumption in list(self._state.assumptions.items()):
             # A clock that was set back must not keep an assumption for ever.
@@ -125,7 +125,7 @@ class PodBinder:
     def _check_and_assume(self, stored: ScheduledPod, node: str) -> float | str:
         """Check that the pod still fits, and count it at once; return the node's score, 0 to 100, or why the pod does not fit.
 
-        No other request runs between the two: this is the only place where reclaimed resources are given away.
+        No other request runs between check and assumption. Only this method gives reclaimed resources to bound pods.
         """
         key, state = f"{stored.metadata.namespace}/{stored.metadata.name}", self._state
         try:
@@ -138,7 +138,7 @@ class PodBinder:
         with state.without(pod.uid):
             score = float(self._chain.score(pod, state.nodes, rows, now_s)[0])
             outcome = self._chain.filter(pod, state.nodes, rows, now_s)
-        # A planned pod has its resources already; so has a repeated request after one whose result was lost.
+        # The resources of a planned pod are assumed already, as are those of a pod whose first response was lost.
         if (pod.uid, node) in state.assumptions:
             state.assume(pod, node, now_s)
             return score
@@ -165,7 +165,7 @@ class PodBinder:
         return f"binding {key} to {node}: {problem}"
 
     async def _resolve(self, key: str, uid: str, node: str) -> None:
-        """Read a pod back and replace its assumption by what the API server has. Raises ApiError and ApiUnreachable."""
+        """Read a pod and replace its assumption by the node that it has. Raises ApiError and ApiUnreachable."""
         try:
             pod = await self._client.get(SCHEDULER_PODS, key)
         except ApiError as error:

@@ -1,5 +1,5 @@
 """State of the cluster for the scheduler: applies changes of Nodes, CustomNodeResources and Pods, and assumes pods.
-The API server's data are the truth: an assumption only bridges the time until a binding arrives by the watch. Pure.
+An assumption counts a pod on a node until the watch delivers its binding; then the API server's data replace it. Pure.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from controller.scheduler.scheduling_pod import (
 from kube.objects import key_of, parse_timestamp
 
 LOAD_RAMP_S = 30.0
-"""Time until the usage of a new pod is measured: its image is pulled and its containers start. Until then it is estimated."""
+"""Time that a new pod needs to pull its image and start its containers. A report less than this after its placement may lack
+its usage, which is then estimated."""
 HARM_HALF_LIFE_S = 60.0
-"""Time after which an indicator of harm in a report counts half. One report is about one second of run-queue latency."""
+"""Half-life of the average of each indicator of harm over the reports: one report has about one second of latencies."""
 MAX_REPORTS = 20
-"""Reports of a node of which the percentile of usage is computed."""
+"""Number of a node's latest reports from which the percentile of its usage is computed."""
 MAX_PROBLEMS = 100
 MAX_SHARED_CONTAINERS = 16
 
@@ -60,18 +61,18 @@ class PodCharge(NamedTuple):
 
 
 class Assumption(NamedTuple):
-    """Pod that is being bound, until the binding is known from the API server, or that is planned with its gang."""
+    """Pod that counts on a node before the API server reports its binding: it is being bound, or planned with its gang."""
 
     charge: PodCharge
     since_s: float
     """Time of the plan, or of the latest request to bind it."""
     is_planned: bool = False
-    """Whether nothing binds it yet, so that it may be planned on another node."""
+    """Whether no request to bind it was made yet, so that it may be planned on another node."""
 
 
 class ClusterState:
-    """All nodes with the pods that they have. Every method is synchronous, so that on one event loop each is atomic: this is
-    the lock under which a binding checks and assumes."""
+    """All nodes with their pods. Every method is synchronous, so each is atomic on one event loop: a binding needs no other
+    lock between its check and its assumption."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class ClusterState:
         self.nodes = NodeArrays()
         self.alignment = NodeAlignment(self.nodes, rules, self._holds_zones)
         self.problems: dict[str, str] = {}
-        """Why an object is not counted as it is written, by its kind and name: the field, and what is wrong with it."""
+        """Problems of objects with an invalid value, by kind and name of the object: the field, and what is wrong with it."""
         self.problem_changes = 0
         """Number of changes of `problems`, so that a reader need not compare them."""
         self._load_factors, self._percentile = np.array(load_factors), percentile
@@ -108,7 +109,7 @@ class ClusterState:
         return len(self._charges)
 
     def charge(self, uid: str) -> PodCharge | None:
-        """Return what a bound pod takes; None if it is not bound as far as is known."""
+        """Return what a bound pod takes; None if no binding of the pod is known."""
         return self._charges.get(uid)
 
     def charges_on(self, row: int) -> dict[str, PodCharge]:
@@ -136,8 +137,8 @@ class ClusterState:
     def apply_cnr(self, name: str, cnr: SchedulerCnr | None) -> None:
         """Apply a new version of a CustomNodeResource, or its deletion.
 
-        After a deletion its pods still count. Katalyst (pkg/scheduler/cache/cache.go, RemoveCNR) drops them with the record, so
-        that a CustomNodeResource that is created again is filled twice.
+        After a deletion the pods of the node still count. Katalyst (pkg/scheduler/cache/cache.go, RemoveCNR) forgets them with
+        the CustomNodeResource: if it is created again, its resources are given away twice.
         """
         nodes, subject = self.nodes, f"customnoderesource {name}"
         self._clear_problem(subject)
@@ -155,7 +156,7 @@ class ClusterState:
         status = cnr.status
         allocatable = None if status is None or status.resources is None else status.resources.allocatable
         keys = (RECLAIMED_CPU, RECLAIMED_MEMORY)
-        # Without a list nothing is offered: an agent in a dry run leaves it out (agent/reporter/cnr.py).
+        # Without the list the node offers nothing: an agent in a dry run omits it (agent/reporter/cnr.py).
         nodes.allocatable[row] = self._amounts(subject, "status.resources.allocatable", allocatable or {}, keys)
         nodes.set_taints(row, () if cnr.spec is None else cnr.spec.taints or ())
         try:
@@ -202,7 +203,7 @@ class ClusterState:
             self._reclaimed_uids.setdefault(row, set()).add(uid)
 
     def assume(self, pod: SchedulingPod, node: str, now_s: float, *, is_planned: bool = False) -> None:
-        """Count a pod on a node from now on, before its binding is confirmed. Repeating it renews the time."""
+        """Count a pod on a node before its binding is confirmed. A repeated call sets the time of the assumption again."""
         earlier = self._assumed.get((pod.uid, node))
         charge = charge_of(pod, node) if earlier is None else earlier.charge
         self._assumed[pod.uid, node] = Assumption(charge, now_s, is_planned)
@@ -210,7 +211,7 @@ class ClusterState:
             self._add(pod.uid, charge, now_s)
 
     def release_plans(self, uids: Collection[str]) -> None:
-        """End the assumptions of these pods that nothing binds yet."""
+        """End the planned assumptions of these pods; those of pods that are being bound stay."""
         for (uid, node), assumption in list(self._assumed.items()):
             if assumption.is_planned and uid in uids:
                 self.release(uid, node)
@@ -222,8 +223,8 @@ class ClusterState:
 
     @contextmanager
     def without(self, uid: str) -> Iterator[None]:
-        """Leave a pod out while it is evaluated, so that it does not compete with itself: one with a node that is explained, or
-        one whose binding had no response."""
+        """Leave a pod out while it is evaluated, so that it does not compete with itself: a running pod whose placement is
+        explained, or a pod whose binding had no response."""
         charges = [each.charge for (assumed, _), each in self._assumed.items() if assumed == uid]
         if (bound := self._charges.get(uid)) is not None:
             charges.append(bound)
@@ -244,7 +245,7 @@ class ClusterState:
                 self.alignment.hide(row, "")
 
     def _settle(self, uid: str) -> None:
-        """End all assumptions of a pod, because its node is known or it does not exist any more."""
+        """End all assumptions of a pod, because the API server reported its node or its deletion."""
         for key in [key for key in self._assumed if key[0] == uid] if self._assumed else ():
             self.release(*key)
 
@@ -278,8 +279,8 @@ class ClusterState:
         self._remove_if_unused(row)
 
     def _holds_zones(self, uid: str) -> bool:
-        """Return whether a pod that a CustomNodeResource lists has its zones for itself. A pod that is not known does: it has
-        ended, and the CustomNodeResource still names it, or the watch has not delivered it yet."""
+        """Return whether a pod that a CustomNodeResource lists has its zones for itself. An unknown pod counts as such: either
+        it has ended and the CustomNodeResource still lists it, or the watch has not delivered it yet."""
         charge = self._charges.get(uid)
         return charge is None or (charge.alignment is not None and charge.alignment.dedicated)
 
@@ -354,7 +355,8 @@ class ClusterState:
             return Amounts()
 
     def _machine_amounts(self, subject: str, annotations: SchedulerNodeAnnotations, reported: Amounts) -> Amounts:
-        """Return what the machine has: the webhook multiplies what an overcommitted Node reports, and retains these amounts."""
+        """Return the amounts that the kubelet reported. The webhook multiplies the amounts of an overcommitted Node, and stores
+        the original ones in annotations."""
         results = []
         originals = ((CPU, annotations.original_cpu, 1000), (MEMORY, annotations.original_memory, 1))
         for total, (name, text, scale) in zip(reported, originals, strict=True):
@@ -376,8 +378,8 @@ class ClusterState:
             # An unknown QoS level must not hide what the pod takes.
             return parse_scheduling_pod(plain)
         except ValueError:
-            # Quantities of the API server are valid. If one is not, the pod counts nothing, instead of ending this process and
-            # the next one that lists it.
+            # The API server stores valid quantities only. If one is invalid nevertheless, the pod counts nothing: an exception
+            # would end this process, and every later one that lists the pod.
             return parse_scheduling_pod(msgspec.structs.replace(plain, spec=ScheduledPodSpec()))
 
     def _note(self, subject: str, problem: str) -> None:
@@ -407,7 +409,7 @@ def charge_of(pod: SchedulingPod, node: str) -> PodCharge:
 def shared_alignment(alignment: PodAlignment) -> PodAlignment:
     """Return one object for equal alignments, of pods with few containers.
 
-    Those of a thousand containers have 130 KiB each, and would stay in the cache after their pods.
+    An alignment of a thousand containers has 130 KiB, and would stay in the cache after its pod ended.
     """
     return _cached_alignment(alignment) if len(alignment.containers) <= MAX_SHARED_CONTAINERS else alignment
 

@@ -49,12 +49,12 @@ class ElasticQuotas:
         self._objects: dict[str, ElasticQuota] = {}
         self._by_namespace: dict[str, NamespaceQuota] = {}
         self.problems: dict[str, str] = {}
-        """Why a quota does not count, by its key."""
+        """Reasons why quotas do not count, by key."""
         self.problem_changes = 0
         """Number of changes of `problems`, or more."""
 
     def apply(self, key: str, quota: ElasticQuota | None) -> None:
-        """Apply a new version of a quota, or its deletion. Of several in a namespace the first by name counts."""
+        """Apply a new version of a quota, or its deletion. If a namespace has several, the first by name counts."""
         self._objects.pop(key, None)
         self.problems.pop(key, None)
         self.problem_changes += 1
@@ -68,7 +68,7 @@ class ElasticQuotas:
         try:
             self._by_namespace[namespace] = _parse_quota(self._objects[first])
         except ValueError as error:
-            # Neither a guarantee nor a limit, but no pod is lost; the problem is exported and logged.
+            # An invalid quota neither guarantees nor limits anything; the problem is exported and logged.
             self.problems[first] = str(error)
 
     def filter(self, pod: SchedulingPod, nodes: NodeArrays, rows: Rows, now_s: float) -> ReasonNumbers | None:  # noqa: ARG002

@@ -17,7 +17,7 @@ MAX_EXPLAINED_NODES = 100
 def explain_placement(
     state: ClusterState, chain: PluginChain, stored: ScheduledPod, now_s: float, max_nodes: int
 ) -> PlacementExplanation:
-    """Evaluate a pod on every node; a pod that has a node is evaluated as if it had none yet."""
+    """Evaluate a pod on every node. A pod with a node is evaluated as if it had none."""
     key, bound = f"{stored.metadata.namespace}/{stored.metadata.name}", stored.spec.node_name
     try:
         pod = parse_pending_pod(stored)

@@ -34,15 +34,15 @@ class Extender:
     def __init__(self, state: ClusterState, chain: PluginChain) -> None:
         self.state, self.chain, self.gangs = state, chain, Gangs(state, chain)
         self.planned_keys: list[str] = []
-        """Other pods of its gang that can start since the latest filter request: kube-scheduler has to try them now."""
+        """Other pods of the gang that the latest filter request planned; kube-scheduler has to try them now."""
         self.rejecting_plugin = ""
         """Plugin that rejected most nodes of the latest filter request, or one of OTHER_REJECTIONS; empty if none did."""
         self.needs_room = True
-        """Whether resources on a node would help the pod of the latest filter request. False for one that waits for other pods
-        of its gang, which have it tried again, or for its correction."""
+        """Whether free resources of a node would help the pod of the latest filter request. False if its gang lacks pods, or if
+        one of its values is invalid: then kube-scheduler tries it again when those pods arrive, or when it is corrected."""
 
     def filter(self, args: ExtenderArgs, now_s: float) -> ExtenderFilterResult:
-        """Return the nodes that pass every plugin, and the reason of each other one."""
+        """Return the nodes that pass every plugin, and for each other node the reason why it does not."""
         names, self.planned_keys, self.rejecting_plugin, self.needs_room = _names(args), [], "", True
         if isinstance(names, str):
             return ExtenderFilterResult(error=names)
@@ -51,7 +51,7 @@ class Extender:
             pod = parse_pending_pod(args.pod)
             gang = self.gangs.choose_node(args.pod, names, rows, now_s)
         except ValueError as error:
-            # Not an error of the protocol: the pod waits with this text in its events until it is corrected.
+            # The request is valid, the pod is not: it stays pending, with this text in its events, until it is corrected.
             self.rejecting_plugin, self.needs_room = INVALID_POD, False
             return ExtenderFilterResult(failed_and_unresolvable_nodes=dict.fromkeys(names, str(error)))
         if isinstance(gang, GangRejection):
@@ -66,8 +66,8 @@ class Extender:
             outcome = self.chain.filter(pod, self.state.nodes, rows, now_s)
         passes = outcome.passes & is_listed
         self.rejecting_plugin = self._rejecting_plugin(outcome, is_listed)
-        # All are final for this attempt: kube-scheduler's own plugins accepted these nodes, so that its preemption would
-        # select no victim there, and report an error for each (preemption.go, DryRunPreemption).
+        # Every rejection is final for this attempt. kube-scheduler's own plugins accepted these nodes, so its preemption would
+        # select no victim on them, and report an error for each (preemption.go, DryRunPreemption).
         rejected = {
             names[index]: self.chain.reason(outcome, index).message if is_listed[index] else UNKNOWN_NODE
             for index in np.flatnonzero(~passes).tolist()
@@ -82,7 +82,7 @@ class Extender:
         return "" if is_listed.all() else UNKNOWN_NODES
 
     def prioritize(self, args: ExtenderArgs, now_s: float) -> list[HostPriority]:
-        """Return the score of each node, 0 to 10. An invalid request scores nothing; its filter has the reason."""
+        """Return the score of each node, 0 to 10; no scores for an invalid request, whose filter reports the reason."""
         names = _names(args)
         try:
             pod = parse_pending_pod(args.pod)
@@ -101,9 +101,9 @@ class Extender:
         """Return the nodes on which removing pods of lower priority makes room, with those pods.
 
         kube-scheduler does not count reclaimed resources, so the victims that it selects for other resources may be too few.
-        Without this verb it would remove them although the pod does not fit even then. A node on which its own plugins need no
-        victim is no candidate for it (pkg/scheduler/framework/preemption/preemption.go, DryRunPreemption): for reclaimed
-        resources alone a stock kube-scheduler never preempts.
+        Without this verb it would remove these victims although the pod does not fit even then. kube-scheduler considers only
+        nodes on which its own plugins need victims (pkg/scheduler/framework/preemption/preemption.go, DryRunPreemption), so it
+        never preempts for reclaimed resources alone.
         """
         try:
             pod = parse_pending_pod(args.pod)
@@ -119,7 +119,7 @@ class Extender:
         return ExtenderPreemptionResult(node_name_to_meta_victims=results)
 
     def _victims(self, pod: SchedulingPod, name: str, selected: Iterable[str], now_s: float) -> list[str] | None:
-        """Return the pods to remove from a node; None if the pod does not fit even then, or if no pod needs to go."""
+        """Return the pods to remove from a node; None if the pod does not fit even then, or if no removal is needed."""
         nodes, row = self.state.nodes, self.state.nodes.row(name)
         if row is None:
             return None
@@ -127,7 +127,7 @@ class Extender:
         outcome = self.chain.filter(pod, nodes, rows, now_s)
         if not outcome.passes[0] and not self.chain.reason(outcome, 0).preemptible:
             return None
-        # A node may have less to offer than its pods request. That is no obstacle to a pod that requests nothing of it.
+        # The pods of a node may request more than it offers. That does not affect a pod without reclaimed requests.
         free = nodes.allocatable[row] - nodes.requested[row]
         missing = np.asarray(pod.reclaimed) - free if pod.reclaimed != (0, 0) else np.zeros(2, np.int64)
         return add_victims(pod.priority, missing.tolist(), self.state.charges_on(row), list(selected))
@@ -136,7 +136,7 @@ class Extender:
 def add_victims(
     priority: int, missing: list[int], charges: Mapping[str, PodCharge], selected: list[str]
 ) -> list[str] | None:
-    """Return the selected victims and as few more as free the missing CPU and memory; None if that is not possible.
+    """Return the selected victims, and further ones until the missing CPU and memory are free; None if they cannot be freed.
 
     Only reclaimed pods below the priority are added, those with the lowest priority first, of these the largest.
     """

@@ -51,7 +51,7 @@ class ExtenderBindingArgs(_Message, frozen=True, kw_only=True):
 
 
 class ExtenderBindingResult(_Message, frozen=True, kw_only=True):
-    """Response of the verb bind; with an error the pod is not bound and is tried again."""
+    """Response of the verb bind. If it has an error, the pod is not bound, and kube-scheduler tries it again."""
 
     error: str = ""
 

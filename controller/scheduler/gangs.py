@@ -1,6 +1,6 @@
-"""Gangs: pods of which a minimum number starts together or none, by Koordinator's annotations. Pure.
-kube-scheduler has no step in which an extender could let pods wait that have a node already (Permit). So the first pod of a
-complete gang plans all of them: each is assumed on a node, and each later pod of the gang is offered its own node only.
+"""Gangs by Koordinator's annotations: of the pods of a gang, either a minimum number starts together, or none. Pure.
+Plugins of kube-scheduler can make pods wait that have a node already (Permit), but extenders cannot. So an attempt of the first
+pod of a complete gang plans all of them: each is assumed on a node, and a later attempt of a pod gets its planned node only.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from controller.scheduler.scheduling_pod import (
 MAX_GANG_PODS = 1000
 SHORTLIST_NODES = 64
 PLAN_INTERVAL_S = 0.01
-"""Time for each pod of a plan until the gang is planned again, for gangs of many pods times the number of such gangs. Planning
-a pod that differs from the one before it takes 2 ms for 5,000 nodes: gangs of which some pod never fits take a fifth of the
-time, and not all of it."""
+"""Time per pod of a failed plan until the gang is planned again. For plans of more than MAX_QUICK_PODS pods it is multiplied by
+the number of such gangs. Planning a pod that differs from the one before it takes 2 ms for 5,000 nodes, so gangs that never fit
+take a fifth of the CPU time instead of all of it."""
 MAX_HOLD_S = 300.0
 MAX_QUICK_PODS = 50
-"""Pods of a gang that is planned again at once if a pod does not accept its node."""
+"""Largest gang that is planned again at once if kube-scheduler's own plugins reject the planned node of a pod."""
 
 
 class Gang(NamedTuple):
@@ -81,7 +81,7 @@ class Gangs:
         self, stored: ScheduledPod, names: list[str], rows: Rows, now_s: float
     ) -> tuple[str, list[str]] | GangRejection | None:
         """Return the node of a gang's pod and the keys of the other pods that can start now; None if the pod may use any node,
-        because it is in no gang or enough of the gang have one.
+        because it is in no gang or because enough pods of the gang have a node.
 
         Raises ValueError that names the annotation.
         """
@@ -111,7 +111,7 @@ class Gangs:
             return held
         selected = list(waiting.values())[: gang.min_pods - started - 1]
         pods = [parse_pending_pod(each) for each in (stored, *selected)]
-        # What is large is most likely not to fit, and leaves room for the small ones.
+        # Large pods are the least likely to fit, so they are planned first; small pods fit into the rest.
         pods.sort(key=lambda each: each.reclaimed, reverse=True)
         planned = self._plan(pods, names, rows, now_s)
         if len(planned) < len(pods):
@@ -120,16 +120,18 @@ class Gangs:
             return GangRejection(message, is_complete=True)
         self._holds.pop(gang.key, None)
         if len(pods) > MAX_QUICK_PODS:
-            message = f"gang {gang.key}: planned on nodes that not all of its pods accept; it is planned again soon"
+            message = (
+                f"gang {gang.key}: kube-scheduler rejects the planned node of a pod; the gang is planned again soon"
+            )
             self._hold(gang.key, message, len(pods), now_s)
-        # Those beyond the minimum wait for nothing else.
+        # Pods beyond the minimum may start now, too.
         return planned[uid], list(waiting)
 
     def _hold(self, key: str, message: str, planned: int, now_s: float) -> None:
         # A clock that was set back must not hold a gang for longer.
         self._holds = {each: hold for each, hold in self._holds.items() if 0 < hold.until_s - now_s <= MAX_HOLD_S}
         is_large = planned > MAX_QUICK_PODS
-        # Gangs of few pods are no reason for others to wait: any number of them costs little time.
+        # Gangs of few pods do not delay others, because planning any number of them takes little time.
         others = sum(hold.is_large for each, hold in self._holds.items() if each != key) if is_large else 0
         until_s = now_s + min(planned * PLAN_INTERVAL_S * (1 + others), MAX_HOLD_S)
         self._holds[key] = PlanHold(message, until_s, is_large)
@@ -155,8 +157,8 @@ class Gangs:
         return f"gang {gang.key}: {present}, {bound} with a node; at least {gang.min_pods} start together"
 
     def _plan(self, pods: list[SchedulingPod], names: list[str], rows: Rows, now_s: float) -> dict[str, str]:
-        """Assume every pod on the best node that it fits, and return the nodes by uid. If one fits nowhere, release all and
-        return those that did fit."""
+        """Assume every pod on the best node that it fits, and return the nodes by uid. If a pod fits nowhere, release all
+        assumptions and return the nodes of the pods before it."""
         planned = dict[str, str]()
         shortlist = _Shortlist(self._state, self._chain, rows, now_s)
         for pod in pods:
@@ -170,8 +172,8 @@ class Gangs:
 
 
 class _Shortlist:
-    """The best nodes for pods of one shape. An assumed pod changes its own node only, so that of the thousands of nodes these
-    few are evaluated for the next pod, and all others only when one of them may be better."""
+    """The best nodes for pods of one shape. An assumed pod changes its own node only. So for the next pod only these few of the
+    thousands of nodes are evaluated, and the others only if one of them may be better."""
 
     def __init__(self, state: ClusterState, chain: PluginChain, rows: Rows, now_s: float) -> None:
         self._state, self._chain, self._rows, self._now_s = state, chain, rows, now_s
@@ -208,7 +210,8 @@ class _Shortlist:
 
 
 def _can_start(member: ScheduledPod, planned: ScheduledPod) -> bool:
-    """Return whether kube-scheduler will try this pod as well: otherwise its plan would only withhold resources."""
+    """Return whether kube-scheduler will try this pod as well. If it will not, a plan for the pod would withhold resources in
+    vain."""
     spec = member.spec
     return not spec.node_name and not spec.scheduling_gates and spec.scheduler_name == planned.spec.scheduler_name
 

@@ -1,4 +1,4 @@
-"""Score by measured harm: batch work goes where online pods wait least. Pure.
+"""Score by measured harm: batch work is placed on nodes whose online pods wait least. Pure.
 The agents report run-queue latency of online pods and the node's pressure (PSI) in the CustomNodeResource.
 """
 
@@ -25,7 +25,7 @@ from controller.scheduler.scheduling_pod import SchedulingPod
 
 Share = Annotated[float, Meta(gt=0, le=1)]
 NEUTRAL_SCORE = 50.0
-"""Score of a node of which nothing is known."""
+"""Score of a node without a report of harm."""
 
 
 class HarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -40,14 +40,14 @@ class HarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     interference: Annotated[float, Meta(gt=0, le=1000)] = HARM_LIMITS[RECLAIMED_INTERFERENCE]
     """Seconds per second for which online tasks waited for reclaimed pods."""
     half_life_s: Annotated[float, Meta(ge=1, le=86_400)] = 120.0
-    """Age of a report at which it counts half; the score then is half way to that of an unknown node. Agents report usage once
-    a minute."""
+    """Age of a report at which it counts half: the score is then the mean of the measured score and NEUTRAL_SCORE. Agents
+    report usage once a minute."""
     weight: PluginWeight = 2.0
     """Weight of this score among the scores of all plugins; 0 leaves it out."""
 
 
 class HarmScore:
-    """Prefers nodes whose online pods wait least, and among these nodes with stealable CPU."""
+    """Prefers nodes whose online pods are harmed least."""
 
     name = "HarmAware"
     reasons: Sequence[RejectionReason] = ()
@@ -59,13 +59,13 @@ class HarmScore:
         )
 
     def filter(self, pod: SchedulingPod, nodes: NodeArrays, rows: Rows, now_s: float) -> ReasonNumbers | None:  # noqa: ARG002
-        """Pass every node: agents take resources back where harm is done."""
+        """Pass every node: where online pods are harmed, the agent takes resources back from reclaimed pods."""
         return None
 
     def score(self, pod: SchedulingPod, nodes: NodeArrays, rows: Rows, now_s: float) -> FloatArray | None:  # noqa: ARG002
         """Score (1 - the largest share of a limit) * 100, which decays to NEUTRAL_SCORE as the report ages.
 
-        CPU that pods since the report are estimated to use counts as harm, so that a burst of pods does not go to one node.
+        The estimated CPU use of pods placed since the report counts as harm, so that one node does not get a burst of pods.
         """
         shares = nodes.harm[rows] / self._limits
         is_reported = ~np.isnan(shares).all(axis=1)

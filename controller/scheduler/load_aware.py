@@ -1,6 +1,6 @@
 """Koordinator's LoadAware: keeps pods off nodes with high usage, and prefers nodes with low usage. Pure.
-Usage is that of the CustomNodeResource plus an estimate for pods that it cannot contain yet, so that a node with low usage
-does not receive all pods of the seconds until its next report.
+Usage is the sum of the usage in the CustomNodeResource and an estimate for pods that this report cannot contain yet, so that a
+node with low usage does not receive all pods that are placed until its next report.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     thresholds: UsageThresholds = UsageThresholds(cpu=65, memory=95)
     """[usageThresholds] Limits for pods of every level but reclaimed_cores."""
     reclaimed_thresholds: UsageThresholds = UsageThresholds(memory=95)
-    """Limits for reclaimed pods. None for CPU: what the CustomNodeResource offers is what online pods leave."""
+    """Limits for reclaimed pods. CPU has none, because the CustomNodeResource offers only the CPU that online pods leave."""
     percentile_thresholds: UsageThresholds = UsageThresholds()
     """[aggregated.usageThresholds] Limits for the percentile of the latest 20 reports, for pods of every level."""
     percentile: Annotated[int, Meta(ge=50, le=99)] = 95
@@ -76,7 +76,7 @@ class LoadAware:
         limits = settings.reclaimed_thresholds if pod.is_reclaimed else settings.thresholds
         numbers = np.zeros(len(rows), np.int16)
         fresh = self._is_fresh(nodes, rows, now_s)
-        # The percentiles do not contain this pod: they are what was measured.
+        # Percentiles are measured amounts, to which no estimate for this pod is added.
         checks = (
             (settings.percentile_thresholds, nodes.usage_percentile[rows], 3),
             (limits, self._load(pod, nodes, rows), 1),
@@ -120,7 +120,7 @@ class LoadAware:
         return load
 
     def _is_fresh(self, nodes: NodeArrays, rows: Rows, now_s: float) -> BoolArray:
-        # A clock of a node that runs ahead gives a report from the future, which is fresh.
+        # If the clock of a node runs ahead, its report has a time in the future, and counts as fresh.
         fresh: BoolArray = now_s - nodes.reported_at_s[rows] < self._settings.expiration_s
         return fresh
 

@@ -1,8 +1,9 @@
-"""Maintains AlignedArrays: zones with what pods have of them, and pinned CPUs, from Nodes, CustomNodeResources and pods. Pure.
+"""Maintains AlignedArrays from Nodes, CustomNodeResources and pods: zones, the amounts that pods have of them, and pinned CPUs.
+Pure.
 
-A pod that a kubelet will align is charged to every zone of its node until the CustomNodeResource lists the pod: it may get any
-of them. This holds for assumed pods and for bound ones alike, so that a new process starts with the same charges. The charge
-ends with the assumption or with the pod.
+A pod that a kubelet will align is charged to every zone of its node until the CustomNodeResource lists the pod, because it may
+get any of them. Assumed and bound pods are charged alike, so that a new process computes the same charges. The charge ends with
+the assumption or with the pod.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from controller.scheduler.scheduler_kinds import (
 )
 
 MAX_ZONE_AMOUNT = (1 << 53) - 1
-"""Largest amount of a zone that the plugins compute with exactly."""
+"""Largest amount of a zone: the plugins compute with floats, which are exact up to this number."""
 MAX_RATIO_PPM = 1000 * RATIO_ONE
 ValueT = TypeVar("ValueT")
 _NO_ANNOTATIONS = SchedulerNodeAnnotations()
@@ -44,12 +45,12 @@ class NodeAlignment:
     """Writes `nodes.aligned`, one slot for each row that has zones or whose overcommitted resources are pinned."""
 
     def __init__(self, nodes: NodeArrays, rules: TopologyRules | None, holds_zones: Callable[[str], bool]) -> None:
-        """Without `rules`, zones are ignored. `holds_zones` returns whether a pod, by uid, is dedicated_cores or unknown: only
-        these count with the dynamic policy, because others run in the same CPUs as any pod."""
+        """Without `rules`, zones are ignored. `holds_zones` returns whether the pod with a uid is dedicated_cores or unknown.
+        With the dynamic policy only the allocations of these pods count, because other pods share their CPUs."""
         self._nodes, self._rules, self._holds_zones = nodes, rules, holds_zones
         self._zones: dict[int, NodeZones] = {}
         self._reported: dict[int, tuple[tuple[CnrZone, ...] | None, str]] = {}
-        """Zones and policy of which `_zones` were parsed."""
+        """Zones and policy from which `_zones` were parsed."""
         self._pods: dict[int, dict[str, PodAlignment]] = {}
         self._nodes_marks: dict[int, SchedulerNodeAnnotations] = {}
         self._managers: dict[int, CnrAnnotations] = {}
@@ -93,7 +94,7 @@ class NodeAlignment:
         self._refresh_for(row, uid, alignment)
 
     def remove(self, row: int, uid: str) -> None:
-        """Count a pod no more: its assumption ended, or it did."""
+        """Stop counting a pod whose assumption ended or that ended itself."""
         pods = self._pods.get(row, {})
         alignment = pods.pop(uid, None)
         if not pods:
@@ -101,7 +102,7 @@ class NodeAlignment:
         self._refresh_for(row, uid, alignment)
 
     def remove_row(self, row: int) -> None:
-        """Remove all of a row that no node uses any more."""
+        """Remove all data of a row that no node uses any more."""
         for each in (self._zones, self._reported, self._pods, self._nodes_marks, self._managers):
             each.pop(row, None)
         self._refresh(row)
@@ -117,7 +118,7 @@ class NodeAlignment:
             self._refresh(row)
 
     def _refresh(self, row: int) -> None:
-        """Compute the slot of a row; it has none while it needs none."""
+        """Compute the slot of a row. A row without zones and without pinned overcommitted resources has no slot."""
         arrays, zones = self._nodes.aligned, self._zones.get(row)
         marks, managers = self._nodes_marks.get(row, _NO_ANNOTATIONS), self._managers.get(row, _NO_MANAGERS)
         has_manager = managers.cpu_manager == STATIC_CPU_MANAGER or managers.memory_manager == STATIC_MEMORY_MANAGER
@@ -145,7 +146,7 @@ class NodeAlignment:
         )
         arrays.static_cpu[slot] = managers.cpu_manager == STATIC_CPU_MANAGER
         arrays.static_memory[slot] = managers.memory_manager == STATIC_MEMORY_MANAGER
-        # As Katalyst, an invalid number counts as 0: the pods of the node count anyway.
+        # An invalid number counts as 0, as in Katalyst; the CPUs that the node's pods pin count in any case.
         text = managers.guaranteed_cpus
         is_number = text.isascii() and text.isdigit() and len(text) <= 7
         arrays.reported_pinned_cpus[slot] = min(int(text), MAX_PINNED_CPUS) if is_number else 0

@@ -1,4 +1,4 @@
-"""Arrays over the nodes of the cluster, one row for each node: what the plugins of the scheduler compute on. Pure."""
+"""Arrays over the nodes of the cluster, one row for each node, on which the plugins of the scheduler compute. Pure."""
 
 from __future__ import annotations
 

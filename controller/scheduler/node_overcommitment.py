@@ -1,13 +1,14 @@
 """Katalyst's plugin NodeOvercommitment: filters nodes whose CPU or memory is overcommitted although the kubelet pins it. Pure.
 
-The stock fit of the scheduler counts with the overcommitted allocatable CPU of the Node. Where the kubelet's CPU manager is
-static, the CPUs that it pins to Guaranteed pods cannot be shared, so a whole-numbered Guaranteed CPU takes as much of the
-overcommitted amount as a real CPU offers: `ratio` CPUs. The memory manager pins memory likewise, and excludes overcommitment.
+kube-scheduler's NodeResourcesFit compares requests with the overcommitted allocatable CPU of the Node. If the kubelet's CPU
+manager is static, the CPUs that it pins to Guaranteed pods cannot be shared. So each pinned CPU takes as much of the
+overcommitted amount as a real CPU offers: `ratio` CPUs. The memory manager pins memory likewise, so that memory cannot be
+overcommitted.
 
 The caller gives arrays over all nodes (`OvercommittedNodes`), and for each pod `CpuDemand`:
 - ratios from the Node's annotations by `api.overcommit.effective_ratio`, so that recommended ratios count; without a ratio 1.
-- managers from the annotations of the CustomNodeResource. They have to be cleared if the annotation or the object goes, which
-  Katalyst's cache does not.
+- managers from the annotations of the CustomNodeResource. Clear them when the annotation or the object is deleted; Katalyst's
+  cache does not.
 - `guaranteed_m`: the larger one of the annotation guaranteed_cpus and of the sum of `guaranteed_cpus` over the node's assigned
   and assumed pods, because the agent reports a pod only after the kubelet has pinned its CPUs.
 - `requested_m`: over assigned and assumed pods, this one excluded.
@@ -72,7 +73,7 @@ class OvercommitmentFilter:
     weight = 0.0
     reasons: Sequence[RejectionReason] = (
         RejectionReason("node(s) with overcommitted memory that the kubelet's memory manager pins", preemptible=False),
-        # kube-scheduler's own fit does not see pinned CPUs, so that it cannot select the victims.
+        # kube-scheduler's own fit does not count pinned CPUs, so it cannot select victims that free them.
         RejectionReason("Insufficient overcommitted cpu that is not pinned", preemptible=False),
     )
 

@@ -6,8 +6,8 @@ A zone is a NUMA node. The caller gives the zones of all nodes as arrays [node, 
   their numbers. Nodes with fewer zones are padded; `zones` masks the padding.
 - `allocated` are the allocations of the CustomNodeResource; with the dynamic policy only those of dedicated pods.
 - `assumed` is charged to every zone of the node until the CustomNodeResource names the pod's zones: a pod may get any of them.
-  `assumed_charge` returns what to add at the binding. Retain it, and subtract the same amounts when the pod appears in the
-  allocations, its binding fails or the pod is gone.
+  `assumed_charge` returns the amounts to add at the binding. Retain them, and subtract the same amounts when the pod appears in
+  the allocations, when its binding fails or when the pod is deleted.
 - nodes without a CustomNodeResource have the policy NONE, which accepts every pod.
 
 The kubelet (pkg/kubelet/cm/topologymanager) and Katalyst's kubelet choose sets of zones by their capacity: a set is preferred
@@ -43,7 +43,7 @@ class TopologyPolicy(IntEnum):
     RESTRICTED = 2
     """All resources in one preferred set of zones, or the pod is rejected."""
     BEST_EFFORT = 3
-    """As RESTRICTED, but nothing is rejected."""
+    """As RESTRICTED, but no pod is rejected."""
     NUMERIC = 4
     """The aligned resources in one preferred set of zones; the others anywhere on the node."""
 
@@ -226,7 +226,7 @@ def assumed_charge(allocatable: IntArray, pod: TopologyPod, rules: TopologyRules
 def explain_topology(
     state: ZoneState, pod: TopologyPod, rules: TopologyRules, node: int, names: tuple[str, ...]
 ) -> str:
-    """Return why the zones of a node cannot hold the pod, with the most that a zone has free; empty if they can.
+    """Return why the zones of a node cannot hold the pod, with the largest free amounts of a zone; empty if they can.
 
     `names` are the resources.
     """
@@ -269,7 +269,7 @@ def _available(state: ZoneState) -> IntArray:
 
 
 def _idle(state: ZoneState) -> BoolArray:
-    """Return [N, Z], zones in which no pod has or may get anything."""
+    """Return [N, Z], zones in which no pod has, or may get, resources."""
     idle = state.zones.copy()
     # Reductions over the short last axis are several times slower than this loop.
     for index in range(state.allocated.shape[2]):
@@ -332,7 +332,7 @@ def _place(state: ZoneState, request: _Request, rules: TopologyRules, policy: To
         chosen = needed == count
         if policy is TopologyPolicy.BEST_EFFORT:
             chosen = (needed > 0) & (needed <= count) & ~result.fits
-        # Of exclusive pods, most nodes of a busy cluster are left out here.
+        # For an exclusive pod, this excludes most nodes of a busy cluster.
         rows = np.flatnonzero(chosen & (usable >= count))
         if len(rows):
             _place_in_sets(state, request, rules, rows, count, result)
@@ -461,7 +461,7 @@ def _balance(percents: list[FloatArray], counts: list[BoolArray]) -> FloatArray:
 
 
 def _subtract(request: _Request, zones: BoolArray) -> IntArray:
-    """Return what the next container finds: the request comes out of the chosen zones, those with low numbers first."""
+    """Return the free amounts for the next container: the request is subtracted from the chosen zones, low numbers first."""
     free = request.available.copy()
     left = np.where(request.counts, request.amounts, 0)
     anywhere = np.where(request.summed, request.amounts, 0)

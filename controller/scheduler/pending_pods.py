@@ -1,8 +1,9 @@
-"""Has kube-scheduler try pending pods again at once when resources appear for them.
-kube-scheduler hears of changes of Nodes and Pods, not of CustomNodeResources: a pod that only the extender rejected would wait
-for an unrelated event or for five minutes. An update of the pod itself is such an event for it: without queueing hints (before
-1.32) any change outside of the status moves it (pkg/scheduler/internal/queue/scheduling_queue.go, isPodUpdated); with them the
-extender counts as a plugin that every event concerns (pkg/scheduler/framework/runtime/framework.go, defaultEnqueueExtension).
+"""Makes kube-scheduler try pending pods again at once when resources for them become free.
+kube-scheduler watches Nodes and Pods, but no CustomNodeResources. If only the extender rejected a pod, it would not try the pod
+again before an unrelated event, or before five minutes. So the extender updates the pod. Without queueing hints (before 1.32)
+kube-scheduler tries a pod again after any change outside of its status (pkg/scheduler/internal/queue/scheduling_queue.go,
+isPodUpdated). With them it treats the extender as a plugin that every event concerns
+(pkg/scheduler/framework/runtime/framework.go, defaultEnqueueExtension).
 """
 
 from __future__ import annotations
@@ -31,20 +32,23 @@ from kube.watch import ObjectChange
 
 log = logging.getLogger(__name__)
 RETRY_ANNOTATION = "dioptase.io/scheduling-retry"
-"""Time at which the extender last saw room for a pending pod."""
+"""Annotation with the time at which the extender last made kube-scheduler try a pending pod again."""
 RETRY_INTERVAL_S = 0.25
 MIN_RETRY_AGE_S, MAX_RETRY_AGE_S = 1.0, 8.0
-"""Time between the first two updates of a pod, or of a gang, that stays pending; it doubles up to the second number. Updates in
-vain, such as those of a gang for which there is room for some of its pods, would be hundreds of writes a second."""
+"""Time between the first two updates of a pod or a gang that stays pending, and the maximum up to which this time doubles.
+Without these limits, updates in vain would be hundreds of writes a second, for example of a gang of which only some pods
+fit."""
 MAX_RETRIES = 50
-"""Pods updated in one interval, those with the highest priority first: more than kube-scheduler schedules meanwhile."""
+"""Maximum number of pods updated in one interval, those with the highest priority first. kube-scheduler schedules fewer pods in
+this time."""
 MAX_COST_US = 20_000.0
-"""Estimated CPU time of one evaluation, which delays requests by as much. Other pods are evaluated after an interval."""
+"""Maximum estimated CPU time of one evaluation, because it delays kube-scheduler's requests by this time. The remaining pods
+are evaluated after an interval."""
 SKIP_US, PARSE_US, COMPARE_US, FILTER_US = 5.0, 40.0, 20.0, 150.0
 COMPARE_ROW_US, FILTER_ROW_US = 0.02, 0.25
-"""CPU time of the steps for one pod, and for each node of it, as measured."""
+"""Measured CPU time of each step: for one pod, and for one node of a pod."""
 MAX_UNKNOWN_AGE_S = 60.0
-"""Age at which a rejected pod that the watch does not have is not waited for any more."""
+"""Age at which a rejected pod that the watch has not delivered is forgotten."""
 MAX_RETRY_MEMORY_S = 60.0
 """Age at which an update in vain is forgotten, so that the next interval is the shortest one again."""
 
@@ -69,17 +73,17 @@ class RowSet(NamedTuple):
 
 
 INVALID_POD, INCOMPLETE_GANG, UNKNOWN_NODES, NOT_TRIED = OTHER_REJECTIONS = ("Invalid", "Gang", "Cache", "Unknown")
-"""What rejects a pod besides plugins: its own fields, its gang, nodes that have not been listed yet; or this process has not
-tried it."""
+"""Causes of a pending pod besides plugins: an invalid field of the pod, its gang, nodes that are not listed yet, and no attempt
+by this process."""
 
 
 class RejectedPod(NamedTuple):
-    """Pod that no node of a request fits."""
+    """Pod that fits no node of a request."""
 
     uid: str
     candidates: RowSet | None
-    """Rows of the nodes that kube-scheduler's own plugins accept; None if that is not known. Room elsewhere is of no use to
-    the pod, and if those plugins accept other nodes later, kube-scheduler notices itself."""
+    """Rows of the nodes that kube-scheduler's own plugins accept; None if they are not known. Free resources of other nodes do
+    not help the pod. If those plugins accept other nodes later, kube-scheduler tries the pod again by itself."""
     plugin: str
     """Plugin that rejected most nodes at the latest attempt, or one of OTHER_REJECTIONS."""
     since_s: float
@@ -87,7 +91,7 @@ class RejectedPod(NamedTuple):
 
 
 class RetryTime(NamedTuple):
-    """Latest update of a pod, or of a pod of a gang, and the age at which it may be repeated."""
+    """Time of the latest update of a pod, or of a pod of a gang, and the minimum age at which it may be repeated."""
 
     at_s: float
     min_age_s: float
@@ -122,7 +126,7 @@ class PendingPods:
         pods.listen(self._on_pod)
 
     def __len__(self) -> int:
-        """Number of pods that wait."""
+        """Number of pending pods."""
         return len(self._rejected)
 
     def record_result(
@@ -141,20 +145,20 @@ class PendingPods:
         self._rejected[key] = RejectedPod(uid, candidates, plugin, since_s)
 
     def counts_by_plugin(self) -> dict[str, int]:
-        """Return the number of pods by what rejects most nodes for them: every plugin, and OTHER_REJECTIONS."""
+        """Return the number of pending pods by the plugin that rejected most nodes, or by one of OTHER_REJECTIONS."""
         names = (*(plugin.name for plugin in self._chain.plugins), *OTHER_REJECTIONS)
         counts = Counter(rejected.plugin for rejected in self._rejected.values())
         return {name: counts[name] for name in names}
 
     def oldest_age_s(self) -> float:
-        """Return the time since the first rejection of the pod that waits longest; 0 without pods that wait."""
+        """Return the time in seconds since the first rejection of the oldest pending pod; 0 if no pod is pending."""
         since_s = min((rejected.since_s for rejected in self._rejected.values()), default=None)
-        # A clock that was set back is no negative age.
+        # A clock that was set back must not result in a negative age.
         return 0.0 if since_s is None else max(self._clock() - since_s, 0.0)
 
     def adopt_pending(self) -> None:
-        """Count every pending pod with reclaimed resources as rejected, and each dedicated_cores pod: an earlier process may
-        have rejected it."""
+        """Count every pending pod that requests reclaimed resources or is dedicated_cores as rejected, because an earlier
+        process may have rejected it."""
         for key, pod in self._pods.store.items():
             with contextlib.suppress(ValueError):
                 # Parsing takes long for the many pods that have a node.
@@ -165,7 +169,7 @@ class PendingPods:
         self._changed.set()
 
     def retry_now(self, keys: Iterable[str]) -> None:
-        """Have kube-scheduler try these pods, because their gang was planned."""
+        """Make kube-scheduler try these pods, because their gang was planned."""
         if fresh := [key for key in keys if key in self._rejected]:
             self._forced.update(fresh)
             self._changed.set()
@@ -196,8 +200,9 @@ class PendingPods:
     def fitting_pods(self, now_s: float) -> list[tuple[str, str]]:
         """Return key and uid of pods to update, those with the highest priority first.
 
-        Room that one of them would take is not counted twice, so that one freed core does not wake a thousand pods. Of many
-        different pods a part is evaluated, and the others by the next calls: this runs between two requests.
+        Resources that one of them would take do not count for another, so that one free core does not wake a thousand pods. If
+        there are many different pods, a call evaluates some of them and the next calls the others, because requests of
+        kube-scheduler wait meanwhile.
         """
         if not self._unevaluated:
             self._begin_evaluation(now_s)
@@ -225,7 +230,7 @@ class PendingPods:
                 continue
             cost_us += COMPARE_US + len(changed) * COMPARE_ROW_US
             if pod.reclaimed != (0, 0):
-                # What is free only decreases, so that the next equal pod need not be compared with nodes that are full now.
+                # Free amounts only decrease here, so the next equal pod need not be compared with nodes that are full now.
                 passes = passes_by_shape[shape] = passes & (np.asarray(pod.reclaimed) <= free).all(axis=1)
             fits = passes if rejected.candidates is None else passes & rejected.candidates.contains(rows)
             if not fits.any():
@@ -235,8 +240,8 @@ class PendingPods:
                 free[index] -= pod.reclaimed
                 results[retry_key] = (key, pod.uid)
                 self._rejected.pop(key)
-                # Nodes that one pod of a gang may use need not be those of another: the next time another one is tried.
-                # Another scheduler may have an adopted pod: from now on only filter requests show that it is this one's.
+                # Pods of a gang may have different candidates: at the end of the order, the pod lets another one be next.
+                # An adopted pod may belong to another scheduler: only a filter request shows that it belongs to this one.
                 if rejected.candidates is not None:
                     self._rejected[key] = rejected
             else:
@@ -253,7 +258,7 @@ class PendingPods:
         if not self._evaluated_rows:
             return
         for key, rejected in list(self._rejected.items()):
-            # The request may have arrived after the deletion of its pod, of which nothing is heard any more.
+            # If the request arrived after the deletion of its pod, no event of the watch will remove the pod.
             if key not in self._pods.store and abs(now_s - rejected.since_s) >= MAX_UNKNOWN_AGE_S:
                 self._forget(key)
         self._retries = {
@@ -298,12 +303,11 @@ class PendingPods:
         metadata = {"uid": uid, "annotations": {RETRY_ANNOTATION: format_timestamp(self._clock(), micro=True)}}
         try:
             await self._client.merge_patch(SCHEDULER_PODS, key, {"metadata": metadata})
-        except ApiError as error:
-            # Deleted, or created again, meanwhile: the watch delivers it.
-            if not (error.missing or error.conflict):
-                log.warning("%s: cannot have kube-scheduler try it again: %s", key, error)
-        except ApiUnreachable as error:
-            log.warning("%s: cannot have kube-scheduler try it again: %s", key, error)
+        except (ApiError, ApiUnreachable) as error:
+            # If the pod was deleted or created again meanwhile, the watch delivers this.
+            if not (isinstance(error, ApiError) and (error.missing or error.conflict)):
+                problem = f"cannot set {RETRY_ANNOTATION}, so kube-scheduler may try it again only after 5 min"
+                log.warning("%s: %s: %s", key, problem, error)
 
     def _on_pod(self, change: ObjectChange[ScheduledPod]) -> None:
         new = change.new
@@ -313,9 +317,11 @@ class PendingPods:
 
 
 def _retry_key(key: str, pod: ScheduledPod, rejected: RejectedPod) -> str:
-    """Return what is updated at most once in an interval: the gang of a pod that waits for room for all of it, or that no
-    request is known of, as its first pod plans the others, which are tried then; otherwise the pod itself. A space
-    separates the two kinds."""
+    """Return the key whose pods are updated at most once in an interval: a gang or a pod; a space distinguishes the two.
+
+    It is the gang if the whole gang lacks resources, or if this process has not tried the pod: an attempt of one pod plans the
+    others, which are then tried too.
+    """
     gang = gang_key(pod) if rejected.plugin in (INCOMPLETE_GANG, NOT_TRIED) else ""
     return f"gang {gang}" if gang else key
 

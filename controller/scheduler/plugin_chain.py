@@ -48,7 +48,7 @@ class NodePlugin(Protocol):
         ...
 
     def describe(self, pod: SchedulingPod, nodes: NodeArrays, row: int, now_s: float) -> str:
-        """Return the numbers from which filter and score of one node result, as a sentence for people."""
+        """Return the numbers that decide about filter and score of one node, as a sentence for people."""
         ...
 
 
@@ -69,7 +69,7 @@ class PluginChain:
         self.plugins = tuple(plugins)
 
     def filter(self, pod: SchedulingPod, nodes: NodeArrays, rows: Rows, now_s: float) -> FilterOutcome:
-        """Run every filter on the nodes that passed those before it."""
+        """Run every filter on all rows; the outcome has the first rejection of each row."""
         numbers = np.zeros(len(rows), np.int16)
         sources = np.zeros(len(rows), np.int16)
         for index, plugin in enumerate(self.plugins):

@@ -14,7 +14,7 @@ from api.qos import MEMORY_KEY, QoSLevel
 from controller.scheduler.numa_topology import TopologyPod
 
 MAX_PINNED_CPUS = 1 << 20
-"""Pinned CPUs of a pod, and of a node, above which more make no difference."""
+"""Largest number of pinned CPUs of a pod and of a node; larger numbers count as this."""
 CpuAndMemory = tuple[int, int]
 """Milli-CPUs and bytes."""
 

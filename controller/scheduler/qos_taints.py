@@ -34,7 +34,7 @@ class QosTaints:
         return by_set[nodes.taint_set[rows]] if by_set.any() else None
 
     def score(self, pod: SchedulingPod, nodes: NodeArrays, rows: Rows, now_s: float) -> FloatArray | None:  # noqa: ARG002
-        """Score 100 for no taint of effect PreferNoSchedule, and 0 for the most that any of these nodes has."""
+        """Score 100 for a node without untolerated taints of effect PreferNoSchedule, and 0 for the one with most of them."""
         by_set = np.array([len(untolerated(pod, taints, SOFT_EFFECTS)) for taints in nodes.taint_sets], np.float64)
         counts: FloatArray = by_set[nodes.taint_set[rows]]
         highest = counts.max(initial=0)

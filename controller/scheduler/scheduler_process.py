@@ -107,7 +107,7 @@ class SchedulerCache:
         return describe_unsynced(self.informers)
 
     def problems(self) -> dict[str, str]:
-        """Return why an object does not count as it is written, by its kind and name."""
+        """Return the problems of objects with an invalid value, by kind and name of the object."""
         quotas = {} if self._quotas is None else self._quotas.problems
         return self.state.problems | {f"elasticquota {key}": text for key, text in quotas.items()}
 
@@ -162,7 +162,7 @@ async def _run(options: ProgramOptions, config: SchedulerConfig) -> None:
 
 
 def watch_for_room(cache: SchedulerCache, pending: PendingPods) -> None:
-    """Have pending pods evaluated when a CustomNodeResource changes or a pod leaves its node."""
+    """Evaluate pending pods when a CustomNodeResource changes, and when a pod on a node ends."""
     cache.cnrs.listen(lambda change: pending.record_room(change.key))
     cache.quotas.listen(lambda _change: pending.record_room_everywhere())
 
@@ -183,7 +183,7 @@ async def _work(cache: SchedulerCache, pending: PendingPods, binder: PodBinder) 
         for informer in cache.informers:
             await informer.synced.wait()
         log.info("%d nodes, %d pods with a node", len(cache.state.nodes), cache.state.pod_count)
-        # Full collections would visit every listed pod again and again, and delay a request for as long.
+        # Without this, each full garbage collection would visit every listed pod, and delay a request meanwhile.
         gc.collect()
         gc.freeze()
         pending.adopt_pending()

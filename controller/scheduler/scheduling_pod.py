@@ -27,8 +27,9 @@ GANG_NAME_KEY, GANG_MIN_KEY = (
     "gang.scheduling.koordinator.sh/min-available",
 )
 MAX_AMOUNT = (1 << 47) - 1
-"""Amounts above this count as this: 128 TiB, or 140 billion cores. The API server stores up to 2^63 - 1 for each container, of
-which two would overflow the arrays of the nodes, into free resources. Of this amount 65,536 pods can be on one node."""
+"""Largest amount: 128 TiB, or 140 billion cores; larger ones count as this. The API server stores up to 2^63 - 1 for each
+container. The sum of two such amounts would overflow the arrays of the nodes, and count as free resources. With this limit the
+sum of 65,536 pods on one node does not overflow."""
 MAX_NAME_CHARS = 253
 """Characters of the name of a gang, as of any object."""
 MAX_CONTAINERS = 1024
@@ -50,7 +51,7 @@ class PodAnnotations(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     main_container: str = msgspec.field(default="", name=MAIN_CONTAINER_KEY)
 
     def __post_init__(self) -> None:
-        # A pod has 256 KiB of annotations, which every extender would have in memory for as long as the pod exists.
+        # A pod may have 256 KiB of annotations, which would stay in the memory of every extender while the pod exists.
         for name in ("qos_level", "gang_name", "gang_min", "main_container"):
             self._cut(name, MAX_NAME_CHARS)
         self._cut("memory_enhancement", MAX_ANNOTATION_CHARS)
@@ -92,7 +93,7 @@ class ScheduledContainer(_PodStruct, frozen=True, kw_only=True, gc=False):
 
 
 class SchedulingGate(_PodStruct, frozen=True, kw_only=True, gc=False):
-    """What a pod waits for before kube-scheduler tries it (KEP-3521)."""
+    """Gate of a pod: kube-scheduler tries a pod only after all its gates are removed (KEP-3521)."""
 
     name: str = ""
 
@@ -121,7 +122,7 @@ class ScheduledPod(_PodStruct, frozen=True, kw_only=True, gc=False):
 
     @property
     def holds_resources(self) -> bool:
-        """Whether its node's resources are in use by it: it has a node, and its containers have not ended for good."""
+        """Whether the pod uses resources of a node: it has a node, and its containers have not ended for good."""
         return bool(self.spec.node_name) and not self.has_ended
 
     @property
@@ -137,7 +138,7 @@ class Amounts(NamedTuple):
 
 
 class SchedulingPod(NamedTuple):
-    """What plugins evaluate of a pod."""
+    """The properties of a pod that plugins evaluate."""
 
     key: str
     uid: str
@@ -149,7 +150,7 @@ class SchedulingPod(NamedTuple):
     native: Amounts
     """Requests of cpu and memory."""
     load_basis: Amounts
-    """The larger of requests and limits, native or reclaimed: what its load is estimated from."""
+    """Amounts from which the load of the pod is estimated: the larger of requests and limits, native or reclaimed."""
     tolerations: tuple[Toleration, ...] = ()
     priority: int = 0
     alignment: PodAlignment | None = None

@@ -36,10 +36,10 @@ class TopologySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     enabled: bool = False
     """Read the zones of CustomNodeResources, and reject nodes whose zones cannot hold a pod that the kubelet aligns."""
     plugin_policy: Literal["native", "dynamic"] = "dynamic"
-    """[resourcePluginPolicy] `native` aligns as the kubelet's managers, for Guaranteed pods with whole CPUs; `dynamic` as
-    the agent, for dedicated_cores pods with numa_binding."""
+    """[resourcePluginPolicy] `native` aligns Guaranteed pods with whole CPUs, as the kubelet's managers do; `dynamic` aligns
+    dedicated_cores pods with numa_binding, as the agent does."""
     aligned_resources: tuple[Literal["cpu", "memory"], ...] = ("cpu", "memory")
-    """[alignedResources] What a Numeric policy has to find in the same NUMA nodes."""
+    """[alignedResources] Resources that a node with a Numeric policy takes from the same NUMA nodes."""
     strategy: Literal["MostAllocated", "LeastAllocated", "BalancedAllocation", "LeastNUMANodes"] = "MostAllocated"
     """[scoringStrategy.type] Which NUMA nodes are preferred."""
     cpu_weight: Weight = 1
@@ -64,7 +64,7 @@ def topology_rules(settings: TopologySettings) -> TopologyRules | None:
 
 
 class NumaTopology:
-    """Keeps pods that a kubelet aligns off nodes without NUMA nodes that can hold them."""
+    """Rejects nodes that align the pod and have no set of NUMA nodes that can hold it."""
 
     name = "NodeResourceTopology"
     reasons: Sequence[RejectionReason] = (

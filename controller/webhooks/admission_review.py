@@ -16,9 +16,10 @@ MAX_WARNING_CHARS = 240
 """The API server cuts a warning after 256 characters (apiserver/pkg/warning), and drops those beyond 4096 in all."""
 MAX_MESSAGE_CHARS = 2000
 MAX_JSON_PARTS = 100_000
-"""Objects and lists of a review. A pod has 5,000; 2 million of them in 7 MiB take 4 s to decode, in which nothing else runs."""
+"""Maximum number of objects and lists in a review; a pod has 5,000. Decoding 2 million of them in 7 MiB takes 4 s, in
+which the controller does nothing else."""
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
-"""A string of JSON, also one that does not end. A pod may have 100,000 braces in an annotation, which cost nothing."""
+"""A string of JSON, also one without an end. Braces in strings, for example 100,000 in an annotation, are no objects."""
 T = TypeVar("T")
 
 

@@ -30,7 +30,7 @@ class ValidityPeriod(msgspec.Struct, frozen=True):
 
 
 class CertificateFacts(msgspec.Struct, frozen=True):
-    """What was found in the Secret."""
+    """Properties of the certificates in the Secret."""
 
     authorities: tuple[ValidityPeriod, ...]
     """The newest one first."""
@@ -47,7 +47,7 @@ class CertificateStep(Enum):
 
     NONE = auto()
     REPLACE_ALL = auto()
-    """Create authority and certificate: there are none that clients accept."""
+    """Create authority and certificate, because clients would accept none of those in the Secret."""
     ADD_AUTHORITY = auto()
     """Add a new authority in front of the bundle; the certificate stays."""
     RENEW_CERTIFICATE = auto()

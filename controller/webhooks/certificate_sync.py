@@ -1,5 +1,6 @@
-"""Keeps the Secret with the certificate, the served certificate and `caBundle` of the webhook configurations in step.
-Every replica does so, because each serves. Writes are compare-and-swap: after a conflict the newer object arrives by the watch.
+"""Keeps the Secret with the certificate, the certificate that this replica serves, and `caBundle` of the webhook configurations
+consistent. Every replica does so, because every replica serves. Each write names the version that it replaces: after a conflict
+the newer object arrives by the watch.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from kube.objects import PartialObjectMetadata, ResourceType
 log = logging.getLogger(__name__)
 
 SYNC_INTERVAL_S = 10.0
-"""Time between two looks at the clock; changes of the objects are handled at once."""
+"""Time between two checks of the validity periods; changes of the objects are handled at once."""
 
 
 class CertificateSecret(PartialObjectMetadata, frozen=True, kw_only=True):
@@ -89,7 +90,8 @@ class CertificateSync:
 
     @property
     def expires_at_s(self) -> float | None:
-        """Return the end of the certificate in the Secret in seconds since the epoch; None without a valid one."""
+        """Return the time at which the certificate in the Secret expires, in seconds since the epoch; None without a valid
+        certificate."""
         return None if self._facts.serving is None else self._facts.serving.ends_s
 
     async def run(self) -> None:
@@ -150,10 +152,10 @@ class CertificateSync:
                     yield informer.resource, key, configuration
 
     async def _publish(self, secret: CertificateSecret) -> bool:
-        """Write the bundle to the configurations that have another one. Returns False if the Secret has changed meanwhile."""
+        """Write the bundle to the configurations with another bundle. Returns False if the Secret has changed meanwhile."""
         outdated = list(self._outdated())
         if outdated:
-            # A replica whose watch is late must not put an earlier bundle back.
+            # A replica whose watch is late must not write an earlier bundle.
             newest = (await self._client.list(SECRETS, self._secrets.scope)).objects.get(self._key)
             if newest is None or newest.metadata.resource_version != secret.metadata.resource_version:
                 return False
@@ -178,7 +180,7 @@ class CertificateSync:
         await self._client.merge_patch(SECRETS, self._key, {"metadata": version, "data": encode_material(material)})
 
     async def _renewed(self, step: CertificateStep, now_s: float) -> ServingMaterial:
-        """Return the material after a step. Authorities that have expired leave the bundle."""
+        """Return the material after a step, without authorities that have expired."""
         old = self._material
         valid = tuple(
             block
@@ -188,7 +190,7 @@ class CertificateSync:
         if step is CertificateStep.RENEW_CERTIFICATE:
             pair = await create_certificate(old.authority, [self._name], CERTIFICATE_DAYS)
             return ServingMaterial(valid, old.authority_key, pair.certificate, pair.key)
-        # Different names, so that clients find the issuer among several authorities.
+        # Each authority has a name of its own, by which clients find the issuer of a certificate in the bundle.
         authority = await create_authority(f"dioptase-webhooks-{uuid.uuid4().hex[:8]}", AUTHORITY_DAYS)
         bundle = (authority.certificate, *valid)
         if step is CertificateStep.ADD_AUTHORITY:

@@ -1,4 +1,4 @@
-"""Colocation profiles of two kinds, ours and Koordinator's: which pods they select, and what they set. Pure."""
+"""Parses ColocationProfiles and Koordinator's ClusterColocationProfiles, and selects the profiles of a pod. Pure."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from controller.label_selectors import (
 from kube.objects import UnstructuredObject
 
 SKIP_RESOURCES_KEY = "config.koordinator.sh/skip-update-resources"
-"""Annotation of a ClusterColocationProfile: requests of its pods are not moved."""
+"""Annotation of a ClusterColocationProfile by which the requests of its pods are not moved."""
 DRAWS = 100
 MAX_ANNOTATION_BYTES = 64 << 10
-"""Size of a profile's annotations. The API server refuses pods with more than 256 KiB (apimachinery/pkg/api/validation)."""
+"""Maximum size of a profile's annotations: the API server refuses pods with more than 256 KiB of them
+(apimachinery/pkg/api/validation)."""
 _OBJECT_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
 _OPERATORS = {"In": IN, "NotIn": NOT_IN, "Exists": EXISTS, "DoesNotExist": ABSENT}
 _KOORDINATOR_LEVELS = {"BE": QoSLevel.RECLAIMED, "LS": QoSLevel.SHARED, "": None}
@@ -102,7 +103,7 @@ def parse_koordinator_profile(profile: UnstructuredObject) -> PodProfile:
         raise ValueError(str(error).replace("`", "").replace("$", "spec")) from None
     if used := [field for field in _WITHOUT_EFFECT if profile.spec.get(field)]:
         raise ValueError(
-            f"spec.{used[0]} is not supported; remove it, or write labels and annotations as they should be"
+            f"spec.{used[0]} is not supported; remove it, and write the resulting labels or annotations instead"
         )
     if spec.qos_class not in _KOORDINATOR_LEVELS:
         raise ValueError(f"spec.qosClass: {quote(spec.qos_class)} is not supported; write BE for reclaimed pods, or LS")
@@ -124,7 +125,7 @@ def parse_koordinator_profile(profile: UnstructuredObject) -> PodProfile:
 
 
 def _checked(profile: PodProfile) -> PodProfile:
-    """Return a profile whose pods the API server can accept; with any other one it would refuse every pod of the selection.
+    """Return the profile if the API server accepts the values that it sets; otherwise it would refuse every selected pod.
 
     Raises ValueError that names the field and the remedy.
     """
@@ -177,7 +178,7 @@ def _parse_probability(probability: int | str | None) -> int:
 def draw_of(annotations: Mapping[str, str], namespace: str, name: str, review: str) -> int:
     """Return the draw of a pod, 0 to 99: the one that its annotation has, else a hash of its name.
 
-    Pods of a Deployment have no name before they are stored, so that the UID of the review, a random number, stands for it.
+    A pod of a Deployment has no name before it is stored, so the UID of the review, which is random, is used in place of it.
     """
     text = annotations.get(DRAW_KEY, "")
     if text.isascii() and text.isdigit() and len(text) <= 2:

@@ -1,7 +1,7 @@
 """Rejects invalid KatalystCustomConfigs, configuration objects and colocation profiles. Pure.
 
-It uses the parsers of the controller and of the agents. What depends on other objects, such as two objects that select the same
-node, is left to the controller, which reports it in the status: here it would depend on the order in which objects arrive.
+It uses the parsers of the controller and of the agents. It does not compare objects, because the result would depend on the
+order in which they arrive: the controller reports conflicts, such as two objects that select the same node, in the status.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from kube.objects import UnstructuredObject
 
 
 class ConfigFindings(NamedTuple):
-    """What an agent says about an object: why it cannot be applied, empty if it can, and fields without effect."""
+    """Result of an agent's parser: why it cannot apply an object, empty if it can, and fields without effect."""
 
     problem: str = ""
     ineffective: tuple[str, ...] = ()
 
 
 ConfigChecker = Callable[[str, Mapping[str, Any]], ConfigFindings]
-"""Function from a resource name, such as adminqosconfigurations, and the object to what the agents find in it."""
+"""Function that parses an object as the agents do; its first argument is the resource, such as adminqosconfigurations."""
 
 
 def validate_config(request: ReviewRequest, check: ConfigChecker) -> ReviewResult:
     """Return the problems of an object. Raises InvalidReview if it is no object of the API.
 
-    An update that leaves the spec as it is, such as that of a finalizer, is accepted, also for an invalid object.
+    An update that does not change the spec, for example a change of a finalizer, is accepted even if the object is invalid.
     """
     new = decode_admitted(request.object, UnstructuredObject)
     if new.metadata.deletion_timestamp is not None:
@@ -66,7 +66,7 @@ def _validate_kcc(kcc: Kcc) -> ReviewResult:
 
 
 def _any_label_keys(object_: UnstructuredObject) -> dict[int, frozenset[str]]:
-    """Allow the labels that the object selects: which ones are allowed is for the KCC of its kind, which may arrive later."""
+    """Allow all labels that the object selects: the KCC of its kind, which lists the allowed ones, may arrive later."""
     selector, priority = object_.spec.get("nodeLabelSelector"), object_.spec.get("priority", 0)
     if not isinstance(selector, str) or not isinstance(priority, int):
         return {}

@@ -74,7 +74,7 @@ def mutate_node_status(request: ReviewRequest) -> ReviewResult:
                 annotations.pop(field_keys.original, None)
                 amounts[field][resource] = original
                 continue
-            # The controller computes its amounts from the original that it has seen.
+            # The controller computed its amounts from the original that the annotation had; they do not fit another one.
             computed = annotations.get(field_keys.overcommit) if stored in (None, original) else None
             annotations[field_keys.original] = original
             amounts[field][resource] = overcommitted_amount(resource, original, ratio, computed)
@@ -82,9 +82,10 @@ def mutate_node_status(request: ReviewRequest) -> ReviewResult:
 
 
 def overcommitted_amount(resource: str, original: str, ratio: Decimal, computed: str | None) -> str:
-    """Return the amount to write: `computed` by the controller, without pinned CPUs, else the original times the ratio.
+    """Return the amount to write: `computed`, in which the controller did not multiply pinned CPUs, or without it the original
+    times the ratio.
 
-    It is the original if the ratio is 1, if a quantity is invalid, or if the computed amount is smaller.
+    The result is the original if the ratio is 1 or a quantity is invalid. A computed amount below the original is ignored.
     """
     try:
         if ratio <= 1:

@@ -25,8 +25,8 @@ KUBE_SYSTEM = "kube-system"
 
 
 class AppliedProfiles(msgspec.Struct, frozen=True):
-    """What the profiles make of a pod: its level, its metadata and its scheduling; `moves_requests` may be False by
-    Koordinator's annotation."""
+    """Level, metadata and scheduling of a pod after the profiles. `moves_requests` is False if the last profile has
+    Koordinator's annotation SKIP_RESOURCES_KEY."""
 
     level: QoSLevel | None
     labels: Mapping[str, str]
@@ -61,7 +61,7 @@ def mutate_pod(
     warnings: tuple[str, ...] = ()
     if applied.level is QoSLevel.RECLAIMED and applied.moves_requests:
         if own_level is None and native_requests(pod.spec.resources):
-            # Half of a reclaimed pod would be worse than an online one: its requests would stay reserved.
+            # With requests that cannot be moved, a reclaimed pod would still reserve CPU and memory: leave it an online pod.
             return ReviewResult(warnings=move_pod_requests(pod)[1])
         moved, warnings = move_pod_requests(pod)
         patch += moved
@@ -101,8 +101,8 @@ def _metadata_patch(pod: AdmittedPod, applied: AppliedProfiles) -> Iterable[Patc
     yield from patch_text("/spec/schedulerName", pod.spec.scheduler_name, applied.scheduler)
     if applied.priority_class != pod.spec.priority_class_name:
         yield PatchOperation("add", "/spec/priorityClassName", applied.priority_class)
-        # The plugin Priority set these for the former class. It runs again after a webhook has changed the pod, and refuses
-        # values that are not those of the class (plugin/pkg/admission/priority).
+        # The admission plugin Priority set these two for the former class. It runs again after a webhook has changed the pod,
+        # and refuses values of another class (plugin/pkg/admission/priority).
         yield from remove_fields(
             "/spec", (("priority", pod.spec.priority), ("preemptionPolicy", pod.spec.preemption_policy))
         )

@@ -13,8 +13,8 @@ from controller.webhooks.reclaimed_requests import MOVED_RESOURCES, native_reque
 def validate_pod(request: ReviewRequest) -> ReviewResult:
     """Return the problems of a pod, each with its field and the remedy, and warnings about annotations without effect.
 
-    Raises InvalidReview if the object is no pod. Names of annotations are Katalyst's: agents with a mapping of their own
-    (setting `qos`) accept more.
+    Raises InvalidReview if the object is no pod. It knows only Katalyst's names of annotations; agents may accept others, by
+    their setting `qos`.
     """
     pod = decode_admitted(request.object, AdmittedPod)
     if MIRROR_KEY in pod.annotations:
@@ -30,7 +30,7 @@ def validate_pod(request: ReviewRequest) -> ReviewResult:
     problems = [f"metadata.annotations: {text}" for text in texts if text not in ineffective]
     native = _native_problems(pod) if level is QoSLevel.RECLAIMED else []
     if APPLIED_KEY in pod.annotations:
-        # A profile made the pod reclaimed and left its requests, on purpose or because they cannot be moved.
+        # A profile made the pod reclaimed, and its requests stayed: Koordinator's annotation says so, or they cannot be moved.
         return ReviewResult(problems=tuple(problems), warnings=(*ineffective, *native))
     return ReviewResult(problems=(*problems, *native), warnings=tuple(ineffective))
 

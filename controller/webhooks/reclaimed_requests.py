@@ -1,7 +1,7 @@
 """Moves requests of reclaimed pods from CPU and memory to Katalyst's extended resources. Pure.
 
 A pod without requests and limits of CPU and memory is in the kubelet's class BestEffort, where the agent's limits of reclaimed
-pods apply. The API server sets a missing request to the limit, so both have to go.
+pods apply. The API server sets a missing request to the limit, so both must be removed.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from controller.webhooks.certificate_plan import CertificateFacts, ValidityPerio
 from controller.webhooks.openssl import KeyPair, descriptor_path, memory_files
 
 AUTHORITIES, AUTHORITY_KEY, CERTIFICATE, PRIVATE_KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
-"""Keys of the Secret, as cert-manager has them; `ca.key` only in ours."""
+"""Keys of the Secret, with cert-manager's names; cert-manager's Secrets have no `ca.key`."""
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", re.DOTALL)
 _NO_CHECK_TIME = 0x200000
 """X509_V_FLAG_NO_CHECK_TIME: validity is compared with the time that the caller gives (x509_vfy.h)."""
@@ -77,7 +77,7 @@ def serving_context(material: ServingMaterial) -> ssl.SSLContext:
 
 
 def examine_material(material: ServingMaterial, name: str) -> CertificateFacts:
-    """Verify that a client that trusts the authorities accepts the certificate for this DNS name, whatever the time is."""
+    """Verify that a client with these trusted authorities accepts the certificate for this DNS name, at any time."""
     can_sign = _can_sign(material)
     authorities = tuple(period for block in material.authorities if (period := _authority_period(block)) is not None)
     facts = CertificateFacts(authorities, None, signed_by_newest=False, can_sign=can_sign)
@@ -95,7 +95,7 @@ def examine_material(material: ServingMaterial, name: str) -> CertificateFacts:
 
 
 def _can_sign(material: ServingMaterial) -> bool:
-    """Return whether the Secret has the private key of the newest authority, and not another one or anything else."""
+    """Return whether the Secret has the private key of the newest authority, rather than another key or other data."""
     if not (material.authorities and material.authority_key):
         return False
     try:

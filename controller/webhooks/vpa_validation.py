@@ -18,7 +18,7 @@ from kube.objects import UnstructuredObject
 
 RESOURCES = ("cpu", "memory")
 MAX_PROBLEMS = 64
-"""Problems that are looked for; a response names the first ones."""
+"""Maximum number of problems that are searched; a response names the first ones."""
 
 
 class _VpaStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -51,7 +51,7 @@ def validate_vpa(request: ReviewRequest, others: Iterable[UnstructuredObject]) -
     try:
         policy = msgspec.convert(vpa.spec.get("resourcePolicy") or {}, _ResourcePolicy)
     except msgspec.ValidationError as error:
-        # Of the API server objects have the types of their definition; any client in the cluster's network can send others.
+        # Objects from the API server have the types of their definition; any client in the cluster's network can send others.
         raise InvalidReview(f"spec.resourcePolicy: {printable(str(error), 200)}") from None
     problems = list(islice(_policy_problems(policy), MAX_PROBLEMS))
     target = _target(vpa.spec)

@@ -1,4 +1,4 @@
-"""HTTP edge of the webhooks: bounds size, number and time of reviews, decodes them, and counts the results.
+"""HTTP server of the webhooks: limits size, number and time of reviews, decodes them, and counts the results.
 A review that cannot be answered gets an HTTP error, so that the API server applies the webhook's failure policy.
 """
 
@@ -49,7 +49,7 @@ class WebhookApplication:
         self.is_draining = False
         """Whether to close each connection after its next response: API servers keep connections to an address that the Service
         no longer has."""
-        # Any client in the cluster's network can cause lines of these two.
+        # Throttled, because any client in the cluster's network can cause these lines.
         self._throttled_log, self._bug_log = ThrottledLog(log), ThrottledLog(log)
 
     def build(self) -> web.Application:
@@ -67,7 +67,7 @@ class WebhookApplication:
         if length > MAX_REVIEW_BYTES:
             return f"the body has {length} bytes, more than {MAX_REVIEW_BYTES}"
         if self._buffered_bytes + length > MAX_BUFFERED_BYTES:
-            return f"reviews with {MAX_BUFFERED_BYTES} bytes are in progress"
+            return f"this review and those in progress have more than {MAX_BUFFERED_BYTES} bytes; try again"
         return ""
 
     async def _answer(self, request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""Composition of the webhooks: informers of what they read, their functions, certificate and server."""
+"""Composition of the webhooks: informers of the objects that they read, their functions, certificate and server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from kube.watch import ObjectChange
 log = logging.getLogger(__name__)
 
 LINGER_S = 5.0
-"""Time for which a replica still answers after SIGTERM, until kube-proxy and API servers no longer use its address."""
+"""Time for which a replica still answers after SIGTERM, because kube-proxy and API servers still use its address."""
 NAMESPACES = ResourceType("", "v1", "namespaces", "Namespace", PartialObjectMetadata)
 COLOCATION_PROFILES = ResourceType(
     PROFILE_GROUP, PROFILE_VERSION, COLOCATION_PROFILE_KIND.plural, COLOCATION_PROFILE_KIND.kind, ColocationProfile
@@ -94,7 +94,7 @@ class WebhookService:
         yield from self._certificates
 
     def unready(self) -> str:
-        """Why reviews would not be answered: the port is closed, or objects are not listed yet. Empty if they would."""
+        """Why this replica cannot answer reviews: the port is closed, or objects are not listed yet. Empty if it can."""
         if not self._listens:
             return "webhooks: no certificate is served yet"
         return describe_unsynced(self._informers)

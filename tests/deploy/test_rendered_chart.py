@@ -494,18 +494,22 @@ def test_an_image_by_digest_is_used_by_every_pod(render: Any) -> None:
             ("In mode dry-run agents evict no pod", "by nodes/pods and nodes/configz"),
             "agent.evictions",
         ),
-        ((), ("by the runtime's socket and NRI: a process", "before, the default was every address"), "nodes/proxy"),
+        (
+            (),
+            ("by the runtime's socket and NRI: a process", "In earlier releases the default was every address"),
+            "nodes/proxy",
+        ),
         (("profile=observe",), ("by the runtime's socket: a process",), "NRI"),
         (
             ("agent.runtimeDir=", "agent.nriDir=", "agent.listen=0.0.0.0"),
             ("What the token of an agent allows",),
-            "Root on its own node",
+            "root on its own node",
         ),
         (
             ("webhooks.enabled=true", "webhooks.vpaValidation=false"),
             (
                 "(pod-mutation, pod-validation, node-overcommit, config-validation)",
-                "request reclaimed resources in place",
+                "replaced by requests of reclaimed resources",
             ),
             "vpa-validation",
         ),

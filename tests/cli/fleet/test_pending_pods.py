@@ -90,8 +90,8 @@ def test_a_pod_that_no_scheduler_has_tried_names_the_scheduler() -> None:
     assert (reason.ok, reason.remedy) == (
         False,
         (
-            "remove spec.schedulerName, so that the stock scheduler places the pod, or run a scheduler of that name: `helm "
-            "upgrade` with `--set scheduler.enabled=true` does"
+            "remove spec.schedulerName, so that the stock scheduler places the pod, or run a scheduler of that name by "
+            "`helm upgrade` with `--set scheduler.enabled=true`"
         ),
     )
     young = pod("batch", spec=spec, status=status, creationTimestamp="2027-01-15T08:00:00Z")
