@@ -154,7 +154,13 @@ class Node:
             self.sample("web", WEB.containers[0].cgroup, 301),
             self.sample("batch", BATCH.containers[0].cgroup, 302),
             long,
+            CgroupSample(path="/", id=1),
         ]
+        cpu, each = (
+            CpuTimes(user_ns=busy // parts, nice_ns=0, system_ns=0, idle_ns=self.idle_ns // parts, iowait_ns=0, irq_ns=0,
+                     softirq_ns=0, steal_ns=self.steal_ns // parts)
+            for parts in (1, CPUS)
+        )  # fmt: skip
         return Snapshot(
             seq=t + 1,
             taken_at_ns=now_ns,
@@ -162,8 +168,8 @@ class Node:
             boot_id="boot",
             topology=Topology(cpus=tuple(Cpu(id=i, core=i, socket=0, numa=0) for i in range(CPUS))),
             node=NodeSample(
-                cpu=CpuTimes(user_ns=busy, nice_ns=0, system_ns=0, idle_ns=self.idle_ns, iowait_ns=0, irq_ns=0,
-                             softirq_ns=0, steal_ns=self.steal_ns),
+                cpu=cpu,
+                per_cpu=dict.fromkeys(range(CPUS), each),
                 cpu_pressure=Pressure(some_us=self.stalled_us, some_avg10=8.0),
             ),
             cgroups={sample.path: sample for sample in cgroups},
