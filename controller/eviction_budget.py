@@ -14,16 +14,15 @@ from api.eviction_budget import (
     INTERVAL_S,
     EvictionBudget,
     budget_limit,
-    exhausted_reason,
     format_budget,
     parse_budget,
-    with_eviction,
 )
 from common.throttled_log import ThrottledLog
 from controller.kcc.rollout_guard import NodeEviction
 from controller.kinds import ControllerNode
 from controller.reconcile import MetricValues
 from controller.settings import EvictionBudgetConfig
+from kube.budget_lease import count_eviction
 from kube.client import KubeClient
 from kube.errors import ApiError, ApiUnreachable
 from kube.informer import Informer
@@ -31,8 +30,6 @@ from kube.objects import LEASE_METADATA
 
 log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 5.0
-MAX_TRIES = 5
-"""Attempts of a compare-and-swap that loses against agents."""
 RETAINED_S = 600.0
 """Time for which evictions are remembered; a rollout is evaluated over less."""
 USED_METRIC, LIMIT_METRIC = "dioptase_eviction_budget_used", "dioptase_eviction_budget_limit"
@@ -110,22 +107,7 @@ class EvictionBudgetRenewal:
         """Count an eviction of the controller's own on a node; return why it is not allowed, empty if it is.
 
         Raises ApiUnreachable and ApiError; then the eviction may not be made."""
-        for tries_left in range(MAX_TRIES - 1, -1, -1):
-            lease = await self._client.get(LEASE_METADATA, self._key)
-            budget = parse_budget(lease.metadata.annotations)
-            reason = exhausted_reason(budget, node)
-            if budget is None or reason:
-                return reason
-            body = _annotation(with_eviction(budget, node))
-            body["metadata"]["resourceVersion"] = lease.metadata.resource_version
-            try:
-                await self._client.merge_patch(LEASE_METADATA, self._key, body)
-            except ApiError as error:
-                if not error.conflict or tries_left == 0:
-                    raise
-            else:
-                return ""
-        raise AssertionError("unreachable: the last try returns or raises")
+        return await count_eviction(self._client, self._key, node)
 
     async def _create(self, limit: int) -> None:
         namespace, _, name = self._key.rpartition("/")

@@ -13,16 +13,13 @@ from collections.abc import Callable
 from agent.eviction.api_evictor import ApiEvictor, MethodResponse, MethodResult
 from api.decision import Cycle
 from api.eviction import EvictionBlock
-from api.eviction_budget import BUDGET_ANNOTATION, exhausted_reason, format_budget, parse_budget, with_eviction
 from api.snapshot import NodeSample
 from api.units import GIB, MIB
+from kube.budget_lease import count_eviction
 from kube.client import KubeClient
 from kube.errors import ApiError, ApiUnreachable
-from kube.objects import LEASE_METADATA
 
 log = logging.getLogger(__name__)
-MAX_TRIES = 5
-"""Attempts of a compare-and-swap that loses against other agents."""
 DENIAL_S = 5.0
 """Time for which a denial holds for all pods of the node, so that a wrong threshold does not load the API server."""
 RECORD_TIMEOUT_S = 2.0
@@ -76,7 +73,7 @@ class ClusterEvictionBudget:
                 return None
         try:
             async with asyncio.timeout(RECORD_TIMEOUT_S):
-                await self._take(forced=True)
+                await count_eviction(self._client, self._lease, self._node, forced=True)
         except (ApiError, ApiUnreachable, TimeoutError) as error:
             log.warning("An eviction could not be counted in Lease %s: %s", self._lease, error)
         return None
@@ -86,7 +83,7 @@ class ClusterEvictionBudget:
         async with self._lock:
             if self._clock() >= self._denied_until_s:
                 try:
-                    self._denial = await self._take(forced=False)
+                    self._denial = await count_eviction(self._client, self._lease, self._node)
                 except (ApiError, ApiUnreachable) as error:
                     self._denial = f"Lease {self._lease} cannot be used: {error}"
                 if self._denial:
@@ -99,26 +96,6 @@ class ClusterEvictionBudget:
                 text=f"the eviction budget of the cluster: {self._denial}",
                 wait_s=DENIAL_S,
             )
-
-    async def _take(self, *, forced: bool) -> str:
-        """Count an eviction of this node; return why it is not allowed. Raises ApiError and ApiUnreachable."""
-        for tries_left in range(MAX_TRIES - 1, -1, -1):
-            lease = await self._client.get(LEASE_METADATA, self._lease)
-            budget = parse_budget(lease.metadata.annotations)
-            reason = exhausted_reason(budget, self._node)
-            if budget is None or (reason and not forced):
-                return reason
-            text = format_budget(with_eviction(budget, self._node))
-            version = lease.metadata.resource_version
-            body = {"metadata": {"resourceVersion": version, "annotations": {BUDGET_ANNOTATION: text}}}
-            try:
-                await self._client.merge_patch(LEASE_METADATA, self._lease, body)
-            except ApiError as error:
-                if not error.conflict or tries_left == 0:
-                    raise
-            else:
-                return ""
-        raise AssertionError("unreachable: the last try returns or raises")
 
 
 def open_cluster_budget(client: KubeClient, lease: str, node: str, evictor: ApiEvictor) -> ClusterEvictionBudget:

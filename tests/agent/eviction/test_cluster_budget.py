@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.eviction import cluster_budget
 from agent.eviction.api_evictor import ApiEvictor, MethodResponse, MethodResult, PodObservation
 from agent.eviction.cluster_budget import ClusterEvictionBudget, memory_emergency, open_cluster_budget
 from api.eviction import EvictionBlock
@@ -17,6 +18,8 @@ from api.pod import Pod
 from api.qos import QoSLevel
 from api.snapshot import NodeSample, Pressure
 from api.units import GIB, MIB
+from kube.budget_lease import count_eviction
+from kube.client import KubeClient
 from tests.builders.api_server import FakeApiServer
 from tests.builders.four_cpu_node import busy_cycle
 from tests.builders.waiting import until_async
@@ -196,14 +199,13 @@ async def test_memory_runs_out_during_the_request_to_the_api_server(monkeypatch:
     server = server_with(0)
     async with server.client() as client:
         budget = ClusterEvictionBudget(client, KEY, "n1")
-        take = budget._take
 
-        async def take_slowly(*, forced: bool) -> str:
-            reason = await take(forced=forced)
+        async def count_slowly(client: KubeClient, lease_key: str, node: str, *, forced: bool = False) -> str:
+            reason = await count_eviction(client, lease_key, node, forced=forced)
             budget.publish(cycle_with(100 * MIB))
             return reason
 
-        monkeypatch.setattr(budget, "_take", take_slowly)
+        monkeypatch.setattr(cluster_budget, "count_eviction", count_slowly)
         assert await budget.refusal() is None
     assert evictions(server) == {"n1": 1}, "counted all the same"
 
