@@ -135,14 +135,12 @@ class PodBinder:
         if (row := state.nodes.row(node)) is None:
             return f"node {node} is not known"
         now_s, rows = self._clock(), np.array([row])
+        # The resources of a planned pod are assumed already, as are those of a pod whose first response was lost.
+        is_assumed = (pod.uid, node) in state.assumptions
         with state.without(pod.uid):
             score = float(self._chain.score(pod, state.nodes, rows, now_s)[0])
-            outcome = self._chain.filter(pod, state.nodes, rows, now_s)
-        # The resources of a planned pod are assumed already, as are those of a pod whose first response was lost.
-        if (pod.uid, node) in state.assumptions:
-            state.assume(pod, node, now_s)
-            return score
-        if not outcome.passes[0]:
+            outcome = None if is_assumed else self._chain.filter(pod, state.nodes, rows, now_s)
+        if outcome is not None and not outcome.passes[0]:
             numbers = self._chain.plugins[outcome.plugins[0]].describe(pod, state.nodes, row, now_s)
             return f"{node} does not fit {key} any more: {self._chain.reason(outcome, 0).message} ({numbers})"
         state.assume(pod, node, now_s)
