@@ -21,6 +21,7 @@ from bench.machine import (
     end_cleanly_on_sigterm,
     markdown_table,
     memory_kib_of,
+    report_faults,
     this_machine,
     write_results,
 )
@@ -204,10 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(markdown(run))
     write_results(args.out, "cluster", markdown(run), run)
-    lost = [each.name for each in run.phases if each.pods != run.pods]
-    if lost:
-        print(f"bench: pods were lost: {', '.join(lost)}", file=sys.stderr)
-    return 1 if lost else 0
+    return report_faults([f"pods were lost: {each.name}" for each in run.phases if each.pods != run.pods])
 
 
 if __name__ == "__main__":

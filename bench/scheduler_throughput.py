@@ -24,7 +24,15 @@ import msgspec
 
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from api.units import NS_PER_MS
-from bench.machine import bench_parser, cpu_ns_of, end_cleanly_on_sigterm, markdown_table, this_machine, write_results
+from bench.machine import (
+    bench_parser,
+    cpu_ns_of,
+    end_cleanly_on_sigterm,
+    markdown_table,
+    report_faults,
+    this_machine,
+    write_results,
+)
 from tests.cluster.binaries import Missing
 from tests.cluster.cluster import Cluster, create_cluster
 from tests.cluster.control_plane import API_SERVER
@@ -331,10 +339,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(markdown(run))
     write_results(args.out, "scheduler_throughput", markdown(run), run)
-    overfilled = [row.scheduler for row in run.rows if row.overfilled_nodes]
-    if overfilled:
-        print(f"bench: nodes were overfilled by {', '.join(overfilled)}", file=sys.stderr)
-    return 1 if overfilled else 0
+    return report_faults([f"nodes were overfilled by {row.scheduler}" for row in run.rows if row.overfilled_nodes])
 
 
 if __name__ == "__main__":
