@@ -18,6 +18,7 @@ from tests.cluster.binaries import Missing
 from tests.cluster.cluster import Cluster, create_cluster
 from tests.cluster.daemons import wait
 from tests.cluster.external_cluster import ExternalCluster
+from tests.cluster.image_and_chart import image_archive
 from tests.cluster.server import Server
 
 
@@ -49,6 +50,15 @@ def cluster(api_server: Cluster | ExternalCluster) -> Cluster | ExternalCluster:
     if isinstance(api_server, Cluster):
         api_server.grow(1)
     return api_server
+
+
+@pytest.fixture(scope="session")
+def image() -> Path:
+    """The archive of this tree's image."""
+    try:
+        return image_archive()
+    except Missing as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

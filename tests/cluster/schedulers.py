@@ -6,7 +6,8 @@ import json
 import ssl
 import subprocess
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import PATIENCE
 from tests.cluster.names import CONTROL
 from tests.cluster.programs import Program, as_account
+from tests.cluster.server import Server
 from tests.cluster.service_accounts import Account
 
 EXTENDER_PORT = 9317
@@ -77,6 +79,23 @@ class ExtendedScheduler:
         listed = [namespace, *(item for item in manifests if item["kind"] in RBAC_KINDS)]
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": listed})
         self._cluster.kubectl("apply", "-f", "-", text=text)
+
+
+@contextmanager
+def extended_scheduler(
+    cluster: Cluster, server: Server, folder: Path, settings: Mapping[str, Any] | None = None
+) -> Iterator[ExtendedScheduler]:
+    """Run both, with the account that pods of their namespace need; `settings` are the extender's."""
+    created = ExtendedScheduler(cluster, folder, settings)
+    refused = server.refusal(
+        "POST", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", {"metadata": {"name": "default"}}
+    )
+    assert refused is None or refused.status == 409  # where there are controllers, they have made it
+    try:
+        created.begin()
+        yield created
+    finally:
+        created.end()
 
 
 class Extender(Program):

@@ -19,7 +19,7 @@ from tests.cluster.cluster import CONSENT, Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.katalyst import CNRS, is_deleted
 from tests.cluster.programs import Controller
-from tests.cluster.schedulers import NAMESPACE, SCHEDULER_NAME, ExtendedScheduler
+from tests.cluster.schedulers import NAMESPACE, SCHEDULER_NAME, ExtendedScheduler, extended_scheduler
 from tests.cluster.server import MERGE, Server
 from tests.cluster.service_accounts import Account
 
@@ -45,13 +45,8 @@ Start = Callable[..., Controller]
 def scheduler(
     own_cluster: Cluster, definitions: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ExtendedScheduler]:
-    created = ExtendedScheduler(own_cluster, tmp_path_factory.mktemp("descheduler-scheduler"))
-    account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
-    refused = definitions.refusal("POST", account, {"metadata": {"name": "default"}})
-    assert refused is None or refused.status == 409  # where there are controllers, they have made it
-    created.begin()
-    yield created
-    created.end()
+    with extended_scheduler(own_cluster, definitions, tmp_path_factory.mktemp("descheduler-scheduler")) as running:
+        yield running
 
 
 @pytest.fixture

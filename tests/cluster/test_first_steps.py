@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import images
-from tests.cluster.binaries import Missing
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import PATIENCE, wait
 from tests.cluster.doc_commands import follow, steps
 from tests.cluster.external_cluster import ExternalCluster
-from tests.cluster.image_and_chart import image_archive
 from tests.cluster.page_shell import page_shell
 from tests.cluster.programs import CODE
 from tests.cluster.test_quick_start import PAGE as QUICK_START
@@ -26,12 +24,10 @@ PAGE = (CODE / "docs/first-steps.md").read_text()
 
 
 @pytest.fixture
-def world(own_cluster: Cluster, cluster: Cluster | ExternalCluster, tmp_path: Path) -> Iterator[dict[str, str]]:
+def world(
+    own_cluster: Cluster, cluster: Cluster | ExternalCluster, tmp_path: Path, image: Path
+) -> Iterator[dict[str, str]]:
     """The page's prerequisites: a node with both images, and the shell's variables."""
-    try:
-        image = image_archive()
-    except Missing as error:
-        pytest.skip(str(error))
     node = own_cluster.nodes[0]
     shell = tmp_path / "busybox.tar"
     images.write(shell, {_image_of(PAGE): ()})

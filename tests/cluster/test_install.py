@@ -22,11 +22,10 @@ import pytest
 from agent.config.profiles import PROFILES
 from tests.cluster import audit
 from tests.cluster.audit import AuditedRequest
-from tests.cluster.binaries import Missing
 from tests.cluster.cgroups import knobs_of_pods
 from tests.cluster.cluster import Cluster, Failed
 from tests.cluster.daemons import Late, wait
-from tests.cluster.image_and_chart import CHART, IMAGE, ROOT, SHARED_MACHINE, TAG, helm, image_archive
+from tests.cluster.image_and_chart import CHART, IMAGE, ROOT, SHARED_MACHINE, TAG, helm
 from tests.cluster.objects import a_pod
 from tests.cluster.server import MERGE, Server
 from tests.cluster.service_accounts import granted_by
@@ -136,12 +135,8 @@ def running(server: Server, namespace: str, name: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def installed(own_cluster: Cluster, server: Server) -> Iterator[Installed]:
+def installed(own_cluster: Cluster, server: Server, image: Path) -> Iterator[Installed]:
     """The release on a node with an online and a batch pod; all tests here share it, in their order."""
-    try:
-        image = image_archive()
-    except Missing as error:
-        pytest.skip(str(error))
     own_cluster.grow(1)
     own_cluster.nodes[0].load(image)
     state = own_cluster.names.run / "state"

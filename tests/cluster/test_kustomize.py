@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from deploy import chart
-from tests.cluster.binaries import Missing
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.doc_commands import follow, steps
-from tests.cluster.image_and_chart import IMAGE, ROOT, TAG, image_archive
+from tests.cluster.image_and_chart import IMAGE, ROOT, TAG
 from tests.cluster.server import Server
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
@@ -22,12 +21,8 @@ CNR = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources/node1"
 
 
 @pytest.fixture
-def world(own_cluster: Cluster, tmp_path: Path) -> Iterator[dict[str, str]]:
+def world(own_cluster: Cluster, tmp_path: Path, image: Path) -> Iterator[dict[str, str]]:
     """A node with the image under the name in the kustomize base, and a copy of the repository's files."""
-    try:
-        image = image_archive()
-    except Missing as error:
-        pytest.skip(str(error))
     own_cluster.grow(1)
     own_cluster.nodes[0].load(image)
     own_cluster.nodes[0].tag(f"{IMAGE}:{TAG}", f"{IMAGE}:0.1.0")

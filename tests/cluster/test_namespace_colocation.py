@@ -17,12 +17,11 @@ import pytest
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from api.quantity import parse_quantity
 from tests.cluster import images
-from tests.cluster.binaries import KUBERNETES, Missing
+from tests.cluster.binaries import KUBERNETES
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import PATIENCE, wait
 from tests.cluster.doc_commands import PastingShell, answers, parts, steps
 from tests.cluster.external_cluster import ExternalCluster
-from tests.cluster.image_and_chart import image_archive
 from tests.cluster.katalyst import CNRS
 from tests.cluster.objects import QOS
 from tests.cluster.page_shell import page_shell
@@ -38,12 +37,10 @@ TARGET_US = 10_000
 
 
 @pytest.fixture
-def world(own_cluster: Cluster, cluster: Cluster | ExternalCluster, tmp_path: Path) -> Iterator[dict[str, str]]:
+def world(
+    own_cluster: Cluster, cluster: Cluster | ExternalCluster, tmp_path: Path, image: Path
+) -> Iterator[dict[str, str]]:
     """A node with the images of this tree, busybox and the compiled kube-scheduler, and the variables of a reader's shell."""
-    try:
-        image = image_archive()
-    except Missing as error:
-        pytest.skip(str(error))
     node, archive = own_cluster.nodes[0], tmp_path / "others.tar"
     images.write(archive, {BUSYBOX: (), KUBE_SCHEDULER: ()}, (own_cluster.programs["kube-scheduler"],))
     for each in (image, archive):

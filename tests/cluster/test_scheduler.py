@@ -21,7 +21,13 @@ from tests.cluster.audit import AuditedRequest
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.katalyst import CNRS
-from tests.cluster.schedulers import NAMESPACE, SCHEDULER_NAME, ExtendedScheduler, rendered_manifests
+from tests.cluster.schedulers import (
+    NAMESPACE,
+    SCHEDULER_NAME,
+    ExtendedScheduler,
+    extended_scheduler,
+    rendered_manifests,
+)
 from tests.cluster.server import MERGE, Server
 from tests.cluster.service_accounts import granted_by
 
@@ -34,13 +40,10 @@ GIB = 1 << 30
 def scheduler(
     own_cluster: Cluster, definitions: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ExtendedScheduler]:
-    created = ExtendedScheduler(own_cluster, tmp_path_factory.mktemp("scheduler"), {"topology": {"enabled": True}})
-    account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
-    refused = definitions.refusal("POST", account, {"metadata": {"name": "default"}})
-    assert refused is None or refused.status == 409  # where there are controllers, they have made it
-    created.begin()
-    yield created
-    created.end()
+    with extended_scheduler(
+        own_cluster, definitions, tmp_path_factory.mktemp("scheduler"), {"topology": {"enabled": True}}
+    ) as running:
+        yield running
 
 
 @pytest.fixture
