@@ -87,7 +87,7 @@ class PlacedPod(_KubeStruct, frozen=True, kw_only=True):
     def reclaimed_requests(self) -> dict[str, Decimal]:
         """Return by name the amounts of reclaimed resources that the pod needs on its node, as the scheduler computes them
         (k8s.io/component-helpers/resource/helpers.go, PodRequests()). Init containers run one after another before the
-        containers; an init container with restart policy Always, a sidecar, runs beside all containers that start later."""
+        containers; one with restart policy Always, a sidecar, runs together with all containers that start later."""
         running, peak = dict[str, Decimal](), dict[str, Decimal]()
         for container in self.spec.init_containers:
             needed = _sum_amounts(running, container.requests())
