@@ -18,6 +18,10 @@ HARM_LIMITS = {RUNQ_LATENCY_P99: 0.010, CPU_PRESSURE: 0.4, MEMORY_PRESSURE: 0.1,
 """Value of each indicator at which the scheduler gives a node the score 0; the scheduler's settings `harm` can set others. The
 limit of run-queue latency is the target of the agents' policy `latency`."""
 
+REPORT_EXPIRATION_S = 180.0
+"""Age in seconds from which a report of usage and harm is ignored; the scheduler's setting `load.expirationS` can set another
+one."""
+
 
 def worst_indicator(values: Mapping[str, float]) -> tuple[str, float] | None:
     """Return the indicator with the largest share of its limit, and that share; None if no indicator is known."""

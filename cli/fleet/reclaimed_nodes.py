@@ -11,12 +11,10 @@ import msgspec
 
 from agent.sensors.pods.koordinator_labels import BATCH_RESOURCES
 from agent.sensors.pods.resource_quantities import MEMORY
-from api.katalyst.harm import HARM_LIMITS, worst_indicator
+from api.katalyst.harm import HARM_LIMITS, REPORT_EXPIRATION_S, worst_indicator
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from cli.fleet.reclaimed_pods import ClusterObjects, OfferingCnr, PlacedPod, parse_amount, parse_time_s
 
-MAX_REPORT_AGE_S = 180.0
-"""Age in seconds from which a report of usage is ignored, here and by the scheduler."""
 MILLI = 1000
 
 
@@ -84,7 +82,7 @@ def _report(cnr: OfferingCnr | None, now_s: float) -> tuple[float | None, Mappin
     if cnr is None or (reported_s := parse_time_s(cnr.metrics.update_time)) is None:
         return None, {}, {}
     age_s = max(now_s - reported_s, 0.0)
-    if age_s > MAX_REPORT_AGE_S:
+    if age_s > REPORT_EXPIRATION_S:
         return age_s, {}, {}
     node = cnr.metrics.node_metric
     generic = (None if node is None else node.generic_usage) or {}

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from api.katalyst.harm import REPORT_EXPIRATION_S
 from controller.scheduler.node_arrays import CPU_COLUMN, MEMORY_COLUMN, BoolArray, FloatArray, NodeArrays
 from controller.scheduler.plugin_chain import ReasonNumbers, RejectionReason, Rows
 from controller.scheduler.resource_fit import Percent, PluginWeight, Weight
@@ -44,7 +45,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """[estimatedScalingFactors] Share of its CPU request or limit that a new pod is estimated to use, in percent."""
     memory_factor: Percent = 70
     """[estimatedScalingFactors] The same for memory."""
-    expiration_s: Annotated[float, Meta(ge=1, le=86_400)] = 180.0
+    expiration_s: Annotated[float, Meta(ge=1, le=86_400)] = REPORT_EXPIRATION_S
     """[nodeMetricExpirationSeconds] Age from which a report is ignored."""
     cpu_weight: Weight = 1
     """[resourceWeights] Weight of CPU in the score."""
